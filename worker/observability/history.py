@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from worker.observability.metrics import Metrics
@@ -18,31 +16,23 @@ from worker.observability.metrics import Metrics
 STEP_SECONDS = 10.0
 KEPT_SECONDS = 3600.0
 QUANTILES = {"p50": 0.5, "p95": 0.95}
+LATENCIES = {
+    "first_token": "worker_time_to_first_token_seconds",
+    "inter_token": "worker_inter_token_seconds",
+}
 Buckets = tuple[tuple[float, float], ...]
 """Of a histogram: each upper edge, and the observations up to it since the start."""
-Column = Sequence[float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    at: float
-    """Unix time in seconds."""
-    tokens_out: float
-    running: int
-    waiting: int
-    cells_used: int
-    cells_cached: int
-    cells_total: int
-    first_token: Buckets
-    """In seconds, like the next."""
-    inter_token: Buckets
+Row = dict[str, float | None]
 
 
 class History:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        n_kept = round(KEPT_SECONDS / STEP_SECONDS) + 1
-        self._samples: deque[Sample] = deque(maxlen=n_kept)
+        self._rows: deque[Row] = deque(maxlen=round(KEPT_SECONDS / STEP_SECONDS))
+        self._at: float | None = None
+        """Unix time in seconds of the last sample, of which the next two are as well."""
+        self._tokens_out = 0.0
+        self._buckets: dict[str, Buckets] = {}
 
     async def keep(self, status: Callable[[], Any]) -> None:
         """Take a sample now and every ten seconds, until cancelled."""
@@ -51,47 +41,34 @@ class History:
             await asyncio.sleep(STEP_SECONDS)
 
     def take(self, status: Any, at: float) -> None:
-        """Take a sample of a `WorkerStatus` and of the counters."""
-        stats, metrics = status.stats, self._metrics
-        self._samples.append(
-            Sample(
-                at,
-                metrics.value("worker_tokens_generated_total"),
-                status.running,
-                status.queued,
-                stats.kv_cells_used - stats.kv_cells_cached,
-                stats.kv_cells_cached,
-                stats.kv_cells_total,
-                metrics.buckets("worker_time_to_first_token_seconds"),
-                metrics.buckets("worker_inter_token_seconds"),
-            )
-        )
+        """Take a sample of a `WorkerStatus` and of the counters. Each but the first ends a row:
+        rates and quantiles of the step, gauges at its end."""
+        before = self._at, self._tokens_out, self._buckets
+        self._at, self._tokens_out = at, self._metrics.value("worker_tokens_generated_total")
+        self._buckets = {name: self._metrics.buckets(key) for name, key in LATENCIES.items()}
+        if before[0] is None:
+            return
+        stats, seconds = status.stats, max(at - before[0], 1e-3)
+        n_used = stats.kv_cells_used - stats.kv_cells_cached
+        row: Row = {
+            "at": round(at, 1),
+            "tokens_per_second": round((self._tokens_out - before[1]) / seconds, 2),
+            "running": status.running,
+            "waiting": status.queued,
+            "cells_used": _percent(n_used, stats.kv_cells_total),
+            "cells_cached": _percent(stats.kv_cells_cached, stats.kv_cells_total),
+        }
+        for name, after in self._buckets.items():
+            for label, q in QUANTILES.items():
+                row[f"{name}_ms_{label}"] = _milliseconds(quantile(before[2][name], after, q))
+        self._rows.append(row)
 
-    def columns(self) -> dict[str, Column]:
-        """A row for each step: rates and quantiles of the step, gauges at its end.
+    def columns(self, names: Iterable[str]) -> dict[str, list[float | None]]:
+        """The rows as columns of these names.
 
         A quantile is `None` where nothing was observed. Cells are per cent of all.
         """
-        steps = list(pairwise(self._samples))
-        ends = [end for _, end in steps]
-        columns: dict[str, Column] = {
-            "at": [round(end.at, 1) for end in ends],
-            "tokens_per_second": [
-                round((end.tokens_out - start.tokens_out) / max(end.at - start.at, 1e-3), 2)
-                for start, end in steps
-            ],
-            "running": [end.running for end in ends],
-            "waiting": [end.waiting for end in ends],
-            "cells_used": [_percent(end.cells_used, end.cells_total) for end in ends],
-            "cells_cached": [_percent(end.cells_cached, end.cells_total) for end in ends],
-        }
-        for name in ("first_token", "inter_token"):
-            for label, q in QUANTILES.items():
-                columns[f"{name}_ms_{label}"] = [
-                    _milliseconds(quantile(getattr(start, name), getattr(end, name), q))
-                    for start, end in steps
-                ]
-        return columns
+        return {name: [row[name] for row in self._rows] for name in names}
 
 
 def quantile(before: Sequence[tuple[float, float]], after: Buckets, q: float) -> float | None:

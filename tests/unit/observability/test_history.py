@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.api.dialects.native.answers import History as Columns
 from worker.observability.history import KEPT_SECONDS, STEP_SECONDS, History, quantile
 from worker.observability.metrics import Metrics
 from worker.supervisor.status import NO_STATS
@@ -56,7 +57,7 @@ def test_columns_are_the_growth_of_the_counters() -> None:
     metrics.first_token.observe(0.2)
     history.take(Now(running=3, queued=2), 110.0)
     history.take(Now(), 120.0)
-    columns = history.columns()
+    columns = history.columns(Columns.__annotations__)
     assert columns["at"] == [110.0, 120.0]
     assert columns["tokens_per_second"] == [3.0, 0.0]
     assert columns["running"] == [3, 0] and columns["waiting"] == [2, 0]
@@ -69,5 +70,5 @@ def test_an_hour_is_kept() -> None:
     history = History(Metrics("w"))
     for n in range(1000):
         history.take(Now(), n * STEP_SECONDS)
-    times = history.columns()["at"]
+    times = history.columns(Columns.__annotations__)["at"]
     assert len(times) == KEPT_SECONDS / STEP_SECONDS and times[-1] == 9990

@@ -80,7 +80,7 @@ def _prompt_tokens(state: AppState) -> dict[str, float]:
 
 
 async def history(request: Request, state: AppState) -> Response:
-    return json_response(state.history.columns())
+    return json_response(state.history.columns(History.__annotations__))
 
 
 OPERATIONS = [
