@@ -259,7 +259,7 @@ class Lifecycle:
             "model_ref": self._state.model_ref,
             "backend": settings.backend,
             "device": info.device if info else None,
-            "capabilities": capabilities(info) if info else [],
+            "capabilities": self._capabilities(info) if info else [],
             "slots": info.slots if info else engine.slots,
             "context_length": status.context_length or engine.context_length,
             "vram_bytes": status.vram_bytes,
@@ -284,6 +284,14 @@ class Lifecycle:
             "uptime_seconds": round(status.uptime_seconds, 3),
             "interval_seconds": self._settings.heartbeat_interval,
         }
+
+    def _capabilities(self, info: EngineInfo) -> list[str]:
+        if info.model.pooling:
+            return ["embeddings"]
+        return [
+            "text-gen",
+            *(n for n, is_taken in self._state.served.modalities.items() if is_taken),
+        ]
 
     def _log_listening(self) -> None:
         settings = self._settings
@@ -365,14 +373,6 @@ class Lifecycle:
         if self._heartbeats is not None:
             await self._heartbeats.end(now=self._stops_now)
         await self._pool.close()
-
-
-def capabilities(info: EngineInfo) -> list[str]:
-    if info.model.pooling:
-        return ["embeddings"]
-    projector = info.projector
-    sees, hears = (projector.sees, projector.hears) if projector is not None else (False, False)
-    return ["text-gen", *["vision"] * sees, *["audio"] * hears]
 
 
 def _print(line: str) -> None:

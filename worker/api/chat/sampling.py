@@ -150,25 +150,26 @@ Biases = Annotated[
 Banned = Annotated[tuple[int, ...], _FAIL_FAST, BeforeValidator(_banned), _schema(_TEXT, _INTEGERS)]
 
 
+def number_fields(*, is_open: bool) -> dict[str, Any]:
+    """pydantic's fields of all parameters; open ones take what clients send, and may be absent."""
+    found: dict[str, Any] = {}
+    for name, known in PARAMETERS.items():
+        parameter, default = known.parameter, None if is_open else known.default
+        low, high = parameter.range if is_open else (parameter.low, parameter.high)
+        kind: Any = Integer if known.is_integer else Number
+        names = AliasChoices(*known.names) if is_open else None
+        limits = Field(default, ge=low, le=high, validation_alias=names, description=parameter.text)
+        found[name] = (kind | None if default is None else kind, limits)
+    return found
+
+
 if TYPE_CHECKING:
     _Numbers = OpenBody
 else:
     _Numbers = create_model(
         "_Numbers",
         __base__=OpenBody,
-        **{
-            known.name: (
-                (Integer if known.is_integer else Number) | None,
-                Field(
-                    None,
-                    ge=known.parameter.range[0],
-                    le=known.parameter.range[1],
-                    validation_alias=AliasChoices(*known.names),
-                    description=known.parameter.text,
-                ),
-            )
-            for known in PARAMETERS.values()
-        },
+        **number_fields(is_open=True),
         **{
             name: (
                 Annotated[Any, AfterValidator(partial(_is_off, off))],

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from worker.wire.messages import TokenLogprob
 
 LOWEST = -9999.0
 """JSON has no infinity; OpenAI writes this value for a token that cannot be drawn."""
@@ -12,6 +15,15 @@ def scored_piece(piece: bytes, logprob: float) -> dict[str, Any]:
     """A token in the form of OpenAI's chats. Its piece may be a part of a character, so its bytes
     stand beside its text."""
     return {"token": piece_text(piece), "logprob": finite(logprob), "bytes": list(piece)}
+
+
+def scored_tokens(entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    """Tokens with their alternatives, in that form."""
+    return [
+        scored_piece(each.piece, each.logprob)
+        | {"top_logprobs": [scored_piece(piece, logprob) for _, piece, logprob in each.top]}
+        for each in entries
+    ]
 
 
 def piece_text(piece: bytes) -> str:

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from worker.api.chat.fields import MAX_ADAPTERS, ByKind, Text
 from worker.api.chat.request import Generate, Reasoning
-from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED
+from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED, number_fields
 from worker.api.http.body import Body, Flag, Integer, Number
 from worker.api.http.state import AppState
 from worker.wire.sampling import (
@@ -45,24 +45,7 @@ Stop = Annotated[str, Field(min_length=1, max_length=100)]
 if TYPE_CHECKING:
     _Numbers = Body
 else:
-    _Numbers = create_model(
-        "_Numbers",
-        __base__=Body,
-        **{
-            known.name: (
-                (Integer if known.is_integer else Number)
-                if known.default is not None
-                else Integer | None,
-                Field(
-                    known.default,
-                    ge=known.parameter.low,
-                    le=known.parameter.high,
-                    description=known.parameter.text,
-                ),
-            )
-            for known in PARAMETERS.values()
-        },
-    )
+    _Numbers = create_model("_Numbers", __base__=Body, **number_fields(is_open=False))
 
 
 class AdapterBody(Body):

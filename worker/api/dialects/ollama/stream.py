@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.dialect import Answer, Body
 from worker.api.chat.message import Block, Choice
-from worker.api.chat.scored import scored_piece
+from worker.api.chat.scored import scored_tokens
 from worker.api.dialects.ollama.errors import LINES
 from worker.api.dialects.ollama.naming import nanoseconds, now, tagged
 from worker.api.http.encoding import dumps
 from worker.api.http.operation import NDJSON
-from worker.wire.messages import Finished, TokenLogprob
+from worker.wire.messages import Finished
 
 Line = dict[str, Any]
 
@@ -42,7 +42,7 @@ class _Lines(Answer[Body]):
             case Call():
                 return self._calls(choice.calls[:-1])
             case Text(text, logprobs) if text or logprobs:
-                scored = {"logprobs": _scored(logprobs)} if logprobs else {}
+                scored = {"logprobs": scored_tokens(logprobs)} if logprobs else {}
                 # Scores alone may come in the middle of a call; text ends it.
                 ended = self._calls(choice.calls) if text else b""
                 return ended + self._line(self.content(text) | scored)
@@ -56,7 +56,7 @@ class _Lines(Answer[Body]):
     def whole(self) -> Line:
         choice = self._choice
         content = self.content(choice.text, choice.reasoning, choice.calls)
-        scored = {"logprobs": _scored(choice.logprobs)} if choice.logprobs else {}
+        scored = {"logprobs": scored_tokens(choice.logprobs)} if choice.logprobs else {}
         return self._head() | content | scored | self._end()
 
     def _calls(self, calls: Sequence[Block]) -> bytes:
@@ -107,11 +107,3 @@ class GenerateAnswer(_Lines[Body]):
 def _call(index: int, call: Block) -> Line:
     function = {"index": index, "name": call.name, "arguments": call.arguments}
     return {"id": call.id, "function": function}
-
-
-def _scored(entries: Iterable[TokenLogprob]) -> list[Line]:
-    return [
-        scored_piece(each.piece, each.logprob)
-        | {"top_logprobs": [scored_piece(piece, logprob) for _, piece, logprob in each.top]}
-        for each in entries
-    ]

@@ -7,20 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from worker.api.chat.delta import Echo
-from worker.api.chat.scored import finite, piece_text, scored_piece
+from worker.api.chat.scored import finite, piece_text, scored_tokens
 from worker.wire.messages import TokenLogprob
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     """`choices[].logprobs` of a chat answer."""
-    content = [
-        {
-            **scored_piece(entry.piece, entry.logprob),
-            "top_logprobs": [scored_piece(piece, logprob) for _, piece, logprob in entry.top],
-        }
-        for entry in entries
-    ]
-    return {"content": content, "refusal": None}
+    return {"content": scored_tokens(entries), "refusal": None}
 
 
 class Scored(NamedTuple):
