@@ -163,7 +163,8 @@ class Application(Surface):
 
     def answered(self, operation: Operation | None, **told: Any) -> None:
         is_quiet = operation is not None and (operation.probe or operation.quiet)
-        (_log.debug if is_quiet else _log.info)("request.answered", **told)
+        write = _log.debug if is_quiet else _log.info
+        write("request.answered", **told)
 
 
 def _correlation_id(head: Head) -> str:
