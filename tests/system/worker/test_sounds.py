@@ -149,4 +149,4 @@ def test_a_tone_keeps_its_height_and_loudness(rate: int, form: str, subtype: str
     middle = heard[4000:20_000]  # an MP3 begins and ends softly
     spectrum = np.abs(np.fft.rfft(middle))
     assert abs(int(spectrum.argmax()) - 440) <= 1
-    assert abs(float(middle.std()) - 0.5 / 2**0.5) < 0.02
+    assert abs(float(middle.std()) - 0.5 / 2**0.5) < (0.05 if form == "MP3" else 0.01)
