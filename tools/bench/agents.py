@@ -13,7 +13,7 @@ from typing import Any
 from tools.bench.client import Body, Recording, Request
 from tools.bench.errors import BenchError
 from tools.bench.loads import Flavour, Load, Metrics, Prompt, read_throughput, text_of
-from tools.bench.model import BIG_VOCABULARY, INSTRUCT, MEMORY_KINDS
+from tools.bench.model import BIG_VOCABULARY, MEMORY_KINDS
 from tools.bench.servers import Shape
 from tools.bench.stats import percentile
 from tools.bench.streams import TokenStream, token_stream
@@ -116,9 +116,8 @@ LOADS = {
     )
     for name, n, model in (
         ("agents", SHAPE.slots, BIG_VOCABULARY),
-        ("agents20", 20, INSTRUCT),
+        ("agents20", 20, "dense"),
         *((f"agents-{kind}", SHAPE.slots, kind) for kind in MEMORY_KINDS),
     )
 }
-"""`agents` is on a dense model of random weights, `agents20` has more conversations than slots, the
-others are on each kind of memory."""
+"""`agents20` has more conversations than slots; those behind it are on each kind of memory."""

@@ -198,6 +198,8 @@ class Cache:
             assert isinstance(source, Slot)
             slot = source
             if n_ready < len(slot.kept):
+                if len(slot.kept) - n_ready >= MIN_SHARED_TOKENS:
+                    self._save_if_likely(slot, is_busy=is_busy)
                 self._truncate(slot, n_ready, snapshot)
         else:
             partners = self._partners(sequence)
@@ -388,7 +390,12 @@ class Cache:
         return state
 
     def _push_out(self, slot: Slot, *, is_busy: bool) -> None:
-        """Free what a slot keeps for somebody else, with a copy in memory if it may come back.
+        """Free what a slot keeps for somebody else, with a copy in memory if it may come back."""
+        self._save_if_likely(slot, is_busy=is_busy)
+        self._truncate(slot, 0)
+
+    def _save_if_likely(self, slot: Slot, *, is_busy: bool) -> None:
+        """Copy what a slot loses to memory, if it may come back.
 
         Running streams wait for a copy. Once as many conversations as there are slots were pushed
         out since one came back, only every n-th of them is copied, to learn when that changes.
@@ -397,7 +404,6 @@ class Cache:
         if not is_busy or self._n_pushed_out < n_slots or self._n_pushed_out % n_slots == 0:
             self.save(slot, is_busy=is_busy)
         self._n_pushed_out += 1
-        self._truncate(slot, 0)
 
     def expected_seconds(self, slot: Slot) -> float:
         """The time to copy what a slot has to memory."""
