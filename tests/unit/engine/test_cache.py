@@ -469,7 +469,9 @@ def test_a_prompt_and_one_that_must_be_alone_are_not_moved() -> None:
 
 
 def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
-    for n_kept, n_ready, takes_over in ((80, 40, True), (81, 40, False), (40, 40, True)):
+    """What it loses goes to memory, if it is long enough to be gone on from."""
+    cases = ((80, 40, True), (81, 40, False), (71, 40, True), (40, 40, True))
+    for n_kept, n_ready, takes_over in cases:
         cache = cache_of()
         slot = put(cache, 2, some(n_kept))
         sequence = asking(some(n_ready) + [999] * 3)
@@ -479,7 +481,10 @@ def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
             assert cache.moves == [Copy(2, sequence.slot or 0, n_ready)]
         else:
             assert sequence.slot == 2
-            assert cache.moves == ([Truncate(2, n_ready)] if n_ready < n_kept else [])
+            saved = [Save(2, state) for state in cache.memory.states]
+            assert len(saved) == (n_kept - n_ready >= MIN_SHARED_TOKENS)
+            cut = [Truncate(2, n_ready)] if n_ready < n_kept else []
+            assert cache.moves == saved + cut
         assert sequence.n_cached == sequence.n_computed == n_ready
     only = cache_of(1)
     slot = put(only, 0, some(81))
@@ -513,7 +518,8 @@ def test_a_slot_that_is_cut_with_a_snapshot_is_written() -> None:
     slot = put(cache, 0, some(100))
     snapshot = Snapshot(60, b"x")
     assert cache.acquire(asking(some(61)), Match(slot, 60, snapshot), is_busy=False)
-    assert cache.moves == [Truncate(0, 60, snapshot)]
+    (state,) = cache.memory.states
+    assert cache.moves == [Save(0, state), Truncate(0, 60, snapshot)]
     assert snapshot.last_used and slot.last_used > snapshot.last_used
     assert not cache.acquire(asking(some(61)), Match(slot, 60, snapshot), is_busy=False)
 
