@@ -62,6 +62,7 @@ VALID = {
     "metrics_interval_ms": "250",
     "n_gpu_layers": "0",
     "samplers": "top_k;temperature",
+    "api_prefix": "/llm",
     "override_kv": "general.name=str:a,b,llama.context_length=int:64",
     "speculate": "ngram",
     "chat_template_kwargs": '{"a": 1}',
@@ -98,7 +99,7 @@ def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.Monk
     monkeypatch.setenv("BIND_ADDR", "[::1]:99")
     monkeypatch.setenv("CUDA_DEVICE", "3")
     settings = load(backend="cuda")
-    assert (settings.model, settings.host, settings.port) == ("/m.gguf", "::1", 99)
+    assert (settings.model, settings.host, settings.port) == ("/m.gguf", ("::1",), 99)
     assert settings.engine.device_indices == (3,)
     assert load().engine.device_indices == (), "it is the CUDA worker's alone"
     monkeypatch.setenv("LLORCH_MODEL", "/other.gguf")

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ from worker.api.http.listen import (
     Server,
     is_loopback,
     is_wildcard,
-    listen,
     listen_at,
+    listen_on,
     server_for,
     uri_of,
 )
@@ -71,7 +71,7 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
     if settings.store_path is not None:
         check_store(settings.store_path)
     path = settings.socket_path
-    listener = listen(settings.host, settings.port) if path is None else listen_at(path)
+    listeners = listen_on(settings.host, settings.port) if path is None else [listen_at(path)]
     if settings.engine.confine:
         forbid_core_dumps()
     # /health would wait several times for Python's 5 ms while threads read and write JSON.
@@ -79,7 +79,7 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
     loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
-            error = runner.run(Lifecycle(settings, listener, engine, room).serve())
+            error = runner.run(Lifecycle(settings, listeners, engine, room).serve())
         finally:
             if path is not None:
                 Path(path).unlink(missing_ok=True)
@@ -91,23 +91,24 @@ class Lifecycle:
     def __init__(
         self,
         settings: Settings,
-        listener: socket.socket,
+        listeners: Sequence[socket.socket],
         engine: EngineProcess,
         room: Callable[[], int],
     ) -> None:
         self._settings = settings
         self._engine = engine
         self._room = room
-        self._listener = listener
+        self._listeners = list(listeners)
         self._log = get_logger()
         self._started_at = time.monotonic()
         self._incarnation = str(uuid.uuid4())
         self._port: int | None = None
         self._uri = f"unix:{settings.socket_path}"
         if settings.socket_path is None:
-            self._port = int(listener.getsockname()[1])
-            host = settings.advertise_host or settings.host
+            self._port = int(listeners[0].getsockname()[1])
+            host = settings.advertise_host or settings.host[0]
             self._uri = uri_of(host, self._port, is_secure=settings.certificate is not None)
+            self._uri += settings.api_prefix
         self._exit_code = 0
         self._stop = asyncio.Event()
         self._stops_now = False
@@ -121,7 +122,7 @@ class Lifecycle:
         self._install_signals()
         server = self._http_server()
         self._pool = PoolClient(settings, self._metrics)
-        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        serving = asyncio.create_task(server.serve(sockets=self._listeners))
         self._log_listening()
         if settings.heartbeat_url is not None:
             self._heartbeats = Heartbeats(
@@ -220,7 +221,9 @@ class Lifecycle:
         )
         if resolved.kind == "bundled":
             key = "LLORCH_WORKER_TOKEN" if settings.worker_token else "KEY"
-            line = first_request(self._uri, key if settings.needs_key else None)
+            line = first_request(
+                self._uri, key if settings.needs_key else None, settings.api_prefix
+            )
             # On a thread of its own: if nobody reads stdout, this blocks, but serving must not.
             threading.Thread(target=_print, args=(line,), daemon=True).start()
         await self._pool.announce(self._callback(), lambda: self._supervisor.has_served)
@@ -297,20 +300,20 @@ class Lifecycle:
         settings = self._settings
         self._log.info(
             "worker.listening",
-            host=settings.socket_path or settings.host,
+            host=settings.socket_path or ",".join(settings.host),
             port=self._port,
             pid=os.getpid(),
             backend=settings.backend,
             version=own_version(),
         )
-        if not settings.needs_key and not is_loopback(self._listener):
+        if not settings.needs_key and not all(map(is_loopback, self._listeners)):
             self._log.warning(
                 "worker.unprotected",
-                message=f"Listening on {settings.host} without LLORCH_WORKER_TOKEN "
+                message=f"Listening on {', '.join(settings.host)} without LLORCH_WORKER_TOKEN "
                 "or --api-key-file: whoever reaches the port may use the model.",
             )
         in_a_pool = settings.callback_url is not None or settings.heartbeat_url is not None
-        if in_a_pool and settings.advertise_host is None and is_wildcard(settings.host):
+        if in_a_pool and settings.advertise_host is None and is_wildcard(settings.host[0]):
             self._log.warning(
                 "worker.unreachable_uri",
                 message=f"The pool manager is told {self._uri}, which no other machine can use; "

@@ -73,6 +73,12 @@ def _separated(value: Any) -> Any:
     )
 
 
+def _each_separated(value: Any) -> Any:
+    """Split a text such as `a,b`, or each of a list of them."""
+    texts = value if isinstance(value, list | tuple) else [value]
+    return tuple(part for text in texts for part in _separated(text))
+
+
 def _object(value: Any) -> Any:
     """Read a text as JSON; a table of the file is kept."""
     if not isinstance(value, str):
@@ -104,6 +110,9 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_separated)]
+Hosts = Annotated[
+    tuple[Annotated[str, Field(min_length=1)], ...], NoDecode, BeforeValidator(_each_separated)
+]
 Indices = Annotated[
     tuple[Annotated[int, Field(ge=0, le=255)], ...],
     NoDecode,
@@ -183,8 +192,9 @@ class Settings(_TableFields):
     outtype: OutputType = _setting("q8_0", "model", "weight type when SafeTensors are converted")
     cache_dir: Path | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
     worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$", description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
-    host: str = _setting("127.0.0.1", "server", "address to listen on", min_length=1)
+    host: Hosts = _setting(("127.0.0.1",), "server", "an address to listen on, repeatable; the first one is told to others", min_length=1, max_length=16)
     port: Port = _setting(8080, "server", "port to listen on; 0 takes any free one")
+    api_prefix: str = _setting("", "server", "a path such as /llm that all paths of the worker begin with", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
     uds: str | None = _setting(None, "server", "a Unix socket to listen on, in place of --host and --port; the umask says who may connect", min_length=1)
     ssl_certfile: str | None = _setting(None, "server", "certificate chain in PEM; the worker then speaks HTTPS")
     ssl_keyfile: str | None = _setting(None, "server", "the certificate's key in PEM")

@@ -86,9 +86,9 @@ def run(settings: Settings, *, as_json: bool) -> int:
 @contextlib.contextmanager
 def _worker(settings: Settings) -> Iterator[httpx.Client]:
     """A client of the worker that is asked."""
-    host = f"[{settings.host}]" if ":" in settings.host else settings.host
     is_secure = settings.certificate is not None
-    url = f"http{'s' * is_secure}://{host}:{settings.port}"
+    host = f"[{settings.host[0]}]" if ":" in settings.host[0] else settings.host[0]
+    url = f"http{'s' * is_secure}://{host}:{settings.port}{settings.api_prefix}"
     with _client(url, settings, settings.socket_path) as found:
         if settings.model is None and _listens(found):
             yield found

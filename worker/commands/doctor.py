@@ -211,16 +211,18 @@ def _port(settings: Settings) -> str:
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(f"--uds is {path!r}, whose folder cannot be written to.", field="uds")
         return f"{path} has a folder that can be written to"
-    where = f"{settings.host}:{settings.port}"
-    try:
-        [(family, kind, *_, address), *_] = socket.getaddrinfo(
-            settings.host, settings.port, type=socket.SOCK_STREAM
-        )
-        with socket.socket(family, kind) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-    except OSError as error:
-        raise PortInUse(f"{where} cannot be listened on: {error.strerror}") from None
+    for host in settings.host:
+        where = f"{host}:{settings.port}"
+        try:
+            [(family, kind, *_, address), *_] = socket.getaddrinfo(
+                host, settings.port, type=socket.SOCK_STREAM
+            )
+            with socket.socket(family, kind) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(address)
+        except OSError as error:
+            raise PortInUse(f"{where} cannot be listened on: {error.strerror}") from None
+    where = ", ".join(f"{host}:{settings.port}" for host in settings.host)
     return f"{where} is free"
 
 

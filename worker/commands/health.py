@@ -28,7 +28,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     """
     if not settings.port:
         raise ConfigError("--port is 0, so the worker's port is not known here.", field="port")
-    host = reachable(settings.host)
+    host = reachable(settings.host[0])
     try:
         status, text = _ask(host, settings)
     except (OSError, http.client.HTTPException) as error:
@@ -74,7 +74,7 @@ def _ask(host: str, settings: Settings) -> tuple[int, str]:
             host, settings.port, timeout=_SECONDS, context=unchecked
         )
     try:
-        connection.request("GET", "/health")
+        connection.request("GET", f"{settings.api_prefix}/health")
         answer = connection.getresponse()
         return answer.status, answer.read().decode("utf-8", "replace")
     finally:

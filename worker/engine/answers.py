@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from worker.engine.backend import Backend
 from worker.engine.sequence import Sequence
 from worker.wire.messages import Event, Finished, StopReason, Token, TokenLogprob
+from worker.wire.work import LineLimits
 
 Drawn = tuple[Sequence, int, int]
 """A sequence, the index of the chunk after which a token was drawn for it, and the token."""
+_NO_LIMITS = LineLimits()
 _MOST_TEXTS = 1 << 17
 """Of tokens, that are kept."""
 
@@ -72,12 +74,15 @@ class Answers:
             sequence.pending_ids
             or sequence.detokenizer.holds
             or request.stop
+            or request.lines != _NO_LIMITS
             or n_top is not None
             or request.sampling.stop_token_ids
             or request.sampling.learns
         )
         if stop is not None:
             return "STOP_SEQUENCE", stop
+        if sequence.lines.is_over:
+            return "MAX_TOKENS", None
         return ("MAX_TOKENS", None) if len(sequence.tokens) >= sequence.n_most else None
 
     def _logprob(self, sequence: Sequence, index: int, token: int, n_top: int) -> TokenLogprob:
@@ -108,7 +113,7 @@ class Answers:
                 text += sequence.stops.finish()
             else:
                 reason = "STOP_SEQUENCE"
-            _emit(sequence, text, events)
+            _emit(sequence, sequence.lines.feed(text), events)
         began = sequence.first_token_at or now
         decode_ms = round(1000 * (now - began), 3)
         events.append(

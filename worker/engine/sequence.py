@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from worker.engine.cache.moves import State
 from worker.engine.media.span import Span
 from worker.engine.text.detokenizer import Detokenizer
+from worker.engine.text.lines import LineGuard
 from worker.engine.text.stops import StopMatcher
 from worker.llama.sampler import Sampler
 from worker.wire.messages import CacheTier, TokenLogprob
@@ -54,6 +55,7 @@ class Sequence:
     first_token_at: float | None = None
     detokenizer: Detokenizer = field(default_factory=Detokenizer)
     stops: StopMatcher = field(default_factory=StopMatcher)
+    lines: LineGuard = field(init=False)
     prompt_end: str = ""
     """The last characters of its prompt, control tokens included."""
     n_system: int = 0
@@ -83,6 +85,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.n_prompt = len(self.tokens)
         self.stops = StopMatcher(self.request.stop)
+        self.lines = LineGuard(self.request.lines)
         self.tokens += self.request.produced
 
     def follow_produced(self, piece: Callable[[int, tuple[str, ...]], bytes]) -> None:
@@ -95,7 +98,8 @@ class Sequence:
         `min_tokens`."""
         if self.n_out < self.request.sampling.min_tokens:
             return text, None
-        return self.stops.feed(text)
+        text, stop = self.stops.feed(text)
+        return self.lines.feed(text), stop
 
     @property
     def n_out(self) -> int:

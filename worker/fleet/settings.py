@@ -32,7 +32,7 @@ Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Value = bool | int | float | str | list[str] | dict[str, Any]
 
 OURS = frozenset(
-    ("host", "port", "advertise_host", "worker_id", "config", "model", "log_format")
+    ("host", "port", "api_prefix", "advertise_host", "worker_id", "config", "model", "log_format")
     + tuple(name for name in FIELDS if name.startswith(("callback_", "heartbeat_")))
 )
 """Settings of a worker that the fleet chooses; the file's `settings` may not name them."""

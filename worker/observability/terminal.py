@@ -95,13 +95,13 @@ def ready_text(uri: str, model_ref: str, info: EngineInfo, *, where: str) -> str
     )
 
 
-def first_request(uri: str, key: str | None) -> str:
+def first_request(uri: str, key: str | None, prefix: str = "") -> str:
     """A command line that streams a story from the bundled model; `key` is the variable that has
-    the client's."""
+    the client's. `prefix` begins the paths on a Unix socket."""
     token = f'-H "Authorization: Bearer ${key}" ' if key is not None else ""
     where = f"{uri}/execute"
     if uri.startswith("unix:"):
-        where = f"--unix-socket {uri.removeprefix('unix:')} http://localhost/execute"
+        where = f"--unix-socket {uri.removeprefix('unix:')} http://localhost{prefix}/execute"
     body = f'{{"job_id":"story-1","prompt":"{STORY_PROMPT}","max_tokens":200,"temperature":0.7}}'
     return (
         f"Ready. This streams a story:\n\n"

@@ -64,6 +64,15 @@ MixedTokens = tuple[int | str, ...]
 Prompt = str | MixedTokens | ChatPrompt | InfillPrompt | MarkedPrompt
 
 
+class LineLimits(Struct, frozen=True):
+    """Where lines end an answer, as llama-server has it."""
+
+    n_indent: int = 0
+    """A line after the first that begins with fewer blanks ends it; its blanks stay."""
+    after_ms: int = 0
+    """The end of a line ends it so many milliseconds after its first text; 0 = never."""
+
+
 class InferenceRequest(Struct, frozen=True, tag=True):
     """One checked job. Nothing after this object sees a request body.
 
@@ -77,6 +86,7 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     max_tokens: int
     """0 computes the prompt and generates nothing."""
     stop: tuple[str, ...] = ()
+    lines: LineLimits = LineLimits()
     prompt_logprobs: int | None = None
     """The number of alternatives for each token of the prompt; `None` disables them. Otherwise the
     whole prompt is computed, even if a part of it is cached."""

@@ -40,15 +40,15 @@ def may_ask(settings: Settings, **head: str) -> bool:
 
 @pytest.mark.parametrize("host", ADDRESSES + PRIVATE)
 def test_a_worker_without_a_token_answers_to_what_no_stranger_owns(host: str) -> None:
-    assert may_ask(Settings(host="0.0.0.0"), host=host)
+    assert may_ask(Settings(host=("0.0.0.0",)), host=host)
 
 
 @pytest.mark.parametrize("host", PUBLIC)
 def test_a_rebound_name_gets_nothing(host: str) -> None:
     """Its page is of one origin with the worker, as far as a browser knows."""
     own = {"host": host, "origin": f"http://{host}"}
-    assert not may_ask(Settings(host="0.0.0.0"), **own)
-    assert may_ask(Settings(host="0.0.0.0", allow_host=(host.rstrip("."),)), **own)
+    assert not may_ask(Settings(host=("0.0.0.0",)), **own)
+    assert may_ask(Settings(host=("0.0.0.0",), allow_host=(host.rstrip("."),)), **own)
 
 
 @given(
@@ -56,13 +56,20 @@ def test_a_rebound_name_gets_nothing(host: str) -> None:
 )
 def test_no_name_under_a_public_end_is_taken(labels: list[str], end: str) -> None:
     host = ".".join([*labels, end])
-    assert not may_ask(Settings(host="0.0.0.0"), host=host) or host == socket.gethostname()
+    assert not may_ask(Settings(host=("0.0.0.0",)), host=host) or host == socket.gethostname()
 
 
 def test_the_operators_own_names_are_taken() -> None:
-    assert may_ask(Settings(host="0.0.0.0"), host=socket.gethostname())
-    assert may_ask(Settings(host="llm.example.com"), host="llm.example.com:8080")
-    assert may_ask(Settings(host="0.0.0.0", advertise_host="w.example.com"), host="w.example.com")
+    assert may_ask(Settings(host=("0.0.0.0",)), host=socket.gethostname())
+    assert may_ask(Settings(host=("llm.example.com",)), host="llm.example.com:8080")
+    assert may_ask(
+        Settings(host=("0.0.0.0",), advertise_host="w.example.com"), host="w.example.com"
+    )
+
+
+def test_of_several_addresses_the_most_open_one_counts() -> None:
+    assert not may_ask(Settings(host=("127.0.0.1", "::1")), host="worker")
+    assert may_ask(Settings(host=("127.0.0.1", "10.0.0.7")), host="worker")
 
 
 def test_on_loopback_only_loopback_names_are_taken() -> None:
@@ -72,7 +79,7 @@ def test_on_loopback_only_loopback_names_are_taken() -> None:
 
 
 def test_a_token_or_a_unix_socket_needs_no_such_check() -> None:
-    settings = Settings(host="0.0.0.0", worker_token="t")
+    settings = Settings(host=("0.0.0.0",), worker_token="t")
     assert may_ask(settings, host="evil.example", authorization="Bearer t")
     assert not may_ask(settings, host="evil.example")
     assert may_ask(Settings(uds="/run/w.sock"), host="anything.example")

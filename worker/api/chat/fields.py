@@ -17,7 +17,7 @@ from worker.api.chat.request import UNASKED, Chat, Generate, Reasoning
 from worker.api.chat.sampling import MAX_TOKEN_ID, SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
-from worker.wire.work import MarkedPrompt, MixedTokens, Prompt
+from worker.wire.work import LineLimits, MarkedPrompt, MixedTokens, Prompt
 
 MAX_CHOICES = 32
 MAX_PROMPTS = 256
@@ -231,6 +231,18 @@ class GenerationFields(SamplingFields, ReasoningFields):
     cache_salt: str | None = Field(
         None, description="prompt prefixes are reused only under the same salt"
     )
+    n_indent: Integer = Field(
+        0,
+        ge=-1,
+        le=2**31 - 1,
+        description="a line after the first with fewer blanks at its beginning ends the answer",
+    )
+    t_max_predict_ms: Integer = Field(
+        0,
+        ge=-1,
+        le=2**31 - 1,
+        description="the end of a line ends the answer so long after its first text; 0 = never",
+    )
     cache_prompt: Flag = Field(True, description="false: nothing is reused")
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
     timings_per_token: Flag = Field(False, description="timings in every chunk of a stream")
@@ -275,6 +287,7 @@ class GenerationFields(SamplingFields, ReasoningFields):
             max_tokens=None if limit == -1 else limit,
             format=self.format if self.model_fields_set & self.format_fields else None,
             stop=stops_of(self.stop),
+            lines=LineLimits(max(self.n_indent, 0), max(self.t_max_predict_ms, 0)),
             reasoning=UNASKED if isinstance(input, Chat) else self.reasoning,
             n=self.n,
             prompt_logprobs=prompt_logprobs,

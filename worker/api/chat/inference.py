@@ -173,6 +173,7 @@ def _requests(
             else sampling,
             max_tokens=limit if asked.max_tokens is None else min(asked.max_tokens, limit),
             stop=asked.stop,
+            lines=asked.lines,
             prompt_logprobs=asked.prompt_logprobs,
             shown_tokens=shown_tokens,
             reports_progress=asked.reports_progress,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from worker.api.chat.format import Format
 from worker.api.http.adapters import Asked
 from worker.wire.sampling import Sampling
-from worker.wire.work import Medium, Prompt
+from worker.wire.work import LineLimits, Medium, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +128,7 @@ class Generate:
     format: Format | None = None
     """Of the answer's text; a forced call has a form of its own, which counts instead."""
     stop: tuple[str, ...] = ()
+    lines: LineLimits = LineLimits()
     reasoning: Reasoning = UNASKED
     """Of raw prompts; a chat has its own."""
     n: int = 1

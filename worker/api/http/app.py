@@ -44,6 +44,8 @@ class Surface:
 
     routes: Routes
     gate: Gate
+    prefix: str = ""
+    """Of all paths."""
 
     def __init__(self) -> None:
         self._turnstile = Turnstile()
@@ -67,7 +69,10 @@ class Surface:
         assert scope["type"] == "http", "the server is told to offer nothing else"
         began, status = time.monotonic(), 0
         path = scope["path"] = scope["path"].rstrip("/") or "/"
-        gate, place = self.gate, self.routes.at(path)
+        if is_below := f"{path}/".startswith(f"{self.prefix}/"):
+            path = scope["path"] = path[len(self.prefix) :] or "/"
+        gate = self.gate
+        place = self.routes.at(path) if is_below else self.routes.nowhere(path)
         operation = place.operations.get(scope["method"])
         is_probe = operation is not None and operation.probe
         if not is_probe:
@@ -141,7 +146,7 @@ class Application(Surface):
             replace(each, operations=[o for o in each.operations if self.routes.serves(o)])
             for each in dialects
         ]
-        self.gate = Gate(state.settings)
+        self.gate, self.prefix = Gate(state.settings), state.settings.api_prefix
 
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send

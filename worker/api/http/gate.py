@@ -90,14 +90,14 @@ class OriginRules:
     """Checks of Host, Origin and content type, and CORS."""
 
     def __init__(self, settings: Settings) -> None:
-        self._is_local = is_loopback(settings.host)
+        self._is_local = all(map(is_loopback, settings.host))
         # With a key, a page of a rebound name gets nothing; and no page reaches a Unix socket.
         self._checks_host = settings.uds is None and (self._is_local or not settings.needs_key)
         own = [settings.advertise_host] if settings.advertise_host else []
         self._own = {name.lower() for name in own}
         self._hosts = _LOOPBACK | self._own | {name.lower() for name in settings.allow_host}
         if not self._is_local:
-            self._hosts |= {settings.host.lower(), socket.gethostname().lower()}
+            self._hosts |= {*map(str.lower, settings.host), socket.gethostname().lower()}
         self._origins = {origin.rstrip("/").lower() for origin in settings.allow_origin}
         self._needs_json = not settings.needs_key
 

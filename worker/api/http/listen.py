@@ -8,7 +8,7 @@ import gc
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -72,10 +72,27 @@ def server_for(
     )
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def listen_on(hosts: Sequence[str], port: int) -> list[socket.socket]:
+    """A listening socket for each address, on one port; raises as `listen`."""
+    listeners: list[socket.socket] = []
+    try:
+        for host in hosts:
+            taken = int(listeners[0].getsockname()[1]) if listeners else port
+            listeners.append(listen(host, taken, beside_others=len(hosts) > 1))
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def listen(
+    host: str, port: int, *, shared: bool = False, beside_others: bool = False
+) -> socket.socket:
     """Open a listening socket; raises `PortInUse` or `ConfigError`.
 
-    Those that are `shared` may have one port, each some of its connections.
+    Those that are `shared` may have one port, each some of its connections. One that is
+    `beside_others` leaves them the addresses of IPv4 if it has those of IPv6.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -88,6 +105,8 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if beside_others and family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(address)

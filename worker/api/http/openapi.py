@@ -59,6 +59,7 @@ def document(state: AppState, dialects: Sequence[Dialect]) -> dict[str, Any]:
             paths.setdefault(path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",
+        "servers": [{"url": state.settings.api_prefix or "/"}],
         "info": {
             "title": "llorch-worker",
             "version": own_version(),

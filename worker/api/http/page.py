@@ -159,11 +159,12 @@ class _File:
     async def answer_folder(self, request: Request, state: AppState) -> Response:
         """The file as a folder's page: its links are relative, so the path must end with `/`."""
         if not request.scope["raw_path"].endswith(b"/"):
-            return RedirectResponse(f"{self.path.rpartition('/')[2]}/", 308)
+            name = request.scope["raw_path"].decode("latin-1").rpartition("/")[2]
+            return RedirectResponse(f"{name}/", 308)
         return await self.answer(request, state)
 
 
 def _served(path: str, stored: Traversable, policy: str) -> Operation:
     file = _File(path, stored, policy)
-    answer = file.answer_folder if path == CHAT else file.answer
+    answer = file.answer_folder if path in ("/", CHAT) else file.answer
     return Operation("GET", path, answer, "A file of a page", {}, public=True, asks="none")

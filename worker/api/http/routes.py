@@ -61,6 +61,9 @@ class Routes:
             rest = path.removeprefix(above)
             if rest != path and (place := self._find(f"/{rest}")) is not None:
                 return replace(place, above=above.rstrip("/"))
+        return self.nowhere(path)
+
+    def nowhere(self, path: str) -> Place:
         return Place(self._nearest(path), {}, {})
 
     def _find(self, path: str) -> Place | None:

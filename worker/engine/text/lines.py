@@ -1,0 +1,44 @@
+"""Ends an answer at a line, as editors' plug-ins ask: one that is indented too little, or the first
+one that is complete after a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from worker.wire.work import LineLimits
+
+
+class LineGuard:
+    """Follows a stream of text. The first line may begin as it likes."""
+
+    __slots__ = ("_began", "_clock", "_limits", "_n_blanks", "is_over")
+
+    def __init__(self, limits: LineLimits, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limits, self._clock = limits, clock
+        self._began: float | None = None
+        self._n_blanks: int | None = None
+        """Of the line's beginning so far; `None` behind it."""
+        self.is_over = False
+        """Whether the answer ends here."""
+
+    def feed(self, text: str) -> str:
+        """The part of a text that belongs to the answer."""
+        if self.is_over or not text:
+            return ""
+        if self._began is None:
+            self._began = self._clock()
+        if "\n" in text and 0 < self._limits.after_ms < 1000 * (self._clock() - self._began):
+            self.is_over = True
+        return self._indented(text) if self._limits.n_indent > 0 else text
+
+    def _indented(self, text: str) -> str:
+        for index, character in enumerate(text):
+            if self._n_blanks is not None and character in " \t":
+                self._n_blanks += 1
+                continue
+            if self._n_blanks is not None and self._n_blanks < self._limits.n_indent:
+                self.is_over = True
+                return text[:index]
+            self._n_blanks = 0 if character == "\n" else None
+        return text
