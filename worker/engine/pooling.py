@@ -6,9 +6,9 @@ loop, after which other waiting work gets its turn.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol
 
 from worker.errors import Cancelled, WorkerError
@@ -33,15 +33,21 @@ class Compute(Protocol):
 
 @dataclass(slots=True)
 class _Texts:
-    """The texts of one request and their outputs so far."""
+    """The texts of one request that are left, and the outputs of the others."""
 
     request_id: int
-    tokens: list[list[int]]
+    left: deque[list[int]]
     norm: int
     adapters: Applied
-    n_left: int
-    """Tokens of the texts that are not computed yet."""
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
+
+    @property
+    def n_left(self) -> int:
+        return sum(map(len, self.left))
+
+
+Group = list[tuple[_Texts, list[list[int]]]]
+"""Requests, and the texts of each that are computed together."""
 
 
 class Pooling:
@@ -68,7 +74,7 @@ class Pooling:
 
     def take(self, request_id: int, texts: list[list[int]], norm: int, adapters: Applied) -> None:
         """`norm` is what vectors are scaled by; `work.Embed` says how."""
-        request = _Texts(request_id, texts, norm, adapters, sum(map(len, texts)))
+        request = _Texts(request_id, deque(texts), norm, adapters)
         self._call(lambda: self._add(request))
 
     def cancel(self, request_id: int) -> None:
@@ -102,8 +108,8 @@ class Pooling:
             self._send([*events, self._stats()])
         self._ask_for_turn()
 
-    def _group(self) -> list[tuple[_Texts, int]]:
-        """Requests, and how many of each one's texts are computed now.
+    def _group(self) -> Group:
+        """What is computed now.
 
         The requests with the least left come first, so that one short text does not wait for a
         hundred long ones. In every other turn the oldest request is the first: each moves on. All
@@ -113,27 +119,28 @@ class Pooling:
         self._oldest_first = not self._oldest_first
         first = oldest if self._oldest_first else None
         order = sorted(self._requests.values(), key=lambda each: (each is not first, each.n_left))
-        group: list[tuple[_Texts, int]] = []
+        group: Group = []
         n_texts = n_tokens = 0
         for request in order:
             if request.adapters != order[0].adapters:
                 continue
-            n_taken = 0
-            for text in islice(request.tokens, len(request.vectors), None):
+            taken = []
+            for text in request.left:
                 is_full = n_tokens + len(text) > self._compute.most_tokens
                 if n_texts == self._compute.most_texts or (n_texts and is_full):
                     break
-                n_taken, n_texts, n_tokens = n_taken + 1, n_texts + 1, n_tokens + len(text)
-            if not n_taken:
+                taken.append(text)
+                n_texts, n_tokens = n_texts + 1, n_tokens + len(text)
+            if not taken:
                 break
-            group.append((request, n_taken))
+            group.append((request, taken))
         return group
 
-    def _computed(self, group: list[tuple[_Texts, int]]) -> Iterable[Event]:
+    def _computed(self, group: Group) -> Iterable[Event]:
         """Compute the texts of a group. One that cannot be computed costs its own request alone."""
         self._in_hand[LOOP] = group[0][0].request_id if len(group) == 1 else 0
         try:
-            texts = [text for each, n in group for text in _next(each, n)]
+            texts = [text for _, taken in group for text in taken]
             vectors = self._compute(texts, group[0][0].adapters)
         except WorkerError as error:
             if len(group) > 1:
@@ -145,19 +152,11 @@ class Pooling:
             self._in_hand[LOOP] = 0
         return list(self._ended(group, iter(vectors)))
 
-    def _ended(
-        self, group: list[tuple[_Texts, int]], vectors: Iterator[Vector]
-    ) -> Iterator[Answered]:
-        for request, n_taken in group:
-            lengths = [len(text) for text in _next(request, n_taken)]
-            request.n_left -= sum(lengths)
-            found = [scaled(vector, request.norm) for vector in islice(vectors, n_taken)]
-            request.vectors += zip(lengths, found, strict=True)
-            if len(request.vectors) == len(request.tokens):
+    def _ended(self, group: Group, vectors: Iterator[Vector]) -> Iterator[Answered]:
+        for request, taken in group:
+            for text in taken:
+                request.left.popleft()
+                request.vectors.append((len(text), scaled(next(vectors), request.norm)))
+            if not request.left:
                 del self._requests[request.request_id]
                 yield Answered(request.request_id, request.vectors)
-
-
-def _next(request: _Texts, n_texts: int) -> list[list[int]]:
-    n_done = len(request.vectors)
-    return request.tokens[n_done : n_done + n_texts]

@@ -1,4 +1,4 @@
-"""After the first request, the texts of tokens are looked up while the loop is idle."""
+"""The text of a token is looked up once."""
 
 from __future__ import annotations
 
