@@ -272,7 +272,6 @@ class _Planner:
             kv.divisions if layout.memory_kind.moves_states and not self._lengths_differ else ()
         )
         layouts = [layout, *(self._layout(divided(cells, n).cells, n, False) for n in divisions)]
-        on_gpu = bool(self._devices)
         computes = [max(each) for each in zip(*(each.compute for each in layouts), strict=True)]
         each = zip(self._weight_bytes, layout.kv, computes, strict=True)
         all_parts = [
@@ -280,7 +279,7 @@ class _Planner:
                 "weights": weights,
                 "kv": cached,
                 "compute": compute,
-                "output": 0 if on_gpu else layout.output,
+                "output": 0,
                 "margin": self._margin,
             }
             for weights, cached, compute in each
@@ -294,17 +293,20 @@ class _Planner:
         if self._settings.prefix_cache and not layout.memory_kind.cuts_anywhere:
             chosen = self._settings.snapshot_mib
             snapshots = _SNAPSHOT_BYTES if chosen is None else chosen * _MIB
-            (host if on_gpu else parts)["states"] = snapshots
+            host["states"] = snapshots
         store_bytes = self._settings.kv_store_bytes
         if store_bytes is not None and not self._embeds:
             of_one = sum(layout.kv) // (1 if kv.unified else slots)
             states = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
-            (host if on_gpu else parts)["kv_store"] = states
+            host["kv_store"] = states
         if self._draft is not None and layout.memory_kind.cuts_anywhere:
             parts["draft"], host["draft"] = self._draft_bytes(self._draft, kv.context_length)
         if self._projector is not None:
             parts["projector"] = device_bytes(self._projector)
-            (host if on_gpu else parts)["embeddings"] = EMBEDDINGS_BYTES
+            host["embeddings"] = EMBEDDINGS_BYTES
+        if not self._devices:  # all of it lies in memory
+            parts |= {name: parts.get(name, 0) + size for name, size in host.items()}
+            host = {}
         return Plan(
             model=self._model_ref,
             shares=tuple(
@@ -314,7 +316,7 @@ class _Planner:
                 )
             ),
             layers=self._layers,
-            host_parts=host if on_gpu else {},
+            host_parts=host,
             context_length=kv.context_length,
             trained_context_length=self._model.trained_context_length,
             slots=slots,
@@ -326,7 +328,7 @@ class _Planner:
         )
 
     def _of_draft(self, draft: Unloaded, context_length: int) -> tuple[int, int]:
-        """Bytes of the draft model on the device and, beside a GPU, on the host.
+        """Bytes of the draft model on the device and on the host.
 
         Raises:
             ModelError: its memory cannot be cut back.
@@ -340,10 +342,8 @@ class _Planner:
                 "all keep every token.",
                 path=draft.path,
             )
-        computed = sum(draft.weight_bytes + layout.kv + layout.compute)
-        if not self._devices:
-            return computed + layout.output, 0
-        return computed, draft.weights.host_bytes + layout.host_compute + layout.output
+        on_host = draft.weights.host_bytes + layout.host_compute + layout.output
+        return sum(draft.weight_bytes + layout.kv + layout.compute), on_host
 
     def _lay_out(self, cells: int, slots: int, unified: bool) -> Layout:
         exact = min(_EXACT_CELLS, self._most_cells)

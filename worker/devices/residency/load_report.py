@@ -124,9 +124,7 @@ def _read(line: str, report: LoadReport) -> bool:
                 report._now_cached.append(match["device"])
             case "cells":
                 n_layers = len(report._now_cached) or 1
-                largest = max(
-                    map(_bytes, re.findall(r", [KV] \(\w+\): +([\d.]+) MiB", line)), default=0
-                )
+                largest = max(map(_bytes, _KEYS_OR_VALUES.findall(line)), default=0)
                 report.largest_kv_bytes = max(report.largest_kv_bytes, largest // n_layers)
                 report.add_cache(_bytes(match["size"]))
             case "splits":
