@@ -5,7 +5,7 @@ It decides and writes down `moves`; the `Carrier` carries them out. Engine threa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.engine.cache.memory import Memory
@@ -203,8 +203,7 @@ class Cache:
                 self._truncate(slot, n_ready, snapshot)
         else:
             partners = self._partners(sequence)
-            strangers = self._running() - partners
-            slot = min(others, key=lambda each: self._order(each, partners, strangers))
+            slot = min(others, key=lambda each: self._order(each, partners))
             if slot.kept:
                 self._push_out(slot, is_busy=is_busy)
             if isinstance(source, State):
@@ -302,7 +301,7 @@ class Cache:
                 partners = self._partners(stream) - {source.index}
                 now = _runs_beside(partners, source.index)
                 for target in idle:
-                    then, _, is_kept, last_used = self._order(target, partners)
+                    then, is_kept, last_used = self._order(target, partners)
                     moves.append((then - now, is_kept, last_used, source.index, target.index))
         change, _, _, source_index, target_index = min(moves, default=(0, False, 0, 0, 0))
         if change >= 0:
@@ -483,31 +482,21 @@ class Cache:
     def _takes_over(self, slot: Slot, n_ready: int) -> bool:
         return slot.is_idle and 2 * n_ready >= len(slot.kept)
 
-    def _running(self) -> set[int]:
-        """The indices of the slots that have an owner."""
-        return {slot.index for slot in self.slots if slot.owner is not None}
-
     def _partners(self, sequence: Sequence) -> set[int]:
         """The indices of the slots whose owners may share a batch with a sequence."""
         adapters = sequence.request.adapters
         owned = ((slot.index, slot.owner) for slot in self.slots)
         return {i for i, owner in owned if owner and owner.request.adapters == adapters}
 
-    def _order(
-        self, slot: Slot, partners: set[int], strangers: Set[int] = frozenset()
-    ) -> tuple[int, int, bool, int]:
+    def _order(self, slot: Slot, partners: set[int]) -> tuple[int, bool, int]:
         """The order in which idle slots are used for something else, beside the running ones.
 
         With a split pool, llama.cpp computes one pass over all weights for each run of neighbouring
         slots in a batch: eight streams in every other slot take eight passes a step. So those come
-        first that close a hole between `partners`, and those last that begin a run, far from
-        `strangers`, so that it can grow.
+        first that close a hole between `partners`, and those last that begin a run.
         """
-        runs = near = 0
-        if not self.limits.unified:
-            runs = _runs_beside(partners, slot.index)
-            near = -min((abs(each - slot.index) for each in strangers), default=0)
-        return runs, near, bool(slot.kept), slot.last_used
+        runs = 0 if self.limits.unified else _runs_beside(partners, slot.index)
+        return runs, bool(slot.kept), slot.last_used
 
     def _truncate(self, slot: Slot, length: int, snapshot: Snapshot | None = None) -> None:
         unshare(slot, length, self.slots)
