@@ -11,24 +11,25 @@ import asyncio
 import contextlib
 import json
 import os
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote
 
 from pydantic import AliasChoices, BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from worker.api.app import DIALECTS
 from worker.api.http.app import Surface
 from worker.api.http.body import read_parts
 from worker.api.http.encoding import json_response
+from worker.api.http.errors import FLAT
 from worker.api.http.gate import Gate
-from worker.api.http.operation import JSON, SSE, Operation
+from worker.api.http.operation import JSON, SSE, Dialect, Operation
 from worker.api.http.page import pages
-from worker.api.http.resume import BEGAN
+from worker.api.http.resume import BEGAN, CONVERSATION
 from worker.api.http.routes import Place, Routes
 from worker.errors import (
     ConfigError,
@@ -49,9 +50,28 @@ from worker.fleet.workers import Worker, WorkerTable
 from worker.observability.metrics import CONTENT_TYPE
 from worker.settings import Settings
 
+FEED_SECONDS = 15.0
+"""How long the feed of changes stays open. A browser has six connections for all of its tabs."""
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream"))
 _NO_STATE: Any = None
 """Of a worker, for operations that need none."""
+
+
+async def _changes(request: Request, state: Any) -> Response:
+    """The chat page listens to it where it has several models to choose from, and asks again a
+    second after its end. It reads anew which models there are when its list is opened."""
+
+    async def nothing() -> AsyncIterator[bytes]:
+        await asyncio.sleep(FEED_SECONDS)
+        yield b""
+
+    return StreamingResponse(nothing(), headers={"cache-control": "no-store"}, media_type=SSE)
+
+
+_FEED = Dialect(
+    [Operation("GET", "/models/sse", _changes, "What changes of the models", {}, asks="none")], FLAT
+)
+"""What a router has, and a worker does not."""
 
 
 class Gateway(Surface):
@@ -94,7 +114,7 @@ class Gateway(Surface):
             first.backend, {**first.settings, "host": self._fleet.host, "worker_token": token}
         )
         self.gate = Gate(settings)
-        self.routes = Routes([*(pages() if settings.page else []), *DIALECTS])
+        self.routes = Routes([*(pages() if settings.page else []), *DIALECTS, _FEED])
         self._is_open = token is None
         self._token_read_at = changed_at
 
@@ -124,6 +144,7 @@ class Gateway(Surface):
         if not any(name in (b"x-correlation-id", b"x-request-id") for name, _ in headers):
             headers.append((b"x-request-id", scope["state"]["correlation_id"].encode()))
         is_late = (b"x-llorch-late-head", b"1") in headers  # a proxy wants no early head
+        counts_bytes = any(name == CONVERSATION.encode() for name, _ in headers)
         streams = fields.get("stream") is True or JSON not in operation.answers
         is_job = operation.path in _JOBS
         named = place.parameters.get("model")
@@ -142,7 +163,8 @@ class Gateway(Surface):
             names_model=isinstance(named, str),
             key=key_of(fields),
             job_id=job_id if isinstance(job_id, str) else None,
-            wants_stream=streams and SSE in operation.answers and not is_late,
+            wants_stream=streams and SSE in operation.answers and not (is_late or counts_bytes),
+            counts_bytes=counts_bytes,
             only=self._asked_for(headers),
         )
 

@@ -3,6 +3,7 @@
 Runs on the gateway's event loop. The worker is asked to hold its status line back until the first
 token. A failure before that is an error status or a lost connection, and another worker gets the
 request. Once the client has part of an answer, a lost worker ends the stream with an error event.
+The stream of a conversation has its first part before its first token: the prompt's progress.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ class Ask:
     key: str | None
     job_id: str | None
     wants_stream: bool
+    """Whether its client may get a comment while nothing has come of a stream."""
+    counts_bytes: bool
+    """Whether its client may go on at a byte of the stream: it gets the worker's bytes as the
+    worker writes them, from the prompt's progress on, and none besides."""
     only: Worker | None = None
     """The one worker that may answer this request; `None` if any may."""
     worker: Worker | None = None
@@ -112,7 +117,8 @@ class Relay:
         ask = self._ask
         ask.worker = worker
         worker.running.append(ask.key)
-        headers = [*worker.headers_for(ask.headers), (b"x-llorch-late-head", b"1")]
+        late = [] if ask.counts_bytes else [(b"x-llorch-late-head", b"1")]
+        headers = [*worker.headers_for(ask.headers), *late]
         begun = Exchange.begin(*worker.address, ask.method, ask.target, headers, ask.body)
         try:
             async with begun as exchange:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from tests.system.page.watching import expect
+from tests.support.worker import WorkerProcess
+from tests.system.page.watching import PATIENCE_MS, expect
 
 CONFIG = "LlamaUi.config"
+STORED_WITH_MODEL = """async () => {
+  const done = (asked) => new Promise((found) => { asked.onsuccess = () => found(asked.result); });
+  const stored = (await done(indexedDB.open('LlamaUi'))).transaction('messages');
+  const messages = await done(stored.objectStore('messages').getAll());
+  return messages.some(({ role, model }) => role === 'assistant' && model);
+}"""
 
 
 class Chat:
@@ -40,6 +50,17 @@ class Chat:
         self.box.fill(text)
         # While the page chooses a model, the button has a hint around it, and waits.
         self.page.get_by_role("button", name="Send", exact=True).last.click()
+
+    @contextmanager
+    def in_mid_answer(self, text: str, worker: WorkerProcess) -> Iterator[None]:
+        """Send a text, and hold the engine in the middle of the answer for this block."""
+        self.send(text)
+        expect(self.answers.last).to_contain_text(re.compile(r"\w+ \w+ \w+"))
+        worker.freeze_engine()
+        # After a reload the page shows no tokens and speed of an answer without a model.
+        self.page.wait_for_function(STORED_WITH_MODEL, timeout=PATIENCE_MS)
+        yield
+        worker.thaw_engine()
 
     def ask(self, text: str) -> str:
         """Send a text; returns the answer once it is complete."""

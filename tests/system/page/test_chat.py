@@ -74,9 +74,8 @@ def test_stop_ends_the_request(tab: Any, worker: WorkerProcess) -> None:
     cancelled = 'worker_requests_total{outcome="cancelled"}'
     before = worker.metric(cancelled)
     chat = Chat(tab, worker.base_url, customJson='{"ignore_eos": true, "max_tokens": 900}')
-    chat.send("Tell me a story.")
-    expect(chat.answers.last).to_contain_text(re.compile(r"\w+ \w+ \w+"))
-    chat.stop.click()
+    with chat.in_mid_answer("Tell me a story.", worker):
+        chat.stop.click()
     worker.wait_idle(60)
     assert worker.metric(cancelled) == before + 1
     expect(chat.box).to_be_editable()
@@ -87,10 +86,10 @@ def test_a_reload_in_mid_answer_loses_nothing(tab: Any, worker: WorkerProcess) -
     success = 'worker_requests_total{outcome="success"}'
     before = worker.metric(success)
     chat = Chat(tab, worker.base_url, customJson='{"ignore_eos": true, "max_tokens": 600}')
-    chat.send("Tell me a story.")
-    expect(chat.answers.last).to_contain_text(re.compile(r"\w+ \w+ \w+"))
-    tab.reload()
-    expect(tab.get_by_label("User message with actions")).to_contain_text("Tell me a story.")
+    with chat.in_mid_answer("Tell me a story.", worker):
+        tab.reload()
+        expect(tab.get_by_label("User message with actions")).to_contain_text("Tell me a story.")
+        expect(chat.answers.last).to_contain_text(re.compile(r"\w+ \w+ \w+"))
     assert "600 tokens" in chat.complete()
     assert worker.metric(success) == before + 1
 

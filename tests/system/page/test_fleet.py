@@ -29,9 +29,9 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list
                 env = {"LLORCH_WORKER_TOKEN": token_of(f"{group}-{n}")}
                 flags = ("--slots", "4", "--threads", "1", "--served-model-name", group)
                 own = folder / f"{group}-{n}"
-                running[group].append(WorkerProcess.start(
-                    *flags, "--no-page", folder=own, cache_dir=folder / "cache", env=env
-                ))  # fmt: skip
+                running[group].append(
+                    WorkerProcess.start(*flags, folder=own, cache_dir=folder / "cache", env=env)
+                )
         yield running
     finally:
         for each in running.values():
@@ -90,7 +90,9 @@ def test_a_job_is_seen_at_its_worker(
         with client.stream("POST", "/execute", json=body, headers=headers) as response:
             chunks = response.iter_raw()
             next(chunks)
+            worker.freeze_engine()
             expect(tab.locator("#requests tr")).to_have_count(1)
+            worker.thaw_engine()
             tab.get_by_role("button", name="north-0").click()
             expect(tab.locator("#requests tr")).to_have_count(0)
 
@@ -114,10 +116,12 @@ def test_one_chats_with_the_model_chosen(
     assert failed == []
 
 
-def test_a_reload_in_mid_answer_goes_on_at_the_worker_that_has_it(tab: Any, fleet: str) -> None:
+def test_a_reload_in_mid_answer_goes_on_at_the_worker_that_has_it(
+    tab: Any, fleet: str, workers: dict[str, list[WorkerProcess]]
+) -> None:
     chat = Chat(tab, fleet, "?model=south", customJson='{"ignore_eos": true, "max_tokens": 600}')
-    chat.send("Tell me a story.")
-    expect(chat.answers.last).to_contain_text(re.compile(r"\w+ \w+ \w+"))
-    tab.reload()
-    expect(tab.get_by_label("User message with actions")).to_contain_text("Tell me a story.")
+    with chat.in_mid_answer("Tell me a story.", workers["south"][0]):
+        tab.reload()
+        expect(tab.get_by_label("User message with actions")).to_contain_text("Tell me a story.")
+        expect(chat.answers.last).to_contain_text(re.compile(r"\w+ \w+ \w+"))
     assert "600 tokens" in chat.complete()

@@ -102,10 +102,12 @@ def test_a_running_request_is_seen_without_its_text(page: Any, worker: WorkerPro
     with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
         chunks = response.iter_raw()
         next(chunks)
+        worker.freeze_engine()
         expect(page.locator("#requests tr")).to_have_count(1)
         expect(page.locator("#requests td").first).to_have_text("decoding")
         assert "fox" not in json.dumps(worker.get("/status").json())
         assert "fox" not in page.content()
+        worker.thaw_engine()
         for _ in chunks:
             continue
     expect(page.locator("#requests tr")).to_have_count(0)

@@ -176,23 +176,28 @@ async def test_one_that_takes_connections_and_says_nothing_is_found(
     assert seconds <= max(30 * factor, 10)
 
 
-async def test_a_long_prefill_keeps_its_client() -> None:
+@pytest.mark.parametrize("counts_bytes", [False, True])
+async def test_a_long_prefill_keeps_its_client(counts_bytes: bool) -> None:
+    """With a comment; but who goes on at a byte of the stream gets the worker's bytes alone, and
+    these as they come."""
     release = asyncio.Event()
+    headers = {"x-conversation-id": "c"} if counts_bytes else {}
 
     async def slow(conversation: Conversation) -> None:
+        assert ("x-llorch-late-head" in conversation.headers) is not counts_bytes
         await release.wait()
         await answers(conversation)
 
     before, relay.KEEPALIVE_SECONDS = relay.KEEPALIVE_SECONDS, 0.05
     try:
         async with fleet_of(slow, slow) as (gateway, _, _):
-            waiting = asyncio.ensure_future(call(gateway, "/execute", JOB))
+            waiting = asyncio.ensure_future(call(gateway, "/execute", JOB, headers=headers))
             await asyncio.sleep(0.3)
             release.set()
             got = await waiting
     finally:
         relay.KEEPALIVE_SECONDS = before
-    assert got.chunks[0] == b": keep-alive\n\n"
+    assert (got.chunks[0] == b": keep-alive\n\n") is not counts_bytes
     assert got.body.replace(b": keep-alive\n\n", b"") == TOKEN + END
 
 
@@ -416,7 +421,9 @@ async def test_a_request_may_name_its_worker() -> None:
         assert (await call(gateway, "/shutdown", {}, headers=headers)).status == 403
 
 
-async def test_a_page_sees_several_models_as_those_of_a_router() -> None:
+async def test_a_page_sees_several_models_as_those_of_a_router(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def props(conversation: Conversation) -> None:
         await conversation.json(200, {"model_alias": conversation.headers["host"]})
 
@@ -426,6 +433,10 @@ async def test_a_page_sees_several_models_as_those_of_a_router() -> None:
         assert got.json == {"model_alias": workers[1].uri[7:]}
         assert "/chat" not in workers[1].requests[-1].line, "a worker may have no page"
         assert (await call(gateway, "/props", query=b"model=three")).status == 404
-        assert (await call(gateway, "/chat/models/sse")).status == 204
+        monkeypatch.setattr(gateway_module, "FEED_SECONDS", 0.2)
+        began = time.monotonic()
+        got = await call(gateway, "/chat/models/sse")
+        assert got.headers["content-type"].startswith("text/event-stream") and got.body == b""
+        assert time.monotonic() - began > 0.19, "it would be asked for every second"
     async with fleet_of(props, props) as (gateway, _, _):
         assert "role" not in (await call(gateway, "/chat/props")).json

@@ -155,11 +155,6 @@ async def call_tool(request: Request, state: AppState) -> Response:
     return json_response({"error": f"this worker has no tool {body.tool!r}, nor any other"})
 
 
-async def changes(request: Request, state: AppState) -> Response:
-    """The page asks every second where it has several models to choose from."""
-    return Response(status_code=204)
-
-
 async def slots(request: Request, state: AppState) -> Response:
     """One entry for each slot. Which request is in which is not known: they are the first."""
     status = state.supervisor.status()
@@ -237,10 +232,6 @@ OPERATIONS = [
     Operation("GET", "/tools", tools, "The worker's own tools, of which there are none"),
     Operation(
         "POST", "/tools", call_tool, "Call one of them", body=ToolBody, errors=(400, 413),
-    ),
-    Operation(
-        "GET", "/models/sse", changes, "What changes of the models, which is nothing", {},
-        status=204, quiet=True, asks="none",
     ),
     Operation("GET", "/slots", slots, "The sequences that run at once"),
     Operation("GET", "/lora-adapters", adapters, "The adapters that are loaded"),
