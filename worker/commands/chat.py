@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx
 from rich.console import Console
+from rich.status import Status
 
 from worker.commands.served import headers_of, own_worker
 from worker.errors import WorkerError
@@ -24,6 +25,8 @@ from worker.settings import Settings
 
 _HELP = "/clear forgets the conversation, /system TEXT sets the system prompt, Ctrl-D leaves"
 _CONNECT_SECONDS = 10.0
+_COMMANDS_OF_TERMINALS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})
+"""Control characters, which a model may write and a terminal would obey."""
 
 
 @dataclass(slots=True)
@@ -53,10 +56,13 @@ def run(settings: Settings, *, as_json: bool) -> int:
         WorkerError: there is no worker to talk to, or its model does not chat.
     """
     console = Console(highlight=False, soft_wrap=True)
+    is_asked = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
     with _worker(settings) as client:
         model = _model_of(client)
-        is_asked = sys.stdin.isatty() and not as_json
         if is_asked:
+            # With it, lines are edited and recalled, and several are pasted as one message.
+            with contextlib.suppress(ImportError):
+                import readline  # noqa: F401
             console.print(f"[bold]{model}[/bold] at {client.base_url}; {_HELP}", style="dim")
         messages: list[dict[str, str]] = []
         for text in _lines(console, is_asked):
@@ -133,7 +139,7 @@ def _lines(console: Console, is_asked: bool) -> Iterator[str]:
     """What is said, until the input ends; Ctrl-C at the prompt leaves the line."""
     while True:
         try:
-            text = console.input("[bold green]>>> [/]") if is_asked else input()
+            text = input(">>> " if is_asked else "")
         except EOFError:
             return
         except KeyboardInterrupt:
@@ -157,15 +163,16 @@ def _ask(
     Raises:
         WorkerError: the worker refused the request, failed or left.
     """
-    body = {"model": model, "messages": messages, "stream": True}
+    body = {"model": model, "messages": messages, "stream": True, "return_progress": True}
+    waiting = Status("waiting", console=console or Console(quiet=True))
     try:
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+        with waiting, client.stream("POST", "/v1/chat/completions", json=body) as response:
             if not response.is_success:
                 response.read()
                 raise WorkerError(_message(response.text))
             for line in response.iter_lines():
                 if line.startswith("data: {"):
-                    _take(json.loads(line.removeprefix("data: ")), answer, console)
+                    take(json.loads(line.removeprefix("data: ")), answer, console, waiting)
     except httpx.HTTPError as error:
         raise WorkerError(f"The connection to the worker was lost: {error}.") from error
     except KeyboardInterrupt:  # closing the stream cancels the request
@@ -174,19 +181,24 @@ def _ask(
         console.print(f"\n{answer.pace or answer.finish_reason or ''}", style="dim")
 
 
-def _take(chunk: dict[str, Any], answer: Answer, console: Console | None) -> None:
+def take(chunk: dict[str, Any], answer: Answer, console: Console | None, waiting: Status) -> None:
     if "error" in chunk:
         raise WorkerError(str(chunk["error"]["message"]))
+    if progress := chunk.get("prompt_progress"):
+        share = 100 * progress["processed"] / max(progress["total"], 1)
+        waiting.update(f"prompt, {share:.0f} %")
     answer.timings = chunk.get("timings", answer.timings)
     for choice in chunk["choices"]:
         answer.finish_reason = choice["finish_reason"] or answer.finish_reason
         reasoning = choice["delta"].get("reasoning_content") or ""
         content = choice["delta"].get("content") or ""
-        if console is not None:
+        if console is not None and (reasoning or content):
+            waiting.stop()
             if content and answer.reasoning and not answer.content:
                 console.print("\n")
-            console.print(reasoning, end="", style="dim italic", markup=False)
-            console.print(content, end="", markup=False)
+            shown = reasoning.translate(_COMMANDS_OF_TERMINALS)
+            console.out(shown, end="", style="dim italic")
+            console.out(content.translate(_COMMANDS_OF_TERMINALS), end="")
         answer.reasoning += reasoning
         answer.content += content
 

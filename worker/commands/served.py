@@ -12,10 +12,14 @@ import threading
 from collections.abc import Iterator
 from typing import IO, Any
 
+import httpx
+
 from worker.errors import WorkerError, rebuild_error
+from worker.observability.terminal import LiveLine
 from worker.setting_faults import ENV_PREFIX, variable_of
 from worker.setting_files import read_keys
 from worker.settings import BACKEND_FIELDS, FIELDS, Settings, group_of
+from worker.wire.messages import Progress
 
 
 def headers_of(settings: Settings) -> dict[str, str]:
@@ -43,7 +47,7 @@ def own_worker(settings: Settings, *, n_slots: int) -> Iterator[tuple[str, dict[
     )
     assert process.stderr is not None
     try:
-        ready = _wait_until_ready(process.stderr)
+        ready = _wait_until_ready(process.stderr, headers_of(settings))
         threading.Thread(target=process.stderr.read, daemon=True).start()  # empties the pipe
         yield ready["uri"], {key: ready[key] for key in ("model_ref", "device", "seconds")}
     finally:
@@ -71,12 +75,34 @@ def _environment(settings: Settings, n_slots: int) -> dict[str, str]:
     return kept
 
 
-def _wait_until_ready(log: IO[str]) -> dict[str, Any]:
+def _wait_until_ready(log: IO[str], headers: dict[str, str]) -> dict[str, Any]:
     failure: dict[str, Any] = {}
+    showing: threading.Thread | None = None
     for line in log:
         event = json.loads(line) if line.startswith("{") else {}
+        if event.get("event") == "worker.listening" and sys.stderr.isatty():
+            showing = threading.Thread(target=_show_start, args=(event["port"], headers))
+            showing.start()
         if event.get("event") == "worker.ready":
+            if showing is not None:
+                showing.join()
             return dict(event)
         if event.get("event") == "worker.failed":
             failure = event
     raise rebuild_error(failure, WorkerError)
+
+
+def _show_start(port: int, headers: dict[str, str]) -> None:
+    """Show how far the worker at this port is with its download, conversion and load, until it is
+    ready or gone."""
+    line = LiveLine(sys.stderr)
+    with (
+        contextlib.suppress(httpx.HTTPError),
+        httpx.Client(headers=headers, timeout=None, trust_env=False, verify=False) as client,
+        client.stream("GET", f"http://127.0.0.1:{port}/v1/loading/progress") as told,
+    ):
+        for text in told.iter_lines():
+            if text.startswith("data: {"):
+                fields = json.loads(text.removeprefix("data: "))
+                line.show(Progress(fields["phase"], fields["percent"], fields["bytes_per_second"]))
+    line.clear()

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from builds import lighthouse
@@ -17,9 +18,13 @@ from tests.support.worker import WorkerProcess
 pytestmark = pytest.mark.long
 LEAST = 0.95
 ATTEMPTS = 3
-"""How fast a page is depends on what else the machine does; how good it is does not."""
-NOT_OURS: dict[str, set[str]] = {"/": set(), "/chat/": {"performance"}}
-"""The chat's 2.6 MB of script are llama-server's own, and how soon they run is the machine's."""
+MOST_BUSY_PERCENT = 15
+"""Of the machine's processors, by other processes. How fast a page is, is judged on no busier one;
+how good it is does not depend on it."""
+
+
+def is_quiet() -> bool:
+    return psutil.cpu_percent(interval=1) <= MOST_BUSY_PERCENT
 
 
 def judged(url: str, report: Path) -> dict[str, Any]:
@@ -38,15 +43,18 @@ def judged(url: str, report: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("path", NOT_OURS)
+@pytest.mark.parametrize("path", ["/", "/chat/"])
 def test_lighthouse_finds_little_to_say(worker: WorkerProcess, tmp_path: Path, path: str) -> None:
     best: dict[str, float] = {}
     for _ in range(ATTEMPTS):
+        was_quiet = is_quiet()
         found = judged(worker.base_url + path, tmp_path / "report.json")
-        for name, category in found["categories"].items():
-            best[name] = max(best.get(name, 0), category["score"] or 0)
-        ours = {name: score for name, score in best.items() if name not in NOT_OURS[path]}
-        if min(ours.values()) >= LEAST:
+        scores = {name: each["score"] or 0 for name, each in found["categories"].items()}
+        if not (was_quiet and is_quiet()):
+            print(f"{path} on a busy machine: {scores}")
+            del scores["performance"]
+        best |= {name: max(best.get(name, 0), score) for name, score in scores.items()}
+        if min(best.values()) >= LEAST and "performance" in best:
             break
     print(f"{path}: {best}")
     poor = {
@@ -54,4 +62,4 @@ def test_lighthouse_finds_little_to_say(worker: WorkerProcess, tmp_path: Path, p
         for name, audit in found["audits"].items()
         if audit["score"] is not None and audit["score"] < LEAST
     }
-    assert min(ours.values()) >= LEAST, (best, poor)
+    assert min(best.values()) >= LEAST, (best, poor)

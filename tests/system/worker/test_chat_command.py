@@ -11,11 +11,14 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.status import Status
 
 from tests.conftest import StartWorker
 from tests.support.certificate import own_certificate
 from tests.support.ports import free_port
 from tests.support.worker import environment, installed
+from worker.commands.chat import Answer, take
 
 FRANCE = "What is the capital of France?\n"
 
@@ -77,16 +80,24 @@ def test_a_worker_with_a_certificate_is_asked_over_https(
     assert "Paris" in json.loads(done.stdout)["content"], done.stderr
 
 
+def test_a_model_gives_the_terminal_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nor are words between colons turned into pictures, or brackets into styles."""
+    said = "[bold]a\x1b]52;c;aGk=\x07 \x9b2J\r:smile:b\n"
+    console = Console(highlight=False, soft_wrap=True)
+    chunk = {"choices": [{"delta": {"content": said}, "finish_reason": None}]}
+    answer = Answer()
+    take(chunk, answer, console, Status("waiting", console=console))
+    assert capsys.readouterr().out == "[bold]a]52;c;aGk= 2J:smile:b\n" and answer.content == said
+
+
 @pytest.mark.timeout(120)
-def test_ctrl_c_ends_an_answer_and_ctrl_d_the_talk(
-    start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_person_edits_pastes_stops_and_leaves(start_worker: StartWorker, tmp_path: Path) -> None:
     worker = start_worker()
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*installed(), "chat", "--port", port_of(worker.base_url)],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        env=environment(tmp_path, {"TERM": "dumb"}),
+        env=environment(tmp_path, {"TERM": "xterm"}),
     )  # fmt: skip
     os.close(theirs)
     seen = b""
@@ -103,6 +114,12 @@ def test_ctrl_c_ends_an_answer_and_ctrl_d_the_talk(
         until_seen(b">>> ")
         os.write(ours, FRANCE.encode())
         until_seen(b"Paris")
+        until_seen(b"tokens/s")
+        until_seen(b">>> ")
+        os.write(ours, b"\x1b[A" + 7 * b"\x7f" + b"Italy?\n")  # what was said, with another end
+        until_seen(b"Rome")
+        until_seen(b">>> ")
+        os.write(ours, b"\x1b[200~What is\n2 plus 2?\x1b[201~\n")  # two lines are pasted
         until_seen(b"tokens/s")
         until_seen(b">>> ")
         os.write(ours, b"Tell me a long story about a fox and a stone and a river.\n")
