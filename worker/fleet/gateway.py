@@ -69,8 +69,11 @@ async def _changes(request: Request, state: Any) -> Response:
 
 
 _FEED = Dialect(
-    [Operation("GET", "/models/sse", _changes, "What changes of the models", {}, asks="none")], FLAT
-)
+    [Operation(
+        "GET", "/models/sse", _changes, "What changes of the models", {}, quiet=True, asks="none"
+    )],
+    FLAT,
+)  # fmt: skip
 """What a router has, and a worker does not."""
 
 

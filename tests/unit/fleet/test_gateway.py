@@ -13,6 +13,7 @@ import pytest
 from tests.unit.fleet.scripted import SSE_HEAD, Conversation, Script, at, call, fleet_of
 from worker.api.http import body as body_module
 from worker.errors import ConfigError
+from worker.fleet import gateway as gateway_module
 from worker.fleet import relay, upstream
 from worker.fleet import workers as table_of_workers
 from worker.fleet.settings import Fleet
