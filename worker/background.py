@@ -1,15 +1,19 @@
-"""Threads for work that may wait while others have something to do. Used in both processes."""
+"""Threads for work that may wait while others have something to do, and processes that end with
+their parent. Used in all processes."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 _NICENESS = 10
 """With 5, the event loop still waited behind such a thread (`make attack`, many objects)."""
+_PR_SET_PDEATHSIG = 1
 
 
 def background_thread(name: str) -> ThreadPoolExecutor:
@@ -22,3 +26,13 @@ def _lower_priority() -> None:
         with contextlib.suppress(OSError):
             own = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + _NICENESS)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process with its parent, even one that is stopped; where there is
+    no Linux, a child notices the end of its pipe at best."""
+    if sys.platform == "linux":
+        parent = os.getppid()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(0)  # The parent died between the two calls.

@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FrameType
 from typing import get_args
 
+from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
-from worker.convert.progress import Reporter, Style
 from worker.errors import ConfigError, ModelError, WorkerError
 
 _MOST_THREADS = 1024

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from gguf.constants import Keys
 
 from worker.convert.architectures import FAMILIES
-from worker.convert.checkpoint import Checkpoint, read_header
+from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.config import MOST
 from worker.convert.family.rules import Rule
 from worker.convert.malformed import told
@@ -29,6 +29,7 @@ from worker.convert.quantize import to_float32
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
 from worker.models.gguf.header import GgufHeader
+from worker.models.safetensors import read_header
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -118,7 +119,7 @@ def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]
             match = _PART.fullmatch(name)
             if match is None:
                 raise ModelError(f"The tensor {name!r} of {path} is no matrix of a LoRA adapter.")
-            if not info.is_readable or len(info.shape) != 2:
+            if info.dtype not in READABLE or len(info.shape) != 2:
                 raise ModelError(f"The tensor {name!r} of {path} is not a matrix of floats.")
             parts.setdefault(match[1], {})[match[2]] = to_float32(source.read(info))
     finally:

@@ -7,8 +7,6 @@ error message instead of a signal.
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import re
 from collections.abc import Mapping
@@ -31,53 +29,12 @@ from worker.models.checkpoint_files import (
     weight_files,
     weight_map,
 )
+from worker.models.safetensors import TensorInfo, read_header
 
 READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 """The types that can be converted, each with the NumPy type it is read as: NumPy has no BF16."""
 _RAW = "u1"
 """Tensors of any other type are read as bytes."""
-_ITEM_BITS: Mapping[str, int] = {
-    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
-    **dict.fromkeys(("F32", "I32", "U32"), 32),
-    **dict.fromkeys(("BF16", "F16", "I16", "U16"), 16),
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
-    "F4": 4,
-}
-"""Bits per value of every SafeTensors type; tensors that the model does not use may have any."""
-_MAX_HEADER_BYTES = 100 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """The place of one tensor in its file; `shape` is row-major, as in the framework that wrote
-    it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    path: Path
-    offset: int
-    size_bytes: int
-    scale: Scale | None = None
-    """The stored values are multiplied with this scale; such a tensor is read as float32."""
-
-    @property
-    def is_readable(self) -> bool:
-        return self.dtype in READABLE or self.scale is not None
-
-    @property
-    def n_rows(self) -> int:
-        """The number of rows. A vector counts as a column: it is split and permuted like a
-        matrix."""
-        return math.prod(self.shape[:-1]) if len(self.shape) > 1 else math.prod(self.shape)
-
-    @property
-    def row_length(self) -> int:
-        return self.shape[-1] if len(self.shape) > 1 else 1
-
-    @property
-    def row_bytes(self) -> int:
-        return self.row_length * _ITEM_BITS[self.dtype] // 8
 
 
 @dataclass(slots=True)
@@ -91,6 +48,8 @@ class Checkpoint:
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
+    scales: dict[str, Scale] = field(default_factory=dict)
+    """The stored values of a tensor are multiplied with its scale; it is read as float32."""
     _files: dict[Path, int] = field(default_factory=dict)
     _json: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -126,12 +85,15 @@ class Checkpoint:
                 continue  # A missing scale is reported only if the model needs the tensor.
             values = to_float32(self.read(self.tensors[name]))
             scale = scaled.scale_of(values, info.shape, block, name)
-            self.tensors[info.name] = replace(info, scale=scale)
+            self.scales[info.name] = scale
         for name in list(self.tensors):
             if name.endswith(("weight_scale_inv", "weight_scale")) or re.fullmatch(
                 scaled.UNUSED, name
             ):
                 del self.tensors[name]
+
+    def is_readable(self, info: TensorInfo) -> bool:
+        return info.dtype in READABLE or info.name in self.scales
 
     def read_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
         """Rows of a tensor as stored (BF16 as `uint16`); a tensor with a scale comes as float32."""
@@ -141,8 +103,8 @@ class Checkpoint:
             raise ModelError(
                 f"{info.path} became shorter while tensor {info.name} was read", path=str(info.path)
             )
-        if info.scale is not None:
-            return info.scale.applied(out.reshape(count, -1), info.dtype, first)
+        if (scale := self.scales.get(info.name)) is not None:
+            return scale.applied(out.reshape(count, -1), info.dtype, first)
         return out.view(READABLE.get(info.dtype, _RAW)).reshape(count, -1)
 
     def read(self, info: TensorInfo, part: int = 0, n_parts: int = 0) -> npt.NDArray[Any]:
@@ -177,72 +139,6 @@ class Checkpoint:
         """Drop the JSON files read so far: a large tokenizer.json takes more memory than the
         weights."""
         self._json.clear()
-
-
-def read_header(path: Path) -> list[TensorInfo]:
-    """The tensors of one SafeTensors file, checked against the file's size."""
-
-    def error(what: str) -> ModelError:
-        return ModelError(f"{path} is not a sound SafeTensors file: {what}", path=str(path))
-
-    try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
-            if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-                raise error(f"its header claims {length} bytes, the file has {size}")
-            header = json.loads(file.read(length).decode("utf-8"))
-    except OSError as failure:
-        raise ModelError(f"{path} cannot be read: {failure.strerror}", path=str(path)) from None
-    except (ValueError, RecursionError):
-        raise error("its header is not JSON") from None
-    if not isinstance(header, dict):
-        raise error("its header is not a JSON object")
-    header.pop("__metadata__", None)
-    data_bytes = size - 8 - length
-    infos = [_tensor(path, 8 + length, data_bytes, name, e) for name, e in header.items()]
-    infos.sort(key=lambda info: (info.offset, info.size_bytes))
-    end = 8 + length
-    for info in infos:
-        if info.offset != end:
-            raise error(f"the bytes of tensor {info.name} overlap or leave a gap before them")
-        end += info.size_bytes
-    if end != size:
-        raise error(f"{size - end} bytes at its end belong to no tensor")
-    return infos
-
-
-def _tensor(path: Path, base: int, data_bytes: int, name: str, entry: object) -> TensorInfo:
-    def error(what: str) -> ModelError:
-        return ModelError(f"{path}: tensor {name} {what}", path=str(path), tensor=name)
-
-    if not isinstance(entry, dict):
-        raise error("has no dtype, shape and data_offsets")
-    dtype: Any = entry.get("dtype")
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _ITEM_BITS:
-        raise error(f"has type {dtype}, which SafeTensors does not have")
-    if not _whole_numbers(shape):
-        raise error("has no valid shape")
-    if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise error("has no valid data_offsets")
-    begin, end = offsets
-    if end > data_bytes:
-        raise ModelError(
-            f"{path} is truncated: tensor {name} ends at byte {base + end}, "
-            f"the file has {base + data_bytes} bytes",
-            path=str(path),
-            needed_bytes=base + end,
-            available_bytes=base + data_bytes,
-        )
-    if len(shape) > 8 or 8 * (end - begin) != math.prod(shape) * _ITEM_BITS[dtype]:
-        raise error(f"of shape {shape} and type {dtype} cannot take {end - begin} bytes")
-    return TensorInfo(name, dtype, tuple(shape), path, base + begin, end - begin)
-
-
-def _whole_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in value)
 
 
 def _check_index(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:

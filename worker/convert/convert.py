@@ -15,14 +15,14 @@ from typing import Any
 from worker.convert import manifest, verify, weights
 from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options, prepare_checked
-from worker.convert.progress import Reporter
+from worker.convert.report import Report
 from worker.errors import ModelError
 
 
-def convert(source: Path, destination: Path, options: Options, report: Reporter) -> dict[str, Any]:
+def convert(source: Path, destination: Path, options: Options, report: Report) -> dict[str, Any]:
     """Write `destination` from the checkpoint in the folder `source`.
 
-    Returns what `Reporter.finished` shows. Raises `ModelError` and leaves nothing behind.
+    Returns what there is to say about the file. Raises `ModelError` and leaves nothing behind.
     """
     began = time.monotonic()
     if destination.is_dir():
@@ -52,7 +52,7 @@ def _write(
     conversion: Conversion,
     destination: Path,
     options: Options,
-    report: Reporter,
+    report: Report,
     hashing: Future[str],
 ) -> str:
     """Write and verify the file; returns the digest of the source."""

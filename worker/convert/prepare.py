@@ -239,8 +239,8 @@ def _notes(family: Family, config: Config) -> Iterator[str]:
 
 def _lossless(checkpoint: Checkpoint) -> TensorType:
     """The type that holds every value of the source."""
-    found = checkpoint.tensors.values()
-    types = {"F32" if info.scale else info.dtype for info in found if info.is_readable}
+    found = filter(checkpoint.is_readable, checkpoint.tensors.values())
+    types = {"F32" if info.name in checkpoint.scales else info.dtype for info in found}
     return types.pop() if len(types) == 1 else "F32"
 
 

@@ -18,13 +18,14 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.checkpoint import READABLE, Checkpoint, TensorInfo
+from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import extra_tensors
 from worker.convert.family.rules import Family, Rule
 from worker.convert.quantize import size_bytes
 from worker.errors import ModelError
+from worker.models.safetensors import TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ def plan_tensors(
     for instance in instances:
         found = [tuple(names[s] for s in member if s in names) for member in instance.members]
         if sum(map(len, found)) == sum(map(len, instance.members)):
+            _check_readable(checkpoint, instance, found)
             made = _output(instance, found, d, shapes)
             if (other := outputs.get(made.name)) is not None and other.pieces:
                 raise ModelError(
@@ -166,12 +168,11 @@ def _moved(family: Family, names: Mapping[str, TensorInfo]) -> Callable[[str], s
     return partial(moved, root=first)
 
 
-def _output(
-    instance: Instance, members: list[tuple[TensorInfo, ...]], d: Dims, made: _MadeShapes
-) -> OutputTensor:
-    rule, origin = instance.rule, instance.rule.origin
+def _check_readable(
+    checkpoint: Checkpoint, instance: Instance, members: list[tuple[TensorInfo, ...]]
+) -> None:
     for info in (info for member in members for info in member):
-        if not info.is_readable and not origin.kind:
+        if not checkpoint.is_readable(info) and not instance.rule.origin.kind:
             raise ModelError(
                 f"{info.path}: tensor {info.name} has type {info.dtype}; "
                 f"{', '.join(READABLE)} can be converted",
@@ -179,6 +180,12 @@ def _output(
             )
         if 0 in info.shape or not info.shape:
             raise _misshapen(info, "which is empty")
+
+
+def _output(
+    instance: Instance, members: list[tuple[TensorInfo, ...]], d: Dims, made: _MadeShapes
+) -> OutputTensor:
+    rule, origin = instance.rule, instance.rule.origin
     sources, is_stack = [member[0] for member in members], "{e}" in origin.source
     if other := next((s for s in sources if s.shape != sources[0].shape), None):
         raise _misshapen(other, f"and {sources[0].name} {list(sources[0].shape)}")

@@ -25,13 +25,14 @@ from typing import Any
 
 import gguf
 
-from worker.convert.checkpoint import READABLE, Checkpoint, TensorInfo
+from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.family.rules import F32_ALWAYS, Metadata, Typed
 from worker.convert.tensor_plan import OutputTensor, RowSpan
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_range
 from worker.models.gguf.header import read_header
 from worker.models.gguf.tensors import TensorEntry
+from worker.models.safetensors import TensorInfo
 
 NEEDS = "pip install 'llorch-worker[torch]'"
 _FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".safetensors"}

@@ -5,12 +5,10 @@ Prints, as one line of JSON, the SHA-256 of the bytes that the script meant each
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import resource
 import runpy
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,14 +16,14 @@ from typing import Any
 
 import numpy as np
 
-_PR_SET_PDEATHSIG = 1
+from worker.background import die_with_parent
+
 _NETWORK = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
 
 
 def main() -> None:
     limit, scripts, source, target, outtype, *flags = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
     resource.setrlimit(resource.RLIMIT_DATA, (int(limit), int(limit)))
     sys.addaudithook(_without_network)
     sys.path[:0] = [scripts, f"{scripts}/gguf-py"]

@@ -26,8 +26,8 @@ from worker.convert.chunks import RowChunk
 from worker.convert.output import OutputFile, PlacedTensor, write_layout
 from worker.convert.output_types import FORMATS
 from worker.convert.prepare import Conversion, Options, prepare_checked
-from worker.convert.progress import Reporter
 from worker.convert.quantize import decode, encode, to_float32
+from worker.convert.report import Report
 from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
@@ -48,7 +48,7 @@ _QUANTISER_KEYS = "quantize.imatrix."
 """The beginning of keys that llama.cpp's quantiser adds."""
 
 
-def check_file(source: Path, file: Path, options: Options, report: Reporter) -> int:
+def check_file(source: Path, file: Path, options: Options, report: Report) -> int:
     """Repeat every check on an existing file; returns the number of tensors.
 
     Raises:
@@ -107,7 +107,7 @@ def _said(layout: GgufLayout, key: str) -> list[object]:
     return [layout.types[key], array.item_type, *items]
 
 
-def _quantise_again(conversion: Conversion, file: Path, options: Options, report: Reporter) -> None:
+def _quantise_again(conversion: Conversion, file: Path, options: Options, report: Report) -> None:
     """Quantise again, and compare every byte of the weights with the file's.
 
     Raises:

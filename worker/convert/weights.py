@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from worker.convert import chunks, k_quants
+from worker.convert import chunks
 from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options
-from worker.convert.progress import Reporter
 from worker.convert.quantize import encode, is_copied, is_finite, size_bytes
+from worker.convert.report import Report
 from worker.errors import ModelError
+from worker.llama import quantizer_process
 
 _HEADROOM_BYTES = 64 << 20
 """Disk space reserved for the header, mostly its vocabulary."""
 
 
 def write_tensors(
-    conversion: Conversion, out: OutputFile, options: Options, report: Reporter
+    conversion: Conversion, out: OutputFile, options: Options, report: Report
 ) -> None:
     out.write_header(
         conversion.architecture,
@@ -49,19 +50,19 @@ def write_tensors(
 
 
 def write_quantised(
-    conversion: Conversion, out: OutputFile, options: Options, report: Reporter
+    conversion: Conversion, out: OutputFile, options: Options, report: Report
 ) -> None:
     path = out.path.with_name(out.path.name + ".intermediate")
     with OutputFile(path) as intermediate:
         write_tensors(conversion, intermediate, options, report)
         size = sum(p.size_bytes for p in intermediate.placed)
         report.step("quantize", 0, size)
-        k_quants.quantize(
+        quantizer_process.quantize(
             intermediate.partial,
             out.partial,
             options.format.file_type,
             options.imatrix,
-            options.n_threads,
+            options.n_threads or chunks.n_cpus(),
             lambda done, total: report.step("quantize", size * done // total, size),
         )
 

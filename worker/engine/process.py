@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import gc
 import os
 import signal
 import socket
-import sys
 import threading
 from concurrent.futures import Future
 
+from worker.background import die_with_parent
 from worker.engine.intake import Intake
 from worker.engine.loop import Loop
 from worker.engine.media.decoding import decoder
@@ -37,14 +36,13 @@ from worker.wire.transport import SyncChannel
 
 log = get_logger()
 
-_PR_SET_PDEATHSIG = 1
 _EXPECTED_WARNINGS = ("training context overflow", "dummy tokens", "failed to decode, ret = 2")
 """Of a pool that is larger than one sequence, of a plan without a vocabulary, and of a step that a
 cancel ended."""
 
 
 def main() -> None:
-    _die_with_parent()
+    die_with_parent()
     parser = argparse.ArgumentParser(prog="worker.engine.process")
     parser.add_argument("--fd", type=int, required=True, help="the socket to the parent")
     parser.add_argument("--black-box", type=int, required=True, help="the black box's file")
@@ -103,16 +101,6 @@ def _run(loop: Loop, outbox: Outbox) -> None:
         log.exception("engine.loop_failed")
         outbox.flush()
         os._exit(70)
-
-
-def _die_with_parent() -> None:
-    """Have the kernel kill this process with its parent, even one that is stopped; without Linux,
-    the end of the pipe has to do."""
-    if sys.platform == "linux":
-        parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(0)  # the parent died between the two calls
 
 
 def _forward_log(level: library.LogLevel, line: str) -> None:

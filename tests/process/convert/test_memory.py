@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.unit.convert.test_parity import checkpoint
 from worker.convert import convert
 from worker.convert.prepare import Options, prepare
-from worker.convert.progress import Reporter
+from worker.commands.progress import Reporter
 
 convert.prepare_checked = prepare
 for name in sys.argv[2:]:

@@ -17,8 +17,8 @@ import pytest
 from tests.unit.convert import engine
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
-from worker.convert import imatrix
 from worker.errors import ModelError
+from worker.llama import imatrix
 from worker.models.gguf.header import read_header
 
 TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 
-from worker.convert.progress import Reporter
+from worker.commands.progress import Reporter
 
 
 class Terminal(io.StringIO):

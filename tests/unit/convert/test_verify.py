@@ -11,9 +11,9 @@ import pytest
 
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
+from worker.commands.progress import Reporter
 from worker.convert import verify
 from worker.convert.prepare import Options
-from worker.convert.progress import Reporter
 from worker.errors import ModelError
 from worker.models.gguf.layout import GgufLayout, read_layout
 

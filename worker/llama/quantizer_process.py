@@ -6,19 +6,15 @@ JSON lines and dies with its parent (on Linux).
 
 from __future__ import annotations
 
-import ctypes
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from worker.convert.chunks import n_cpus
+from worker.background import die_with_parent
 from worker.errors import ModelError, WorkerError
-
-_PR_SET_PDEATHSIG = 1
 
 
 def quantize(
@@ -26,7 +22,7 @@ def quantize(
     target: Path,
     file_type: int,
     imatrix: Path | None,
-    threads: int | None,
+    threads: int,
     on_progress: Callable[[int, int], None],
 ) -> None:
     """Quantise a GGUF; `file_type` is llama.cpp's number.
@@ -34,7 +30,7 @@ def quantize(
     Raises:
         ModelError: the quantiser refuses, or its process dies.
     """
-    arguments = map(str, (source, target, file_type, threads or n_cpus(), imatrix or ""))
+    arguments = map(str, (source, target, file_type, threads, imatrix or ""))
     child = subprocess.Popen(
         [sys.executable, "-m", __name__, *arguments],
         stdout=subprocess.PIPE,
@@ -63,14 +59,13 @@ def quantize(
 
 def main() -> None:
     source, target, file_type, threads, imatrix = sys.argv[1:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    die_with_parent()
 
     def send(**message: Any) -> None:
         print(json.dumps(message), flush=True)
 
     try:
-        from worker.convert.imatrix import read
+        from worker.llama.imatrix import read
         from worker.llama.quantize import quantize as quantize_here
 
         quantize_here(

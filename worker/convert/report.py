@@ -1,0 +1,13 @@
+"""Whoever is told how far a conversion is."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Report(Protocol):
+    """Called on the converter's main thread only."""
+
+    def step(self, phase: str, done_bytes: int, total_bytes: int) -> None: ...
+
+    def note(self, sentence: str) -> None: ...
