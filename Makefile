@@ -17,7 +17,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients differential routers page-test vulkan-test ray fleet-test chaos fuzz attack long parity-data bench-convert
+.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients differential routers page-test vulkan-test ray fleet-test chaos fuzz attack long parity-data bench-convert script-test
 .PHONY: image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -132,6 +132,11 @@ bench-convert: setup ## the converter against llama.cpp's own script, in parity-
 	$(PYTHON) -m venv $(VENV)-parity
 	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
 	$(PY) -m tools.bench.convert_bench --peer-python $(VENV)-parity/bin/python $(BENCH)
+
+script-test: setup ## models that only llama.cpp's own converter knows: converted, verified, compared and served (minutes; in parity-data's venv)
+	$(PYTHON) -m venv $(VENV)-parity
+	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
+	PYTHONPATH=$$(echo $(VENV)-parity/lib/python3*/site-packages) $(VENV)/bin/pytest -rP -m long tests/unit/convert/test_upstream.py
 
 lock: ## let the newest versions of all packages in, and pin those with their hashes (then run the tests)
 	@$(PYTHON) -m builds lock --upgrade

@@ -6,6 +6,7 @@ processor's caches. Threads take chunks in file order, so reads and writes stay 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -25,6 +26,8 @@ from worker.convert.quantize import to_float32
 from worker.convert.tensor_plan import RowSpan
 
 CHUNK_ELEMENTS = 1 << 18
+_LARGE_BYTES = 16 << 20
+"""Of a chunk that is a whole tensor, because its rows are computed at once."""
 
 _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 
@@ -41,14 +44,22 @@ class RowChunk:
     offset: int
     size_bytes: int
 
-    def source(self, checkpoint: Checkpoint) -> npt.NDArray[Any]:
-        """What the source's values of this chunk become, in a stored type or as float32."""
+    def parts(self, checkpoint: Checkpoint) -> Iterator[tuple[npt.NDArray[Any], int, int]]:
+        """What the source's values become, in a stored type or as float32: a few rows at a time,
+        with the place and the number of their bytes."""
         tensor = self.placed.tensor
         if self.piece is None:
             assert tensor.values is not None
-            return tensor.values
+            yield tensor.values, self.offset, self.size_bytes
+            return
         values = self.piece.read(checkpoint, self.first_row, self.n_rows)
-        return to_float32(values) + np.float32(tensor.plus) if tensor.plus else values
+        row_bytes = self.size_bytes // self.n_rows
+        step = max(1, CHUNK_ELEMENTS // tensor.row_length)
+        for first in range(0, self.n_rows, step):
+            rows = values[first : first + step]
+            if tensor.plus:
+                rows = to_float32(rows) + np.float32(tensor.plus)
+            yield rows, self.offset + first * row_bytes, len(rows) * row_bytes
 
 
 def chunks(placed: Iterable[PlacedTensor]) -> Iterator[RowChunk]:
@@ -93,7 +104,8 @@ def run(
     first exception stops all threads and is raised here.
     """
     _keep_freed_memory()
-    lock, stopped, done_bytes = threading.Lock(), threading.Event(), 0
+    lock, large = threading.Lock(), threading.Lock()
+    stopped, done_bytes = threading.Event(), 0
 
     def serve() -> None:
         nonlocal done_bytes
@@ -102,7 +114,9 @@ def run(
                 chunk = next(todo, None)
             if chunk is None:
                 return
-            work(chunk)
+            # Two of them at once would take the memory of two tensors.
+            with large if chunk.size_bytes > _LARGE_BYTES else contextlib.nullcontext():
+                work(chunk)
             with lock:
                 done_bytes += chunk.size_bytes
 

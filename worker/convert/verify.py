@@ -149,10 +149,11 @@ def check_tensors(
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def check(chunk: RowChunk) -> None:
-        written = read_bytes(file, chunk.size_bytes, chunk.offset)
-        if written.size < chunk.size_bytes:
-            raise ModelError(f"{path} became shorter while it was verified")
-        _check_chunk(chunk.source(conversion.checkpoint), written, chunk)
+        for values, offset, size in chunk.parts(conversion.checkpoint):
+            written = read_bytes(file, size, offset)
+            if written.size < size:
+                raise ModelError(f"{path} became shorter while it was verified")
+            _check_rows(values, written, chunk.placed)
 
     try:
         on_done(0, total)
@@ -180,16 +181,18 @@ def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
     return sorted(placed, key=lambda p: p.offset)
 
 
-def _check_chunk(source: npt.NDArray[Any], written: npt.NDArray[np.uint8], chunk: RowChunk) -> None:
-    kind = chunk.placed.kind
+def _check_rows(
+    source: npt.NDArray[Any], written: npt.NDArray[np.uint8], placed: PlacedTensor
+) -> None:
+    kind = placed.kind
     if kind not in _LOSS:
         if not np.array_equal(encode(source, kind), written):
-            raise _differs(chunk.placed.tensor.name, "not those that the source gives")
+            raise _differs(placed.tensor.name, "not those that the source gives")
         return
     values = to_float32(source).reshape(-1)
     lost = _rms(decode(written, kind) - values) / max(_rms(values), 1e-30)
     if not lost <= _LOSS[kind]:  # False for a NaN.
-        raise _differs(chunk.placed.tensor.name, f"{kind}, and {lost:.0%} of it are lost")
+        raise _differs(placed.tensor.name, f"{kind}, and {lost:.0%} of it are lost")
 
 
 def _rms(values: npt.NDArray[np.float32]) -> float:

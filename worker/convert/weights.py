@@ -30,14 +30,14 @@ def write_tensors(
 
     def work(chunk: chunks.RowChunk) -> None:
         placed = chunk.placed
-        values = chunk.source(conversion.checkpoint)
-        data = encode(values, placed.kind)
-        if not is_copied(values.dtype, placed.kind) and not is_finite(data, placed.kind):
-            raise ModelError(
-                f"tensor {placed.tensor.name} has a value that {placed.kind} cannot hold",
-                tensor=placed.tensor.name,
-            )
-        out.write(data, chunk.offset)
+        for values, offset, _size in chunk.parts(conversion.checkpoint):
+            data = encode(values, placed.kind)
+            if not is_copied(values.dtype, placed.kind) and not is_finite(data, placed.kind):
+                raise ModelError(
+                    f"tensor {placed.tensor.name} has a value that {placed.kind} cannot hold",
+                    tensor=placed.tensor.name,
+                )
+            out.write(data, offset)
 
     report.step("convert", 0, total)
     chunks.run(
