@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from worker.convert.quantize import (
+    block_maximum,
     decode,
     encode,
     size_bytes,
@@ -94,3 +95,16 @@ def test_the_package_reads_what_was_written() -> None:
     for kind in KINDS:
         theirs = gguf.dequantize(encode(values, kind), gguf.GGMLQuantizationType[kind])
         assert np.array_equal(decode(encode(values, kind), kind), np.ravel(theirs))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "one", "minus_one"),
+    [(np.float32, 1, -1), (np.float16, 1, -1), (np.uint16, 0x3F80, 0xBF80)],
+)
+def test_the_largest_magnitude_is_found_wherever_it_is(
+    dtype: npt.DTypeLike, one: int, minus_one: int
+) -> None:
+    values = np.zeros((33, 32), dtype=dtype)
+    for place in range(32):
+        values[place, place] = one if place % 2 else minus_one
+    assert block_maximum(values).tolist() == [1.0] * 32 + [0.0]
