@@ -58,6 +58,7 @@ SUBJECTS = {
         (
             *(f"{_UNIT}/engine/test_{name}.py" for name in ("cache", "scheduler", "loop", "pace")),
             *(f"{_UNIT}/engine/test_{name}.py" for name in ("memory_tier", "snapshots")),
+            *(f"{_UNIT}/engine/test_{name}.py" for name in ("divisions", "placement")),
             f"{_UNIT}/engine/test_kv_store.py",
         ),
     ),

@@ -146,6 +146,15 @@ class Model:
             raise ModelError(f"llama.cpp cannot load {path}: {library.reason(lines)}", path=path)
         self.pointer = pointer
         self.vocab = flat.llama_model_get_vocab(pointer)
+        self.size_bytes = int(flat.llama_model_size(pointer))
+        self.n_params = int(flat.llama_model_n_params(pointer))
+        self.n_embd = int(flat.llama_model_n_embd_out(pointer))
+        self.n_cls_out = int(flat.llama_model_n_cls_out(pointer))
+        self.n_vocab = int(flat.llama_vocab_n_tokens(self.vocab))
+        self.trained_context_length = int(flat.llama_model_n_ctx_train(pointer))
+        is_hybrid = flat.llama_model_is_hybrid(pointer)
+        self.is_recurrent = bool(is_hybrid or flat.llama_model_is_recurrent(pointer))
+        """Whether some layers have a recurrent state, which cannot be cut."""
         self.adapters: list[Any] = []
         """Pointers to the adapters that are loaded; llama.cpp frees them with the model."""
         self.directions: npt.NDArray[np.float32] | None = None
@@ -200,37 +209,7 @@ class Model:
         text = self._flat.llama_model_chat_template(self.pointer, name.encode() if name else None)
         return text.decode("utf-8", "replace") if text else None
 
-    @cached_property
-    def size_bytes(self) -> int:
-        return int(self._flat.llama_model_size(self.pointer))
-
-    @cached_property
-    def n_params(self) -> int:
-        return int(self._flat.llama_model_n_params(self.pointer))
-
-    @cached_property
-    def n_embd(self) -> int:
-        return int(self._flat.llama_model_n_embd_out(self.pointer))
-
-    @cached_property
-    def n_cls_out(self) -> int:
-        return int(self._flat.llama_model_n_cls_out(self.pointer))
-
-    @cached_property
-    def trained_context_length(self) -> int:
-        return int(self._flat.llama_model_n_ctx_train(self.pointer))
-
-    @cached_property
-    def is_recurrent(self) -> bool:
-        """Whether some layers have a recurrent state, which cannot be cut."""
-        flat, model = self._flat, self.pointer
-        return bool(flat.llama_model_is_recurrent(model) or flat.llama_model_is_hybrid(model))
-
     # --- vocabulary --------------------------------------------------------------------
-
-    @cached_property
-    def n_vocab(self) -> int:
-        return int(self._flat.llama_vocab_n_tokens(self.vocab))
 
     @cached_property
     def bos(self) -> int | None:
