@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tests.support.worker import WorkerProcess
+from tests.support.worker import PATIENCE_S, WorkerProcess
 
 
 @dataclass
@@ -35,9 +35,14 @@ class Bench:
     def worker(self, *flags: str) -> Iterator[WorkerProcess]:
         folder = Path(tempfile.mkdtemp(prefix="worker-", dir=self.cache))
         running = WorkerProcess.start(
-            *flags, folder=folder, cache_dir=self.cache, backend=self.backend
+            *flags,
+            folder=folder,
+            cache_dir=self.cache,
+            backend=self.backend,
+            wait_ready=False,
         )
         try:
+            running.wait_ready(PATIENCE_S * self.patience)
             yield running
         finally:
             running.kill()
