@@ -27,9 +27,9 @@ STAMP = f"{LIBRARIES}/llorch-build.json"
 EARLIEST = (1980, 1, 1, 0, 0, 0)
 # llama.cpp's own converter, unchanged, for models that the worker's converter does not know.
 SCRIPTS = "llama_cpp/converter"
-# libggml-base.so.0.25.3, libggml.0.dylib, libggml-cpu-zen4.so: a name, with a version in either
-# place.
-LIBRARY = re.compile(r"^(?P<name>lib[\w-]+?)(\.\d+)*\.(so|dylib)(\.\d+)*$")
+# libggml-base.so.0.25.3, libggml.0.dylib, libggml-cpu-zen4.so, libggml-cpu-armv8.2_1.so: a name,
+# with a version in either place.
+LIBRARY = re.compile(r"^(?P<name>lib[\w-]+?(\.\d+_\d+)?)(\.\d+)*\.(so|dylib)(\.\d+)*$")
 # The bindings open these libraries by their plain names. Libraries look the others up by soname.
 OPENED_BY_NAME = ("libllama", "libmtmd")
 CORE = (*OPENED_BY_NAME, "libggml", "libggml-base")

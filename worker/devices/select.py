@@ -38,7 +38,7 @@ _SOFTWARE_RENDERER = re.compile(
     re.IGNORECASE,
 )
 _NO_GPU = "ggml_vulkan: No devices found"
-_CPU_PLUGIN = re.compile(r"loaded CPU backend from .*libggml-cpu(?:-(?P<variant>\w+))?\.\w+")
+_CPU_PLUGIN = re.compile(r"loaded CPU backend from .*libggml-cpu(?:-(?P<variant>[\w.]+))?\.\w+")
 _REASON = re.compile(r"(error|fail|no .*device|not found|unable|insufficient)", re.IGNORECASE)
 
 

@@ -18,6 +18,7 @@ INFO = "llama_cpp_python-1.2.3.dist-info"
 UPSTREAM = {
     "bin/libggml-cpu-x64.so": b"x64",
     "bin/libggml-cpu-haswell.so": b"haswell",
+    "bin/libggml-cpu-armv8.2_1.so": b"neoverse",
     "bin/libggml-rpc.so": b"rpc",
     "bin/libggml-blas.so": b"blas",
     "include/ggml.h": b"header",
@@ -91,6 +92,7 @@ def test_only_what_is_needed_is_left_each_once(tmp_path: Path, patchelf: Path) -
         "llama_cpp/lib/libggml-base.so.0",
         "llama_cpp/lib/libggml-cpu-x64.so",
         "llama_cpp/lib/libggml-cpu-haswell.so",
+        "llama_cpp/lib/libggml-cpu-armv8.2_1.so",
         "llama_cpp/lib/llorch-build.json",
         f"{info}/METADATA",
         f"{info}/WHEEL",
@@ -109,7 +111,8 @@ def test_the_version_gets_its_local_part_and_the_stamp_its_plugins(
         stamp = json.loads(archive.read(repack.STAMP))
     assert b"\nVersion: 1.2.3+cpu\n" in metadata
     assert stamp["backend"] == "cpu"
-    assert stamp["plugins"] == ["libggml-cpu-haswell.so", "libggml-cpu-x64.so"]
+    plugins = [f"libggml-cpu-{each}.so" for each in ("armv8.2_1", "haswell", "x64")]
+    assert stamp["plugins"] == plugins
 
 
 def test_the_test_plugin_lies_beside_the_wheel(tmp_path: Path, patchelf: Path) -> None:

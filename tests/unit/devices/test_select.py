@@ -79,6 +79,14 @@ def test_the_cpu_variant_is_the_plugin_that_was_loaded(config: MakeConfig) -> No
     assert found is None if not variants else f"libggml-cpu-{found}.so" in variants
 
 
+def test_the_cpu_variants_name_may_have_a_dot(
+    config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "load_backend: loaded CPU backend from /lib/libggml-cpu-armv8.2_1.so"
+    monkeypatch.setattr(library, "startup_log", [line])
+    assert select.select_device(config("cpu").settings).cpu_variant == "armv8.2_1"
+
+
 @pytest.mark.parametrize("backend", [name for name, each in BACKENDS.items() if each.on_gpu])
 def test_a_gpu_command_on_a_cpu_wheel_names_what_is_there(
     backend: BackendName, config: MakeConfig, only: Any
