@@ -31,7 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "confinement": {"wire"},
     "setting_faults": {"errors", "expectations"},
     "setting_files": {"errors"},
-    "settings": {"errors", "wire", "installation", "setting_faults"},
+    "settings": {"errors", "wire", "installation", "setting_faults", "expectations"},
     "observability": {"errors", "wire", "settings", "lean_imports"},
     "assets": set(),
     "llama": LEAVES,

@@ -5,7 +5,9 @@ Only this module and those two that call it know pydantic's errors. Pure functio
 
 from __future__ import annotations
 
+import difflib
 import re
+from collections.abc import Iterable
 
 from pydantic_core import ErrorDetails
 
@@ -61,6 +63,23 @@ def expectation(error: ErrorDetails) -> str:
 
 def _plain(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else str(bound)
+
+
+def path_of(loc: Iterable[int | str]) -> str:
+    """A path like `messages[0].content`, without names of union branches, which begin with `~`."""
+    path = ""
+    for step in loc:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("~"):
+            path += f".{step}" if path else step
+    return path
+
+
+def closest(name: str, candidates: Iterable[str]) -> str:
+    """`; did you mean …?` for an unknown name, or nothing."""
+    match = difflib.get_close_matches(name, list(candidates), n=1)
+    return f"; did you mean {match[0]}?" if match else ""
 
 
 def counted(n: int, unit: str) -> str:

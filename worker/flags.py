@@ -11,8 +11,9 @@ from pydantic_core import PydanticUndefined
 
 from worker.commands import SUBCOMMANDS
 from worker.errors import ConfigError
+from worker.expectations import closest
 from worker.installation import own_version
-from worker.setting_faults import ENV_ONLY, ENV_PREFIX, closest, flag
+from worker.setting_faults import ENV_ONLY, ENV_PREFIX, flag
 from worker.settings import BACKEND_FIELDS, FIELDS, group_of
 from worker.wire.backends import BackendName
 

@@ -5,7 +5,6 @@ Used on the main thread before anything else runs, and where `models.toml` is re
 
 from __future__ import annotations
 
-import difflib
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from worker.errors import ConfigError
-from worker.expectations import expectation
+from worker.expectations import closest, expectation, path_of
 
 ENV_PREFIX = "LLORCH_"
 ENV_ONLY = frozenset({"worker_token", "callback_token"})
@@ -25,12 +24,6 @@ ENV_ONLY = frozenset({"worker_token", "callback_token"})
 
 def flag(field: str) -> str:
     return "--" + field.replace("_", "-")
-
-
-def closest(name: str, candidates: list[str]) -> str:
-    """`; did you mean …?` for an unknown name, or nothing."""
-    match = difflib.get_close_matches(name, candidates, n=1)
-    return f"; did you mean {match[0]}?" if match else ""
 
 
 def variable_of(name: str) -> str:
@@ -57,9 +50,8 @@ def read_toml(path: Path, what: str, field: str) -> dict[str, Any]:
 def first_fault(error: ValidationError, model: type[BaseModel]) -> str:
     """The first fault of a file that `model` describes, as `workers[0].replicas: …`."""
     fault = error.errors(include_url=False)[0]
-    place = ""
+    place = path_of(fault["loc"])
     for step in fault["loc"]:
-        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
         model = _nested(model, step) or model
     if fault["type"] == "extra_forbidden":
         name, known = str(fault["loc"][-1]), list(model.model_fields)

@@ -38,11 +38,11 @@ from pydantic_settings import (
 )
 
 from worker.errors import ConfigError
+from worker.expectations import closest
 from worker.installation import default_cache_dir
 from worker.setting_faults import (
     ENV_ONLY,
     ENV_PREFIX,
-    closest,
     explain,
     flag,
     read_toml,

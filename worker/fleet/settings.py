@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from worker.api.http.gate import is_loopback
 from worker.api.http.listen import uri_of
 from worker.errors import ConfigError, WorkerError
+from worker.expectations import closest
 from worker.models.reference import PathReference, parse
-from worker.setting_faults import ENV_ONLY, closest, first_fault, flag, read_toml
+from worker.setting_faults import ENV_ONLY, first_fault, flag, read_toml
 from worker.settings import FIELDS, Settings
 from worker.wire.adapters import with_path
 from worker.wire.backends import BACKENDS, BackendName

@@ -10,7 +10,7 @@ from tests.support.supervised import script
 
 __all__ = ["script"]
 
-FUNCTIONS_IN = 108
+FUNCTIONS_IN = 106
 OBJECTS_IN = 15
 FUNCTIONS_OUT = 16
 OBJECTS_OUT = 1

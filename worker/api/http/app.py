@@ -56,7 +56,7 @@ class Surface:
         """The answer to a request that the gate let in; `None` if it was sent already."""
         raise NotImplementedError
 
-    def admitted(self, key: str | None) -> None:
+    def admitted(self, key: str) -> None:
         """The gate has let a request in, with the key of this name."""
 
     def refused(self, path: str, status: int, error: WorkerError) -> None:
@@ -103,7 +103,8 @@ class Surface:
                 await send({"type": "http.response.body"})
                 return
             try:
-                self.admitted(gate.check(operation, scope, head))
+                if (key := gate.check(operation, scope, head)) is not None:
+                    self.admitted(key)
                 if operation is None:
                     raise place.missing(scope["method"])
                 scope["path_params"] = place.parameters
@@ -153,10 +154,9 @@ class Application(Surface):
     ) -> Response:
         return await operation.endpoint(request, self.state)
 
-    def admitted(self, key: str | None) -> None:
-        if key is not None:
-            bind_key(key)
-            self.state.metrics.keys.labels(key).inc()
+    def admitted(self, key: str) -> None:
+        bind_key(key)
+        self.state.metrics.keys.labels(key).inc()
 
     def refused(self, path: str, status: int, error: WorkerError) -> None:
         """Where the body is at fault, the reason names fields alone: a message may quote it."""

@@ -5,7 +5,6 @@ A fault may repeat a number or boolean of the body, never a text. Pure functions
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterable
 from itertools import islice
@@ -16,7 +15,7 @@ from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
 from worker.errors import InvalidRequest
-from worker.expectations import counted, expectation
+from worker.expectations import closest, counted, expectation, path_of
 
 
 class Fault(TypedDict):
@@ -102,17 +101,5 @@ def _fault_of(entry: ErrorDetails, model: type[BaseModel]) -> Fault:
 
 def _unknown(path: str, known: Iterable[str]) -> Fault:
     path = path[:_NAMED_CHARS]
-    close = difflib.get_close_matches(path.rsplit(".", 1)[-1], list(known), n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = closest(path.rsplit(".", 1)[-1], known)
     return fault(path, "unknown", f"{path} is not a field here{hint}")
-
-
-def path_of(loc: Iterable[int | str]) -> str:
-    """A path like `messages[0].content`, without names of union branches, which begin with `~`."""
-    path = ""
-    for step in loc:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not step.startswith("~"):
-            path += f".{step}" if path else step
-    return path
