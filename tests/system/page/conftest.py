@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.worker import WorkerProcess
-from tests.system.page.watching import faults_of
+from tests.system.page.watching import PATIENCE_MS, faults_of
 
 
 @pytest.fixture(scope="package")
@@ -28,6 +28,7 @@ def browser() -> Iterator[Any]:
     assert chromium is not None, "this needs Chromium, such as Debian's package chromium"
     with sync_playwright() as started:
         opened = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        opened.on("context", lambda context: context.set_default_timeout(PATIENCE_MS))
         yield opened
         opened.close()
 

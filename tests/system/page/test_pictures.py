@@ -40,16 +40,17 @@ pre { margin: 0; padding: 16px 20px; color: #e8eaf0; font: 14px/1.35 "DejaVu San
 </style><pre>"""
 
 
-def keep(picture: bytes, name: str, folder: Path = README_FOLDER) -> None:
+def keep(picture: bytes, name: str, *, is_for_readme: bool = True) -> None:
     """With few colours, as a screen of flat areas needs no more."""
     from PIL import Image
 
+    folder = README_FOLDER if is_for_readme else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.png"
     whole = Image.open(io.BytesIO(picture)).convert("RGB")
     kinds = Image.Quantize.MAXCOVERAGE
     whole.quantize(N_COLOURS, kinds, dither=Image.Dither.NONE).save(path, optimize=True)
-    assert folder != README_FOLDER or path.stat().st_size <= LARGEST_BYTES
+    assert not is_for_readme or path.stat().st_size <= LARGEST_BYTES
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_the_status_fits(browser: Any, busy: WorkerProcess, scheme: str, width: 
         clip = {"x": 0, "y": 0, "width": width, "height": end["y"] + end["height"] + 10}
         keep(page.screenshot(full_page=True, clip=clip), f"status-{scheme}-{width}")
     else:
-        keep(page.screenshot(full_page=True), f"status-{scheme}-{width}", FOLDER)
+        keep(page.screenshot(full_page=True), f"status-{scheme}-{width}", is_for_readme=False)
     context.close()
 
 
@@ -107,8 +108,8 @@ def test_the_chat_fits(browser: Any, busy: WorkerProcess, scheme: str, width: in
     chat = Chat(context.new_page(), busy.base_url)
     chat.ask("What is the capital of France?")
     assert chat.page.evaluate("document.documentElement.scrollWidth") <= width
-    folder = README_FOLDER if width == README_WIDTH else FOLDER
-    keep(chat.page.screenshot(), f"chat-{scheme}-{width}", folder)
+    is_for_readme = width == README_WIDTH
+    keep(chat.page.screenshot(), f"chat-{scheme}-{width}", is_for_readme=is_for_readme)
     context.close()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import urlsplit
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 180_000
 
 
 def expect(locator: Any) -> Any:
