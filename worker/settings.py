@@ -207,6 +207,7 @@ class Settings(_TableFields):
     chat_template_kwargs: JsonObject | None = _setting(None, "server", "a JSON object: variables of the chat template, where a request says nothing of them")
     allow_host: Names = _setting((), "server", "a host name, repeatable, that requests to a loopback address may name in Host besides the loopback names")
     allow_origin: Names = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
+    allow_media_host: Names = _setting((), "server", "HOST or HOST:PORT, repeatable, from which pictures and sounds that a request names by an http(s) URL are fetched; * is any; an address of a private network must be named itself")
     worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, min_length=1)
     api_key_file: str | None = _setting(None, "server", "a file of keys beside the token, a line each: NAME:KEY; logs and metrics have the name")
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
@@ -293,6 +294,18 @@ class Settings(_TableFields):
     def adapters(self) -> tuple[Adapter, ...]:
         """Those of `lora`, in its order; their sizes are not known yet."""
         return tuple(map(parse_adapter, self.lora))
+
+    @cached_property
+    def media_hosts(self) -> tuple[tuple[str, int | None], ...]:
+        """Name or address and port of each of `allow_media_host`."""
+        return tuple(map(_media_host, self.allow_media_host))
+
+    @field_validator("allow_media_host")
+    @classmethod
+    def _are_hosts(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for each in given:
+            _media_host(each)
+        return given
 
     @field_validator("lora")
     @classmethod
@@ -413,6 +426,17 @@ class Settings(_TableFields):
             return cls(**{**flags, "backend": backend})
         except ValidationError as error:
             raise explain(error, flags, list(FIELDS)) from None
+
+
+def _media_host(text: str) -> tuple[str, int | None]:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.netloc != text or parts.username is not None:
+        raise ValueError(f"must be HOST or HOST:PORT, such as pictures.example; {text!r} is not")
+    return host.removesuffix("."), port
 
 
 def _refusal(settings: Settings, field: str, why: str) -> ConfigError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import http.server
 import os
 import random
 import shutil
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -172,9 +174,10 @@ def test_a_control_tokens_spelling_beside_a_picture_is_text(seeing: WorkerProces
 @pytest.mark.parametrize(
     ("url", "words"),
     [
-        ("https://example.com/a.png", "fetches nothing"),
-        ("file:///etc/passwd", "fetches nothing"),
-        ("/etc/passwd", "fetches nothing"),
+        ("https://example.com/a.png", "fetches nothing from port 443 of example.com"),
+        ("http://127.0.0.1/a.png", "fetches nothing from port 80 of 127.0.0.1"),
+        ("file:///etc/passwd", "must be a data: URL"),
+        ("/etc/passwd", "must be a data: URL"),
         ("data:image/png;base64,@@@@", "must be base64"),
         ("data:image/png;base64,", "must not be empty"),
         (data_url(b"<svg/>"), "no picture that can be read"),
@@ -280,6 +283,45 @@ def test_a_cancelled_question_frees_its_cells(seeing: WorkerProcess) -> None:
             next(response.iter_lines())
     seeing.wait_idle()
     seeing.wait_for_free_cells()
+
+
+class Pictures(http.server.BaseHTTPRequestHandler):
+    """A host of one picture, and of a redirect to this machine's other ports."""
+
+    def do_GET(self) -> None:
+        if self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "http://127.0.0.1:22/")
+            self.end_headers()
+        else:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(picture(5))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_a_picture_is_fetched_from_a_host_that_is_named(start_worker: Any) -> None:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as host:
+        threading.Thread(target=host.serve_forever, daemon=True).start()
+        at = f"127.0.0.1:{host.server_port}"
+        flags = ("--allow-media-host", at, "--strict")
+        worker = start_worker(*flags_of("gemma3"), *flags, wait_ready=True)
+        url = {"type": "url", "url": f"http://{at}/x.png"}
+        whole = asked(worker, question(picture(5)))
+        body = question(b"")
+        for name, words in (("x.png", None), ("elsewhere", "port 22")):
+            body["messages"][0]["content"][1]["image_url"]["url"] = f"http://{at}/{name}"
+            answer = worker.post("/v1/chat/completions", body)
+            if words is None:
+                assert answer.json()["choices"][0]["message"]["content"] == whole
+            else:
+                assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+        turns = [{"role": "user", "content": [{"type": "image", "source": url}]}]
+        turn = {"model": "dense", "messages": turns}
+        assert worker.post("/v1/messages/count_tokens", turn).json()["input_tokens"] > N_TOKENS
+        host.shutdown()
 
 
 # --- which projector -----------------------------------------------------------------------------

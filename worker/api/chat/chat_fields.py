@@ -9,7 +9,7 @@ from pydantic import AfterValidator, AliasChoices, Field
 from pydantic_core import PydanticCustomError
 
 from worker.api.chat.fields import Many, TextOr, TextOrMany, needed_by
-from worker.api.chat.media import medium_of, picture_of
+from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import Chat, Message, OneTool, Part, Reasoning, Tool, ToolCall
 from worker.api.http.body import Flag, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid
@@ -20,17 +20,17 @@ MAX_CALLS = 256
 
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
-_PICTURES, _SOUNDS = ("image_url", "input_image"), ("input_audio",)
+_PICTURES, _SOUNDS = ("image_url", "input_image"), ("input_audio", "audio_url")
 
 
 def _readable(kind: str) -> str:
     if kind not in (*_TEXTS, *_PICTURES, *_SOUNDS):
-        message = "must be 'text', 'image_url', 'input_image' or 'input_audio'"
+        message = "must be 'text', 'image_url', 'input_image', 'input_audio' or 'audio_url'"
         raise PydanticCustomError("body.unsupported", message)
     return kind
 
 
-class PictureFields(OpenBody):
+class UrlFields(OpenBody):
     url: str
 
 
@@ -42,14 +42,18 @@ class SoundFields(OpenBody):
 class PartFields(OpenBody):
     type: Annotated[str, AfterValidator(_readable)]
     text: str = Field("", validation_alias=AliasChoices("text", "refusal"))
-    image_url: TextOr[PictureFields] | None = Field(
-        None, description="a data: URL, or an object with it as url"
+    image_url: TextOr[UrlFields] | None = Field(
+        None,
+        description="a data: URL, or an http(s): URL of an --allow-media-host, or an object "
+        "with it as url",
     )
     input_audio: SoundFields | None = None
+    audio_url: TextOr[UrlFields] | None = Field(None, description="of a sound, as image_url")
 
     _has_picture = needed_by("image_url", "image_url")
     _has_input = needed_by("input_image", "image_url")
     _has_sound = needed_by("input_audio", "input_audio")
+    _has_audio = needed_by("audio_url", "audio_url")
 
 
 ContentFields = TextOrMany[PartFields]
@@ -69,14 +73,16 @@ def content_of(
 
 
 def _part_of(part: PartFields, path: str) -> Part:
-    if part.type in _PICTURES:
-        given = part.image_url
-        if isinstance(given, PictureFields):
-            return Part(medium=picture_of(given.url, f"{path}.image_url.url"))
-        return Part(medium=picture_of(given or "", f"{path}.image_url"))
-    if part.type in _SOUNDS:
+    if part.type == "input_audio":
         assert part.input_audio is not None, "a check of the model"
         return Part(medium=medium_of("audio", part.input_audio.data, f"{path}.input_audio.data"))
+    if part.type in (*_PICTURES, *_SOUNDS):
+        kind: Literal["image", "audio"] = "image" if part.type in _PICTURES else "audio"
+        name = f"{path}.{kind}_url"
+        given = part.image_url if kind == "image" else part.audio_url
+        if isinstance(given, UrlFields):
+            return Part(medium=named_medium(kind, given.url, f"{name}.url"))
+        return Part(medium=named_medium(kind, given or "", name))
     return Part(part.text)
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.format import Format
-from worker.api.chat.media import check_media
+from worker.api.chat.media import Link
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
@@ -81,9 +81,6 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     budget = budget_of(wish, variables, state)
     reasoning = replace(conventions.reasoning, budget=budget, message=message)
     sampling = replace(sampling, reasoning=reasoning)
-    media = tuple(m for p in prompts if isinstance(p, ChatPrompt | MarkedPrompt) for m in p.media)
-    if media:
-        check_media(media, state.served.info.projector if state.served.info is not None else None)
     requests = _requests(asked, prompts, sampling, shown_tokens, state, deadline)
     # Those of a prompt with several choices are one: a long prompt takes milliseconds.
     digests = tuple(name for each in prompts for name in [digest_of(each)] * asked.n)
@@ -118,7 +115,8 @@ def digest_of(prompt: Prompt) -> str:
 
 
 def _digest_of_medium(medium: Medium) -> str:
-    return hashlib.sha256(medium.data).hexdigest()
+    data = medium.url.encode() if isinstance(medium, Link) else medium.data
+    return hashlib.sha256(data).hexdigest()
 
 
 def _tool_use(chat: Chat) -> ToolUse | None:

@@ -1,5 +1,5 @@
-"""Pictures and sounds in a request: base64 in, bytes out. What they hold is read by the engine
-process alone. Pure functions, any thread."""
+"""Pictures and sounds in a request: base64 in, bytes out, and URLs that `links` fetches. What they
+hold is read by the engine's decoder alone. Pure functions, any thread."""
 
 from __future__ import annotations
 
@@ -17,24 +17,38 @@ MAX_MEDIA = 64
 """In one request."""
 _SOUND = re.compile(rb"RIFF....WAVE|ID3|fLaC|\xff[\xe0-\xff]", re.DOTALL)
 """How WAV, MP3 and FLAC begin."""
+_FETCHED = re.compile("https?://", re.IGNORECASE)
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
 
 
+class Link(Medium, frozen=True, kw_only=True):
+    """A medium that is still to be fetched, without bytes."""
+
+    url: str
+
+
 def picture_of(url: str, field: str) -> Medium:
-    """The picture of a `data:` URL.
+    """As `named_medium`, of a picture."""
+    return named_medium("image", url, field)
+
+
+def named_medium(kind: Literal["image", "audio"], url: str, field: str) -> Medium:
+    """The medium of a `data:` URL, or a link.
 
     Raises:
-        InvalidRequest: it is another URL, which nobody fetches here, or no base64.
+        InvalidRequest: it is another URL, or no base64.
     """
+    if _FETCHED.match(url):
+        return Link(kind, b"", field, url=url)
     match = _DATA_URL.match(url, 0, 512)
     if match is None:
         scheme = url.partition(":")[0][:16] if ":" in url[:17] else "no scheme"
         message = (
-            f"{field} must be a data: URL such as data:image/png;base64,…, and it has {scheme}: "
-            "this worker fetches nothing"
+            f"{field} must be a data: URL such as data:image/png;base64,…, or an http: or https: "
+            f"URL, and it has {scheme}"
         )
         raise invalid([fault(field, "unsupported", message)])
-    return medium_of("image", url[match.end() :], field)
+    return medium_of(kind, url[match.end() :], field)
 
 
 def medium_of(kind: Literal["image", "audio"] | None, encoded: str, field: str) -> Medium:

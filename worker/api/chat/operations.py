@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.dialect import Answer, Body, Read
+from worker.api.chat.links import with_media
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat
 from worker.api.chat.run import answered, respond
@@ -48,7 +49,7 @@ def counting(
     async def count(request: Request, state: AppState) -> Response:
         model, chat = await read_as(request, state, body, read)
         state.require_model(model)
-        prompt = await in_background(partial(chat_prompt, chat, state))
+        prompt = await with_media(await in_background(partial(chat_prompt, chat, state)), state)
         return json_response(told(await answered(request, state, CountPrompt(prompt))))
 
     return Operation("POST", path, count, "Tokens of a prompt", body=body, errors=MODEL_ERRORS)

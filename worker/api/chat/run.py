@@ -7,14 +7,17 @@ after a silence. On the event loop.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.dialect import Answer, Body, Read
 from worker.api.chat.inference import Inference, inference_of
+from worker.api.chat.links import with_media
 from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate
 from worker.api.http.body import deadline_of, read_as
@@ -61,7 +64,8 @@ async def respond(
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
-    requests = inference.requests
+    requests = await _with_media(inference.requests, state)
+    inference = replace(inference, requests=requests)
     echoes = await _echoes(request, state, asked, requests) if asked.echo else [""] * len(requests)
     scores_echo = asked.echo and asked.sampling.logprobs is not None
     is_sse = answer_of.media_type.startswith(SSE)
@@ -114,6 +118,20 @@ async def _streamed(
             yield chunk
     if ending := answer.ending():
         yield ending
+
+
+async def _with_media(
+    requests: tuple[InferenceRequest, ...], state: AppState
+) -> tuple[InferenceRequest, ...]:
+    """The requests with the media that their prompts name; the choices of a prompt share them."""
+    ready: list[InferenceRequest] = []
+    for index, each in enumerate(requests):
+        if index and each.prompt is requests[index - 1].prompt:
+            prompt = ready[-1].prompt
+        else:
+            prompt = await with_media(each.prompt, state)
+        ready.append(each if prompt is each.prompt else structs.replace(each, prompt=prompt))
+    return tuple(ready)
 
 
 # --- jobs ----------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
 
 KEPT_REFUSALS = 16
+FETCHES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,6 +107,8 @@ class AppState:
     """The last ones, newest last."""
     body_bytes: int = 0
     """Bytes of all bodies that are being read."""
+    fetches: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FETCHES_AT_ONCE))
+    """Each request that fetches media holds it, with bytes as of a body."""
     history: History = field(init=False)
     model_file: str = field(init=False)
     """The name of the model's file or checkpoint, as it was asked for, without a folder."""

@@ -76,7 +76,7 @@ def _pictures(images: tuple[str, ...], path: str) -> tuple[Part, ...]:
     given = ((f"{path}[{index}]", image) for index, image in enumerate(images))
     return tuple(
         Part(medium=picture_of(image, field))
-        if image.startswith("data:")
+        if image.startswith(("data:", "http:", "https:"))
         else Part(medium=medium_of("image", image, field))
         for field, image in given
     )

@@ -1,0 +1,213 @@
+"""Fetches the pictures and sounds that a request names by a URL, from the hosts that
+`--allow-media-host` names and from nowhere else. On the event loop.
+
+A URL is anybody's: it may name a service of this network, or a host whose name leads there, now or
+at the second look. So a name is resolved once, its address is checked, and that address is
+connected to. A redirect is a URL like the first. No proxy is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec.structs import replace
+
+from worker.api.chat.media import Link, check_media
+from worker.api.http.faults import fault, invalid
+from worker.api.http.state import AppState
+from worker.errors import InvalidRequest
+from worker.observability.logs import get_logger
+from worker.wire.work import ChatPrompt, MarkedPrompt, Medium, Prompt
+
+if TYPE_CHECKING:
+    import httpx
+
+SECONDS = 15.0
+"""For all media of a request."""
+MAX_REDIRECTS = 5
+MAX_URL_CHARS = 4096
+_PORTS = {"http": 80, "https": 443}
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+Address = IPv4Address | IPv6Address
+Known = Sequence[tuple[str, int | None]]
+"""Hosts of `--allow-media-host` as the settings have them."""
+log = get_logger()
+
+
+class _Refused(Exception):
+    """`str` is a clause that says why."""
+
+
+AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
+
+
+async def with_media(prompt: AnyPrompt, state: AppState) -> AnyPrompt:
+    """The prompt with the bytes of all of its media.
+
+    Raises:
+        InvalidRequest: the model cannot take one of them, or it cannot be had; names its field.
+    """
+    if not isinstance(prompt, ChatPrompt | MarkedPrompt) or not prompt.media:
+        return prompt
+    info = state.served.info
+    check_media(prompt.media, info.projector if info is not None else None)
+    if not any(isinstance(medium, Link) for medium in prompt.media):
+        return prompt
+    return replace(prompt, media=await _fetched(prompt.media, state))
+
+
+async def _fetched(media: Sequence[Medium], state: AppState) -> tuple[Medium, ...]:
+    import httpx  # only workers that fetch
+
+    settings = state.settings
+    found: dict[str, bytes] = {}
+    left = settings.max_body_bytes
+    # With a transport of its own, a client asks no proxy; certificates are httpx's defaults.
+    transport = httpx.AsyncHTTPTransport()
+    async with state.fetches, httpx.AsyncClient(transport=transport, timeout=SECONDS) as client:
+        ends_at = asyncio.get_running_loop().time() + SECONDS
+        for medium in media:
+            if not isinstance(medium, Link) or medium.url in found:
+                continue
+            try:
+                async with asyncio.timeout_at(ends_at):
+                    data = await _get(client, medium.url, settings.media_hosts, left)
+            except TimeoutError:
+                raise _invalid(medium, f"it did not come within {SECONDS:.0f} seconds") from None
+            except _Refused as error:
+                raise _invalid(medium, str(error)) from None
+            except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as error:
+                kind = type(error).__name__
+                raise _invalid(medium, f"it could not be fetched ({kind})") from None
+            left -= len(data)
+            found[medium.url] = data
+    return tuple(
+        Medium(medium.kind, found[medium.url], medium.field) if isinstance(medium, Link) else medium
+        for medium in media
+    )
+
+
+def _invalid(medium: Medium, why: str) -> InvalidRequest:
+    return invalid([fault(medium.field, "unsupported", f"{medium.field}: {why}")])
+
+
+async def _get(client: httpx.AsyncClient, text: str, known: Known, most_bytes: int) -> bytes:
+    import httpx
+
+    if len(text) > MAX_URL_CHARS:
+        raise _Refused(f"a URL may have {MAX_URL_CHARS} characters")
+    began, url = time.monotonic(), httpx.URL(text)
+    for _ in range(1 + MAX_REDIRECTS):
+        response = await _sent(client, url, known)
+        try:
+            if response.is_redirect:
+                url = url.join(response.headers["location"])
+                continue
+            data = await _body(response, most_bytes)
+        finally:
+            await response.aclose()
+        seconds = round(time.monotonic() - began, 3)
+        log.info("media.fetched", host=url.host, size_bytes=len(data), seconds=seconds)
+        return data
+    raise _Refused(f"its host redirects more than {MAX_REDIRECTS} times")
+
+
+async def _sent(client: httpx.AsyncClient, url: httpx.URL, known: Known) -> httpx.Response:
+    """The response of one of the addresses of the URL's host, whose body is still to be read."""
+    import httpx
+
+    addresses = await _addresses(url, known)
+    # The address is connected to, and the certificate is the name's.
+    headers = {"host": url.netloc.decode(), "accept-encoding": "identity"}
+    for address in addresses:
+        request = client.build_request(
+            "GET",
+            url.copy_with(host=str(address)),
+            headers=headers,
+            extensions={"sni_hostname": name_of(url), "timeout": client.timeout.as_dict()},
+        )
+        try:
+            return await client.send(request, stream=True)
+        except httpx.ConnectError:
+            if address == addresses[-1]:
+                raise
+    raise AssertionError("there is an address")
+
+
+async def _addresses(url: httpx.URL, known: Known) -> list[Address]:
+    """Those that may be connected to; the caller connects to nothing else.
+
+    Raises:
+        _Refused: there is none.
+    """
+    scheme, name = url.scheme, name_of(url)
+    if scheme not in _PORTS or not name:
+        raise _Refused("only data:, http: and https: URLs are taken")
+    if url.userinfo:
+        raise _Refused("a URL with a user's name is not fetched")
+    port = url.port or _PORTS[scheme]
+    here = {host for host, its_port in known if port == (its_port or _PORTS[scheme])}
+    if not here & {name, "*"}:
+        raise _Refused(
+            f"this worker fetches nothing from port {port} of {name}, as no --allow-media-host "
+            "names it; send a data: URL"
+        )
+    loop = asyncio.get_running_loop()
+    try:
+        entries = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except OSError:
+        raise _Refused(f"there is no host {name}") from None
+    allowed = [
+        address
+        for entry in dict.fromkeys(str(each[4][0]) for each in entries)
+        if is_public(address := ip_address(entry)) or entry in here
+    ]
+    if not allowed:
+        raise _Refused(
+            f"{name} is at an address of a private network or of this machine, and "
+            "--allow-media-host does not name that address"
+        )
+    return allowed
+
+
+def name_of(url: httpx.URL) -> str:
+    """Of its host, as certificates and resolvers have it."""
+    return url.raw_host.decode("ascii").removesuffix(".").lower()
+
+
+def is_public(address: Address) -> bool:
+    """Whether anybody on the internet can be there, also by the IPv4 address inside an IPv6 one."""
+    return all(each.is_global and not each.is_multicast for each in _all_of(address))
+
+
+def _all_of(address: Address) -> Iterable[Address]:
+    if isinstance(address, IPv4Address):
+        return (address,)
+    if address.ipv4_mapped is not None:
+        return (address.ipv4_mapped,)
+    if address in _NAT64:
+        return (IPv4Address(int(address) & 0xFFFFFFFF),)
+    return (address,) if address.sixtofour is None else (address, address.sixtofour)
+
+
+async def _body(response: httpx.Response, most_bytes: int) -> bytes:
+    if response.status_code != 200:
+        raise _Refused(f"its host answered {response.status_code}")
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise _Refused("its host sends it compressed")
+    data = bytearray()
+    async for piece in response.aiter_raw():
+        data += piece
+        if len(data) > most_bytes:
+            raise _Refused(
+                "it is too large: all media that a request names may have --max-body-bytes"
+            )
+    if not data:
+        raise _Refused("its host sends nothing")
+    return bytes(data)
