@@ -17,7 +17,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients differential routers page-test vulkan-test ray fleet-test chaos fuzz attack long parity-data bench-convert script-test
+.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients differential routers page-test vulkan-test ray fleet-test chaos fuzz attack asan long parity-data bench-convert script-test
 .PHONY: image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -56,6 +56,10 @@ routers: setup ## routers from PyPI, Prometheus and kubectl before three workers
 
 attack: setup ## half a minute of each attack on a real worker, with /health and another client watched
 	$(VENV)/bin/pytest -m long -rP tests/system/security/test_under_attack.py tests/system/security/test_network.py
+
+asan: ## the suites of hybrids, windows, cancels, hostile files and grammars on llama.cpp under sanitizers (built once: half an hour)
+	@$(PYTHON) -m builds setup --venv $(VENV)-asan --backend cpu --native --sanitized
+	$(VENV)-asan/bin/python -m tools.sanitized
 
 long: setup ## the tests that take minutes and need nothing more: fuzz, proxies, a crowd, vocabularies, 200 engines killed under streams, a fresh clone
 	$(VENV)/bin/pytest -m long -rP tests/unit tests/process tests/system/worker tests/system/security tests/system/builds/test_fresh_clone.py
@@ -142,4 +146,4 @@ lock: ## let the newest versions of all packages in, and pin those with their ha
 	@$(PYTHON) -m builds lock --upgrade
 
 clean: ## remove what was built in the checkout (the wheel cache stays)
-	rm -rf $(VENV) $(VENV)-vulkan $(VENV)-parity $(VENV)-routers dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-vulkan $(VENV)-asan $(VENV)-parity $(VENV)-routers dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -50,8 +50,8 @@ FLAGS = (
     *("--crash-limit", "1000", "--survive-crashes", "1000"),
 )
 STORE_MIB = 24
-PATIENCE_S = 300.0
-"""Of a client: longer than a busy machine may suspend the run."""
+PATIENCE_S = 120.0
+"""In which the last request ends. Before, no client has a limit: a machine may suspend the run."""
 N_MEMORY_SAMPLES = 24
 MOST_GROWTH_MIB = 10
 BAD_BODIES: tuple[dict[str, Any], ...] = (
@@ -143,7 +143,7 @@ class Chaos:
 
     def client(self, number: int) -> None:
         dice = random.Random(self._seed * 1000 + number)
-        with self.worker.client(timeout=PATIENCE_S) as http:
+        with self.worker.client(timeout=None) as http:
             while not self.stop.is_set():
                 request = dice.choices(
                     [self._one_request, self._one_bad_body, self._one_reset], [8, 1, 1]
@@ -172,7 +172,7 @@ class Chaos:
         content = json.dumps(body | {"ignore_eos": True}).encode()
         head = f"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
         whole = f"{head}Content-Type: application/json\r\n\r\n".encode() + content
-        with socket.create_connection(("127.0.0.1", self.worker.port), timeout=60) as client:
+        with socket.create_connection(("127.0.0.1", self.worker.port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if dice.random() < 0.3:
                 client.sendall(whole[: dice.randrange(len(whole))])
@@ -307,7 +307,9 @@ def _run(
     chaos: Chaos, seconds: float, port: int, messages: list[PoolMessage], store: Path | None
 ) -> Figures:
     figures, worker = chaos.figures, chaos.worker
-    threads = [threading.Thread(target=chaos.client, args=(n,)) for n in range(N_CLIENTS)]
+    threads = [
+        threading.Thread(target=chaos.client, args=(n,), daemon=True) for n in range(N_CLIENTS)
+    ]
     for thread in threads:
         thread.start()
     time.sleep(WARM_UP_SECONDS)
@@ -328,7 +330,8 @@ def _run(
         time.sleep(dice.uniform(0.2, 2))
     chaos.stop.set()
     for thread in [*attackers, *threads]:
-        thread.join(90)
+        thread.join(PATIENCE_S)
+    figures.lost += [f"{thread.name} waits for ever" for thread in threads if thread.is_alive()]
     figures.seconds = round(time.monotonic() - began, 1)
     worker.wait_ready()
     worker.wait_idle()

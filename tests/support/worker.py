@@ -101,7 +101,7 @@ class WorkerProcess:
         """Of the engine process that serves now."""
         return int(self.logs("engine.spawned")[-1]["pid"])
 
-    def client(self, timeout: float = 60) -> httpx.Client:
+    def client(self, timeout: float | None = 60) -> httpx.Client:
         """Over plain HTTP, and so without the certificates, which take 30 ms to load."""
         return httpx.Client(base_url=self.base_url, trust_env=False, verify=False, timeout=timeout)
 

@@ -20,6 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from worker.api.http.errors import error_response
 from worker.api.http.gate import Gate, Head, head_of
+from worker.api.http.openapi import Description
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.routes import Place, Routes
 from worker.api.http.state import AppState, Refusal
@@ -143,10 +144,12 @@ class Application(Surface):
         super().__init__()
         self.state = state
         self.routes = Routes([*beside, *dialects])
-        self.dialects = [
-            replace(each, operations=[o for o in each.operations if self.routes.serves(o)])
-            for each in dialects
-        ]
+        self.description = Description(
+            [
+                replace(each, operations=[o for o in each.operations if self.routes.serves(o)])
+                for each in dialects
+            ]
+        )
         self.gate, self.prefix = Gate(state.settings), state.settings.api_prefix
 
     async def answer(

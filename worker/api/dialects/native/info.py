@@ -13,7 +13,6 @@ from worker.api.dialects.native.answers import AnyObject, ConversionAnswer, Engi
 from worker.api.dialects.native.schema import MAX_JOB_ID_CHARS
 from worker.api.http.body import MAX_NESTING
 from worker.api.http.encoding import json_response
-from worker.api.http.openapi import document
 from worker.api.http.operation import JSON, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
@@ -129,7 +128,8 @@ def _crash(crash: Crash) -> EngineCrash:
 
 
 async def openapi(request: Request, state: AppState) -> Response:
-    return json_response(document(state, request.app.dialects))
+    document = request.app.description.json(state)
+    return Response(document, media_type="application/json")
 
 
 OPERATIONS = [
