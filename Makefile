@@ -118,8 +118,8 @@ image-metal: ## build the image llorch-metal, the guest of a Mac's podman machin
 image-test: setup ## build the CPU and the Vulkan image on a bootstrapped Debian and try both over HTTP (an hour of compiling; needs podman)
 	$(VENV)/bin/pytest -m long tests/system/images
 
-qemu-test: setup ## run the CPU wheel on processors that are not here (long; needs qemu-user-static)
-	$(VENV)/bin/pytest -m long tests/system/builds/test_qemu.py
+qemu-test: setup ## run the CPU wheel on processors that are not here, arm64 by a cross compiler (long; needs qemu-user-static, podman)
+	$(VENV)/bin/pytest -m long tests/system/builds/test_qemu.py tests/system/builds/test_arm64.py
 
 parity-data: ## make the reference data of converter and chat templates anew, in a venv of its own with PyTorch and transformers
 	$(PYTHON) -m venv $(VENV)-parity
