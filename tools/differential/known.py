@@ -267,6 +267,23 @@ KNOWN = (
         when=_several("input", "content"),
     ),
     Known(
+        "several documents have the scores that each has alone; not in llama-server",
+        ("answer*.index", "answer*score", "answer*.text"),
+        "both",
+        when=_several("documents", "texts"),
+    ),
+    Known(
+        "a refusal names the field that is at fault, in the worker's words",
+        ("answer.error.*",),
+        paths=("/v1/embeddings",),
+    ),
+    Known(
+        "content is llama-server's own word, which has its own form on each path",
+        ("status",),
+        paths=("/v1/embeddings",),
+        when=_says("content"),
+    ),
+    Known(
         "other files of a project come whole, or are refused as too long; llama-server cuts",
         ("*",),
         "both",

@@ -68,8 +68,9 @@ async def rerank(request: Request, state: AppState) -> Response:
 
 OPERATIONS = [
     Operation(
-        "POST", f"{prefix}/rerank", rerank, "Documents by how well they answer a query",
+        "POST", f"{prefix}/{name}", rerank, "Documents by how well they answer a query",
         body=RerankBody, errors=MODEL_ERRORS,
     )
     for prefix in ("/v1", "")
+    for name in ("rerank", "reranking")
 ]  # fmt: skip
