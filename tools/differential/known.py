@@ -267,7 +267,7 @@ KNOWN = (
         when=_several("input", "content"),
     ),
     Known(
-        "several documents have the scores that each has alone; not in llama-server",
+        "a model that is made to rank and has no head for it ranks by what shares a document's batch",
         ("answer*.index", "answer*score", "answer*.text"),
         "both",
         when=_several("documents", "texts"),
