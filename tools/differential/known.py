@@ -267,7 +267,7 @@ KNOWN = (
         when=_several("input", "content"),
     ),
     Known(
-        "a model that is made to rank and has no head for it ranks by what shares a document's batch",
+        "without a head for ranks, llama.cpp has a score for the first document of a batch alone",
         ("answer*.index", "answer*score", "answer*.text"),
         "both",
         when=_several("documents", "texts"),
