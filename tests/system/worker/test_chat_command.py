@@ -17,7 +17,7 @@ from rich.status import Status
 from tests.conftest import StartWorker
 from tests.support.certificate import own_certificate
 from tests.support.ports import free_port
-from tests.support.worker import environment, installed
+from tests.support.worker import environment, installed, until
 from worker.commands.chat import Answer, take
 
 FRANCE = "What is the capital of France?\n"
@@ -122,9 +122,10 @@ def test_a_person_edits_pastes_stops_and_leaves(start_worker: StartWorker, tmp_p
         os.write(ours, b"\x1b[200~What is\n2 plus 2?\x1b[201~\n")  # two lines are pasted
         until_seen(b"tokens/s")
         until_seen(b">>> ")
+        n_before = worker.metric("worker_tokens_in_total")
         os.write(ours, b"Tell me a long story about a fox and a stone and a river.\n")
         until_seen(b"river.")
-        until_seen(b"\n")
+        until(lambda: worker.metric("worker_tokens_in_total") > n_before, 60, lambda: "not asked")
         process.send_signal(signal.SIGINT)
         until_seen(b">>> ")
         worker.wait_idle(60)

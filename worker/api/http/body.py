@@ -332,9 +332,10 @@ def _extras(body: OpenBody, path: str) -> Iterator[str]:
             continue
         if isinstance(item, OpenBody):
             yield from _extras(item, prefix + name)
-        elif isinstance(item, tuple) and item and isinstance(item[0], OpenBody):
+        elif isinstance(item, tuple):
             for each in item:
-                yield from _extras(each, f"{prefix}{name}[]")
+                if isinstance(each, OpenBody):  # beside them there may be plain texts
+                    yield from _extras(each, f"{prefix}{name}[]")
 
 
 @cache
