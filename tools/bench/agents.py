@@ -87,7 +87,7 @@ class _Turn:
             **self.fields,
             "messages": messages,
             "tools": TOOLS,
-            "max_tokens": TOKENS_A_TURN,
+            "max_tokens": self.prompts[self.index].n_out,
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
