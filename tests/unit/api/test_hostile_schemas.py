@@ -11,7 +11,7 @@ import pytest
 from tests.support.byte_walk import answer
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.constrain.keywords import NOT_ENFORCED
-from worker.api.chat.format import JsonSchema
+from worker.api.chat.request import JsonSchema
 from worker.errors import InvalidRequest
 
 

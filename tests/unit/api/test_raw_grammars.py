@@ -14,7 +14,7 @@ from builds import sdist
 from builds.pins import pins
 from tests.support.byte_walk import accepts, answer
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.format import Choices, Expression, Format, Grammar
+from worker.api.chat.request import Choices, Expression, Format, Grammar
 from worker.api.http.faults import Fault
 from worker.errors import InvalidRequest
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from tests.support.byte_walk import accepts, answer
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.format import JsonSchema
+from worker.api.chat.request import JsonSchema
 from worker.errors import InvalidRequest
 
 SAFE = 2**53 - 1

@@ -13,7 +13,7 @@ from builds import sdist
 from builds.pins import pins
 from tests.support.real_engine import RealEngine
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.format import Expression, Grammar, JsonSchema
+from worker.api.chat.request import Expression, Grammar, JsonSchema
 from worker.errors import InvalidRequest
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.model import LoadOptions, Model

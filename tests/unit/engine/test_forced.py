@@ -13,8 +13,7 @@ import pytest
 from tests.support.random_models import KINDS, Kind, random_model
 from tests.support.real_engine import CONTEXT, RealEngine
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.format import Choices, JsonSchema
-from worker.api.chat.request import ForcedCalls, Tool
+from worker.api.chat.request import Choices, ForcedCalls, JsonSchema, Tool
 from worker.llama.sampler import Sampler
 from worker.wire.messages import Finished
 from worker.wire.sampling import Constraint

@@ -20,7 +20,7 @@ from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_loop import CONTEXT, Engine
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.format import JsonSchema
+from worker.api.chat.request import JsonSchema
 from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
 from worker.engine.pace import Pace

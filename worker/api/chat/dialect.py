@@ -6,7 +6,8 @@ A dialect is a pydantic model of its body and two things more, which `run.respon
   there is nothing to generate. It raises `InvalidRequest` for what the model of the body cannot
   express. It may run on another thread.
 - a subclass of `Answer`: `encode` turns each delta into bytes of a stream, `whole` the finished
-  choices into the value of a whole answer. Both see the same deltas, so they cannot differ.
+  choices into the value of a whole answer. Both see the same deltas, so they cannot differ. Where a
+  stream is of blocks, as Anthropic's messages and OpenAI's responses are, it is a `BlockAnswer`.
 
 Its operations and the form of its errors stand in its `http.operation.Dialect`.
 """
@@ -14,19 +15,21 @@ Its operations and the form of its errors stand in its `http.operation.Dialect`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from worker.api.chat.delta import Delta
-from worker.api.chat.message import Choice
+from worker.api.chat.delta import Arguments, Delta, Reasoning, Text
+from worker.api.chat.message import Block, Choice
 from worker.api.chat.request import Generate
+from worker.api.http.encoding import sse
 from worker.api.http.operation import SSE, StreamForm
 from worker.api.http.state import AppState
 from worker.errors import WorkerError
+from worker.wire.messages import Finished, Started
 
 Body = TypeVar("Body", bound=BaseModel)
 Read = Callable[[Body, AppState], Generate | Response]
@@ -75,3 +78,61 @@ class Answer(ABC, Generic[Body]):
     @abstractmethod
     def whole(self) -> Any:
         """The whole answer as JSON, once all choices have finished."""
+
+
+# --- streams in blocks that begin, grow and end one after the other -----------------------
+
+Event = dict[str, Any]
+What = Literal["begun", "grown", "ended"]
+
+
+class BlockStep(NamedTuple):
+    what: What
+    at: int
+    """The block's index in the answer."""
+    block: Block
+    text: str = ""
+    """The added text."""
+
+
+class BlockAnswer(Answer[Body]):
+    """The answer of one choice; its dialect says what the events of its stream look like."""
+
+    def __post_init__(self) -> None:
+        [self.choice] = self.choices
+        self._n_begun = 0
+
+    def encode(self, choice: Choice, delta: Delta) -> bytes:
+        return b"".join(map(self.encoded, self._events(delta)))
+
+    def encoded(self, event: Event) -> bytes:
+        return sse(event)
+
+    def _events(self, delta: Delta) -> Iterator[Event]:
+        n_blocks = len(self.choice.blocks)
+        if n_blocks > self._n_begun or isinstance(delta, Finished):
+            yield from self._step("ended", self._n_begun - 1)
+        if n_blocks > self._n_begun:
+            self._n_begun = n_blocks
+            yield from self._step("begun", n_blocks - 1)
+        match delta:
+            case Text(text) | Reasoning(text) | Arguments(_, text) if text:
+                yield from self._step("grown", n_blocks - 1, text)
+            case Started():
+                yield from self.first_events()
+            case Finished():
+                yield from self.last_events()
+
+    def _step(self, what: What, index: int, text: str = "") -> Iterable[Event]:
+        if index < 0:
+            return ()
+        return self.step_events(BlockStep(what, index, self.choice.blocks[index], text))
+
+    @abstractmethod
+    def first_events(self) -> Iterable[Event]: ...
+
+    @abstractmethod
+    def step_events(self, step: BlockStep) -> Iterable[Event]: ...
+
+    @abstractmethod
+    def last_events(self) -> Iterable[Event]: ...

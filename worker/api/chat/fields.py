@@ -11,9 +11,18 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
 from worker.api.chat.media import MAX_MEDIA, medium_of
-from worker.api.chat.request import UNASKED, Chat, Generate, Reasoning
+from worker.api.chat.request import (
+    UNASKED,
+    Chat,
+    Choices,
+    Expression,
+    Format,
+    Generate,
+    Grammar,
+    JsonSchema,
+    Reasoning,
+)
 from worker.api.chat.sampling import MAX_TOKEN_ID, SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState

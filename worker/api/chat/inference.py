@@ -5,37 +5,25 @@ Checks what depends on the served model, whatever dialect asked. Pure functions,
 
 from __future__ import annotations
 
-import hashlib
-import json
-from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import msgpack
 from msgspec.structs import replace
 
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.format import Format
-from worker.api.chat.media import Link
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
-from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.reasoning import budget_of
-from worker.api.chat.request import Chat, ForcedCalls, Generate, OneTool
+from worker.api.chat.prompt import budget_of, chat_prompt
+from worker.api.chat.request import Chat, ForcedCalls, Format, Generate, OneTool
 from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 from worker.observability.logs import digest
 from worker.wire.sampling import Sampling
-from worker.wire.work import (
-    ChatPrompt,
-    InferenceRequest,
-    InfillPrompt,
-    MarkedPrompt,
-    Medium,
-    Prompt,
-)
+from worker.wire.work import InferenceRequest, Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,35 +76,13 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
 
 
 def digest_of(prompt: Prompt) -> str:
-    """The SHA-256 that names a prompt in logs."""
-    match prompt:
-        case str():
-            return digest(prompt)
-        case tuple():
-            ids = [part for part in prompt if not isinstance(part, str)]
-            is_mixed = len(ids) < len(prompt)
-            return digest(repr(prompt) if is_mixed else array("i", ids).tobytes())
-        case MarkedPrompt(text, media):
-            return digest("\0".join([text, *map(_digest_of_medium, media)]))
-        case ChatPrompt(messages, media=media):
-            given = (part for message in messages for field in message.items() for part in field)
-            parts = (*given, *map(_digest_of_medium, media))
-            # A text stays as it is: to quote one of megabytes holds all threads up.
-            return digest(
-                "\0".join(
-                    part
-                    if isinstance(part, str)
-                    else json.dumps(part, ensure_ascii=False, default=str)
-                    for part in parts
-                )
-            )
-        case InfillPrompt():
-            return digest(repr(prompt))
-
-
-def _digest_of_medium(medium: Medium) -> str:
-    data = medium.url.encode() if isinstance(medium, Link) else medium.data
-    return hashlib.sha256(data).hexdigest()
+    """The SHA-256 that names a prompt in logs: that of a text, or of what crosses the pipe."""
+    if isinstance(prompt, str):
+        return digest(prompt)
+    try:
+        return digest(msgpack.encode(prompt))
+    except OverflowError:
+        return digest(repr(prompt))
 
 
 def _tool_use(chat: Chat) -> ToolUse | None:

@@ -9,7 +9,6 @@ import re
 from typing import Literal
 
 from worker.api.http.faults import fault, invalid
-from worker.errors import InvalidRequest
 from worker.wire.engine_info import ProjectorInfo
 from worker.wire.work import Medium
 
@@ -25,11 +24,6 @@ class Link(Medium, frozen=True, kw_only=True):
     """A medium that is still to be fetched, without bytes."""
 
     url: str
-
-
-def picture_of(url: str, field: str) -> Medium:
-    """As `named_medium`, of a picture."""
-    return named_medium("image", url, field)
 
 
 def named_medium(kind: Literal["image", "audio"], url: str, field: str) -> Medium:
@@ -77,17 +71,12 @@ def check_media(media: tuple[Medium, ...], projector: ProjectorInfo | None) -> N
         message = f"a request may have {MAX_MEDIA} pictures and sounds, and this one has more"
         raise invalid([fault(media[MAX_MEDIA].field, "maxItems", message)])
     for medium in media:
-        if refusal := _refusal(medium, projector):
-            raise refusal
-
-
-def _refusal(medium: Medium, projector: ProjectorInfo | None) -> InvalidRequest | None:
-    what, verb = ("pictures", "see") if medium.kind == "image" else ("sounds", "hear")
-    if projector is None:
-        why = f"this model is served without a projector; --mmproj FILE gives it one for {what}"
-    elif not (projector.sees if medium.kind == "image" else projector.hears):
-        why = f"this model's projector does not {verb} {what}"
-    else:
-        return None
-    message = f"{medium.field} is not supported: {why}"
-    return invalid([fault(medium.field, "unsupported", message)])
+        what, verb = ("pictures", "see") if medium.kind == "image" else ("sounds", "hear")
+        if projector is None:
+            why = f"this model is served without a projector; --mmproj FILE gives it one for {what}"
+        elif not (projector.sees if medium.kind == "image" else projector.hears):
+            why = f"this model's projector does not {verb} {what}"
+        else:
+            continue
+        message = f"{medium.field} is not supported: {why}"
+        raise invalid([fault(medium.field, "unsupported", message)])

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from worker.api.chat.format import Format
 from worker.api.http.adapters import Asked
 from worker.wire.sampling import Sampling
 from worker.wire.work import LineLimits, Medium, Prompt
@@ -57,6 +56,46 @@ class Tool:
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     """A JSON schema; without one, any object is allowed."""
+
+
+# --- the form of an answer; each has the path of the request's field, for faults -------------
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """JSON that is valid under a schema."""
+
+    schema: object
+    path: str
+    strict: bool = False
+    """Whether a schema that cannot be enforced whole is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """A text that the regular expression matches as a whole."""
+
+    pattern: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """One of the texts."""
+
+    texts: tuple[str, ...]
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """A text that follows a grammar: GBNF as llama.cpp reads it, or Lark as llguidance does."""
+
+    text: str
+    path: str
+
+
+Format = JsonSchema | Expression | Choices | Grammar
 
 
 @dataclass(frozen=True, slots=True)

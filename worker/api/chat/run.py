@@ -2,11 +2,13 @@
 
 There is one piece of a stream for each engine frame, whatever its number of tokens, and a comment
 after a silence. On the event loop.
+
+Last come the two operations that every dialect of chats has: to generate, and to count a prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,18 +21,26 @@ from worker.api.chat.dialect import Answer, Body, Read
 from worker.api.chat.inference import Inference, inference_of
 from worker.api.chat.links import with_media
 from worker.api.chat.message import Choice
-from worker.api.chat.request import Generate
-from worker.api.http.body import deadline_of, read_as
+from worker.api.chat.prompt import chat_prompt
+from worker.api.chat.request import Chat, Generate
+from worker.api.http.body import deadline_of, in_background, read_as
 from worker.api.http.encoding import KEEPALIVE, json_response
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
-from worker.api.http.operation import SSE
+from worker.api.http.operation import (
+    JSON,
+    MODEL_ERRORS,
+    SSE,
+    AsInReference,
+    Events,
+    Operation,
+)
 from worker.api.http.resume import RESUME, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
 from worker.errors import WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Inbox, Job, StreamEvent
-from worker.wire.work import Detokenize, InferenceRequest, Work
+from worker.wire.work import CountPrompt, Detokenize, InferenceRequest, Work
 
 LATE_HEAD = "x-llorch-late-head"
 """With this header set to 1, a stream's head comes with the first token: until then an error is a
@@ -189,3 +199,40 @@ async def answered(request: Request, state: AppState, work: Work) -> Any:
     job = state.supervisor.open(work, deadline_of(request))
     async with closing_on_disconnect(request, job):
         return await job.answer()
+
+
+# --- operations --------------------------------------------------------------------------
+
+
+def generation(
+    path: str,
+    summary: str,
+    body: type[Body],
+    read: Read[Body],
+    answer: type[Answer[Any]],
+) -> Operation:
+    """`POST path`, streamed or whole."""
+    endpoint = partial(respond, body=body, read=read, answer_of=answer)
+    media_type = answer.media_type.partition(";")[0]
+    answers = {JSON: AsInReference, media_type: Events}
+    return Operation("POST", path, endpoint, summary, answers, body=body, errors=MODEL_ERRORS)
+
+
+def counting(
+    path: str,
+    body: type[Body],
+    read: Callable[[Body], tuple[str | None, Chat]],
+    told: Callable[[int], Mapping[str, Any]],
+) -> Operation:
+    """`POST path`: how many tokens a chat has as the model's template writes it.
+
+    `read` gives the model's name and the chat; `told` is the answer.
+    """
+
+    async def count(request: Request, state: AppState) -> Response:
+        model, chat = await read_as(request, state, body, read)
+        state.require_model(model)
+        prompt = await with_media(await in_background(partial(chat_prompt, chat, state)), state)
+        return json_response(told(await answered(request, state, CountPrompt(prompt))))
+
+    return Operation("POST", path, count, "Tokens of a prompt", body=body, errors=MODEL_ERRORS)

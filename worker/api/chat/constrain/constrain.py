@@ -12,8 +12,15 @@ from typing import Any, NamedTuple
 
 from worker.api.chat.constrain.gbnf import to_lark
 from worker.api.chat.constrain.schema import Schemas
-from worker.api.chat.format import Choices, Expression, Format, Grammar, JsonSchema
-from worker.api.chat.request import ForcedCalls, Tool
+from worker.api.chat.request import (
+    Choices,
+    Expression,
+    ForcedCalls,
+    Format,
+    Grammar,
+    JsonSchema,
+    Tool,
+)
 from worker.api.http.faults import fault, invalid
 from worker.errors import InvalidRequest
 from worker.wire.sampling import Constraint

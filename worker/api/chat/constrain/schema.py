@@ -13,8 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from worker.api.chat.constrain import keywords
-from worker.api.chat.constrain.disjoint import are_disjoint, constants_in
-from worker.api.chat.constrain.endless import DEFINITIONS, endless_in
+from worker.api.chat.constrain.proofs import (
+    DEFINITIONS,
+    are_disjoint,
+    constants_in,
+    endless_in,
+)
 from worker.api.chat.constrain.report import (
     MAX_BYTES,
     MAX_DEPTH,

@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.fields import MAX_STOPS, TextOrMany, needed_by
-from worker.api.chat.media import medium_of, picture_of
+from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import (
     Chat,
     Generate,
@@ -222,5 +222,5 @@ def _parts(blocks: Sequence[TextBlock], path: str) -> tuple[Part, ...]:
 
 def _picture(source: PictureSource, path: str) -> Medium:
     if source.type == "url":
-        return picture_of(source.url, f"{path}.url")
+        return named_medium("image", source.url, f"{path}.url")
     return medium_of("image", source.data, f"{path}.data")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-from worker.api.chat.blocks import BlockAnswer, BlockStep, Event
+from worker.api.chat.dialect import BlockAnswer, BlockStep, Event
 from worker.api.chat.message import Block
 from worker.api.dialects.anthropic.errors import STREAM
 from worker.api.dialects.anthropic.schema import MessagesBody

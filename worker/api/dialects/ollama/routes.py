@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from starlette.responses import Response
 
-from worker.api.chat.operations import generation
 from worker.api.chat.request import Generate
+from worker.api.chat.run import generation
 from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.ollama.errors import ERRORS, LINES
 from worker.api.dialects.ollama.models import OPERATIONS as MODELS

@@ -18,9 +18,8 @@ from worker.api.chat.fields import (
     Stops,
     stops_of,
 )
-from worker.api.chat.format import JsonSchema
-from worker.api.chat.media import MAX_MEDIA, medium_of, picture_of
-from worker.api.chat.request import Chat, Generate, Message, Part, Reasoning
+from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
+from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, Reasoning
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
 from worker.api.dialects.ollama.naming import served
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
@@ -75,7 +74,7 @@ class Turn(MessageFields):
 def _pictures(images: tuple[str, ...], path: str) -> tuple[Part, ...]:
     given = ((f"{path}[{index}]", image) for index, image in enumerate(images))
     return tuple(
-        Part(medium=picture_of(image, field))
+        Part(medium=named_medium("image", image, field))
         if image.startswith(("data:", "http:", "https:"))
         else Part(medium=medium_of("image", image, field))
         for field, image in given

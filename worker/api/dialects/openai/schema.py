@@ -21,8 +21,7 @@ from worker.api.chat.fields import (
     Many,
     prompts_of_at_most,
 )
-from worker.api.chat.format import Format, JsonSchema
-from worker.api.chat.request import Reasoning
+from worker.api.chat.request import Format, JsonSchema, Reasoning
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 
 ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]

@@ -14,9 +14,17 @@ from pydantic import Field, Tag
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, ContentFields, content_of
 from worker.api.chat.fields import ANY_OBJECT, ByKind, Text, needed_by
-from worker.api.chat.format import JsonSchema
 from worker.api.chat.prompt import text_of
-from worker.api.chat.request import Chat, Generate, Message, OneTool, Reasoning, Tool, ToolCall
+from worker.api.chat.request import (
+    Chat,
+    Generate,
+    JsonSchema,
+    Message,
+    OneTool,
+    Reasoning,
+    Tool,
+    ToolCall,
+)
 from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from worker.api.chat.blocks import BlockAnswer, BlockStep, Event
+from worker.api.chat.dialect import BlockAnswer, BlockStep, Event
 from worker.api.chat.timings import timings
 from worker.api.dialects.responses.schema import NamedChoice, ResponsesBody
 from worker.api.http.encoding import sse
