@@ -96,6 +96,7 @@ ray: setup ## install Ray Serve into .venv, for llorch-ray
 fleet-test: ray ## a real fleet on one machine: kills, rolls, load, overload, cancels, with figures (ROUNDS=20 for the full number)
 	$(VENV)/bin/pytest -m long -rP tests/unit/fleet tests/system/fleet
 
+gpu-report: GPU ?= $(if $(CARDS),--short --patience 5)
 gpu-report: ## the half hour on a GPU: build, prove, try, measure (BACKEND=cpu GPU=--short, or BACKEND=vulkan CARDS=discrete:2000, rehearses it)
 	@$(PYTHON) -m builds setup --venv $(REPORT_VENV) --backend $(BACKEND) $(if $(filter vulkan,$(BACKEND)),--native)
 	$(if $(CARDS),$(REPORT_VENV)/bin/python -m tests.system.vulkan.cards $(CARDS)) $(REPORT_VENV)/bin/python -m tools.gpu --backend $(BACKEND) $(GPU)

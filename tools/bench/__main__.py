@@ -20,7 +20,7 @@ from tools.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
 from tools.bench.model import N_LAYERS, N_LAYERS_QUICK, bench_model
 from tools.bench.peer_build import CMAKE_FLAGS, Peers, build_peers
 from tools.bench.runner import OPEN, STARTS, Runner, Subject
-from tools.bench.servers import example_kind, llama_server_kind, worker_kind
+from tools.bench.servers import example_kind, llama_server_kind, patient, worker_kind
 
 PEERS = ("worker", "worker-execute", "llama-server", "example-server", report.LIMIT)
 ALL_LOADS = ("start", *STARTS, *LOADS, *OPEN, *agents.LOADS, *forms.LOADS, "cancel")
@@ -51,7 +51,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--arrivals", type=int, help="requests of each open load: 60; 8 with --quick"
     )
-    parser.add_argument("--ready-timeout", type=float, default=120.0, help="seconds of each start")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=1.0,
+        help="times what starts, loads and waits may take, and a worker's --stall-timeout",
+    )
     parser.add_argument("--quant", default="Q4_K_M", help="Q4_K_M, Q8_0, F16 …")
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="greedy")
     parser.add_argument("--worker-flags", default="", help="more flags for the worker")
@@ -97,7 +102,7 @@ def _chosen(text: str, known: tuple[str, ...], flag: str) -> list[str]:
 
 
 def subjects_of(options: argparse.Namespace, peers: Peers) -> list[Subject]:
-    flags = shlex.split(options.worker_flags)
+    flags = [*patient(options.patience), *shlex.split(options.worker_flags)]
     subjects = []
     if "worker" in options.only or "worker-execute" in options.only:
         kind = worker_kind("worker", flags, options.backend)
@@ -119,8 +124,8 @@ def subjects_of(options: argparse.Namespace, peers: Peers) -> list[Subject]:
         subjects.append(Subject("llama-server", kind))
     if "example-server" in options.only:
         subjects.append(Subject("example-server", example_kind(peers)))
-    limit_s = options.ready_timeout
-    return [replace(each, kind=replace(each.kind, ready_timeout_s=limit_s)) for each in subjects]
+    patience = options.patience
+    return [replace(each, kind=replace(each.kind, patience=patience)) for each in subjects]
 
 
 def run(options: argparse.Namespace) -> None:

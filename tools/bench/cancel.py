@@ -27,7 +27,8 @@ PHASES = ("queued", "prefill", "decode")
 class Gauges:
     """Reads the worker's gauges over one kept connection."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, limit_s: float = TIMEOUT_S) -> None:
+        self._limit_s = limit_s
         self._connection = http.client.HTTPConnection(HOST, port, timeout=10)
 
     def read(self) -> dict[str, float]:
@@ -38,12 +39,12 @@ class Gauges:
 
     def wait(self, name: str, wanted: Callable[[float], bool]) -> float:
         """Poll until the gauge is as wanted; returns the moment it was seen so."""
-        deadline = time.perf_counter() + TIMEOUT_S
+        deadline = time.perf_counter() + self._limit_s
         while time.perf_counter() < deadline:
             if wanted(self.read()[name]):
                 return time.perf_counter()
             time.sleep(POLL_S)
-        raise BenchError(f"{name} did not come to what it should within {TIMEOUT_S:.0f} s.")
+        raise BenchError(f"{name} did not come to what it should within {self._limit_s:.0f} s.")
 
     def close(self) -> None:
         self._connection.close()
@@ -54,11 +55,12 @@ class Jobs:
     """Streams that were started and are not read further than needed."""
 
     port: int
+    limit_s: float
     sockets: dict[str, socket.socket] = field(default_factory=dict)
 
     def start(self, job_id: str, prompt: str, n_out: int) -> None:
         body = {"job_id": job_id, "prompt": prompt, "max_tokens": n_out, "temperature": 0}
-        connection = socket.create_connection((HOST, self.port), timeout=TIMEOUT_S)
+        connection = socket.create_connection((HOST, self.port), timeout=self.limit_s)
         connection.sendall(http_request(HOST, self.port, "/execute", body | {"ignore_eos": True}))
         self.sockets[job_id] = connection
 
@@ -100,7 +102,8 @@ def measure_cancel(server: RunningServer, rng: random.Random, words: Sequence[st
 def _sample(
     server: RunningServer, phase: str, way: str, rng: random.Random, words: Sequence[str]
 ) -> float:
-    gauges, jobs = Gauges(server.port), Jobs(server.port)
+    limit_s = TIMEOUT_S * server.kind.patience
+    gauges, jobs = Gauges(server.port, limit_s), Jobs(server.port, limit_s)
     used = "worker_kv_cells_used"
     job_id = f"{phase}-{way}-{rng.getrandbits(64):x}"
     try:

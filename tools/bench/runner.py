@@ -161,7 +161,9 @@ class Runner:
         prompts = load.make(random.Random(0), self.models(RANDOM).words)
         sampling = SAMPLINGS[self.sampling]
         requests = requests_of(prompts, "completions", server.model_id, sampling, "warm-up")
-        read(load, drive(HOST, server.port, requests, load.timeout_s), prompts)
+        read(
+            load, drive(HOST, server.port, requests, load.timeout_s * server.kind.patience), prompts
+        )
 
     def _measure(self, subject: Subject, server: RunningServer, load: Load, run: int) -> Metrics:
         words = self.models(load.model).words
@@ -174,7 +176,7 @@ class Runner:
         before = _Clocks.now(server)
         steps_before = self._engine_gauges(subject, server)
         with burning() if load.busy else contextlib.nullcontext():
-            driven = drive(HOST, server.port, requests, load.timeout_s)
+            driven = drive(HOST, server.port, requests, load.timeout_s * server.kind.patience)
         after = _Clocks.now(server)
         try:
             metrics = read(load, driven, prompts)

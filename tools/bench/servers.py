@@ -25,10 +25,11 @@ from tools.bench.errors import BenchError
 from tools.bench.example_server import example_packages
 from tools.bench.model import draft_of
 from tools.bench.peer_build import Peers
+from worker.settings import Settings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HOST = "127.0.0.1"
-READY_POLL_S = 0.01
+READY_POLL_S, READY_TIMEOUT_S = 0.01, 120.0
 STOP_TIMEOUT_S = 20.0
 
 
@@ -50,7 +51,8 @@ class ServerKind:
     """(port, model, shape or its own defaults, scratch folder) → command line, without `flags`."""
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
-    ready_timeout_s: float = 120.0
+    patience: float = 1.0
+    """Times what its starts, loads and waits may take on a machine of usual speed."""
 
     def with_flags(self, more: Sequence[str]) -> ServerKind:
         return replace(self, flags=(*self.flags, *more))
@@ -63,6 +65,12 @@ class Memory:
     rss_bytes: int
     pss_bytes: int | None
     peak_rss_bytes: int
+
+
+def patient(patience: float) -> list[str]:
+    """The flags of a worker whose engine may take so many times as long for a step."""
+    usual_s = Settings.model_fields["stall_timeout"].default
+    return [] if patience == 1 else ["--stall-timeout", str(usual_s * patience)]
 
 
 def worker_kind(
@@ -141,7 +149,8 @@ class RunningServer:
             raise
 
     def _await_ready(self) -> None:
-        deadline = time.perf_counter() + self.kind.ready_timeout_s
+        limit_s = READY_TIMEOUT_S * self.kind.patience
+        deadline = time.perf_counter() + limit_s
         while time.perf_counter() < deadline:
             if self.process.poll() is not None:
                 raise BenchError(
@@ -151,7 +160,7 @@ class RunningServer:
             if self._status(self.kind.ready_path) == 200:
                 return
             time.sleep(READY_POLL_S)
-        raise BenchError(f"{self.kind.name} was not ready in {self.kind.ready_timeout_s:.0f} s.")
+        raise BenchError(f"{self.kind.name} was not ready in {limit_s:.0f} s.")
 
     def _status(self, path: str) -> int:
         connection = http.client.HTTPConnection(HOST, self.port, timeout=5)

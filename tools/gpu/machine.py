@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from tests.support.worker import PATIENCE_S, WorkerProcess
+from tools.bench.servers import patient
 
 
 @dataclass
@@ -29,12 +30,16 @@ class Bench:
 
     @cached_property
     def cache(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix="llorch-gpu-"))
+        """Of all calls, so that what drivers have compiled is compiled once."""
+        folder = self.out / "cache"
+        folder.mkdir(exist_ok=True)
+        return folder
 
     @contextmanager
     def worker(self, *flags: str) -> Iterator[WorkerProcess]:
         folder = Path(tempfile.mkdtemp(prefix="worker-", dir=self.cache))
         running = WorkerProcess.start(
+            *patient(self.patience),
             *flags,
             folder=folder,
             cache_dir=self.cache,

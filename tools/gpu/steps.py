@@ -43,6 +43,27 @@ def doctor(bench: Bench) -> str:
     return "would start"
 
 
+def first_tokens(bench: Bench) -> dict[str, float]:
+    """Seconds of a start and of streams before and after the driver has compiled what they run.
+
+    Streams of many lengths end one after another, so steps of each width are among them.
+    """
+    found = {}
+    for name in ("first", "second"):
+        began = time.monotonic()
+        with bench.worker("--slots", "16", "--stall-timeout", "3600") as worker:
+            found[f"{name}_start_s"] = round(time.monotonic() - began, 1)
+            began = time.monotonic()
+
+            def read(n: int, worker: WorkerProcess = worker) -> None:
+                worker.execute(PROMPTS[n], temperature=0, max_tokens=2 + 2 * n)
+
+            with concurrent.futures.ThreadPoolExecutor(16) as pool:
+                list(pool.map(read, range(len(PROMPTS))))
+            found[f"{name}_streams_s"] = round(time.monotonic() - began, 1)
+    return found
+
+
 def plan_and_memory(bench: Bench) -> dict[str, Any]:
     """The plan's total, and how much more the driver says is used while the worker is there."""
     before = used_bytes()
@@ -215,8 +236,8 @@ def speed(bench: Bench) -> str:
 def _table(bench: Bench, name: str, *flags: str) -> str:
     command = [sys.executable, "-m", "tools.bench", "--backend", bench.backend, "--rounds", "1"]
     command += [
-        "--ready-timeout",
-        str(120 * bench.patience),
+        "--patience",
+        str(bench.patience),
         *flags,
         "--json",
         str(bench.out / f"{name}.json"),
@@ -225,8 +246,15 @@ def _table(bench: Bench, name: str, *flags: str) -> str:
 
 
 def _kept(bench: Bench, name: str, command: list[str]) -> str:
-    limit_s = 590 * bench.patience
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
-    (bench.out / f"{name}.txt").write_text(done.stdout + done.stderr, "utf-8")
-    assert done.returncode == 0 and "|" in done.stdout, done.stderr[-1500:]
+    written = bench.out / f"{name}.txt"
+    with written.open("w", encoding="utf-8") as file:
+        child = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            child.wait()
+        except TimeoutError:
+            child.send_signal(signal.SIGINT)  # so that it ends the servers that it started
+            child.wait()
+            raise
+    text = written.read_text("utf-8")
+    assert child.returncode == 0 and "|" in text, text[-1500:]
     return f"{name}.txt"

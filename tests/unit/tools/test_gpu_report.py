@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.bench import __main__ as bench
 from tools.gpu import __main__ as gpu
 from tools.gpu.machine import Bench
 
@@ -34,3 +35,18 @@ def test_the_next_call_goes_on_with_what_is_left(
     text = (tmp_path / "report" / "report.md").read_text()
     assert text.count("| ok |") == 2 and "AssertionError: wrong text" in text
     assert gpu.main([*call, "--only", "quick"]) == 1 and ran[-1] == "long", "nothing twice"
+
+
+def test_every_step_fits_into_a_call_however_patient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert all(limit_s <= gpu.LONGEST_S for _, limit_s, _ in gpu.STEPS)
+    monkeypatch.setattr(gpu, "STEPS", [("long", 300.0, lambda _bench: "found")])
+    assert gpu.main(["--backend", "cpu", "--patience", "5", "--out", str(tmp_path)]) == 0
+    assert f"at most {gpu.LONGEST_S:.0f} s" in capsys.readouterr().err
+
+
+def test_who_waits_longer_lets_the_worker_wait_longer() -> None:
+    options = bench.parse(["--only", "worker", "--patience", "3"])
+    [subject] = bench.subjects_of(options, peers=None)  # type: ignore[arg-type]
+    assert subject.kind.patience == 3 and subject.kind.flags == ("--stall-timeout", "180.0")
