@@ -48,8 +48,9 @@ def main(path: str, given: dict[str, Any]) -> None:
         }
         for share in plan.shares
     ]
-    watched, layers = found.watched, plan.layers
-    tell({"resident": found.resident, "watched": watched, "layers": layers, "shares": shares})
+    told = {"resident": found.resident, "watched": found.watched, "layers": plan.layers}
+    rows = min(settings.micro_batch, plan.kv_cells)
+    tell(told | {"shares": shares, "layer_output": 4 * rows * (header.embedding_length or 0)})
     for _ in sys.stdin:
         live_check.check(selected, found)
         tell({"resident": True})

@@ -15,7 +15,9 @@ from tests.system.vulkan.conftest import MakeCards, Prove
 
 pytestmark = pytest.mark.long
 
-TOO_MUCH = 2 << 20
+TOO_MUCH, TOO_LITTLE = 3, 1
+"""Outputs of a layer by which the compute buffer of a later card may differ from llama.cpp's own
+estimate: where that measures a graph, it forgets on which card the first norm of its layers is."""
 KINDS = [*SHAPES, "sliding", "hybrid", "encoder"]
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -41,23 +43,20 @@ def test_a_card_holds_what_was_planned(
     assert share["planned"] == pytest.approx(share["held"], rel=0.01)
 
 
-@pytest.mark.parametrize("model", [kind for kind in KINDS if kind != "encoder"])
+@pytest.mark.parametrize("model", KINDS)
 @pytest.mark.parametrize("described", ["discrete:900", "discrete:900,discrete:1200"])
 def test_each_card_of_a_set_holds_what_was_planned(
     described: str, model: str, cards: MakeCards, prove: Prove
 ) -> None:
-    if model == "hybrid" and "," in described:
-        pytest.skip("its graph falls into more parts over three cards than can be told apart")
     described += ",integrated:900"
     indices = list(range(described.count(",") + 1))
     found = prove(cards(described), model, vulkan_device=indices)
     assert found["resident"] and len(found["shares"]) == len(found["layers"]) == len(indices)
     tell(f"{described} {model}", found["shares"])
     for share in found["shares"]:
-        # llama.cpp's own estimate of a later device's compute buffer may be too large, never too
-        # small.
-        assert share["held"] <= share["planned"] * 1.01, share
-        assert share["planned"] <= share["held"] * 1.01 + TOO_MUCH, share
+        over, tolerance = share["planned"] - share["held"], share["held"] * 0.01
+        assert over <= tolerance + TOO_MUCH * found["layer_output"], share
+        assert over >= -tolerance - TOO_LITTLE * found["layer_output"], share
 
 
 def test_the_card_is_chosen_by_its_number(cards: MakeCards, prove: Prove) -> None:
@@ -120,3 +119,4 @@ def test_a_model_with_an_operation_that_vulkan_lacks_is_refused(
     error = prove(cards("discrete:900"), "recurrent")
     assert error["code"] == "RESIDENCY_VIOLATION"
     assert "of weights are on the host" in error["message"]
+    assert "SSM_SCAN run on the host" in error["message"]

@@ -58,6 +58,9 @@ sched_reserve: reserve took .+
 sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism
 """.strip().splitlines()
 """Lines of those functions that tell nothing about placement."""
+_GRAPH_PART = re.compile(r"## SPLIT #(?P<number>\d+): (?P<backend>\S+) # ")
+_GRAPH_NODE = re.compile(r"node # *\d+ \( *(?P<operation>\w+)\)")
+_HOST_BACKENDS = ("CPU", "BLAS")
 _IS_SILENT = re.compile("|".join(_SILENT))
 
 
@@ -94,6 +97,26 @@ class LoadReport:
 
     def bytes_of(self, kind: str) -> int:
         return sum(buffer.size_bytes for buffer in self.buffers if buffer.kind == kind)
+
+
+def host_operations(lines: Iterable[str]) -> tuple[str, ...]:
+    """What of the compute graphs runs on the host, behind the part in which inputs enter.
+
+    `lines` have the graphs as GGML_SCHED_DEBUG=2 tells them. Earlier ones than the last two, of a
+    prompt and of single tokens, were laid out to find out what the devices can do.
+    """
+    graphs: list[dict[str, None]] = []
+    on_host = has_begun = False
+    for line in lines:
+        if part := _GRAPH_PART.match(line):
+            if part["number"] == "0":
+                graphs.append({})
+                has_begun = False
+            on_host = part["backend"] in _HOST_BACKENDS
+            has_begun |= not on_host
+        elif has_begun and on_host and (node := _GRAPH_NODE.match(line)):
+            graphs[-1][node["operation"]] = None
+    return tuple(dict.fromkeys(name for graph in graphs[-2:] for name in graph))
 
 
 def parse(lines: Iterable[str]) -> LoadReport:

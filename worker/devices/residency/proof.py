@@ -8,14 +8,16 @@ residency.
 
 from __future__ import annotations
 
+import os
 from bisect import bisect_right
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, replace
 from itertools import accumulate
 
 from worker.devices.plan import placement
 from worker.devices.residency import live_check
-from worker.devices.residency.load_report import LoadReport, parse
+from worker.devices.residency.load_report import LoadReport, host_operations, parse
 from worker.devices.select import Selected
 from worker.errors import ResidencyViolation
 from worker.llama.context import Context
@@ -25,6 +27,9 @@ from worker.wire.engine_info import Buffer, DeviceNames, Residency, named
 
 _ROUNDING_BYTES = 64 * 1024
 """The log rounds each buffer to 0.01 MiB, and buffers are padded."""
+_TOLD_BY = "GGML_SCHED_DEBUG"
+"""The variable by which ggml tells the parts of a graph, and what is in them."""
+_FAULTS_SHOWN = 3
 _INPUT_SPLITS = 1
 """The part of the graph in which inputs enter, before those on the devices."""
 
@@ -77,14 +82,13 @@ def prove(
         for each in beside
         if not _reason_on_host(each, selected, weights)
     ]
-    most = _INPUT_SPLITS + len(selected.cards)
-    if len(selected.cards) > 1 and "output.weight" not in {t.name for t in header.tensors}:
-        most += 1  # the output layer is the input's embedding, on the first device
-    if selected.is_gpu and report.splits > most:
-        faults.append(
-            f"the compute graph falls into {report.splits} parts, so some of its operations run on "
-            f"the host and not on {', '.join(selected.names)}"
-        )
+    # Parts on several devices may take turns; only then it has to be asked where each one runs.
+    if selected.is_gpu and report.splits > _INPUT_SPLITS + len(selected.cards):
+        if on_host := _host_operations(model, context, header):
+            faults.append(
+                f"the compute graph falls into {report.splits} parts: {', '.join(on_host)} run on "
+                f"the host, not on {', '.join(selected.names)}"
+            )
     if len(selected.cards) > 1:
         faults += _misplaced(report, residency, weights, selected)
     faults += _unproven(report, residency, model, locked)
@@ -125,6 +129,21 @@ def _misplaced(
         told = sum(buffer.size_bytes for buffer in held)
         if abs(told - planned) > _ROUNDING_BYTES + report.unused_bytes:
             yield f"{told:,} bytes of weights are on {name}, {planned:,} belong there"
+
+
+def _host_operations(model: Model, context: Context, header: GgufHeader) -> tuple[str, ...]:
+    """Lay out the graphs of this context once more, without allocating, to be told each part."""
+    options = replace(model.options, mmap=False, mlock=False, no_alloc=True)
+    before = os.environ.get(_TOLD_BY)
+    os.environ[_TOLD_BY] = "2"
+    try:
+        with closing(Model(str(header.path), options)) as laid_out:
+            with closing(Context(laid_out, context.options)) as told:
+                return host_operations(told.load_log)
+    finally:
+        os.environ.pop(_TOLD_BY)
+        if before is not None:
+            os.environ[_TOLD_BY] = before
 
 
 # --- accounting --------------------------------------------------------------------------
@@ -192,9 +211,11 @@ def _listed(device: DeviceNames) -> str:
 
 
 def _violation(residency: Residency, faults: list[str]) -> ResidencyViolation:
-    more = f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
+    hidden = len(faults) - _FAULTS_SHOWN
+    more = f" (and {hidden} more faults)" if hidden > 0 else ""
     return ResidencyViolation(
-        f"The model is not fully resident on {_listed(residency.device)}: {faults[0]}{more}.",
+        f"The model is not fully resident on {_listed(residency.device)}: "
+        f"{'; '.join(faults[:_FAULTS_SHOWN])}{more}.",
         device=residency.device,
         faults=faults,
         buffers=[asdict(buffer) for buffer in residency.buffers],
