@@ -191,7 +191,7 @@ class Lifecycle:
             settings.adapters, resolved.gguf_path, settings.cache_path, on_progress
         )
         draft = await resolve_draft(settings, resolved.gguf_path, on_progress)
-        projector = await resolve_projector(settings.mmproj, resolved.gguf_path)
+        projector = await resolve_projector(settings.mmproj, resolved)
         beside = (*adapters, draft, projector)
         companions = [Path(each.path) for each in beside if each is not None]
         # Until this process ends: a later engine loads them again.

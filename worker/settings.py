@@ -187,7 +187,7 @@ class Settings(_TableFields):
     model: str | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
     lora: Names = _setting((), "model", "[NAME=]FILE[:SCALE], repeatable: a LoRA adapter, a GGUF or a folder of PEFT's, for requests that ask for NAME as their model; without a name, for all that ask for none; scale 1 without it")
     draft: str | None = _setting(None, "model", "a small model of the same vocabulary, named as --model's, that guesses ahead for a stream that runs alone")
-    mmproj: str | None = _setting(None, "model", "FILE: the projector with which the model sees and hears; without it the only one beside the model that fits; none or --no-mmproj: text only")
+    mmproj: str | None = _setting(None, "model", "FILE: the projector with which the model sees and hears; without it the smallest of the model's repository, or the only one beside the model that fits; none or --no-mmproj: text only")
     models_file: Path | None = _setting(None, "model", "the models.toml to look aliases up in")
     outtype: OutputType = _setting("q8_0", "model", "weight type when SafeTensors are converted")
     cache_dir: Path | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")

@@ -15,11 +15,21 @@ from worker.models.reference import HubReference, parse
 from worker.wire.messages import Progress
 
 
-def fetch(ref: str, cache_dir: Path, sha256: str | None = None) -> tuple[Downloaded, list[Any]]:
+def fetch(
+    ref: str, cache_dir: Path, sha256: str | None = None, *, projector: bool = False
+) -> tuple[Downloaded, list[Any]]:
     told: list[Progress] = []
     parsed = parse(ref)
     assert isinstance(parsed, HubReference)
-    got = asyncio.run(download(parsed, cache_dir=cache_dir, sha256=sha256, on_progress=told.append))
+    got = asyncio.run(
+        download(
+            parsed,
+            cache_dir=cache_dir,
+            sha256=sha256,
+            on_progress=told.append,
+            projector=projector,
+        )
+    )
     return got, told
 
 

@@ -272,11 +272,17 @@ def run_to_exit(
     return Exit(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def shown(command: str, cache_dir: Path, *flags: str, code: int = 0) -> dict[str, Any]:
+def shown(
+    command: str,
+    cache_dir: Path,
+    *flags: str,
+    code: int = 0,
+    env: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """What a subcommand prints as JSON."""
     done = subprocess.run(
         [*installed(), command, "--json", "--port", "0", *flags],
-        env=environment(cache_dir),
+        env=environment(cache_dir, env),
         capture_output=True,
         text=True,
     )

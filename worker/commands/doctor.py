@@ -38,7 +38,7 @@ from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
-from worker.models.resolve import resolve_for
+from worker.models.resolve import ResolvedModel, resolve_for
 from worker.setting_files import check_certificate, check_store, read_keys
 from worker.settings import Settings
 
@@ -228,9 +228,9 @@ def _port(settings: Settings) -> str:
 
 def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Questions:
     """What native code shall try, with the files of the settings as far as they are here."""
-    model = _model(settings, found, cache_fault)
+    resolved = _model(settings, found, cache_fault)
     adapters, draft, projector = settings.adapters, None, None
-    if model is None:
+    if resolved is None:
         for name, given in (
             *(("adapter", adapter.path) for adapter in adapters),
             ("draft", settings.draft),
@@ -240,6 +240,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
                 text = f"{given} is held against the model once that is on this machine"
                 found.unknown(name, text)
     else:
+        model = resolved.gguf_path
         with found.check("adapter"):
             adapters = asyncio.run(resolve_adapters(adapters, model, settings.cache_path))
             for adapter in adapters:
@@ -249,7 +250,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
             if draft is not None:
                 found.ok("draft", f"{draft.model_ref}: {draft.path}")
         with found.check("projector"):
-            projector = asyncio.run(resolve_projector(settings.mmproj, model))
+            projector = asyncio.run(resolve_projector(settings.mmproj, resolved))
             if projector is not None:
                 found.ok("projector", projector.path)
     trial = None
@@ -258,7 +259,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
     return Questions(
         settings.engine,
         trial,
-        str(model) if model is not None else None,
+        str(resolved.gguf_path) if resolved is not None else None,
         settings.model or "bundled",
         sum(adapter.size_bytes for adapter in adapters),
         draft.path if draft is not None else None,
@@ -267,8 +268,8 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
     )
 
 
-def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Path | None:
-    """Check the model, as far as it is on this machine; returns its file if there is one."""
+def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> ResolvedModel | None:
+    """Check the model, as far as it is on this machine."""
     name = settings.model or "the bundled model"
     with found.check("model"):
         parsed = reference.parse(settings.model) if settings.model else None
@@ -283,14 +284,14 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Pat
             return None
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis downloads nothing
         try:
-            path = asyncio.run(resolve_for(settings, settings.model)).gguf_path
+            resolved = asyncio.run(resolve_for(settings, settings.model))
         except DownloadError as error:
             if error.details.get("reason") != "offline" or cache_fault is not None:
                 raise
             found.unknown("model", f"{name} is not in the cache yet; the first start downloads it")
             return None
-        found.ok("model", f"{name}: {path}")
-        return path
+        found.ok("model", f"{name}: {resolved.gguf_path}")
+        return resolved
 
 
 # --- with native code --------------------------------------------------------------------

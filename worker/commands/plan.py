@@ -37,7 +37,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
         resolve_adapters(settings.adapters, resolved.gguf_path, settings.cache_path)
     )
     draft = asyncio.run(resolve_draft(settings, resolved.gguf_path))
-    projector = asyncio.run(resolve_projector(settings.mmproj, resolved.gguf_path))
+    projector = asyncio.run(resolve_projector(settings.mmproj, resolved))
     questions = preflight.Questions(
         settings.engine,
         plan_path=path,

@@ -1,4 +1,5 @@
-"""`--mmproj FILE` in, a local projector out that fits the model; without it, one beside the model.
+"""`--mmproj FILE` in, a local projector out that fits the model; without it, that of the model's
+repository, or the one beside the model.
 
 Runs on the API process's event loop, and in commands; reading goes to a thread.
 """
@@ -7,31 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from worker.errors import ModelError
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_types
+from worker.models.reference import is_projector
+from worker.models.resolve import ResolvedModel
 from worker.observability.logs import get_logger
 from worker.wire.messages import ProjectorFile
 
 ARCHITECTURE = "clip"
 NONE = "none"
 """Of the setting: text only, whatever lies beside the model."""
-_PATTERN = "*mmproj*.gguf"
 
 log = get_logger()
 
 
-async def resolve_projector(wanted: str | None, model_path: Path) -> ProjectorFile | None:
-    """The projector that the setting names; without one, the only one beside the model that fits.
+async def resolve_projector(wanted: str | None, model: ResolvedModel) -> ProjectorFile | None:
+    """The projector that the setting names; without one, that of the model's repository, or else
+    the only one beside the model that fits.
 
     Raises `ModelError` if the named one cannot be read or does not fit the model.
     """
+    model_path = model.gguf_path
     if wanted == NONE:
         return None
     if wanted is None:
-        return await asyncio.to_thread(_beside, model_path)
+        paths = [model.projector] if model.projector is not None else _beside(model_path)
+        return await asyncio.to_thread(_only_fitting, paths, model_path)
     path = Path(os.path.expanduser(wanted)).absolute()
     return await asyncio.to_thread(_named, path, model_path)
 
@@ -46,8 +52,12 @@ def _named(path: Path, model_path: Path) -> ProjectorFile:
     return ProjectorFile(str(path), is_named=True)
 
 
-def _beside(model_path: Path) -> ProjectorFile | None:
-    paths = [each for each in sorted(model_path.parent.glob(_PATTERN)) if each != model_path]
+def _beside(model_path: Path) -> list[Path]:
+    beside = sorted(model_path.parent.glob("*.gguf"))
+    return [each for each in beside if is_projector(each.name) and each != model_path]
+
+
+def _only_fitting(paths: Sequence[Path], model_path: Path) -> ProjectorFile | None:
     if not paths:
         return None
     model, fitting = read_header(model_path), []

@@ -105,6 +105,12 @@ def is_inside_repository(name: str) -> bool:
     return is_normal and not path.is_absolute() and not any(char in name for char in "\\\0")
 
 
+def is_projector(name: str) -> bool:
+    """Whether a file's name is that of a projector, which lies beside the model it goes with."""
+    base = PurePosixPath(name).name.lower()
+    return "mmproj" in base and base.endswith(".gguf")
+
+
 def snapshot_of(folder: Path) -> HubReference | None:
     """The repository and commit of a hub cache's `models--owner--name/snapshots/<commit>`."""
     *_, repo, kind, commit = ("", "", *Path(os.path.abspath(folder)).parts)

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from worker.errors import ModelError
 from worker.installation import default_cache_dir
@@ -25,6 +25,9 @@ from worker.models.gguf.servable import check_servable
 from worker.models.reference import HubReference, PathReference, Reference, name_of
 from worker.settings import Settings
 from worker.wire.messages import OnProgress, Progress
+
+if TYPE_CHECKING:
+    from worker.models.hub.download import Downloaded
 
 BUNDLED = "tiny-model"
 
@@ -40,6 +43,8 @@ class ResolvedModel:
     kind: Literal["bundled", "gguf", "safetensors", "hub"]
     header: GgufHeader | None = None
     """Where it was read just now."""
+    projector: Path | None = None
+    """The file that its repository has to see and hear with."""
 
 
 def bundled_folder() -> Path:
@@ -63,6 +68,7 @@ async def resolve_for(
         outtype=settings.outtype,
         on_progress=on_progress,
         room=room,
+        projector=ref == settings.model and settings.mmproj is None,
     )
 
 
@@ -74,10 +80,12 @@ async def resolve(
     outtype: str = "q8_0",
     on_progress: OnProgress = lambda progress: None,
     room: Callable[[], int] | None = None,
+    projector: bool = False,
 ) -> ResolvedModel:
     """Find, download or convert the model that `ref` names; `None` means the bundled model.
 
-    `room` tells the bytes of memory by which one of a repository's quantisations is chosen.
+    `room` tells the bytes of memory by which one of a repository's quantisations is chosen;
+    with `projector`, what the repository has to see and hear with comes too.
 
     Raises `ModelError` (missing, corrupt, unsupported), `DownloadError` or `ConfigError`.
     """
@@ -91,9 +99,9 @@ async def resolve(
         return await resolve(None, cache_dir=cache, outtype=outtype, on_progress=on_progress)
     if isinstance(place, Path):
         return await _resolve_path(place.absolute(), ref, cache, outtype, on_progress)
-    path = await _download(place, sha256, cache, on_progress, room=room)
-    local = await _resolve_path(path, ref, cache, outtype, on_progress)
-    return replace(local, kind="hub")
+    fetched = await _download(place, sha256, cache, on_progress, room=room, projector=projector)
+    local = await _resolve_path(fetched.path, ref, cache, outtype, on_progress)
+    return replace(local, kind="hub", projector=fetched.projector)
 
 
 async def resolve_checkpoint(
@@ -114,7 +122,8 @@ async def resolve_checkpoint(
         )
     if isinstance(place, HubReference):
         cache = (cache_dir or default_cache_dir()).absolute()
-        folder = await _download(place, sha256, cache, on_progress, safetensors_only=True)
+        found = await _download(place, sha256, cache, on_progress, safetensors_only=True)
+        folder = found.path
     else:
         folder = bundled_folder() if place is None else place.absolute()
     await asyncio.to_thread(check_checkpoint, folder)
@@ -126,22 +135,12 @@ async def _download(
     sha256: str | None,
     cache: Path,
     on_progress: OnProgress,
-    *,
-    safetensors_only: bool = False,
-    room: Callable[[], int] | None = None,
-) -> Path:
+    **more: Any,
+) -> Downloaded:
     # A model on this machine does not need these imports.
     from worker.models.hub.download import download
 
-    found = await download(
-        place,
-        cache_dir=cache,
-        sha256=sha256,
-        on_progress=on_progress,
-        safetensors_only=safetensors_only,
-        room=room,
-    )
-    return found.path
+    return await download(place, cache_dir=cache, sha256=sha256, on_progress=on_progress, **more)
 
 
 def _look_up(

@@ -10,7 +10,9 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.hub_server import COMMIT, TOKEN, Hub, Repo
-from tests.support.worker import run_to_exit, until
+from tests.support.random_models import random_model
+from tests.support.random_projectors import random_projector
+from tests.support.worker import run_to_exit, shown, until
 from worker.models.resolve import resolve
 
 
@@ -95,3 +97,20 @@ def test_of_several_quantisations_the_worker_takes_one_and_says_why(
     (chosen,) = worker.logs("model.quantisation_chosen")
     assert chosen["file"] == "m-Q8_0.gguf" and chosen["others"] == ["Q4_K_M"]
     assert chosen["size_bytes"] == len(tiny_gguf) < chosen["memory_bytes"] / 2
+
+
+def test_a_repositorys_projector_comes_with_its_model(
+    hub: Hub, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    files = {"dense.gguf": random_model("dense"), "mmproj-F32.gguf": random_projector("gemma3")}
+    hub.repos["o/sees"] = Repo({name: path.read_bytes() for name, path in files.items()})
+    env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
+    flags = ("--model", f"hf:o/sees@{COMMIT}::file=dense.gguf", "--context-length", "512")
+    for more, name in ((("--no-mmproj",), None), ((), "mmproj-F32.gguf")):
+        worker = start_worker(*flags, *more, env=env, cache_dir=tmp_path)
+        found = worker.get("/info").json()["engine"]["projector"]
+        assert (found and found["name"]) == name
+        assert any("mmproj" in path for path, _ in hub.bodies()) == bool(name)
+        assert worker.stop() == 0
+    plan = shown("plan", tmp_path, *flags, env=env)
+    assert plan["parts"]["projector"] > files["mmproj-F32.gguf"].stat().st_size

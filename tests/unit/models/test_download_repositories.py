@@ -102,6 +102,40 @@ def test_a_repository_of_ggufs_needs_a_file_unless_it_has_one(
         fetch("hf:o/bad", tmp_path / "cache")
 
 
+@pytest.mark.parametrize("revision", ["", f"@{COMMIT}"])
+@pytest.mark.parametrize(
+    ("names", "file", "expected"),
+    [
+        ({"m.gguf": 0, "mmproj-F32.gguf": 2, "mmproj-F16.gguf": 1}, "", "mmproj-F16.gguf"),
+        ({"q8/m.gguf": 0, "q8/a-mmproj.gguf": 2, "MMPROJ-b.gguf": 1}, "", "q8/a-mmproj.gguf"),
+        ({"q8/m.gguf": 0, "mmproj.gguf": 2, "f16/mmproj.gguf": 1}, "", "mmproj.gguf"),
+        ({"a.gguf": 0, "b.gguf": 0, "mmproj.gguf": 1}, "::file=b.gguf", "mmproj.gguf"),
+        ({"m.gguf": 0}, "", None),
+    ],
+)
+def test_the_smallest_projector_comes_with_a_model_and_stays(
+    hub: Hub,
+    tmp_path: Path,
+    gguf_bytes: bytes,
+    revision: str,
+    names: dict[str, int],
+    file: str,
+    expected: str | None,
+) -> None:
+    hub.repos["o/r"] = Repo({name: gguf_bytes + bytes(more) for name, more in names.items()})
+    ref = f"hf:o/r{revision}{file}"
+    blind, _ = fetch(ref, tmp_path)
+    assert blind.projector is None and len(hub.bodies()) == 1
+    got, _ = fetch(ref, tmp_path, projector=True)
+    snapshot = tmp_path / "hub/models--o--r/snapshots" / COMMIT
+    assert got.path == blind.path
+    assert got.projector == (snapshot / expected if expected else None)
+    hub.requests.clear()
+    if file:
+        hub.fail_with = (500, {})
+    assert fetch(ref, tmp_path, projector=True)[0] == got and hub.bodies() == []
+
+
 def test_an_index_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path) -> None:
     index = {"weight_map": {"a": "../../evil.safetensors"}}
     hub.repos["o/w"] = Repo(

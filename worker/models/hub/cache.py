@@ -8,6 +8,7 @@ it (`HF_HUB_CACHE=<cache>/hub hf cache ls`):
         snapshots/<commit>/<file>   links to the blobs
         blobs/<etag>                the contents, each under its SHA-256 (small ones: Git's hash)
         blobs/<etag>.incomplete     what has come of a large file that is still on its way
+        files/<commit>              names and sizes of all files that the hub has, here or not
 
 A blob's name is what its content must hash to, so a damaged file is found without a record of its
 own. Hashes are remembered while the file is untouched. Files in the user's own cache of the hub
@@ -21,9 +22,10 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from huggingface_hub import constants, try_to_load_from_cache
 
 from worker.errors import ModelError
@@ -59,11 +61,19 @@ class RepoCache:
         """Record the commit of a branch or tag, once all its files are here."""
         if revision == commit or self.commit_of(revision) == commit:
             return
-        ref = self.root / "refs" / revision
-        ref.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=ref.parent, delete=False) as file:
-            file.write(commit)
-        os.replace(file.name, ref)
+        _write(self.root / "refs" / revision, commit.encode())
+
+    def files_of(self, commit: str) -> dict[str, int | None] | None:
+        """The names of all files of a commit and their sizes, as the hub told them."""
+        try:
+            return msgspec.json.decode(
+                (self.root / "files" / commit).read_bytes(), type=dict[str, int | None]
+            )
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def remember_files(self, commit: str, files: Mapping[str, int | None]) -> None:
+        _write(self.root / "files" / commit, msgspec.json.encode(files))
 
     def snapshot(self, commit: str) -> Path:
         return self.root / "snapshots" / commit
@@ -115,6 +125,13 @@ class RepoCache:
         if path.is_relative_to(self.root) and path.exists():
             path.resolve().unlink()
             path.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)
 
 
 def content_matches(

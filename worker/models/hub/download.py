@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
 from worker.errors import DownloadError, ModelError
@@ -28,7 +29,7 @@ from worker.models.hub.cache import RepoCache
 from worker.models.hub.quantisation import SHARE, fitting, quantisations
 from worker.models.hub.remote import DISK_FULL, list_files, remote_file
 from worker.models.hub.transfer import Transfer
-from worker.models.reference import HubReference
+from worker.models.reference import HubReference, is_projector
 from worker.observability.logs import get_logger
 from worker.wire.messages import OnProgress, Progress
 
@@ -44,6 +45,8 @@ class Downloaded:
 
     path: Path
     commit: str
+    projector: Path | None = None
+    """What makes a GGUF of the repository see and hear, if it was asked for and there is one."""
 
 
 async def download(
@@ -54,11 +57,13 @@ async def download(
     on_progress: OnProgress,
     safetensors_only: bool = False,
     room: Callable[[], int] | None = None,
+    projector: bool = False,
 ) -> Downloaded:
     """Download what `ref` names; raises `DownloadError`, or `ModelError` if it names no model.
 
     With `safetensors_only`, a GGUF counts as no model and is not downloaded. Of one model's
     quantisations the one is taken that suits the bytes of `room`; without it a file must be named.
+    With `projector`, the smallest one that the repository has for a GGUF comes with it.
     """
     loop = asyncio.get_running_loop()
 
@@ -72,6 +77,7 @@ async def download(
             sha256,
             safetensors_only,
             room,
+            projector,
             Transfer(RepoCache(cache_dir, ref.repo), report, stop),
         ).run()
     )
@@ -104,6 +110,7 @@ class _Download:
     sha256: str | None
     safetensors_only: bool
     room: Callable[[], int] | None
+    with_projector: bool
     transfer: Transfer
 
     @property
@@ -149,26 +156,56 @@ class _Download:
 
     def in_cache(self, commit: str) -> Downloaded | None:
         """The files of the reference at a commit, or `None` unless all are here."""
-        if self.ref.file is not None:
-            paths = self.cache.find_all(commit, split_names(self.ref.file), self.sha256)
-            return Downloaded(paths[0], commit) if paths else None
-        folder = self.cache.find_checkpoint(commit)
-        return Downloaded(folder, commit) if folder else None
+        if self.ref.file is None:
+            folder = self.cache.find_checkpoint(commit)
+            return Downloaded(folder, commit) if folder else None
+        paths = self.cache.find_all(commit, split_names(self.ref.file), self.sha256)
+        name = self.projector_of(self.ref.file, self.cache.files_of(commit) or {})
+        projector = self.cache.find_all(commit, [name], None) if name else [None]
+        return Downloaded(paths[0], commit, projector[0]) if paths and projector else None
 
     def gguf(self, file: str, commit: str | None = None) -> Downloaded:
-        """One GGUF, whole or in parts."""
-        repo, names = self.ref.repo, split_names(file)
-        first = remote_file(repo, names[0], commit or self.revision)
-        paths = self.cache.find_all(first.commit, names, self.sha256)
+        """One GGUF, whole or in parts, and its projector."""
+        paths, commit = self.fetch(split_names(file), commit or self.revision, self.sha256)
+        # Also where no projector is wanted now: a later start may, and a pinned one asks no more.
+        files = self.cache.files_of(commit) or self.list_files(commit)[1]
+        projector = None
+        if name := self.projector_of(file, files):
+            [projector], _ = self.fetch((name,), commit, None)
+        return Downloaded(paths[0], commit, projector)
+
+    def fetch(
+        self, names: tuple[str, ...], revision: str, pin: str | None
+    ) -> tuple[list[Path], str]:
+        """A model's files on this machine, and the commit of a revision."""
+        repo = self.ref.repo
+        first = remote_file(repo, names[0], revision)
+        paths = self.cache.find_all(first.commit, names, pin)
         if paths is None:
             others = [remote_file(repo, name, first.commit) for name in names[1:]]
-            self.transfer.fetch_all([first, *others], self.sha256)
+            self.transfer.fetch_all([first, *others], pin)
             paths = [self.cache.snapshot(first.commit) / name for name in names]
-        return Downloaded(paths[0], first.commit)
+        return paths, first.commit
+
+    def projector_of(self, file: str, files: Mapping[str, int | None]) -> str | None:
+        """The smallest projector in a model's folder, or else in the nearest above it."""
+        folders = PurePosixPath(file).parents
+        found = [name for name in files if self.with_projector and is_projector(name)]
+        for folder in folders:
+            beside = [name for name in found if PurePosixPath(name).parent == folder]
+            if beside:
+                return min(beside, key=lambda name: (files[name] or math.inf, name))
+        return None
+
+    def list_files(self, revision: str) -> tuple[str, Mapping[str, int | None]]:
+        """The commit of a revision and all its files, which are remembered."""
+        commit, files = list_files(self.ref.repo, revision)
+        self.cache.remember_files(commit, files)
+        return commit, files
 
     def repository(self) -> Downloaded:
         """What a repository holds, if no file is named."""
-        commit, files = list_files(self.ref.repo, self.revision)
+        commit, files = self.list_files(self.revision)
         folder = self.cache.find_checkpoint(commit)
         if folder is None:
             chosen = self.choose(commit, files)
@@ -192,7 +229,7 @@ class _Download:
 
     def one_gguf(self, files: Mapping[str, int | None]) -> str:
         """The repository's only one, or the quantisation that suits this machine."""
-        ggufs = sorted(name for name in files if name.endswith(".gguf"))
+        ggufs = sorted(name for name in files if name.endswith(".gguf") and not is_projector(name))
         models = [name for name in ggufs if split_names(name)[0] == name]
         choice = quantisations(files) if len(models) > 1 and self.room is not None else []
         if not models:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from worker.models.gguf.header import split_names
+from worker.models.reference import is_projector
 
 SHARE = 0.5
 _LABEL = re.compile(r"(?P<model>.+?)[-._](?P<label>(?:UD-)?(?:I?Q\d\w*|MXFP4\w*|B?F16|FP?32|FP16))")
@@ -37,7 +38,7 @@ def quantisations(files: Mapping[str, int | None]) -> list[Quantisation]:
     for name in files:
         parts = split_names(name)
         stem = _PART.sub("", name.rpartition("/")[2].removesuffix(".gguf"))
-        if parts[0] != name or not name.endswith(".gguf") or stem.lower().startswith("mmproj"):
+        if parts[0] != name or not name.endswith(".gguf") or is_projector(name):
             continue
         match = _LABEL.fullmatch(stem.upper())
         sizes = [files.get(part) for part in parts]
