@@ -18,6 +18,9 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from anthropic import Anthropic
+from ollama import Client as Ollama
+from openai import OpenAI
 
 from builds.pins import pins
 from tests.support.pictures import data_url, picture, question
@@ -120,45 +123,67 @@ def test_mixed_streams_of_pictures_and_texts_are_as_each_alone(seeing: WorkerPro
         assert list(fresh) == alone
 
 
-def test_all_dialects_show_the_same_picture(seeing: WorkerProcess) -> None:
-    image = picture(5)
-    encoded, words = base64.b64encode(image).decode(), "what is it"
-    url = {"type": "image_url", "image_url": {"url": data_url(image)}}
-    common = {"temperature": 0, "model": "dense"}
-    text = {"type": "text", "text": words}
-    openai = asked(
-        seeing,
-        {**common, "max_tokens": 16, "messages": [{"role": "user", "content": [url, text]}]},
-    )
-    source = {"type": "base64", "media_type": "image/png", "data": encoded}
-    content: list[Any] = [{"type": "image", "source": source}, text]
-    turns = {"model": "dense", "messages": [{"role": "user", "content": content}]}
-    message = seeing.post("/v1/messages", {**turns, **common, "max_tokens": 16}).json()
-    assert message["content"][0]["text"] == openai
-    counted = seeing.post("/v1/messages/count_tokens", turns).json()
-    usage = message["usage"]
-    n_tokens = usage["input_tokens"] + usage["cache_read_input_tokens"]
-    assert counted["input_tokens"] == n_tokens > N_TOKENS
+@pytest.fixture
+def clients(seeing: WorkerProcess) -> Iterator[tuple[OpenAI, Anthropic, Ollama]]:
+    with (
+        OpenAI(base_url=f"{seeing.base_url}/v1", api_key="none", max_retries=0) as openai,
+        Anthropic(base_url=seeing.base_url, api_key="none", max_retries=0) as anthropic,
+        Ollama(host=seeing.base_url) as ollama,
+    ):
+        yield openai, anthropic, ollama
 
-    item = [
-        {"type": "input_image", "image_url": data_url(image)},
-        {"type": "input_text", "text": words},
-    ]
-    body = {**common, "input": [{"role": "user", "content": item}], "max_output_tokens": 16}
-    response = seeing.post("/v1/responses", body).json()
-    assert response["output"][0]["content"][0]["text"] == openai
+
+def test_all_dialects_show_the_same_picture(
+    seeing: WorkerProcess, clients: tuple[OpenAI, Anthropic, Ollama]
+) -> None:
+    """By the clients that their users have, whole and streamed."""
+    openai, anthropic, ollama = clients
+    image, words, text = picture(5), "what is it", {"type": "text", "text": "what is it"}
+    encoded, url = base64.b64encode(image).decode(), data_url(image)
+
+    part = {"type": "image_url", "image_url": {"url": url}}
+    chat: Any = {"model": "x", "messages": [{"role": "user", "content": [part, text]}]}
+    chat |= {"temperature": 0, "max_tokens": 16}
+    expected = openai.chat.completions.create(**chat).choices[0].message.content
+    chunks = openai.chat.completions.create(**chat, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected
+
+    source = {"type": "base64", "media_type": "image/png", "data": encoded}
+    content = [{"type": "image", "source": source}, text]
+    turns: Any = {"model": "x", "messages": [{"role": "user", "content": content}]}
+    asked_so: Any = {**turns, "max_tokens": 16, "extra_body": {"temperature": 0}}
+    message = anthropic.messages.create(**asked_so)
+    with anthropic.messages.stream(**asked_so) as stream:
+        for each in (message, stream.get_final_message()):
+            assert each.content[0].text == expected
+            n_tokens = each.usage.input_tokens + (each.usage.cache_read_input_tokens or 0)
+            assert anthropic.messages.count_tokens(**turns).input_tokens == n_tokens > N_TOKENS
+
+    item = [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": words}]
+    response: Any = {"model": "x", "input": [{"role": "user", "content": item}]}
+    response |= {"temperature": 0, "max_output_tokens": 16}
+    assert openai.responses.create(**response).output_text == expected
+    events = openai.responses.create(**response, stream=True)
+    deltas = [each.delta for each in events if each.type == "response.output_text.delta"]
+    assert "".join(deltas) == expected
 
     options = {"temperature": 0, "num_predict": 16}
-    turn = {"role": "user", "content": words, "images": [encoded]}
-    chat = {"model": "dense", "messages": [turn], "stream": False, "options": options}
-    assert seeing.post("/api/chat", chat).json()["message"]["content"] == openai
+    turn = {"role": "user", "content": words, "images": [image]}
+    plain: Any = {"model": "x", "options": options}
+    told: Any = {"messages": [turn]}
+    assert ollama.chat(**plain, **told).message.content == expected
+    parts = ollama.chat(**plain, **told, stream=True)
+    assert "".join(each.message.content or "" for each in parts) == expected
+    prompted: Any = {"prompt": words, "images": [encoded]}
+    assert ollama.generate(**plain, **prompted).response == expected
+    lines = ollama.generate(**plain, **prompted, stream=True)
+    assert "".join(each.response for each in lines) == expected
+
     marked = asked_template(seeing, [{"type": "text", "text": "<__media__>"}, text])
     string = marked.replace("<__media__>\n", "<__media__>")
     media = {"prompt_string": string, "multimodal_data": [encoded]}
     raw = seeing.post("/completion", {"prompt": media, "temperature": 0, "n_predict": 16}).json()
-    assert raw["content"] == openai
-    plain = {"model": "dense", "prompt": words, "images": [encoded], "stream": False}
-    assert seeing.post("/api/generate", {**plain, "options": options}).json()["response"] == openai
+    assert raw["content"] == expected
 
 
 def test_all_formats_are_read(seeing: WorkerProcess) -> None:
