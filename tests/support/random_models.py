@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -38,6 +39,8 @@ ARCHITECTURES = {
 WINDOW = 24
 CONTEXT_LENGTH = 8192
 N_LAYERS, STATE, CONV = 4, 16, 4
+N_DEEPSTACK = 2
+"""First layers to which qwen3vl adds what a projector's own layers have seen."""
 N_EXPERTS = 4
 
 
@@ -95,7 +98,7 @@ def random_model(
     """A model of that kind; the same for the same seed. Removed at the end of the process. With
     another `width` it has so many times the channels and heads, with another `head` fewer and
     larger heads. The last tokens of the vocabulary are `renamed`.
-    With `architecture` it is one of the same tensors, such as qwen2vl."""
+    With `architecture` it is one of the same tensors, and those that qwen3vl has more."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"{kind}.gguf"
@@ -103,10 +106,14 @@ def random_model(
     size = Size(width, head)
     n_vocab = _copy_vocabulary(writer, template, renamed)
     _write_metadata(writer, kind, n_used_experts, size)
-    if architecture == "qwen2vl":
-        writer.add_rope_dimension_sections([head // 4, head // 8, head // 8, 0])
     for name, tensor in _tensors(kind, n_vocab, size, np.random.default_rng(seed)):
         writer.add_tensor(name, tensor)
+    if architecture == "qwen3vl":
+        writer.add_rope_dimension_sections([head // 4, head // 8, head // 8, 0])
+        writer.add_num_deepstack_layers(N_DEEPSTACK)
+        for layer, side in itertools.product(range(N_LAYERS), "qk"):
+            norm = np.ones(head, dtype=np.float32)
+            writer.add_tensor(f"blk.{layer}.attn_{side}_norm.weight", norm)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

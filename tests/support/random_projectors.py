@@ -12,8 +12,10 @@ from typing import Literal
 import numpy as np
 from gguf import GGUFWriter
 
-ProjectorKind = Literal["gemma3", "idefics3", "qwen2vl_merger", "qwen2a"]
-WIDTH, FEED_FORWARD, N_LAYERS, N_HEADS = 32, 64, 2, 2
+from tests.support.random_models import N_DEEPSTACK
+
+ProjectorKind = Literal["gemma3", "idefics3", "qwen3vl_merger", "pixtral", "qwen2a"]
+WIDTH, FEED_FORWARD, N_LAYERS, N_HEADS = 32, 64, N_DEEPSTACK, 2
 IMAGE, PATCH, MERGE = 96, 8, 2
 N_TOKENS = (IMAGE // PATCH // MERGE) ** 2
 """Of a picture for gemma3, or of a tile for idefics3."""
@@ -28,7 +30,8 @@ AROUND_TILES = ("ĊĊ", "<fake_token_around_image>", "<global-img>")
 @functools.cache
 def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Path:
     """`gemma3`: one part a picture, whose rows see each other; `idefics3`: an overview and tiles;
-    `qwen2vl_merger`: one part, whose rows have positions in time and space.
+    `qwen3vl_merger`: one part, whose rows have positions in time and space, and more for the
+    model's first layers; `pixtral`: one part of as many rows as the picture's shape wants.
     Removed at the end of the process."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -39,7 +42,7 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
     writer, random = GGUFWriter(str(path), "clip"), np.random.default_rng(seed)
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", kind)
-    writer.add_bool("clip.use_gelu", True)
+    writer.add_bool("clip.use_silu" if kind == "pixtral" else "clip.use_gelu", True)
     numbers = {
         "image_size": IMAGE,
         "patch_size": PATCH,
@@ -49,6 +52,7 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
         "projection_dim": n_embd,
         "attention.head_count": N_HEADS,
         "projector.scale_factor": MERGE,
+        "spatial_merge_size": MERGE,
     }
     if kind == "idefics3":
         numbers["preproc_image_size"] = LONGEST_EDGE
@@ -62,36 +66,56 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
         scale = np.float32(shape[-1] ** -0.5)
         writer.add_tensor(name, random.standard_normal(shape, dtype=np.float32) * scale)
 
-    def norm(name: str, *, bias: bool = True) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(WIDTH, dtype=np.float32))
+    has_bias = kind != "pixtral"
+
+    def linear(name: str, rows: int, columns: int) -> None:
+        weights(f"{name}.weight", rows, columns)
+        if has_bias:
+            weights(f"{name}.bias", rows)
+
+    def norm(name: str, width: int = WIDTH, *, bias: bool = has_bias) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(width, dtype=np.float32))
         if bias:
-            weights(f"{name}.bias", WIDTH)
+            weights(f"{name}.bias", width)
 
     weights("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
-    if kind == "qwen2vl_merger":
+    if kind == "qwen3vl_merger":
         weights("v.patch_embd.weight.1", WIDTH, 3, PATCH, PATCH)
+    if kind == "pixtral":
+        norm("v.pre_ln")
     else:
         weights("v.patch_embd.bias", WIDTH)
         weights("v.position_embd.weight", (IMAGE // PATCH) ** 2, WIDTH)
-    norm("v.post_ln")
+        norm("v.post_ln")
+    merged = WIDTH * MERGE * MERGE
     for layer in range(N_LAYERS):
         block = f"v.blk.{layer}"
-        for name in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            weights(f"{block}.{name}.weight", WIDTH, WIDTH)
-            weights(f"{block}.{name}.bias", WIDTH)
+        if kind == "qwen3vl_merger":
+            linear(f"{block}.attn_qkv", 3 * WIDTH, WIDTH)
+            norm(f"v.deepstack.{layer}.norm", merged)
+            linear(f"v.deepstack.{layer}.fc1", merged, merged)
+            linear(f"v.deepstack.{layer}.fc2", n_embd, merged)
+        else:
+            for name in ("attn_q", "attn_k", "attn_v"):
+                linear(f"{block}.{name}", WIDTH, WIDTH)
+        linear(f"{block}.attn_out", WIDTH, WIDTH)
         for name in ("ln1", "ln2"):
             norm(f"{block}.{name}")
-        weights(f"{block}.ffn_up.weight", FEED_FORWARD, WIDTH)
-        weights(f"{block}.ffn_up.bias", FEED_FORWARD)
-        weights(f"{block}.ffn_down.weight", WIDTH, FEED_FORWARD)
-        weights(f"{block}.ffn_down.bias", WIDTH)
+        linear(f"{block}.ffn_up", FEED_FORWARD, WIDTH)
+        linear(f"{block}.ffn_down", WIDTH, FEED_FORWARD)
+        if kind == "pixtral":
+            linear(f"{block}.ffn_gate", FEED_FORWARD, WIDTH)
     if kind == "idefics3":
-        weights("mm.model.fc.weight", n_embd, WIDTH * MERGE * MERGE)
-    elif kind == "qwen2vl_merger":
-        merged = WIDTH * MERGE * MERGE
-        for layer, rows in ((0, merged), (2, n_embd)):
-            weights(f"mm.{layer}.weight", rows, merged)
-            weights(f"mm.{layer}.bias", rows)
+        weights("mm.model.fc.weight", n_embd, merged)
+    elif kind == "qwen3vl_merger":
+        linear("mm.0", merged, merged)
+        linear("mm.2", n_embd, merged)
+    elif kind == "pixtral":
+        norm("mm.input_norm")
+        weights("mm.patch_merger.weight", WIDTH, merged)
+        linear("mm.1", n_embd, WIDTH)
+        linear("mm.2", n_embd, n_embd)
+        weights("v.token_embd.img_break", n_embd)
     else:
         weights("mm.input_projection.weight", WIDTH, n_embd)
         norm("mm.soft_emb_norm", bias=False)

@@ -35,14 +35,14 @@ from tests.support.random_projectors import (
 from tests.support.worker import PATIENCE_S, WorkerProcess, run_to_exit, until
 from tools.bench.peer_build import build_peers
 
-KINDS: tuple[ProjectorKind, ...] = ("gemma3", "idefics3", "qwen2vl_merger")
-"""One whose rows see each other, one that cuts pictures into tiles, and one whose rows have
-positions in time and space."""
+KINDS: tuple[ProjectorKind, ...] = ("gemma3", "idefics3", "qwen3vl_merger", "pixtral")
+"""One whose rows see each other, one that cuts pictures into tiles, one whose rows have positions
+in time and space, and one whose parts are as large as the picture wants."""
 FORMS = {"PNG": "png", "JPEG": "jpeg", "GIF": "gif", "WEBP": "webp", "BMP": "bmp"}
 
 
 def model(kind: ProjectorKind = "gemma3") -> Path:
-    architecture = "qwen2vl" if kind == "qwen2vl_merger" else None
+    architecture = "qwen3vl" if kind == "qwen3vl_merger" else None
     return random_model("dense", renamed=AROUND_TILES, architecture=architecture)
 
 
@@ -137,7 +137,7 @@ def test_all_dialects_show_the_same_picture(
     seeing: WorkerProcess, clients: tuple[OpenAI, Anthropic, Ollama]
 ) -> None:
     """By the clients that their users have, whole and streamed."""
-    openai, anthropic, ollama = clients
+    openai, anthropic, ollama = (cast(Any, client) for client in clients)
     image, words, text = picture(5), "what is it", {"type": "text", "text": "what is it"}
     encoded, url = base64.b64encode(image).decode(), data_url(image)
 
