@@ -11,7 +11,6 @@ import math
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from gguf.constants import Keys
 from worker.convert.architectures import FAMILIES
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.config import MOST
-from worker.convert.family.rules import Rule
+from worker.convert.family.rules import Into, Place
 from worker.convert.malformed import told
 from worker.convert.quantize import to_float32
 from worker.errors import ModelError
@@ -50,15 +49,9 @@ _REFUSED = {
 Matrix = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """The change of one weight of the base model: `b @ a`, times alpha / rank."""
-
-    target: str
-    a: Matrix
-    """Shape (rank, inputs)."""
-    b: Matrix
-    """Shape (outputs, rank)."""
+Pair = tuple[str, Matrix, Matrix]
+"""A weight of the base model, and its change `b @ a`, times alpha / rank: a of the shape (rank,
+inputs), b of (outputs, rank)."""
 
 
 def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
@@ -78,9 +71,9 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
         writer.add_name(folder.resolve().name)
         writer.add_string(Keys.Adapter.TYPE, "lora")
         writer.add_float32(Keys.Adapter.LORA_ALPHA, float(config["lora_alpha"]))
-        for pair in pairs:
-            writer.add_tensor(f"{pair.target}.lora_a", pair.a)
-            writer.add_tensor(f"{pair.target}.lora_b", pair.b)
+        for name, a, b in pairs:
+            writer.add_tensor(f"{name}.lora_a", a)
+            writer.add_tensor(f"{name}.lora_b", b)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -156,7 +149,7 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
     """One pair for each weight of the base model that the module's weight is converted to."""
     shapes = {tensor.name: tensor.shape for tensor in base.tensors}
     for rule, name in _rules(module, base, path):
-        i, n = rule.origin.part
+        i, n = rule.part
         rows = b[len(b) * i // n : len(b) * (i + 1) // n]
         if shapes.get(name) != (a.shape[1], rows.shape[0]):
             raise ModelError(
@@ -168,25 +161,15 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
         if rule.interleaved:
             halves = rows.reshape(-1, 2, _head_dim(base) // 2, rows.shape[1])
             rows = halves.swapaxes(1, 2).reshape(rows.shape)
-        yield Pair(name, a, np.ascontiguousarray(rows))
+        yield name, a, np.ascontiguousarray(rows)
 
 
-def _rules(module: str, base: GgufHeader, path: Path) -> list[tuple[Rule, str]]:
-    layer = re.search(r"\.(\d+)\.", module)
-    source = f"{module}.weight"
-    if layer is not None:
-        source = f"{module[: layer.start()]}.{{i}}.{module[layer.end() :]}.weight"
+def _rules(module: str, base: GgufHeader, path: Path) -> list[tuple[Into, str]]:
+    at = Place.of(f"{module}.weight")
     for family in FAMILIES:
-        if family.architecture != base.architecture:
-            continue
-        for root in family.roots:
-            known = source
-            if source.startswith(root):
-                known = family.roots[0] + source.removeprefix(root)
-            rules = family.rules.get(known, ())
-            if rules and all("{i}" in rule.target and not rule.origin.make for rule in rules):
-                i = layer[1] if layer else ""
-                return [(rule, rule.target.replace("{i}", i)) for rule in rules]
+        rules = family.becomes(at.form) if family.architecture == base.architecture else None
+        if rules and at.layer >= 0 > at.member and not any(rule.make for rule in rules):
+            return [(rule, rule.target.replace("{i}", str(at.layer))) for rule in rules]
     raise ModelError(
         f"The module {module!r} of {path} is none that can be adapted in a model of the "
         f"architecture {base.architecture!r}.",

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from worker.convert import scaled
 from worker.convert.config import Config
-from worker.convert.quantize import to_float32
+from worker.convert.quantize import TensorType, to_float32
 from worker.convert.scaled import Scale
 from worker.errors import ModelError
 from worker.models.checkpoint_files import (
@@ -94,6 +94,12 @@ class Checkpoint:
 
     def is_readable(self, info: TensorInfo) -> bool:
         return info.dtype in READABLE or info.name in self.scales
+
+    def lossless_type(self) -> TensorType:
+        """The type that holds every value of the matrices."""
+        matrices = (i for i in self.tensors.values() if len(i.shape) > 1 and self.is_readable(i))
+        types = {"F32" if info.name in self.scales else info.dtype for info in matrices}
+        return types.pop() if types in ({"BF16"}, {"F16"}) else "F32"
 
     def read_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
         """Rows of a tensor as stored (BF16 as `uint16`); a tensor with a scale comes as float32."""

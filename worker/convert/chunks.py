@@ -11,7 +11,7 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
@@ -63,24 +63,18 @@ class RowChunk:
 
 
 def chunks(placed: Iterable[PlacedTensor]) -> Iterator[RowChunk]:
-    for tensor in placed:
-        yield from _of_tensor(tensor)
-
-
-def _of_tensor(placed: PlacedTensor) -> Iterator[RowChunk]:
-    tensor = placed.tensor
-    if tensor.values is not None:
-        yield RowChunk(placed, None, 0, tensor.n_elements, placed.offset, placed.size_bytes)
-        return
-    # Whole rows are whole blocks of every type, so the byte count per row is exact.
-    row_bytes = placed.size_bytes * tensor.row_length // tensor.n_elements
-    offset = placed.offset
-    for piece in tensor.pieces:
-        rows = _rows_at_once(piece, tensor.row_length)
-        for first in range(0, piece.n_rows, rows):
-            count = min(rows, piece.n_rows - first)
-            yield RowChunk(placed, piece, first, count, offset, count * row_bytes)
-            offset += count * row_bytes
+    for p in placed:
+        tensor, offset = p.tensor, p.offset
+        if tensor.values is not None:
+            yield RowChunk(p, None, 0, tensor.n_elements, offset, p.size_bytes)
+        # Whole rows are whole blocks of every type, so the byte count per row is exact.
+        row_bytes = p.size_bytes * tensor.row_length // tensor.n_elements
+        for piece in tensor.pieces:
+            rows = _rows_at_once(piece, tensor.row_length)
+            for first in range(0, piece.n_rows, rows):
+                count = min(rows, piece.n_rows - first)
+                yield RowChunk(p, piece, first, count, offset, count * row_bytes)
+                offset += count * row_bytes
 
 
 def _rows_at_once(piece: RowSpan, row_length: int) -> int:
@@ -92,13 +86,19 @@ def _rows_at_once(piece: RowSpan, row_length: int) -> int:
     return rows
 
 
+Work = Callable[[PlacedTensor, npt.NDArray[Any], int, int], None]
+"""Gets rows of a tensor's values, and the place and number of their bytes in the output."""
+
+
 def run(
-    work: Callable[[RowChunk], None],
-    todo: Iterator[RowChunk],
-    on_done: Callable[[int], None],
+    work: Work,
+    placed: Sequence[PlacedTensor],
+    checkpoint: Checkpoint,
+    on_done: Callable[[int, int], None],
     n_threads: int | None = None,
 ) -> None:
-    """Call `work` on every chunk; `on_done` gets the bytes done so far, on the calling thread.
+    """Call `work` on all values of the tensors; `on_done` gets the bytes done so far and those of
+    all, on the calling thread.
 
     The default is one thread more than there are processors, as some always wait for the disk. The
     first exception stops all threads and is raised here.
@@ -106,6 +106,7 @@ def run(
     _keep_freed_memory()
     lock, large = threading.Lock(), threading.Lock()
     stopped, done_bytes = threading.Event(), 0
+    todo, total = chunks(placed), sum(p.size_bytes for p in placed)
 
     def serve() -> None:
         nonlocal done_bytes
@@ -116,7 +117,8 @@ def run(
                 return
             # Two of them at once would take the memory of two tensors.
             with large if chunk.size_bytes > _LARGE_BYTES else contextlib.nullcontext():
-                work(chunk)
+                for values, offset, size in chunk.parts(checkpoint):
+                    work(chunk.placed, values, offset, size)
             with lock:
                 done_bytes += chunk.size_bytes
 
@@ -124,11 +126,12 @@ def run(
     with ThreadPoolExecutor(n_threads, thread_name_prefix="convert") as pool:
         try:
             running = {pool.submit(serve) for _ in range(n_threads)}
+            on_done(0, total)
             while running:
                 ended, running = wait(running, 0.05, FIRST_EXCEPTION)
                 for future in ended:
                     future.result()
-                on_done(done_bytes)
+                on_done(done_bytes, total)
         finally:
             stopped.set()
 

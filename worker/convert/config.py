@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,53 +40,43 @@ class Config:
     def integer(self, *keys: str, default: int | None = None) -> int:
         """The first present of several spellings of one key; its value must be a positive
         integer."""
-        value = self._first(keys, default)
-        if type(value) is not int or not 1 <= value < 1 << 31:
-            raise ModelError(
-                f"{self.name}: {keys[0]} must be a positive integer, not {_text(value)}"
-            )
-        return value
+        return int(
+            self._checked(keys, default, "a positive integer", (int,), lambda n: 1 <= n < 1 << 31)
+        )
 
     def number(self, *keys: str, default: float | None = None) -> float:
-        value = self._first(keys, default)
-        if type(value) not in (int, float) or not abs(value) < MOST:
-            raise ModelError(f"{self.name}: {keys[0]} must be a number, not {_text(value)}")
-        return float(value)
+        return float(
+            self._checked(keys, default, "a number", (int, float), lambda n: abs(n) < MOST)
+        )
 
     def flag(self, key: str, default: bool = False) -> bool:
-        value = self._first((key,), default)
-        if type(value) is not bool:
-            raise ModelError(f"{self.name}: {key} must be true or false, not {_text(value)}")
-        return value
+        return bool(self._checked((key,), default, "true or false", (bool,)))
 
     def text(self, key: str, default: str | None = None) -> str:
-        value = self._first((key,), default)
-        if not isinstance(value, str):
-            raise ModelError(f"{self.name}: {key} must be a string, not {_text(value)}")
-        return value
+        return str(self._checked((key,), default, "a string", (str,)))
 
     def items(self, key: str) -> list[Any]:
-        value = self._first((key,), None)
-        if not isinstance(value, list):
-            raise ModelError(f"{self.name}: {key} must be a list, not {_text(value)}")
-        return value
+        return list(self._checked((key,), None, "a list", (list,)))
 
     def section(self, key: str) -> Config:
         """A nested object; empty if it is absent or null."""
-        value = self.values.get(key)
-        if value is None:
-            value = {}
-        if not isinstance(value, dict):
-            raise ModelError(f"{self.name}: {key} must be an object, not {_text(value)}")
-        return Config(value, f"{self.name}: {key}")
+        values = self._checked((key,), {}, "an object", (dict,))
+        return Config(values, f"{self.name}: {key}")
 
-    def _first(self, keys: tuple[str, ...], default: Any) -> Any:
-        for key in keys:
-            if self.values.get(key) is not None:
-                return self.values[key]
-        if default is None:
+    def _checked(
+        self,
+        keys: tuple[str, ...],
+        default: Any,
+        what: str,
+        types: tuple[type, ...],
+        is_sound: Callable[[Any], bool] = lambda value: True,
+    ) -> Any:
+        value = next((v for key in keys if (v := self.values.get(key)) is not None), default)
+        if value is None:
             raise ModelError(f"{self.name} lacks {keys[0]}")
-        return default
+        if type(value) not in types or not is_sound(value):
+            raise ModelError(f"{self.name}: {keys[0]} must be {what}, not {_text(value)}")
+        return value
 
     def rope(self, layers: str = "full_attention", default_theta: float = 10000.0) -> Rope:
         """The rotary parameters; `layers` picks a section where the configuration has several."""

@@ -7,14 +7,13 @@ weights (`chunks`).
 from __future__ import annotations
 
 import time
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from worker.convert import manifest, verify, weights
 from worker.convert.output import OutputFile
-from worker.convert.prepare import Conversion, Options, prepare_checked
+from worker.convert.prepare import Options, prepare_checked
 from worker.convert.report import Report
 from worker.errors import ModelError
 
@@ -34,7 +33,18 @@ def convert(source: Path, destination: Path, options: Options, report: Report) -
         for sentence in conversion.notes:
             report.note(sentence)
         weights.check_space(destination, conversion, options)
-        digest = _write(conversion, destination, options, report, hashing)
+        try:
+            destination.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ModelError(f"{destination.parent} cannot be made: {error.strerror}") from None
+        quantised = options.format.tensor_type is None
+        write = weights.write_quantised if quantised else weights.write_tensors
+        with OutputFile(destination) as out:
+            write(conversion, out, options, report)
+            verify.check_tensors(conversion, out.partial, options, report)
+            digest = hashing.result()
+            out.patch(manifest.PLACEHOLDER, digest)
+            out.commit()
     finally:
         conversion.close()
     return {
@@ -46,32 +56,3 @@ def convert(source: Path, destination: Path, options: Options, report: Report) -
         "source_sha256": digest,
         "seconds": round(time.monotonic() - began, 3),
     }
-
-
-def _write(
-    conversion: Conversion,
-    destination: Path,
-    options: Options,
-    report: Report,
-    hashing: Future[str],
-) -> str:
-    """Write and verify the file; returns the digest of the source."""
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ModelError(f"{destination.parent} cannot be made: {error.strerror}") from None
-    with OutputFile(destination) as out:
-        if options.format.tensor_type is None:
-            weights.write_quantised(conversion, out, options, report)
-        else:
-            weights.write_tensors(conversion, out, options, report)
-        verify.check_tensors(
-            conversion,
-            out.partial,
-            options,
-            lambda done, total: report.step("verify", done, total),
-        )
-        digest = hashing.result()
-        out.patch(manifest.PLACEHOLDER, digest)
-        out.commit()
-    return digest

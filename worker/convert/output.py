@@ -7,7 +7,6 @@ killed conversion for a model. The next conversion to the same name overwrites t
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from worker.convert.family.rules import Metadata, Typed, Value
 from worker.convert.quantize import TensorType, size_bytes
+from worker.convert.scratch import locked
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 
@@ -52,30 +52,15 @@ class OutputFile:
 
     def __enter__(self) -> OutputFile:
         try:
-            self._file = self._lock()
+            while (file := locked(self.partial, os.O_RDWR | os.O_CREAT)) is None:
+                pass  # Another converter renamed or removed it in between.
         except BlockingIOError:
             raise ModelError(f"another conversion is writing {self.path}") from None
         except OSError as error:
             raise ModelError(f"{self.partial} cannot be written: {error.strerror}") from None
+        self._file = file
         os.ftruncate(self._file, 0)
         return self
-
-    def _lock(self) -> int:
-        """Open and lock the partial file.
-
-        Another converter may have renamed or removed the file between open and lock. The file that
-        has the name now is opened then.
-        """
-        while True:
-            file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _is_named(file, self.partial):
-                    return file
-            except BaseException:
-                os.close(file)
-                raise
-            os.close(file)
 
     def __exit__(self, *_: object) -> None:
         if not self._committed:
@@ -126,13 +111,6 @@ class OutputFile:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def _is_named(file: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def write_layout(

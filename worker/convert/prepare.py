@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gguf.constants import Keys
@@ -21,7 +21,7 @@ from worker.convert.malformed import told
 from worker.convert.output import ChatTemplate
 from worker.convert.output_types import FORMATS, OutputFormat
 from worker.convert.pooling import read_pooling
-from worker.convert.quantize import TensorType, tensor_type
+from worker.convert.quantize import tensor_type
 from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor, plan_tensors
 from worker.convert.tokenizer.check import TokenCheck
@@ -61,7 +61,7 @@ class Conversion:
     architecture: str
     metadata: Metadata
     tensors: list[OutputTensor]
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
     """Known differences between llama.cpp and the source's own framework."""
     vocabulary: Vocabulary | None = None
     """If it is one that this package read."""
@@ -76,30 +76,26 @@ class Conversion:
 
 
 def prepare_checked(source: Path, options: Options) -> Conversion:
-    """Run `prepare`, and let llama.cpp load the result and give the source's own token ids."""
+    """Run `prepare`, and let llama.cpp load the result and give the source's own token ids; a known
+    difference becomes a note and an entry of the metadata."""
     if options.projector:
         return prepare(source, options)
     with TokenCheck(source) as tokens:
-        conversion = prepare(source, options)
+        made = prepare(source, options)
         try:
-            check_tokens(tokens, conversion)
+            checked = tokens.check(made.architecture, made.metadata, made.tensors)
         except BaseException:
-            conversion.close()
+            made.close()
             raise
-    return conversion
-
-
-def check_tokens(tokens: TokenCheck, conversion: Conversion) -> None:
-    """Compare token ids; a known difference becomes a note and an entry of the metadata."""
-    checked = tokens.check(conversion.architecture, conversion.metadata, conversion.tensors)
-    if not checked.differing:
-        return
-    sentence = (
-        f"token ids differ from the source's for {len(checked.differing)} of {checked.n_texts} "
-        f"test texts: llama.cpp splits otherwise {checked.reason}, as in {checked.differing[0]!r}"
-    )
-    conversion.metadata[manifest.DIFFERENCE] = sentence
-    conversion.notes.append(sentence)
+    if checked.differing:
+        sentence = (
+            f"token ids differ from the source's for {len(checked.differing)} of {checked.n_texts} "
+            f"test texts: llama.cpp splits otherwise {checked.reason}, as in "
+            f"{checked.differing[0]!r}"
+        )
+        made.metadata[manifest.DIFFERENCE] = sentence
+        made.notes.append(sentence)
+    return made
 
 
 def prepare(source: Path, options: Options) -> Conversion:
@@ -127,7 +123,7 @@ def _prepare(source: Path, options: Options) -> Conversion:
     else:
         raise architectures.unknown(config, scripts)
     checkpoint.forget_json()
-    wanted = options.format.tensor_type or _lossless(checkpoint)
+    wanted = options.format.tensor_type or checkpoint.lossless_type()
     conversion.tensors = [
         replace(t, kind=t.kind or tensor_type(wanted, t.shape, t.keep_f32))
         for t in conversion.tensors
@@ -152,6 +148,7 @@ def _by_family(
         whole, config = config, config.section(family.section)
         if whole.has(tie := "tie_word_embeddings"):  # It is the whole model that ties its head.
             config = Config({**config.values, tie: whole.values[tie]}, config.name)
+    config = family.config(config)
     plausible.check_config(config, checkpoint)
     dims = family.dims(config)
     plausible.check_dims(config, dims, checkpoint)
@@ -163,24 +160,18 @@ def _by_family(
     vocabulary = read_vocabulary(checkpoint, dims.n_vocab, options.pre_tokenizer)
     if ranks:
         family, dims = reranker.with_classifier(family, config, dims, vocabulary)
-    template = chat_templates(checkpoint)
     metadata: Metadata = {
         **family_metadata.of_family(family, config, dims),
         **family.tensor_metadata(checkpoint, dims),
         **({} if pooling is None else {Keys.LLM.POOLING_TYPE: int(pooling)}),
-        **(reranker.metadata() if ranks else {}),
-        **vocabulary.metadata(),
-        **special_tokens(checkpoint, vocabulary, embeds=pooling is not None),
     }
-    return Conversion(
-        checkpoint,
-        family.architecture,
-        metadata,
-        plan_tensors(checkpoint, family, config, dims),
-        [*vocabulary.notes, *_notes(family, config)],
-        vocabulary,
-        reranker.with_prompt(template) if ranks else template,
-    )
+    tensors = plan_tensors(checkpoint, family, config, dims)
+    made = Conversion(checkpoint, family.architecture, metadata, tensors)
+    _add_vocabulary(made, vocabulary, embeds=pooling is not None)
+    made.notes += _notes(family, config)
+    if ranks:
+        made.chat_template = reranker.with_prompt(made.chat_template)
+    return made
 
 
 def _by_script(checkpoint: Checkpoint, options: Options) -> Conversion:
@@ -194,8 +185,8 @@ def _by_script(checkpoint: Checkpoint, options: Options) -> Conversion:
         architecture, metadata = upstream.metadata(file)
         metadata[manifest.SCRIPT] = "convert_hf_to_gguf.py"
         tensors = upstream.tensors(file, as_they_are=options.projector)
-        notes = ["llama.cpp's own converter read the weights"]
-        made = Conversion(checkpoint, architecture, metadata, tensors, notes, scratch=scratch)
+        made = Conversion(checkpoint, architecture, metadata, tensors, scratch=scratch)
+        made.notes.append("llama.cpp's own converter read the weights")
         if not options.projector:
             _set_vocabulary(made, options)
         return made
@@ -214,9 +205,16 @@ def _set_vocabulary(made: Conversion, options: Options) -> None:
         made.notes.append(f"and the vocabulary: {error.message}")
         return
     embeds = Keys.LLM.POOLING_TYPE.format(arch=made.architecture) in made.metadata
-    metadata = {k: v for k, v in made.metadata.items() if not k.startswith("tokenizer.")}
-    metadata |= vocabulary.metadata()
-    made.metadata = metadata | special_tokens(made.checkpoint, vocabulary, embeds=embeds)
+    for key in [key for key in made.metadata if key.startswith("tokenizer.")]:
+        del made.metadata[key]
+    for t in (t for t in made.tensors if t.name == "token_types.weight"):
+        made.metadata[Keys.Tokenizer.TOKEN_TYPE_COUNT] = t.n_elements // t.shape[-1]
+    _add_vocabulary(made, vocabulary, embeds=embeds)
+
+
+def _add_vocabulary(made: Conversion, vocabulary: Vocabulary, *, embeds: bool) -> None:
+    made.metadata |= vocabulary.metadata()
+    made.metadata |= special_tokens(made.checkpoint, vocabulary, embeds=embeds)
     made.vocabulary, made.chat_template = vocabulary, chat_templates(made.checkpoint)
     made.notes += vocabulary.notes
 
@@ -235,13 +233,6 @@ def _notes(family: Family, config: Config) -> Iterator[str]:
     if family.ignores_window and isinstance(window, int) and window > 0:
         if window < config.integer("max_position_embeddings"):
             yield f"llama.cpp attends to the whole context, not to a window of {window}"
-
-
-def _lossless(checkpoint: Checkpoint) -> TensorType:
-    """The type that holds every value of the source."""
-    found = filter(checkpoint.is_readable, checkpoint.tensors.values())
-    types = {"F32" if info.name in checkpoint.scales else info.dtype for info in found}
-    return types.pop() if len(types) == 1 else "F32"
 
 
 def _safe_name(name: str, vocabulary: Vocabulary | None) -> str:

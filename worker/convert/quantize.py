@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 TensorType = str
 """ggml's name of a tensor type; `encode` writes F32, F16, BF16 and Q8_0."""
-_ENCODED = ("F32", "F16", "BF16", "Q8_0")
+_ENCODED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "Q8_0": np.void}
 Q8_BLOCK = 32
 Q8_BLOCK_BYTES = 34
 # BF16 bits of the smallest normal F16; the distance from there to the largest; and 112 << 10, the
@@ -55,16 +55,7 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 def is_copied(source: np.dtype[Any], kind: TensorType) -> bool:
     """Whether the output type is the source's type, so that the bytes are copied; as bytes come
     what has its type already."""
-    return (
-        source == np.uint8
-        or kind not in _ENCODED
-        or (source, kind)
-        in (
-            (np.dtype(np.uint16), "BF16"),
-            (np.dtype(np.float16), "F16"),
-            (np.dtype(np.float32), "F32"),
-        )
-    )
+    return source == np.uint8 or kind not in _ENCODED or source == _ENCODED[kind]
 
 
 def encode(values: npt.NDArray[Any], kind: TensorType) -> npt.NDArray[np.uint8]:
@@ -80,9 +71,8 @@ def encode(values: npt.NDArray[Any], kind: TensorType) -> npt.NDArray[np.uint8]:
     if kind == "F16":
         with np.errstate(over="ignore"):
             return wide.astype(np.float16).view(np.uint8)
-    if kind == "BF16":
-        return _to_bf16(wide).view(np.uint8)
-    return wide.view(np.uint8)
+    packed: npt.NDArray[np.uint8] = gguf.quantize(wide, gguf.GGMLQuantizationType[kind])
+    return packed.view(np.uint8)
 
 
 def is_finite(data: npt.NDArray[np.uint8], kind: TensorType) -> bool:
@@ -121,16 +111,6 @@ def bf16_to_f16(
     magnitude |= values & np.uint16(0x8000)
     magnitude[rest] = table[values[rest]]
     return magnitude
-
-
-def _to_bf16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Round to nearest, ties to even; a NaN becomes a quiet NaN."""
-    bits = values.view(np.uint32)
-    rounded = bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))
-    nan = (bits & 0x7FFFFFFF) > 0x7F800000
-    if nan.any():
-        rounded = np.where(nan, bits | np.uint32(0x00400000), rounded)
-    return (rounded >> 16).astype(np.uint16)
 
 
 def _to_q8_0(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -183,17 +163,5 @@ def _magnitude_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def decode(data: npt.NDArray[np.uint8], kind: TensorType) -> npt.NDArray[np.float32]:
     """The values in the bytes of a tensor, of any type that llama.cpp writes."""
-    if kind == "F32":
-        return data.view(np.float32)
-    if kind == "F16":
-        return data.view(np.float16).astype(np.float32)
-    if kind == "BF16":
-        return to_float32(data.view(np.uint16))
-    if kind != "Q8_0":
-        quantised = gguf.dequantize(data.reshape(1, -1), gguf.GGMLQuantizationType[kind])
-        return np.asarray(quantised, dtype=np.float32).reshape(-1)
-    blocks = data.reshape(-1, Q8_BLOCK_BYTES)
-    scale = blocks[:, :2].copy().view(np.float16).astype(np.float32)
-    values = blocks[:, 2:].view(np.int8).astype(np.float32)
-    values *= scale
-    return values.reshape(-1)
+    values = gguf.dequantize(data.reshape(1, -1), gguf.GGMLQuantizationType[kind])
+    return np.asarray(values, dtype=np.float32).reshape(-1)

@@ -17,7 +17,7 @@ from gguf.constants import Keys, PoolingType
 
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
-from worker.convert.family.rules import Array, Family, From, Metadata
+from worker.convert.family.rules import Array, Family, Into, Sources
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.reference import name_of
@@ -54,23 +54,21 @@ def with_classifier(
     found = {label: i for label, i in ids.items() if i is not None}
     if len(found) < len(LABELS):
         raise ModelError(f"a reranker answers {' or '.join(LABELS)}, and both must be tokens")
-    tied = config.flag("tie_word_embeddings", default=True)
-    head = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    rows = Into("cls.output", make=_rows)
+    classifier: Sources = {"embed_tokens.weight": ("token_embd", rows), "lm_head.weight": ()}
+    if not config.flag("tie_word_embeddings", default=True):
+        classifier = {"lm_head.weight": rows}
     family = replace(
         family,
-        model="token_embd output_norm cls.output",
-        sources={**family.sources, "cls.output": From(head, make=_rows)},
+        sources={**family.sources, **classifier},
         head="none",
-        ignored=(r"lm_head\.weight",),
+        metadata={
+            **family.metadata,
+            Keys.LLM.POOLING_TYPE: int(PoolingType.RANK),
+            Keys.Classifier.OUTPUT_LABELS: list(LABELS),
+        },
     )
     return family, replace(d, more={**d.more, **found})
-
-
-def metadata() -> Metadata:
-    return {
-        Keys.LLM.POOLING_TYPE: int(PoolingType.RANK),
-        Keys.Classifier.OUTPUT_LABELS: list(LABELS),
-    }
 
 
 def with_prompt(template: str | list[dict[str, str]] | None) -> list[dict[str, str]]:

@@ -23,12 +23,12 @@ class Scratch:
             parent = parent.absolute().parent
         parent = parent or Path(tempfile.gettempdir())
         for other in parent.glob(f"{_PREFIX}*"):
-            if (lock := _locked(other)) is not None:
+            if (lock := _held(other)) is not None:
                 shutil.rmtree(other, ignore_errors=True)
                 os.close(lock)
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            if (lock := _locked(self.path)) is not None:  # None: another took it for a left one.
+            if (lock := _held(self.path)) is not None:  # None: another took it for a left one.
                 self._lock = lock
                 return
 
@@ -43,17 +43,29 @@ class Scratch:
         os.close(self._lock)
 
 
-def _locked(folder: Path) -> int | None:
-    """A descriptor that holds the lock; `None` if another holds it, or the folder is gone."""
-    try:
-        file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return None
+def locked(path: Path, flags: int) -> int | None:
+    """Open and lock a file or folder; `None` if it lost its name in between.
+
+    Raises:
+        OSError: it cannot be opened; a `BlockingIOError`: another process holds the lock.
+    """
+    file = os.open(path, flags | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if folder.is_dir():
+        if os.path.samestat(os.fstat(file), path.stat()):
             return file
-    except OSError:
+    except FileNotFoundError:
         pass
+    except BaseException:
+        os.close(file)
+        raise
     os.close(file)
     return None
+
+
+def _held(folder: Path) -> int | None:
+    """The lock of a folder; `None` if another holds it, or it is gone."""
+    try:
+        return locked(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None

@@ -1,17 +1,17 @@
 """Plans the output: each GGUF tensor as row ranges of source tensors.
 
-The plan is made from the checkpoint's headers and the family's table. A missing, surplus or
-misshapen tensor is an error before the first byte is written.
+The plan is made from the checkpoint's headers and the family's description. A surplus or misshapen
+tensor, and one that other layers have, is an error before the first byte is written; what all lack
+llama.cpp asks for before that, too (`tokenizer.check`).
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any
 
 import gguf
@@ -22,10 +22,13 @@ from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import extra_tensors
-from worker.convert.family.rules import Family, Rule
+from worker.convert.family.rules import Family, Into, Place, without_root
 from worker.convert.quantize import size_bytes
 from worker.errors import ModelError
 from worker.models.safetensors import TensorInfo
+
+Shape = tuple[int, ...]
+Shapes = tuple[Shape, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +89,23 @@ def plan_tensors(
     """Plan every tensor of the output, in the order of writing.
 
     Raises:
-        ModelError: the checkpoint lacks a tensor, has one that no rule knows, or one of a wrong
-            shape.
+        ModelError: a layer lacks a tensor that others of its kind have, or the checkpoint has one
+            that nothing becomes of, or one of a wrong shape.
     """
-    names = checkpoint.tensors
     if d.kinds and len(d.kinds) != d.n_layers:
         raise ModelError(f"{config.name} gives {len(d.kinds)} kinds of layers for {d.n_layers}")
     outputs: dict[str, OutputTensor] = {}
     for name, values in extra_tensors(family, config, d).items():
         outputs[name] = OutputTensor(name, values.shape, (), values=values)
-    instances = list(_instances(family, names, d))
-    shapes = _MadeShapes(d)
-    for instance in instances:
-        found = [tuple(names[s] for s in member if s in names) for member in instance.members]
-        if sum(map(len, found)) == sum(map(len, instance.members)):
-            _check_readable(checkpoint, instance, found)
-            made = _output(instance, found, d, shapes)
-            if (other := outputs.get(made.name)) is not None and other.pieces:
-                raise ModelError(
-                    f"tensors {other.pieces[0].source.name} and {found[0][0].name} both become "
-                    f"{made.name}",
-                    tensor=made.name,
-                )
-            outputs[made.name] = made
+    made_shape = cache(partial(_made_shape, d))
+    for instance in _instances(checkpoint, family, d):
+        members = [instance.members[i] for i in sorted(instance.members)]
+        if (last := max(instance.members)) >= len(members):
+            raise ModelError(f"{instance.name} lacks some of the members up to {last}")
+        _check_readable(checkpoint, instance, members)
+        outputs[instance.name] = _output(instance, members, d, made_shape)
     if family.head != "none":
         _tie_head(family, outputs, config)
-    _check_complete(instances, outputs, checkpoint)
-    _check_surplus(instances, family, names, d)
     return sorted(outputs.values(), key=_position)
 
 
@@ -120,59 +113,70 @@ def plan_tensors(
 class Instance:
     """A rule in one layer."""
 
-    rule: Rule
+    rule: Into
     name: str
     """In the GGUF."""
-    members: list[tuple[str, ...]]
-    """Names of its sources; a stack has several members."""
+    members: dict[int, tuple[TensorInfo, ...]] = field(default_factory=dict)
+    """Its source and those beside it, of each member of a stack; -1 if it is none."""
 
 
-def _instances(family: Family, names: Mapping[str, TensorInfo], d: Dims) -> Iterator[Instance]:
-    moved = _moved(family, names)
-    for rule in (rule for rules in family.rules.values() for rule in rules):
-        sources = [moved(source) for source in (rule.origin.source, *rule.origin.also)]
-        for i in range(d.n_layers) if "{i}" in rule.target else (0,):
-            kinds = d.kinds[i].split() if "{i}" in rule.target and d.kinds else []
-            if rule.on and rule.on not in kinds:
+def _instances(checkpoint: Checkpoint, family: Family, d: Dims) -> Iterable[Instance]:
+    found: dict[str, Instance] = {}
+    layers: list[dict[str, str]] = [{} for _ in range(d.n_layers)]
+    becomes, names = cache(family.becomes), checkpoint.tensors
+    for name, info in names.items():
+        at = Place.of(name)
+        rules = becomes(at.form)
+        if any(re.fullmatch(p, without_root(name)) for p in family.ignored):
+            continue
+        if rules is None or at.layer >= d.n_layers:
+            if at.layer >= d.n_layers and family.ignores_extra_layers:
                 continue
-            here = [source.replace("{i}", str(i)) for source in sources]
-            yield Instance(rule, rule.target.replace("{i}", str(i)), _members(here, names))
+            raise ModelError(
+                f"tensor {name} in {info.path.name} is not known to the {family.architecture} "
+                "family with the sizes in config.json",
+                tensor=name,
+            )
+        if at.layer >= 0:
+            layers[at.layer][f"{at.form} {at.member}"] = name
+        for rule in rules:
+            target = rule.target.replace("{i}", str(at.layer))
+            instance = found.setdefault(target, Instance(rule, target))
+            taken = instance.members
+            if at.member in taken or taken and (at.member < 0 or -1 in taken):
+                other = next(iter(taken.values()))[0].name
+                raise ModelError(f"tensors {other} and {name} both become {target}", tensor=target)
+            beside = [name.removesuffix(at.inner) + also for also in rule.also]
+            if lacking := next((other for other in beside if other not in names), None):
+                raise _lacks(checkpoint, lacking)
+            taken[at.member] = (info, *(names[other] for other in beside))
+    _check_complete(checkpoint, family, layers, d)
+    return found.values()
 
 
-def _members(sources: Sequence[str], names: Mapping[str, TensorInfo]) -> list[tuple[str, ...]]:
-    """The sources themselves, or those of each member of a stack, as many as there are."""
-    if "{e}" not in sources[0]:
-        return [tuple(sources)]
-    n = next(e for e in count(1) if sources[0].replace("{e}", str(e)) not in names)
-    return [tuple(name.replace("{e}", str(e)) for name in sources) for e in range(n)]
+def _check_complete(
+    checkpoint: Checkpoint, family: Family, layers: Sequence[Mapping[str, str]], d: Dims
+) -> None:
+    """Every layer has what others of its kind have; what all of them lack llama.cpp asks for."""
+    kinds = d.kinds or ("",) * d.n_layers
+    wanted: dict[str, dict[str, str]] = {}
+    for kind, layer in zip(kinds, layers, strict=True):
+        wanted.setdefault(kind, {}).update(layer)
+    for i, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
+        for form, name in wanted[kind].items():
+            if form not in layer and not re.fullmatch(family.varies, Place.of(name).inner):
+                raise _lacks(checkpoint, re.sub(r"\.\d+\.", f".{i}.", name, count=1))
 
 
-def _moved(family: Family, names: Mapping[str, TensorInfo]) -> Callable[[str], str]:
-    """Renames sources to the prefix that this checkpoint's tensor names have."""
-    first, heads = family.roots[0], ("lm_head.", "language_model.lm_head.")
-    head = next((h for h in heads if f"{h}weight" in names), heads[0])
-
-    def moved(source: str, root: str) -> str:
-        if source.startswith(heads[0]):
-            return head + source.removeprefix(heads[0])
-        return root + source.removeprefix(first) if source.startswith(first) else source
-
-    embeddings = [
-        source
-        for source, rules in family.rules.items()
-        if any(rule.target == "token_embd.weight" for rule in rules)
-    ]
-    for root in family.roots:
-        if any(moved(source, root) in names for source in embeddings):
-            return partial(moved, root=root)
-    return partial(moved, root=first)
+def _lacks(checkpoint: Checkpoint, name: str) -> ModelError:
+    return ModelError(f"{checkpoint.folder} lacks tensor {name}", tensor=name)
 
 
 def _check_readable(
     checkpoint: Checkpoint, instance: Instance, members: list[tuple[TensorInfo, ...]]
 ) -> None:
     for info in (info for member in members for info in member):
-        if not checkpoint.is_readable(info) and not instance.rule.origin.kind:
+        if not checkpoint.is_readable(info) and not instance.rule.kind:
             raise ModelError(
                 f"{info.path}: tensor {info.name} has type {info.dtype}; "
                 f"{', '.join(READABLE)} can be converted",
@@ -183,21 +187,24 @@ def _check_readable(
 
 
 def _output(
-    instance: Instance, members: list[tuple[TensorInfo, ...]], d: Dims, made: _MadeShapes
+    instance: Instance,
+    members: list[tuple[TensorInfo, ...]],
+    d: Dims,
+    made_shape: Callable[[Into, Shapes], Shape],
 ) -> OutputTensor:
-    rule, origin = instance.rule, instance.rule.origin
-    sources, is_stack = [member[0] for member in members], "{e}" in origin.source
+    rule = instance.rule
+    sources, is_stack = [member[0] for member in members], -1 not in instance.members
     if other := next((s for s in sources if s.shape != sources[0].shape), None):
         raise _misshapen(other, f"and {sources[0].name} {list(sources[0].shape)}")
     if is_stack and len(sources[0].shape) == 1:  # In a stack, a vector becomes a row.
         sources = [replace(source, shape=(1, *source.shape)) for source in sources]
-    if origin.make is None:
+    if rule.make is None:
         shape, pieces = _parts(rule, sources, d)
     else:
-        n_parts = sources[0].shape[0] if origin.per_expert else 0
-        shape = made.of(instance, members[0])
+        n_parts = sources[0].shape[0] if rule.per_expert else 0
+        shape = made_shape(rule, tuple(s.shape[rule.per_expert :] for s in members[0]))
         n_rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
-        make = partial(_made, instance, d, shape)
+        make = partial(_made, rule, d, shape)
         pieces = [
             RowSpan(first, 0, n_rows, make=make, also=tuple(also), part=part, n_parts=n_parts)
             for first, *also in members
@@ -207,13 +214,13 @@ def _output(
     if is_stack:
         shape = (len(members), *(shape[1:] if len(members[0][0].shape) == 1 else shape))
     return OutputTensor(
-        instance.name, shape, tuple(pieces), rule.plus, rule.keep_f32, kind=origin.kind
+        instance.name, shape, tuple(pieces), rule.plus, rule.keep_f32, kind=rule.kind
     )
 
 
-def _parts(rule: Rule, sources: list[TensorInfo], d: Dims) -> tuple[tuple[int, ...], list[RowSpan]]:
+def _parts(rule: Into, sources: list[TensorInfo], d: Dims) -> tuple[Shape, list[RowSpan]]:
     """The shape of one source's part, and the rows of all."""
-    i, n = rule.origin.part
+    i, n = rule.part
     first, shape = sources[0], list(sources[0].shape)
     axis = max(0, len(shape) - 2)
     if shape[axis] % n:
@@ -233,49 +240,35 @@ def _parts(rule: Rule, sources: list[TensorInfo], d: Dims) -> tuple[tuple[int, .
     ]
 
 
-class _MadeShapes:
-    """The shapes that functions make of those of their sources; each is found once."""
-
-    def __init__(self, d: Dims) -> None:
-        self._d = d
-        self._found: dict[object, tuple[int, ...]] = {}
-
-    def of(self, instance: Instance, sources: tuple[TensorInfo, ...]) -> tuple[int, ...]:
-        origin = instance.rule.origin
-        shapes = [source.shape[origin.per_expert :] for source in sources]
-        if (key := (origin.make, *shapes)) not in self._found:
-            # One byte stands for all values, and for each value, whatever its type.
-            blanks = [np.broadcast_to(np.zeros((), np.uint8), shape) for shape in shapes]
-            *rows, last = _call(instance, blanks, self._d).shape
-            if origin.kind:
-                block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[origin.kind]]
-                *rows, last = *rows[:-1], rows[-1] * block
-            self._found[key] = (*rows, last)
-        return self._found[key]
+def _made_shape(d: Dims, rule: Into, shapes: Shapes) -> Shape:
+    """The shape that a rule's function makes of those of its sources."""
+    # One byte stands for all values, and for each value, whatever its type.
+    blanks = [np.broadcast_to(np.zeros((), np.uint8), shape) for shape in shapes]
+    *rows, last = _call(rule, blanks, d).shape
+    if rule.kind:
+        block, _ = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[rule.kind]]
+        *rows, last = *rows[:-1], rows[-1] * block
+    return (*rows, last)
 
 
-def _made(
-    instance: Instance, d: Dims, shape: tuple[int, ...], sources: list[npt.NDArray[Any]]
-) -> npt.NDArray[Any]:
-    made = _call(instance, sources, d)
-    n_values = math.prod(shape)
-    if kind := instance.rule.origin.kind:
-        n_values = size_bytes(kind, n_values)
-    if made.size != n_values:  # Of another expert's sources.
-        raise ModelError(f"{instance.name} cannot be made of tensors of different shapes")
+def _made(rule: Into, d: Dims, shape: Shape, sources: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    made, n_values = _call(rule, sources, d), math.prod(shape)
+    if made.size != (size_bytes(rule.kind, n_values) if rule.kind else n_values):
+        # Of another expert's sources.
+        raise ModelError(f"{rule.target} cannot be made of tensors of different shapes")
     return made
 
 
-def _call(instance: Instance, sources: list[npt.NDArray[Any]], d: Dims) -> npt.NDArray[Any]:
-    assert instance.rule.origin.make is not None
+def _call(rule: Into, sources: list[npt.NDArray[Any]], d: Dims) -> npt.NDArray[Any]:
+    assert rule.make is not None
     try:
-        made = instance.rule.origin.make(sources, d)
+        made = rule.make(sources, d)
     except (ValueError, IndexError):  # The shapes cannot be cut or joined.
         made = np.empty(0)
     if made.size == 0 or not made.shape:
         shapes = ", ".join(str(list(source.shape)) for source in sources)
         raise ModelError(
-            f"{instance.name} cannot be made of tensors of shapes {shapes}", tensor=instance.name
+            f"{rule.target} cannot be made of tensors of shapes {shapes}", tensor=rule.target
         )
     return made
 
@@ -302,36 +295,6 @@ def _tie_head(family: Family, outputs: dict[str, OutputTensor], config: Config) 
         outputs.pop("output.weight", None)
         if family.head == "always" and embedding is not None:
             outputs["output.weight"] = replace(embedding, name="output.weight")
-
-
-def _check_complete(
-    instances: Sequence[Instance], outputs: Mapping[str, OutputTensor], checkpoint: Checkpoint
-) -> None:
-    missing = next((i for i in instances if not i.rule.optional and i.name not in outputs), None)
-    if missing is not None:
-        named = [i.members[0][0] for i in instances if i.name == missing.name]
-        forms = {re.sub(r"\d+", "", name) for name in checkpoint.tensors}  # In any layer.
-        name = next((n for n in named if re.sub(r"\d+", "", n) in forms), named[0])
-        raise ModelError(
-            f"{checkpoint.folder} lacks tensor {name}, which becomes {missing.name}", tensor=name
-        )
-
-
-def _check_surplus(
-    instances: Sequence[Instance], family: Family, names: Mapping[str, TensorInfo], d: Dims
-) -> None:
-    """Refuse a tensor that no rule uses: without it, the model would silently be another one."""
-    known = {s for instance in instances for member in instance.members for s in member}
-    for name in names.keys() - known:
-        layer = re.search(r"layers\.(\d+)\.", name)
-        if family.ignores_extra_layers and layer and int(layer[1]) >= d.n_layers:
-            continue
-        if not any(re.fullmatch(p, name) for p in family.ignored):
-            raise ModelError(
-                f"tensor {name} in {names[name].path.name} is not known to the "
-                f"{family.architecture} family with the sizes in config.json",
-                tensor=name,
-            )
 
 
 def _position(tensor: OutputTensor) -> tuple[int, str]:

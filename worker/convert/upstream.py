@@ -92,30 +92,16 @@ def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> Path:
     for path in checkpoint.folder.iterdir():
         if path.suffix in _FILES or path.is_dir():
             (readable / path.name).symlink_to(path.absolute())
-    target, outtype = scratch / "upstream.gguf", projector or _lossless(checkpoint)
-    _check(target, _run(scripts, readable, target, outtype, checkpoint, projector))
+    target, outtype = scratch / "upstream.gguf", projector or checkpoint.lossless_type().lower()
+    limit = str(_BYTES + 3 * _largest_layer(checkpoint))
+    command = [sys.executable, "-m", "worker.convert.upstream_child", limit]
+    command += [str(scripts), str(readable), str(target), outtype]
+    command += ["--mmproj"] if projector else []
+    _check(target, _run(command, _SECONDS + _SECONDS_PER_GB * size // 10**9))
     return target
 
 
-def _lossless(checkpoint: Checkpoint) -> str:
-    types = {info.dtype for info in checkpoint.tensors.values() if len(info.shape) > 1}
-    return types.pop().lower() if types in ({"BF16"}, {"F16"}) else "f32"
-
-
-def _run(
-    scripts: Path,
-    source: Path,
-    target: Path,
-    outtype: str,
-    checkpoint: Checkpoint,
-    projector: str,
-) -> Mapping[str, str]:
-    size = sum(info.size_bytes for info in checkpoint.tensors.values())
-    seconds = _SECONDS + _SECONDS_PER_GB * size // 10**9
-    limit = str(_BYTES + 3 * _largest_layer(checkpoint))
-    command = [sys.executable, "-m", "worker.convert.upstream_child", limit]
-    command += [str(scripts), str(source), str(target), outtype]
-    command += ["--mmproj"] if projector else []
+def _run(command: list[str], seconds: int) -> Mapping[str, str]:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
         done = subprocess.run(
@@ -163,16 +149,14 @@ def tensors(file: Path, *, as_they_are: bool = False) -> list[OutputTensor]:
     outputs = []
     for entry in read_header(file).tensors:
         shape = tuple(reversed(entry.shape))
-        if entry.type_name in READABLE and not as_they_are:
-            info = TensorInfo(entry.name, entry.type_name, shape, file, entry.offset, entry.n_bytes)
-            piece = RowSpan(info, 0, info.n_rows)
-            keeps = entry.type_name == "F32" and _is_small(entry)
-            outputs.append(OutputTensor(entry.name, shape, (piece,), keep_f32=keeps))
-        else:
-            info = TensorInfo(entry.name, "U8", (entry.n_bytes,), file, entry.offset, entry.n_bytes)
-            n_rows = entry.n_elements // shape[-1] if len(shape) > 1 else entry.n_elements
-            piece = RowSpan(info, 0, n_rows, make=_first)
-            outputs.append(OutputTensor(entry.name, shape, (piece,), kind=entry.type_name))
+        copied = as_they_are or entry.type_name not in READABLE
+        dtype, stored = ("U8", (entry.n_bytes,)) if copied else (entry.type_name, shape)
+        info = TensorInfo(entry.name, dtype, stored, file, entry.offset, entry.n_bytes)
+        n_rows = entry.n_elements // (shape[-1] if len(shape) > 1 else 1)
+        piece = RowSpan(info, 0, n_rows, make=_first if copied else None)
+        keeps = not copied and entry.type_name == "F32" and _is_small(entry)
+        kind = entry.type_name if copied else ""
+        outputs.append(OutputTensor(entry.name, shape, (piece,), keep_f32=keeps, kind=kind))
     return outputs
 
 

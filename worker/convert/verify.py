@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from gguf.constants import Keys
 
 from worker.convert import chunks, manifest, weights
 from worker.convert.checkpoint import read_bytes
-from worker.convert.chunks import RowChunk
 from worker.convert.output import OutputFile, PlacedTensor, write_layout
 from worker.convert.output_types import FORMATS
 from worker.convert.prepare import Conversion, Options, prepare_checked
@@ -71,9 +71,7 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
     try:
         conversion.metadata[manifest.DIGEST] = manifest.digest(source)
         _check_metadata(conversion, file, options)
-        check_tensors(
-            conversion, file, options, lambda done, total: report.step("verify", done, total)
-        )
+        check_tensors(conversion, file, options, report)
         if options.format.tensor_type is None:
             _quantise_again(conversion, file, options, report)
     finally:
@@ -132,9 +130,7 @@ def _quantise_again(conversion: Conversion, file: Path, options: Options, report
                     raise _differs(entry.name, "not those that llama.cpp's quantiser gives")
 
 
-def check_tensors(
-    conversion: Conversion, path: Path, options: Options, on_done: Callable[[int, int], None]
-) -> None:
+def check_tensors(conversion: Conversion, path: Path, options: Options, report: Report) -> None:
     """Compare each tensor with what its source gives.
 
     Raises:
@@ -145,21 +141,17 @@ def check_tensors(
         if options.format.tensor_type is not None and p.kind != p.tensor.kind:
             kinds = f"{p.kind} instead of {p.tensor.kind}"
             raise ModelError(f"{path}: {p.tensor.name} is of type {kinds}")
-    total = sum(p.size_bytes for p in placed)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def check(chunk: RowChunk) -> None:
-        for values, offset, size in chunk.parts(conversion.checkpoint):
-            written = read_bytes(file, size, offset)
-            if written.size < size:
-                raise ModelError(f"{path} became shorter while it was verified")
-            _check_rows(values, written, chunk.placed)
+    def check(placed: PlacedTensor, values: npt.NDArray[Any], offset: int, size: int) -> None:
+        written = read_bytes(file, size, offset)
+        if written.size < size:
+            raise ModelError(f"{path} became shorter while it was verified")
+        _check_rows(values, written, placed)
 
+    step = partial(report.step, "verify")
     try:
-        on_done(0, total)
-        chunks.run(
-            check, chunks.chunks(placed), lambda done: on_done(done, total), options.n_threads
-        )
+        chunks.run(check, placed, conversion.checkpoint, step, options.n_threads)
     finally:
         os.close(file)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from worker.convert import chunks
-from worker.convert.output import OutputFile
+from worker.convert.output import OutputFile, PlacedTensor
 from worker.convert.prepare import Conversion, Options
 from worker.convert.quantize import encode, is_copied, is_finite, size_bytes
 from worker.convert.report import Report
@@ -26,26 +30,18 @@ def write_tensors(
         conversion.chat_template,
         conversion.tensors,
     )
-    total = sum(p.size_bytes for p in out.placed)
 
-    def work(chunk: chunks.RowChunk) -> None:
-        placed = chunk.placed
-        for values, offset, _size in chunk.parts(conversion.checkpoint):
-            data = encode(values, placed.kind)
-            if not is_copied(values.dtype, placed.kind) and not is_finite(data, placed.kind):
-                raise ModelError(
-                    f"tensor {placed.tensor.name} has a value that {placed.kind} cannot hold",
-                    tensor=placed.tensor.name,
-                )
-            out.write(data, offset)
+    def work(placed: PlacedTensor, values: npt.NDArray[Any], offset: int, _size: int) -> None:
+        data = encode(values, placed.kind)
+        if not is_copied(values.dtype, placed.kind) and not is_finite(data, placed.kind):
+            raise ModelError(
+                f"tensor {placed.tensor.name} has a value that {placed.kind} cannot hold",
+                tensor=placed.tensor.name,
+            )
+        out.write(data, offset)
 
-    report.step("convert", 0, total)
-    chunks.run(
-        work,
-        chunks.chunks(out.placed),
-        lambda done: report.step("convert", done, total),
-        options.n_threads,
-    )
+    step = partial(report.step, "convert")
+    chunks.run(work, out.placed, conversion.checkpoint, step, options.n_threads)
     out.seal()
 
 

@@ -48,6 +48,21 @@ def swell_header(folder: Path) -> None:
     path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
 
 
+def rename(file: Path, old: str, new: str) -> None:
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    text = json.dumps({name.replace(old, new): entry for name, entry in header.items()}).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def leave_out(folder: Path, *layers: int) -> None:
+    for i in layers:
+        layer = f"model.layers.{i}."
+        path = folder / "model.safetensors"
+        rename(path, f"{layer}mlp.up_proj.weight", f"{layer}rotary_emb.inv_freq")
+
+
 CASES: list[tuple[Callable[[Path], object], str]] = [
     (truncate, "truncated"),
     (swell_header, "header claims"),
@@ -59,6 +74,8 @@ CASES: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: edit(f / "config.json", intermediate_size=128), "shape"),
     (lambda f: edit(f / "config.json", num_hidden_layers=3), "lacks tensor"),
     (lambda f: edit(f / "config.json", num_hidden_layers=1), "not known"),
+    (lambda f: leave_out(f, 1), "lacks tensor model.layers.1.mlp.up_proj.weight"),
+    (lambda f: leave_out(f, 0, 1), "'blk.0.ffn_up.weight' not found"),
     (lambda f: edit(f / "config.json", hidden_size="wide"), "hidden_size"),
     (lambda f: edit(f / "config.json", hidden_act="relu"), "hidden_act"),
     (lambda f: edit(f / "config.json", rope_parameters={"rope_type": "novel"}), "novel"),

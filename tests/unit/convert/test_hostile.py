@@ -155,6 +155,7 @@ FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config
 @pytest.mark.timeout(3600)
 def test_whatever_is_changed_is_taken_or_told(name: str, rounds: int, tmp_path: Path) -> None:
     draw, refused = random.Random(f"{name} {rounds}"), 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for n in range(rounds):
         source = checkpoint(draw.choice(MODELS), tmp_path)
         if not (source / name).is_file():
@@ -171,8 +172,9 @@ def test_whatever_is_changed_is_taken_or_told(name: str, rounds: int, tmp_path: 
             shutil.copytree(source, tmp_path / f"failed-{n}")
             raise
         shutil.rmtree(source)
-    print(f"{name}: {rounds} changed, {refused} refused in a sentence")
-    assert refused > rounds / 10
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    print(f"{name}: {rounds} changed, {refused} refused in a sentence, {grown} MiB more at most")
+    assert refused > rounds / 10 and grown < _MOST_MIB
 
 
 @pytest.mark.parametrize("rounds", [60, pytest.param(10_000, marks=pytest.mark.long)])
@@ -181,6 +183,7 @@ def test_an_adapter_is_taken_or_told(rounds: int, tmp_path: Path) -> None:
     base = tmp_path / "base.gguf"
     assert cli.run(["tiny-model", str(base), "--outtype", "f16", "--progress", "none"]) == 0
     header, draw, refused = read_header(base), random.Random(rounds), 0
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(rounds):
         folder = Path(shutil.copytree(ADAPTER, tmp_path / "adapter"))
         change(folder, draw.choice(["adapter_config.json", "adapter_model.safetensors"]), draw)
@@ -190,6 +193,7 @@ def test_an_adapter_is_taken_or_told(rounds: int, tmp_path: Path) -> None:
             refused += 1
             assert len(error.message) < 1100, error.message[:200]
         shutil.rmtree(folder)
-    print(f"{rounds} changed, {refused} refused in a sentence")
-    assert refused > rounds / 10
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10
+    print(f"{rounds} changed, {refused} refused in a sentence, {grown} MiB more at most")
+    assert refused > rounds / 10 and grown < _MOST_MIB
     assert not list(tmp_path.glob("*.partial"))

@@ -19,7 +19,7 @@ from tests.support.worker import WorkerProcess
 from tests.unit.convert import engine, rebuild
 from tests.unit.convert.test_definitions import DATA as DEFINITIONS
 from tests.unit.convert.test_definitions import N_VOCAB
-from tests.unit.convert.test_failures import edit, fails
+from tests.unit.convert.test_failures import edit, fails, rename
 from tests.unit.convert.test_parity import DATA, checkpoint
 from tools.reference.parity_settings import COMMON, QWEN2_VL, QWEN3_VL
 from worker.commands import convert as cli
@@ -227,14 +227,6 @@ PREPROCESSOR: dict[str, Any] = {
     "size": {"longest_edge": 56},
 }
 PREPROCESSOR |= {"min_pixels": 784, "max_pixels": 12544, "patch_size": 14, "merge_size": 2}
-
-
-def rename(file: Path, old: str, new: str) -> None:
-    data = file.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    text = json.dumps({name.replace(old, new): entry for name, entry in header.items()}).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
 @needs_torch

@@ -3,7 +3,7 @@ layers, shared experts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,17 +11,13 @@ from gguf.constants import Keys
 
 from worker.convert.architectures.dense import in_rope, is_mistral4
 from worker.convert.config import Config
-from worker.convert.family.dims import EXPERTS, GATED, SHARED, Dims, with_experts
-from worker.convert.family.metadata import as_deepseek, experts, integer, norm_epsilon, sizes
-from worker.convert.family.rules import Array, Family, From, Metadata
+from worker.convert.family.dims import Dims, with_experts
+from worker.convert.family.metadata import as_deepseek, integer, of_dims
+from worker.convert.family.rules import Array, Family, Into, Setting
 from worker.errors import ModelError
 
 _LITE_LAYERS = (26, 27)
 """llama.cpp recognises models with uncompressed queries by these numbers of layers."""
-
-_with_experts = with_experts(
-    "n_routed_experts", n_shared="n_shared_experts", n_dense="first_k_dense_replace"
-)
 
 
 def _dims(config: Config) -> Dims:
@@ -32,7 +28,7 @@ def _dims(config: Config) -> Dims:
         "rank": config.integer("kv_lora_rank"),
         "q_rank": int(config.values.get("q_lora_rank") or 0),
     }
-    return replace(_with_experts(config), more=more)
+    return replace(Dims.of(config), more=more)
 
 
 def _halves(sources: Sequence[Array], d: Dims) -> Array:
@@ -48,44 +44,37 @@ def _values(sources: Sequence[Array], d: Dims) -> Array:
     return np.ascontiguousarray(_halves(sources, d)[:, d.more["nope"] :])
 
 
-def _metadata(family: Family, config: Config, d: Dims) -> Metadata:
-    rank = d.more["rank"]
-    found: Metadata = {
-        **sizes(d, config.integer("max_position_embeddings")),
-        Keys.Attention.HEAD_COUNT_KV: 1,  # All heads read one compressed cache.
-        Keys.Attention.KEY_LENGTH: rank + d.more["rope"],
-        Keys.Attention.VALUE_LENGTH: rank,
-        Keys.Attention.KEY_LENGTH_MLA: d.more["nope"] + d.more["rope"],
-        Keys.Attention.VALUE_LENGTH_MLA: d.more["value"],
-        Keys.Attention.KV_LORA_RANK: rank,
-        Keys.LLM.VOCAB_SIZE: d.n_vocab,
-        **norm_epsilon(family, config),
-        **experts(config, d, family.n_used),
-        **_rope(config, d),
-    }
-    if d.more["q_rank"]:
-        found[Keys.Attention.Q_LORA_RANK] = d.more["q_rank"]
-    if int(config.values.get("n_group") or 1) > 1:
-        found[Keys.LLM.EXPERT_GROUP_COUNT] = config.integer("n_group")
-        found[Keys.LLM.EXPERT_GROUP_USED_COUNT] = config.integer("topk_group")
-    return found
-
-
-def _rope(config: Config, d: Dims) -> Metadata:
+def _log_mul(config: Config, _d: Dims) -> float | None:
     rope = config.rope()
-    found: Metadata = {
-        Keys.Rope.DIMENSION_COUNT: d.more["rope"],
-        Keys.Rope.FREQ_BASE: rope.theta,
+    if rope.kind != "yarn":
+        return None
+    # llama.cpp divides by 0.1 again.
+    return 0.1 * rope.params.number("mscale_all_dim", default=1.0)
+
+
+def _if_grouped(key: str) -> Setting:
+    return lambda config, d: (
+        config.integer(key) if int(config.values.get("n_group") or 1) > 1 else None
+    )
+
+
+def _metadata(gating: int) -> Mapping[str, Setting]:
+    """`gating` as `as_deepseek` has it."""
+    return {
+        Keys.Attention.HEAD_COUNT_KV: 1,  # All heads read one compressed cache.
+        Keys.Attention.KEY_LENGTH: of_dims(lambda d: d.more["rank"] + d.more["rope"]),
+        Keys.Attention.VALUE_LENGTH: of_dims(lambda d: d.more["rank"]),
+        Keys.Attention.KEY_LENGTH_MLA: of_dims(lambda d: d.more["nope"] + d.more["rope"]),
+        Keys.Attention.VALUE_LENGTH_MLA: of_dims(lambda d: d.more["value"]),
+        Keys.Attention.KV_LORA_RANK: of_dims(lambda d: d.more["rank"]),
+        Keys.Attention.Q_LORA_RANK: of_dims(lambda d: d.more["q_rank"] or None),
+        Keys.LLM.EXPERT_GROUP_COUNT: _if_grouped("n_group"),
+        Keys.LLM.EXPERT_GROUP_USED_COUNT: _if_grouped("topk_group"),
+        Keys.Rope.DIMENSION_COUNT: of_dims(lambda d: d.more["rope"]),
+        Keys.Rope.SCALING_ATTN_FACTOR: None,
+        Keys.Rope.SCALING_YARN_LOG_MUL: _log_mul,
+        **as_deepseek(gating),
     }
-    if rope.kind == "yarn":
-        found |= {
-            Keys.Rope.SCALING_TYPE: "yarn",
-            Keys.Rope.SCALING_FACTOR: rope.params.number("factor"),
-            Keys.Rope.SCALING_ORIG_CTX_LEN: rope.params.integer("original_max_position_embeddings"),
-            # llama.cpp divides by 0.1 again.
-            Keys.Rope.SCALING_YARN_LOG_MUL: 0.1 * rope.params.number("mscale_all_dim", default=1.0),
-        }
-    return found
 
 
 def _check(config: Config, d: Dims) -> None:
@@ -111,20 +100,15 @@ _REQUIRES = {
 DEEPSEEK_V2 = Family(
     "deepseek2",
     ("DeepseekV2ForCausalLM",),
-    {
-        "": "attn_norm attn_q? attn_q_a? attn_q_a_norm? attn_q_b? attn_kv_a_mqa attn_kv_a_norm"
-        " attn_k_b attn_v_b attn_output ffn_norm",
-        "dense": GATED,
-        "experts": f"{EXPERTS} {SHARED}",
-    },
     sources={
-        "attn_k_b": From("self_attn.kv_b_proj.weight", make=_keys),
-        "attn_v_b": From("self_attn.kv_b_proj.weight", make=_values),
+        "self_attn.kv_b_proj.weight": (Into("attn_k_b", make=_keys), Into("attn_v_b", make=_values))
     },
-    common=_metadata,
-    metadata=as_deepseek(gating=1),
-    dims=_dims,
+    metadata=_metadata(gating=1),
+    dims=with_experts(
+        "n_routed_experts", n_shared="n_shared_experts", n_dense="first_k_dense_replace", of=_dims
+    ),
     ropes=("default", "yarn"),
+    yarn={},
     requires={**_REQUIRES, "topk_method": ("greedy", "group_limited_greedy")},
     check=_check,
 )
@@ -132,12 +116,8 @@ DEEPSEEK_V2 = Family(
 DEEPSEEK_V3 = replace(
     DEEPSEEK_V2,
     names=("DeepseekV3ForCausalLM",),
-    layers={
-        **DEEPSEEK_V2.by_kind(),
-        "experts": f"{EXPERTS} {SHARED} exp_probs_b.bias",
-    },
     multimodal=("KimiK25ForConditionalGeneration",),
-    metadata=as_deepseek(gating=2),
+    metadata=_metadata(gating=2),
     ignores_extra_layers=True,
     requires=_REQUIRES,
 )
@@ -145,14 +125,11 @@ DEEPSEEK_V3 = replace(
 
 GLM4_MOE_LITE = replace(DEEPSEEK_V3, names=("Glm4MoeLiteForCausalLM",), multimodal=())
 
-_INDEXER = "indexer.attn_k indexer.attn_q_b indexer.k_norm+ indexer.proj"
-"""What picks the tokens that a token attends to."""
-
 DEEPSEEK_V32 = replace(
     DEEPSEEK_V3,
     architecture="deepseek32",
     names=("DeepseekV32ForCausalLM",),
-    layers={**DEEPSEEK_V3.by_kind(), "": f"{DEEPSEEK_V3.by_kind()['']} {_INDEXER}"},
+    tensors_of="glm-dsa",
     multimodal=(),
     metadata={
         **DEEPSEEK_V3.metadata,
@@ -172,6 +149,7 @@ def _indexed(config: Config, d: Dims) -> list[bool] | None:
 GLM_DSA = replace(
     DEEPSEEK_V32,
     architecture="glm-dsa",
+    tensors_of="",
     names=("GlmMoeDsaForCausalLM",),
     metadata={**DEEPSEEK_V32.metadata, "{arch}.attention.indexer.types": _indexed},
 )
@@ -182,7 +160,7 @@ MISTRAL4 = replace(
     names=("Mistral4ForCausalLM",),
     multimodal=("Mistral3ForConditionalGeneration",),
     metadata={
-        **as_deepseek(gating=1),
+        **DEEPSEEK_V2.metadata,
         Keys.Attention.TEMPERATURE_SCALE: in_rope("llama_4_scaling_beta"),
         Keys.Attention.TEMPERATURE_LENGTH: lambda config, d: config.rope().params.integer(
             "original_max_position_embeddings", default=8192

@@ -9,19 +9,11 @@ from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
-from worker.convert.family.dims import ATTENTION, GATED, HEAD_NORMS, QKV, Dims, named
-from worker.convert.family.metadata import (
-    flag,
-    if_given,
-    layer_norm,
-    number,
-    sections,
-    sizes,
-)
+from worker.convert.family.dims import Dims, renamed
+from worker.convert.family.metadata import flag, if_given, norm_epsilon, number, sections, sizes
 from worker.convert.family.rules import Family, Metadata, Setting, transposed
 from worker.errors import ModelError
 
-PLAIN_ATTENTION = "attn_q attn_k attn_v attn_output"
 _GELU = ("gelu_pytorch_tanh", "gelu_new")
 
 # --- Llama and those that differ from it in a detail -----------------------------------------
@@ -29,7 +21,6 @@ _GELU = ("gelu_pytorch_tanh", "gelu_new")
 LLAMA = Family(
     "llama",
     ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "InternLM3ForCausalLM"),
-    f"attn_norm {ATTENTION} ffn_norm ffn_gate~ ffn_up~ ffn_down~",
     interleaved=True,
     ignores_window=True,
     scales_as_llama3=True,
@@ -50,7 +41,6 @@ def in_rope(name: str) -> Setting:
 MINISTRAL3 = Family(
     "mistral3",
     ("Ministral3ForCausalLM",),
-    LLAMA.layers,
     multimodal=("Mistral3ForConditionalGeneration",),
     interleaved=True,
     metadata={  # Queries are scaled by their position.
@@ -59,12 +49,12 @@ MINISTRAL3 = Family(
         Keys.Attention.TEMPERATURE_SCALE: in_rope("llama_4_scaling_beta"),
     },
     applies=lambda config: not is_mistral4(config),
+    yarn={"truncate": True},
 )
 
 GRANITE = Family(
     "granite",
     ("GraniteForCausalLM",),
-    LLAMA.layers,
     interleaved=True,
     metadata={
         Keys.Attention.SCALE: number("attention_multiplier", default=1.0),
@@ -78,7 +68,6 @@ GRANITE = Family(
 ARCEE = Family(
     "arcee",
     ("ArceeForCausalLM",),
-    f"attn_norm {ATTENTION} ffn_norm ffn_up~ ffn_down~",
     interleaved=True,
     scales_as_llama3=True,
     requires={"hidden_act": "relu2"},
@@ -87,7 +76,6 @@ ARCEE = Family(
 SMOLLM3 = Family(
     "smollm3",
     ("SmolLM3ForCausalLM",),
-    f"attn_norm {ATTENTION} ffn_norm {GATED}",
     interleaved=True,
     requires={
         "hidden_act": "silu",
@@ -100,33 +88,20 @@ SMOLLM3 = Family(
 SEED_OSS = Family(
     "seed_oss",
     ("SeedOssForCausalLM",),
-    f"attn_norm {ATTENTION} post_attention_norm {GATED}",
     requires={"hidden_act": "silu", "attention_out_bias": False, "mlp_bias": False},
 )
 
 ERNIE4_5 = Family(
-    "ernie4_5",
-    ("Ernie4_5ForCausalLM",),
-    f"attn_norm {PLAIN_ATTENTION} ffn_norm {GATED}",
-    requires={"hidden_act": "silu", "use_bias": False},
+    "ernie4_5", ("Ernie4_5ForCausalLM",), requires={"hidden_act": "silu", "use_bias": False}
 )
 
 # --- Qwen --------------------------------------------------------------------------------------
 
 QWEN2 = Family(
-    "qwen2",
-    ("Qwen2ForCausalLM",),
-    f"attn_norm {ATTENTION} ffn_norm {GATED}",
-    requires={"hidden_act": "silu", "use_sliding_window": False},
+    "qwen2", ("Qwen2ForCausalLM",), requires={"hidden_act": "silu", "use_sliding_window": False}
 )
 
-QWEN3 = replace(
-    QWEN2,
-    architecture="qwen3",
-    names=("Qwen3ForCausalLM", "Qwen3Model"),
-    layers=f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {GATED}",
-    roots=("model.", ""),
-)
+QWEN3 = replace(QWEN2, architecture="qwen3", names=("Qwen3ForCausalLM", "Qwen3Model"))
 
 QWEN2_VL = replace(
     QWEN2,
@@ -164,12 +139,7 @@ QWEN3_VL = replace(
 
 # --- norms behind the blocks -------------------------------------------------------------------
 
-OLMO2 = Family(
-    "olmo2",
-    ("Olmo2ForCausalLM",),
-    f"{PLAIN_ATTENTION} {HEAD_NORMS} {GATED} post_attention_norm post_ffw_norm",
-    head="always",
-)
+OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), head="always")
 
 
 def _check_olmo3(config: Config, d: Dims) -> None:
@@ -206,12 +176,7 @@ EXAONE4 = replace(
 GLM4 = Family(
     "glm4",
     ("Glm4ForCausalLM",),
-    f"attn_norm {ATTENTION} post_attention_norm ffn_norm ffn_up ffn_down post_ffw_norm",
-    sources={
-        "post_attention_norm": "post_self_attn_layernorm",
-        "ffn_norm": "post_attention_layernorm",
-        "ffn_up": "mlp.gate_up_proj",
-    },
+    sources={"post_attention_layernorm.weight": "ffn_norm"},
     rotary=0.5,
 )
 
@@ -220,20 +185,15 @@ GLM4 = Family(
 OLMO = Family(
     "olmo",
     ("OlmoForCausalLM",),
-    f"{PLAIN_ATTENTION} {GATED}",
-    model="token_embd output?",  # Its norms have no weights.
+    # Its norms have no weights.
     interleaved=True,
     norm="none",
-    metadata={
-        Keys.Attention.LAYERNORM_EPS: 1e-5,
-        Keys.Attention.CLAMP_KQV: if_given("clip_qkv"),
-    },
+    metadata={Keys.Attention.LAYERNORM_EPS: 1e-5, Keys.Attention.CLAMP_KQV: if_given("clip_qkv")},
 )
 
 COHERE2 = Family(
     "cohere2",
     ("Cohere2ForCausalLM",),
-    f"attn_norm {PLAIN_ATTENTION} {GATED}",
     norm="layer",
     windows=4,
     metadata={
@@ -249,7 +209,6 @@ COMMAND_R = replace(
     COHERE2,
     architecture="command-r",
     names=("CohereForCausalLM",),
-    layers=f"{COHERE2.layers} attn_q_norm? attn_k_norm?",
     windows=0,
     metadata={
         **COHERE2.metadata,
@@ -266,10 +225,8 @@ STABLELM = Family(
     "stablelm",
     ("StableLmForCausalLM", "StableLMEpochForCausalLM"),
     # No ffn_norm if attention and feed-forward run in parallel behind one norm.
-    f"attn_norm+ ffn_norm? ffn_norm.bias? {ATTENTION} attn_q_norm? attn_k_norm? {GATED}",
-    model="token_embd output_norm+ output?",
     # StableLM 2 12B has a separate norm for each head.
-    sources={f"attn_{x}_norm": f"self_attn.{x}_layernorm.norms.{{e}}" for x in "qk"},
+    sources={f"self_attn.{x}_layernorm.norms.weight": f"attn_{x}_norm" for x in "qk"},
     norm="layer",
     rotary=0.25,
     metadata={Keys.LLM.USE_PARALLEL_RESIDUAL: flag("use_parallel_residual")},
@@ -280,8 +237,6 @@ STABLELM = Family(
 STARCODER2 = Family(
     "starcoder2",
     ("Starcoder2ForCausalLM",),
-    f"attn_norm+ {ATTENTION} ffn_norm+ ffn_up+ ffn_down+",
-    model="token_embd output_norm+ output?",
     norm="layer",
     ignores_window=True,
     requires={"hidden_act": _GELU, "use_bias": True},
@@ -290,8 +245,6 @@ STARCODER2 = Family(
 NEMOTRON = Family(
     "nemotron",
     ("NemotronForCausalLM",),
-    f"attn_norm+ {ATTENTION} ffn_norm+ ffn_up ffn_down",
-    model="token_embd output_norm+ output?",
     norm="layer",
     norm_plus=1.0,
     rotary=0.5,
@@ -302,58 +255,41 @@ NEMOTRON = Family(
 PHI2 = Family(
     "phi2",
     ("PhiForCausalLM",),
-    f"attn_norm+ {QKV} attn_output~ ffn_up+ ffn_down+",
-    model="token_embd output_norm+ output? output.bias",
-    sources={"output.bias": "lm_head.bias"},
     norm="layer",
     rotary=0.5,
     head="always",
     requires={"hidden_act": _GELU, "qk_layernorm": False},
 )
 
-HUNYUAN = Family(
-    "hunyuan-dense",
-    ("HunYuanDenseV1ForCausalLM",),
-    f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {GATED}",
-)
+HUNYUAN = Family("hunyuan-dense", ("HunYuanDenseV1ForCausalLM",))
 
-JAIS2 = Family(
-    "jais2",
-    ("Jais2ForCausalLM",),
-    "attn_norm+ attn_q+ attn_k+ attn_v+ attn_output+ ffn_norm+ ffn_up+ ffn_down+",
-    model="token_embd output_norm+ output?",
-    norm="layer",
-    requires={"hidden_act": "relu2"},
-)
+JAIS2 = Family("jais2", ("Jais2ForCausalLM",), norm="layer", requires={"hidden_act": "relu2"})
 
 # --- learned positions -------------------------------------------------------------------------
 
 
-def _gpt2(_family: Family, config: Config, d: Dims) -> Metadata:
+def _gpt2(family: Family, config: Config, d: Dims) -> Metadata:
     n_positions = config.integer("n_positions", "n_ctx")
-    return sizes(d, n_positions) | layer_norm(config, "layer_norm_epsilon")
+    return sizes(d, n_positions) | norm_epsilon(family, config)
 
 
-def _gpt2_dims(config: Config) -> Dims:
+def _gpt2_config(config: Config) -> Config:
     keys = {
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",
         "num_attention_heads": "n_head",
     }
     n_ff = config.integer("n_inner", default=4 * config.integer("n_embd"))
-    return named(config, keys, intermediate_size=n_ff)
+    return Config({**renamed(config, keys).values, "intermediate_size": n_ff}, config.name)
 
 
 GPT2 = Family(
     "gpt2",
     ("GPT2LMHeadModel",),
-    "attn_norm+ ffn_norm+ attn_qkv+ attn_output+ ffn_up+ ffn_down+",
-    model="token_embd position_embd output_norm+ output?",
-    layer="transformer.h.{i}",
-    roots=("transformer.", ""),
     makes=dict.fromkeys(("attn_qkv", "attn_output", "ffn_up", "ffn_down"), transposed),
+    norm="layer",
     common=_gpt2,
-    dims=_gpt2_dims,
+    config=_gpt2_config,
     ignored=(r".*\.attn\.(masked_)?bias",),
     requires={
         "activation_function": _GELU,

@@ -8,9 +8,9 @@ from dataclasses import replace
 from gguf.constants import Keys, PoolingType
 
 from worker.convert.config import Config
-from worker.convert.family.dims import GATED, Dims, renamed
-from worker.convert.family.metadata import integer, layer_norm, require, sizes
-from worker.convert.family.rules import Array, Family, From, Metadata, Sources
+from worker.convert.family.dims import Dims, renamed
+from worker.convert.family.metadata import integer, number, require, sizes
+from worker.convert.family.rules import Array, Family, Metadata
 from worker.errors import ModelError
 
 
@@ -32,23 +32,13 @@ def _positions(sources: Sequence[Array], d: Dims) -> Array:
     return sources[0][d.more["position_offset"] :]
 
 
-def _common(_family: Family, _config: Config, d: Dims) -> Metadata:
-    return {
-        **sizes(d, d.n_positions),
-        Keys.Attention.CAUSAL: False,
-        Keys.LLM.VOCAB_SIZE: d.n_vocab,
-    }
+def _encoder(_family: Family, _config: Config, d: Dims) -> Metadata:
+    common: Metadata = {Keys.Attention.CAUSAL: False, Keys.LLM.VOCAB_SIZE: d.n_vocab}
+    return sizes(d, d.n_positions) | common
 
 
 def _classifies(config: Config) -> bool:
     return "SequenceClassification" in str(config.values.get("architectures"))
-
-
-def _bert(family: Family, config: Config, d: Dims) -> Metadata:
-    found = _common(family, config, d) | layer_norm(config, "layer_norm_eps", default=1e-12)
-    if _classifies(config):
-        found[Keys.LLM.POOLING_TYPE] = int(PoolingType.RANK)
-    return found
 
 
 def _check_bert(config: Config, d: Dims) -> None:
@@ -56,26 +46,22 @@ def _check_bert(config: Config, d: Dims) -> None:
         raise ModelError(f"{config.name}: a classifier of several labels cannot be converted")
 
 
-_EMBEDDINGS = "token_embd position_embd token_types token_embd_norm+"
-_SOURCES: Sources = {
-    "token_embd": "embeddings.word_embeddings",
-    "position_embd": From("embeddings.position_embeddings.weight", make=_positions),
-    "token_embd_norm": "embeddings.LayerNorm",
-}
-
 BERT = Family(
     "bert",
     ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
-    "attn_q+ attn_k+ attn_v+ attn_output+ attn_output_norm+ ffn_up+ ffn_down+ layer_output_norm+",
-    model=f"{_EMBEDDINGS} cls.output? cls.output.bias?",
-    layer="encoder.layer.{i}",
-    sources={**_SOURCES, "cls.output": "classifier"},
-    common=_bert,
-    metadata={Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=1)},
+    sources={"classifier.weight": "cls.output", "classifier.bias": "cls.output.bias"},
+    makes={"position_embd": _positions},
+    common=_encoder,
+    metadata={
+        Keys.Attention.LAYERNORM_EPS: number("layer_norm_eps", default=1e-12),
+        Keys.LLM.POOLING_TYPE: lambda config, d: (
+            int(PoolingType.RANK) if _classifies(config) else None
+        ),
+        Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=1),
+    },
     dims=_dims,
-    roots=("", "bert."),
     head="none",
-    ignored=(r"(bert\.)?pooler\..*", r"(bert\.)?embeddings\.position_ids", r"cls\..*"),
+    ignored=(r"pooler\..*", r"embeddings\.position_ids", r"cls\..*"),
     requires={"hidden_act": "gelu", "position_embedding_type": "absolute"},
     check=_check_bert,
 )
@@ -88,11 +74,11 @@ XLM_ROBERTA = replace(
         "RobertaModel",
         "RobertaForSequenceClassification",
     ),
-    model=f"{_EMBEDDINGS} cls? cls.bias? cls.output? cls.output.bias?",
-    sources={**_SOURCES, "cls": "classifier.dense", "cls.output": "classifier.out_proj"},
+    sources={},
+    # Jina's third has adapters and rotary positions.
+    applies=lambda config: not config.has("lora_adaptations"),
     dims=_roberta_dims,
-    roots=("", "roberta."),
-    ignored=(r"(roberta\.)?pooler\..*", r"(roberta\.)?embeddings\.position_ids", r"lm_head\..*"),
+    ignored=(r"pooler\..*", r"embeddings\.position_ids", r"lm_head\..*"),
 )
 
 
@@ -113,32 +99,20 @@ def _nomic_config(config: Config) -> Config:
     return renamed(config, _NOMIC_KEYS, max_position_embeddings=context)
 
 
-def _nomic(family: Family, config: Config, d: Dims) -> Metadata:
-    config = _nomic_config(config)
-    return {
-        **_common(family, config, d),
-        **layer_norm(config, "layer_norm_eps", default=1e-12),
-        Keys.Rope.FREQ_BASE: config.rope(default_theta=1000.0).theta,
-    }
-
-
 NOMIC_BERT = Family(
     "nomic-bert",
     ("NomicBertModel",),
-    f"attn_qkv attn_output attn_output_norm+ {GATED} layer_output_norm+",
-    model="token_embd token_types token_embd_norm+",
-    layer="encoder.layers.{i}",
-    sources={
-        "token_embd": "embeddings.word_embeddings",
-        "token_embd_norm": "emb_ln",
+    common=_encoder,
+    metadata={
+        Keys.Attention.LAYERNORM_EPS: number("layer_norm_eps", default=1e-12),
+        Keys.Rope.FREQ_BASE: lambda config, d: config.rope(default_theta=1000.0).theta,
+        Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=2),
     },
-    common=_nomic,
-    metadata={Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=2)},
-    dims=lambda config: _dims(_nomic_config(config)),
+    config=_nomic_config,
+    dims=_dims,
     applies=lambda config: not config.values.get("moe_every_n_layers"),
-    roots=("", "nomic_bert.", "bert."),
     head="none",
-    ignored=(r"((nomic_)?bert\.)?pooler\..*", r"cls\..*"),
+    ignored=(r"pooler\..*", r"cls\..*"),
     requires={
         "hidden_act": "silu",
         "activation_function": "swiglu",
@@ -153,24 +127,15 @@ NOMIC_BERT = Family(
 )
 
 
-def _modern_bert(family: Family, config: Config, d: Dims) -> Metadata:
-    local = config.rope("sliding_attention").theta
-    if not config.has("rope_parameters"):
-        local = config.number("local_rope_theta", default=10000.0)
-    return {
-        **_common(family, config, d),
-        **layer_norm(config, "norm_eps"),
-        Keys.Attention.SLIDING_WINDOW: config.integer("local_attention", default=128),
-        Keys.Attention.SLIDING_WINDOW_PATTERN: config.integer(
-            "global_attn_every_n_layers", default=3
-        ),
-        Keys.Rope.FREQ_BASE: config.rope(
-            default_theta=config.number("global_rope_theta", default=160000.0)
-        ).theta,
-        Keys.Rope.FREQ_BASE_SWA: local,
-        Keys.Rope.SCALING_TYPE: "none",
-        Keys.Tokenizer.ADD_SEP: True,
-    }
+def _local_theta(config: Config, _d: Dims) -> float:
+    if config.has("rope_parameters"):
+        return config.rope("sliding_attention").theta
+    return config.number("local_rope_theta", default=10000.0)
+
+
+def _global_theta(config: Config, _d: Dims) -> float:
+    default = config.number("global_rope_theta", default=160000.0)
+    return config.rope(default_theta=default).theta
 
 
 def _check_modern_bert(config: Config, d: Dims) -> None:
@@ -183,18 +148,20 @@ MODERN_BERT = Family(
     "modern-bert",
     ("ModernBertModel", "ModernBertForMaskedLM"),
     # The first layer has no norm: its input is normed already.
-    "attn_norm? attn_qkv attn_output ffn_norm ffn_up ffn_down",
-    model="token_embd token_embd_norm output_norm",
-    layer="layers.{i}",
-    sources={
-        "token_embd": "embeddings.tok_embeddings",
-        "token_embd_norm": "embeddings.norm",
-        "output_norm": "final_norm",
+    common=_encoder,
+    metadata={
+        Keys.Attention.LAYERNORM_EPS: number("norm_eps", default=1e-5),
+        Keys.Attention.SLIDING_WINDOW: integer("local_attention", default=128),
+        Keys.Attention.SLIDING_WINDOW_PATTERN: integer("global_attn_every_n_layers", default=3),
+        Keys.Rope.FREQ_BASE: _global_theta,
+        Keys.Rope.FREQ_BASE_SWA: _local_theta,
+        Keys.Rope.SCALING_TYPE: "none",
+        Keys.Tokenizer.ADD_SEP: True,
     },
-    common=_modern_bert,
     dims=_dims,
-    roots=("", "model."),
     head="none",
+    # The first layer has no norm: its input is normed already.
+    varies=r"attn_norm\.weight",
     ignored=(r"head\..*", r"decoder\..*", r"classifier\..*"),
     requires={
         "hidden_activation": "gelu",

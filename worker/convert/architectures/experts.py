@@ -13,29 +13,14 @@ from worker.convert.architectures.dense import (
     HUNYUAN,
     LLAMA,
     OLMO2,
-    PLAIN_ATTENTION,
     QWEN2,
     QWEN3,
     QWEN3_VL,
 )
 from worker.convert.config import Config
-from worker.convert.family.dims import (
-    ATTENTION,
-    EXPERTS,
-    GATED,
-    HEAD_NORMS,
-    SHARED,
-    Dims,
-    with_experts,
-)
-from worker.convert.family.metadata import (
-    SHARED_WIDTH,
-    as_deepseek,
-    integer,
-    of_dims,
-    rotated,
-)
-from worker.convert.family.rules import Array, Family, From, Make, Sources
+from worker.convert.family.dims import Dims, with_experts
+from worker.convert.family.metadata import SHARED_WIDTH, as_deepseek, integer, of_dims, rotated
+from worker.convert.family.rules import Array, Family, Into, Make, Sources, halves
 from worker.errors import ModelError
 
 
@@ -56,16 +41,17 @@ def down(sources: Sequence[Array], d: Dims) -> Array:
 
 def halves_of(experts: str) -> Sources:
     return {
-        "ffn_gate_exps": From(f"{experts}.gate_up_proj", make=half(0), per_expert=True),
-        "ffn_up_exps": From(f"{experts}.gate_up_proj", make=half(1), per_expert=True),
-        "ffn_down_exps": From(f"{experts}.down_proj", make=down, per_expert=True),
+        f"{experts}.gate_up_proj": (
+            Into("ffn_gate_exps", make=half(0), per_expert=True),
+            Into("ffn_up_exps", make=half(1), per_expert=True),
+        ),
+        f"{experts}.down_proj": Into("ffn_down_exps", make=down, per_expert=True),
     }
 
 
 MIXTRAL = replace(
     LLAMA,
     names=("MixtralForCausalLM",),
-    layers=f"attn_norm {ATTENTION} ffn_norm {EXPERTS}",
     dims=with_experts("num_local_experts", width="intermediate_size"),
 )
 
@@ -73,7 +59,6 @@ OLMOE = replace(
     OLMO2,
     architecture="olmoe",
     names=("OlmoeForCausalLM",),
-    layers=f"attn_norm {PLAIN_ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS}",
     dims=with_experts("num_experts", width="intermediate_size"),
     requires={
         "hidden_act": "silu",
@@ -85,17 +70,12 @@ OLMOE = replace(
 
 # --- Qwen --------------------------------------------------------------------------------------
 
-_SPARSE = {
-    **QWEN2.requires,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": ([], None),
-}
+_SPARSE = {**QWEN2.requires, "decoder_sparse_step": 1, "mlp_only_layers": ([], None)}
 
 QWEN2_MOE = replace(
     QWEN2,
     architecture="qwen2moe",
     names=("Qwen2MoeForCausalLM",),
-    layers=f"attn_norm {ATTENTION} ffn_norm {EXPERTS} {SHARED} ffn_gate_inp_shexp",
     metadata=SHARED_WIDTH,
     dims=with_experts(
         "num_experts", "num_local_experts", shared_width="shared_expert_intermediate_size"
@@ -115,8 +95,6 @@ QWEN3_MOE = replace(
     QWEN3,
     architecture="qwen3moe",
     names=("Qwen3MoeForCausalLM",),
-    layers=f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS}",
-    roots=("model.",),
     dims=with_experts("num_experts", "num_local_experts"),
     requires=_SPARSE,
     check=_check_normed,
@@ -126,7 +104,6 @@ QWEN3_VL_MOE = replace(
     QWEN3_VL,
     architecture="qwen3vlmoe",
     multimodal=("Qwen3VLMoeForConditionalGeneration",),
-    layers=QWEN3_MOE.layers,
     dims=QWEN3_MOE.dims,
     sources=halves_of("mlp.experts"),
     requires={**_SPARSE, "norm_topk_prob": True},
@@ -137,7 +114,6 @@ QWEN3_VL_MOE = replace(
 MINIMAX_M2 = Family(
     "minimax-m2",
     ("MiniMaxM2ForCausalLM",),
-    f"attn_norm {PLAIN_ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS} exp_probs_b.bias",
     metadata={
         Keys.Rope.DIMENSION_COUNT: lambda config, d: config.integer(
             "rotary_dim", default=rotated(config, d.head_dim, 1.0)
@@ -145,18 +121,13 @@ MINIMAX_M2 = Family(
         Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
     },
     dims=with_experts("num_local_experts", width="intermediate_size"),
-    ignored=(r"model\.(mtp|layers\.\d+\.mtp).*",),
+    ignored=(r"(layers\.\d+\.)?mtp.*",),
     requires={"hidden_act": "silu", "use_qk_norm": True, "scoring_func": "sigmoid"},
 )
 
 GLM4_MOE = Family(
     "glm4moe",
     ("Glm4MoeForCausalLM",),
-    {
-        "": f"attn_norm {ATTENTION} attn_q_norm? attn_k_norm? post_attention_norm",
-        "dense": GATED,
-        "experts": f"{EXPERTS} exp_probs_b.bias {SHARED}",
-    },
     rotary=0.5,
     metadata=as_deepseek(gating=2),
     dims=with_experts(
@@ -172,7 +143,6 @@ DOTS1 = replace(
     GLM4_MOE,
     architecture="dots1",
     names=("Dots1ForCausalLM",),
-    layers={**GLM4_MOE.by_kind(), "": f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm"},
     rotary=None,
     requires={**GLM4_MOE.requires, "num_key_value_heads": lambda d: d.n_head},
 )
@@ -181,7 +151,6 @@ HUNYUAN_MOE = replace(
     HUNYUAN,
     architecture="hunyuan-moe",
     names=("HunYuanMoEV1ForCausalLM",),
-    layers=f"attn_norm {ATTENTION} {HEAD_NORMS} ffn_norm {EXPERTS} {SHARED}",
     metadata=SHARED_WIDTH,
     n_used="moe_topk",
     dims=with_experts("num_experts", width="intermediate_size", shared_width="intermediate_size"),
@@ -191,7 +160,6 @@ EXAONE_MOE = replace(
     GLM4_MOE,
     architecture="exaone-moe",
     names=("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
-    layers={**GLM4_MOE.by_kind(), "": f"attn_norm {PLAIN_ATTENTION} {HEAD_NORMS} ffn_norm"},
     rotary=None,
     windows=4,
     metadata={
@@ -209,11 +177,6 @@ EXAONE_MOE = replace(
 ERNIE4_5_MOE = Family(
     "ernie4_5-moe",
     ("Ernie4_5_MoeForCausalLM",),
-    {
-        "": f"attn_norm {PLAIN_ATTENTION} ffn_norm",
-        "dense": GATED,
-        "experts": f"{EXPERTS} {SHARED} exp_probs_b.bias",
-    },
     metadata={
         Keys.LLM.EXPERT_SHARED_COUNT: integer("moe_num_shared_experts"),
         **SHARED_WIDTH,
@@ -224,7 +187,7 @@ ERNIE4_5_MOE = Family(
     dims=with_experts(
         "moe_num_experts", n_shared="moe_num_shared_experts", n_dense="moe_layer_start_index"
     ),
-    ignored=(r"model\.mtp_.*",),
+    ignored=(r"mtp_.*",),
     requires={
         "hidden_act": "silu",
         "use_bias": False,
@@ -236,26 +199,13 @@ ERNIE4_5_MOE = Family(
 # --- experts in one tensor ------------------------------------------------------------------------
 
 
-def _granite_dims(config: Config) -> Dims:
-    d = Dims.of(config)
-    return replace(
-        d,
-        n_expert=int(config.values.get("num_local_experts") or 0),
-        n_ff_expert=d.n_ff,
-        n_ff_shared=int(config.values.get("shared_intermediate_size") or 0),
-    )
-
-
 GRANITE_MOE = replace(
     GRANITE,
     architecture="granitemoe",
-    names=("GraniteMoeForCausalLM",),
-    layers=f"attn_norm {ATTENTION} ffn_norm {EXPERTS}",
+    names=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
     sources={
-        "ffn_gate_exps": From("block_sparse_moe.input_linear.weight", part=(0, 2)),
-        "ffn_up_exps": From("block_sparse_moe.input_linear.weight", part=(1, 2)),
-        "ffn_gate_shexp": From("shared_mlp.input_linear.weight", part=(0, 2)),
-        "ffn_up_shexp": From("shared_mlp.input_linear.weight", part=(1, 2)),
+        "block_sparse_moe.input_linear.weight": halves("exps"),
+        "shared_mlp.input_linear.weight": halves("shexp"),
     },
     metadata={
         **GRANITE.metadata,
@@ -263,44 +213,33 @@ GRANITE_MOE = replace(
             lambda d: d.n_ff_shared if d.n_expert else None
         ),
     },
-    dims=_granite_dims,
-)
-
-GRANITE_MOE_SHARED = replace(
-    GRANITE_MOE,
-    names=("GraniteMoeSharedForCausalLM",),
-    layers=f"{GRANITE_MOE.layers} {SHARED}",
+    dims=with_experts(
+        "num_local_experts",
+        width="intermediate_size",
+        shared_width="shared_intermediate_size",
+        optional=True,
+    ),
 )
 
 
 def _llama4_dims(config: Config) -> Dims:
-    d = Dims.of(config)
-    step = config.integer("interleave_moe_layer_step", default=1)
+    d, step = Dims.of(config), config.integer("interleave_moe_layer_step", default=1)
     kinds = tuple("experts" if (i + 1) % step == 0 else "dense" for i in range(d.n_layers))
-    return replace(
-        d,
-        n_ff=config.integer("intermediate_size_mlp"),
-        n_expert=config.integer("num_local_experts"),
-        n_ff_expert=d.n_ff,
-        n_ff_shared=d.n_ff,
-        kinds=kinds,
-    )
+    return replace(d, n_ff=config.integer("intermediate_size_mlp"), kinds=kinds)
 
 
 LLAMA4 = Family(
     "llama4",
     ("Llama4ForCausalLM",),
-    {
-        "": f"attn_norm {PLAIN_ATTENTION} ffn_norm",
-        "dense": GATED,
-        "experts": f"{EXPERTS} {SHARED}",
-    },
     multimodal=("Llama4ForConditionalGeneration",),
-    sources={
-        **halves_of("feed_forward.experts"),
-    },
+    sources={**halves_of("feed_forward.experts"), "feed_forward.down_proj.weight": "ffn_down"},
     metadata={Keys.LLM.INTERLEAVE_MOE_LAYER_STEP: integer("interleave_moe_layer_step", default=1)},
-    dims=_llama4_dims,
+    dims=with_experts(
+        "num_local_experts",
+        width="intermediate_size",
+        shared_width="intermediate_size",
+        of=_llama4_dims,
+    ),
     scales_as_llama3=True,
     requires={
         "hidden_act": "silu",

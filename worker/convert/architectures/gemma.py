@@ -11,15 +11,12 @@ from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
-from worker.convert.family.dims import GATED, HEAD_NORMS, Dims
-from worker.convert.family.metadata import decoder, if_given, integer, number, rope
+from worker.convert.family.dims import Dims, renamed
+from worker.convert.family.metadata import has_windows, if_given, integer, number
 from worker.convert.family.rules import Family, Metadata
 from worker.errors import ModelError
 from worker.models.checkpoint_files import DENSE_MODULES
 
-LAYER = f"attn_norm attn_q attn_k attn_v attn_output post_attention_norm ffn_norm {GATED}"
-LAYER += " post_ffw_norm"
-SOURCES = {"ffn_norm": "pre_feedforward_layernorm"}
 _GELU = {"hidden_activation": ("gelu_pytorch_tanh", None)}
 _GEMMA3_DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 8,
@@ -52,7 +49,6 @@ def _check_scale(n_layers: int) -> Callable[[Config, Dims], None]:
 GEMMA = Family(
     "gemma",
     ("GemmaForCausalLM",),
-    f"attn_norm attn_q attn_k attn_v attn_output ffn_norm {GATED}",
     norm_plus=1.0,
     head="never",
     requires={**_GELU, "use_bidirectional_attention": False},
@@ -66,8 +62,6 @@ def _alternating(d: Dims) -> tuple[list[str], None]:
 GEMMA2 = Family(
     "gemma2",
     ("Gemma2ForCausalLM",),
-    LAYER,
-    sources=SOURCES,
     norm_plus=1.0,
     metadata={
         Keys.LLM.ATTN_LOGIT_SOFTCAPPING: number("attn_logit_softcapping"),
@@ -80,46 +74,27 @@ GEMMA2 = Family(
 )
 
 
-def _gemma3(family: Family, config: Config, d: Dims) -> Metadata:
-    config = _with_defaults(config)
-    theta = config.number("rope_theta")
-    found = decoder(family, config, d) | rope(family.architecture, config, d.head_dim, theta)
-    if config.values.get("sliding_window_pattern") != 1:
-        found[Keys.Attention.SLIDING_WINDOW] = config.integer("sliding_window")
-        found[Keys.Attention.SLIDING_WINDOW_PATTERN] = _sliding_layers(config, d)
-        local = config.section("rope_parameters").section("sliding_attention")
-        base = local.number(
-            "rope_theta", default=config.number("rope_local_base_freq", default=1e4)
-        )
-        found[Keys.Rope.FREQ_BASE_SWA] = base
-    return found
-
-
-def _sliding_layers(config: Config, d: Dims) -> list[bool]:
-    """The layers that see only a window; by default all but every sixth."""
-    if config.has("layer_types"):
-        return [kind == "sliding_attention" for kind in config.items("layer_types")]
-    period = config.integer("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return [(i + 1) % period != 0 for i in range(d.n_layers)]
-
-
-def _with_defaults(config: Config) -> Config:
-    present = {key: value for key, value in config.values.items() if value is not None}
-    return Config({**_GEMMA3_DEFAULTS, **present}, config.name)
+def _local_theta(config: Config, _d: Dims) -> float | None:
+    """Of the layers that have a window."""
+    if not has_windows(config):
+        return None
+    local = config.section("rope_parameters").section("sliding_attention")
+    return local.number("rope_theta", default=config.number("rope_local_base_freq", default=1e4))
 
 
 GEMMA3 = Family(
     "gemma3",
     ("Gemma3ForCausalLM",),
-    f"{LAYER} {HEAD_NORMS}",
     multimodal=("Gemma3ForConditionalGeneration",),
-    sources=SOURCES,
     norm_plus=1.0,
-    common=_gemma3,
-    metadata={Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping")},
-    dims=lambda config: Dims.of(_with_defaults(config)),
+    windows=6,
+    metadata={
+        Keys.Rope.FREQ_BASE_SWA: _local_theta,
+        Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping"),
+    },
+    config=lambda config: renamed(config, {}, **_GEMMA3_DEFAULTS),
     requires={**_GELU, "attn_logit_softcapping": None, "use_bidirectional_attention": False},
-    check=lambda config, d: _check_scale(62)(_with_defaults(config), d),
+    check=_check_scale(62),
 )
 
 
@@ -144,11 +119,9 @@ EMBEDDING_GEMMA = replace(
     architecture="gemma-embedding",
     names=("Gemma3TextModel",),
     multimodal=(),
-    model="token_embd output_norm output? dense_2? dense_3?",
-    sources={**SOURCES, "dense_2": "2_Dense.linear", "dense_3": "3_Dense.linear"},
+    sources={"2_Dense.linear.weight": "dense_2", "3_Dense.linear.weight": "dense_3"},
     metadata={**GEMMA3.metadata, Keys.Attention.CAUSAL: False},
     tensor_metadata=_dense_metadata,
-    roots=("model.", ""),
     head="none",
     requires=_GELU,
     check=_check_embedding,

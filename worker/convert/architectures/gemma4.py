@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.architectures import gemma
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
-from worker.convert.family.metadata import experts, if_given, norm_epsilon
-from worker.convert.family.rules import Family, Metadata
+from worker.convert.family.metadata import counted, if_given, of_dims
+from worker.convert.family.rules import Family, Setting
 from worker.errors import ModelError
 
 
@@ -59,36 +58,13 @@ def _of_full(config: Config, d: Dims, name: str, key: str, default: int) -> int:
     return config.integer(key, default=default)
 
 
-def _metadata(family: Family, config: Config, d: Dims) -> Metadata:
-    sliding = ["sliding" in kind.split() for kind in d.kinds]
-    full_dim = d.more["full_dim"]
-    return {
-        Keys.LLM.BLOCK_COUNT: d.n_layers,
-        Keys.LLM.CONTEXT_LENGTH: config.integer("max_position_embeddings"),
-        Keys.LLM.EMBEDDING_LENGTH: d.n_embd,
-        Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: d.more["per_layer"],
-        Keys.LLM.FEED_FORWARD_LENGTH: [
-            2 * d.n_ff if "wide" in kind.split() else d.n_ff for kind in d.kinds
-        ],
-        Keys.Attention.HEAD_COUNT: d.n_head,
-        Keys.Attention.HEAD_COUNT_KV: [
-            d.n_head_kv if windowed else d.more["full_kv"] for windowed in sliding
-        ],
-        Keys.Attention.KEY_LENGTH: full_dim,
-        Keys.Attention.VALUE_LENGTH: full_dim,
-        Keys.Attention.KEY_LENGTH_SWA: d.head_dim,
-        Keys.Attention.VALUE_LENGTH_SWA: d.head_dim,
-        Keys.Attention.SHARED_KV_LAYERS: int(config.values.get("num_kv_shared_layers") or 0),
-        Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
-        Keys.Attention.SLIDING_WINDOW_PATTERN: sliding,
-        Keys.Rope.DIMENSION_COUNT: full_dim,
-        Keys.Rope.DIMENSION_COUNT_SWA: d.head_dim,
-        Keys.Rope.FREQ_BASE: config.rope().theta,
-        Keys.Rope.FREQ_BASE_SWA: config.rope("sliding_attention").theta,
-        Keys.LLM.VOCAB_SIZE: d.n_vocab,
-        **norm_epsilon(family, config),
-        **experts(config, d, family.n_used),
-    }
+_FULL_DIM = of_dims(lambda d: d.more["full_dim"])
+_HEAD_DIM = of_dims(lambda d: d.head_dim)
+
+
+def _each(of_layer: Callable[[Dims, set[str]], int]) -> Setting:
+    """A list with a number for each layer, which goes by the words of its kind."""
+    return lambda config, d: [of_layer(d, set(kind.split())) for kind in d.kinds]
 
 
 def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
@@ -110,28 +86,30 @@ def _check(config: Config, d: Dims) -> None:
 GEMMA4 = Family(
     "gemma4",
     ("Gemma4ForCausalLM",),
-    {
-        "": "attn_norm attn_q attn_output attn_q_norm post_attention_norm ffn_norm ffn_gate ffn_up"
-        " ffn_down post_ffw_norm layer_output_scale? inp_gate? proj? post_norm?",
-        "sliding-own": "attn_k attn_v attn_k_norm",
-        # Where keys serve as values, there is no value projection.
-        "full-own": "attn_k attn_v? attn_k_norm",
-        # A layer with a shared cache does not need these, but files may have them.
-        "sliding-shared": "attn_k? attn_v? attn_k_norm?",
-        "full-shared": "attn_k? attn_v? attn_k_norm?",
-        "experts": "ffn_gate_inp ffn_gate_inp.scale ffn_down_exps.scale ffn_gate_up_exps"
-        " ffn_down_exps post_ffw_norm_1 post_ffw_norm_2 pre_ffw_norm_2",
-    },
-    model="token_embd output_norm output? per_layer_token_embd? per_layer_model_proj?"
-    " per_layer_proj_norm?",
     multimodal=("Gemma4ForConditionalGeneration",),
     sources={
-        **gemma.SOURCES,
-        "ffn_gate_inp.scale": "router.scale",
-        "ffn_down_exps.scale": "router.per_expert_scale",
+        "router.scale": "ffn_gate_inp.scale",
+        "router.per_expert_scale": "ffn_down_exps.scale",
+        "experts.gate_up_proj": "ffn_gate_up_exps",
     },
-    common=_metadata,
-    metadata={Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping")},
+    metadata={
+        Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: of_dims(lambda d: d.more["per_layer"]),
+        Keys.LLM.FEED_FORWARD_LENGTH: _each(lambda d, kind: d.n_ff * (2 if "wide" in kind else 1)),
+        Keys.Attention.HEAD_COUNT_KV: _each(
+            lambda d, kind: d.n_head_kv if "sliding" in kind else d.more["full_kv"]
+        ),
+        Keys.Attention.KEY_LENGTH: _FULL_DIM,
+        Keys.Attention.VALUE_LENGTH: _FULL_DIM,
+        Keys.Attention.KEY_LENGTH_SWA: _HEAD_DIM,
+        Keys.Attention.VALUE_LENGTH_SWA: _HEAD_DIM,
+        Keys.Attention.SHARED_KV_LAYERS: counted("num_kv_shared_layers"),
+        Keys.Rope.DIMENSION_COUNT: _FULL_DIM,
+        Keys.Rope.DIMENSION_COUNT_SWA: _HEAD_DIM,
+        Keys.Rope.FREQ_BASE_SWA: lambda config, d: config.rope("sliding_attention").theta,
+        Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping"),
+    },
+    windows=1,
+    ropes=("proportional",),
     n_used="top_k_experts",
     dims=_dims,
     extra_tensors=_frequencies,

@@ -7,10 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from worker.convert.config import Config
-from worker.convert.family.dims import ATTENTION, Dims, with_experts
-from worker.convert.family.rules import Array, Family, From, Make, transposed
-
-_EXPERTS = "mlp.experts"
+from worker.convert.family.dims import Dims, with_experts
+from worker.convert.family.rules import Array, Family, Into, Make, Sources, transposed
 
 
 def _mxfp4(rows: slice) -> Make:
@@ -30,27 +28,41 @@ def _mxfp4(rows: slice) -> Make:
 
 
 def _every_other(first: int) -> Make:
-    """Gate or up, which alternate in the source; experts are stored as (inputs, outputs)."""
-    return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2].T)
-
-
-def _every_other_bias(first: int) -> Make:
+    """Gate or up, which alternate in the source."""
     return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2])
 
 
-def _forms(name: str, rows: slice, plain: Make) -> tuple[From, From]:
-    """Experts as they are published, in MXFP4, or as transformers saves them."""
-    source = f"{_EXPERTS}.{name}"
-    return (
-        From(
-            f"{source}_blocks",
-            also=(f"{source}_scales",),
-            make=_mxfp4(rows),
-            per_expert=True,
-            kind="MXFP4",
-        ),
-        From(source, make=plain, per_expert=True),
-    )
+def _every_other_turned(first: int) -> Make:
+    """Experts are stored as (inputs, outputs)."""
+    return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2].T)
+
+
+def _packed(target: str, rows: slice, name: str) -> Into:
+    return Into(target, (f"{name}_scales",), make=_mxfp4(rows), per_expert=True, kind="MXFP4")
+
+
+_GATE, _UP, _DOWN = (f"ffn_{name}_exps" for name in ("gate", "up", "down"))
+_GATE_UP, _DOWN_PROJ = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
+_SOURCES: Sources = {
+    # As they are published, in MXFP4.
+    f"{_GATE_UP}_blocks": (
+        _packed(_GATE, slice(0, None, 2), _GATE_UP),
+        _packed(_UP, slice(1, None, 2), _GATE_UP),
+    ),
+    f"{_DOWN_PROJ}_blocks": _packed(_DOWN, slice(None), _DOWN_PROJ),
+    f"{_GATE_UP}_scales": (),
+    f"{_DOWN_PROJ}_scales": (),
+    # As transformers saves them.
+    _GATE_UP: (
+        Into(_GATE, make=_every_other_turned(0), per_expert=True),
+        Into(_UP, make=_every_other_turned(1), per_expert=True),
+    ),
+    _DOWN_PROJ: Into(_DOWN, make=transposed, per_expert=True),
+    f"{_GATE_UP}_bias": (
+        Into(f"{_GATE}.bias", make=_every_other(0)),
+        Into(f"{_UP}.bias", make=_every_other(1)),
+    ),
+}
 
 
 def _notes(config: Config) -> Iterator[str]:
@@ -61,19 +73,11 @@ def _notes(config: Config) -> Iterator[str]:
 GPT_OSS = Family(
     "gpt-oss",
     ("GptOssForCausalLM",),
-    f"attn_norm {ATTENTION} attn_sinks post_attention_norm ffn_gate_inp+"
-    " ffn_gate_exps+ ffn_up_exps+ ffn_down_exps+",
-    sources={
-        "ffn_gate_exps": _forms("gate_up_proj", slice(0, None, 2), _every_other(0)),
-        "ffn_up_exps": _forms("gate_up_proj", slice(1, None, 2), _every_other(1)),
-        "ffn_down_exps": _forms("down_proj", slice(None), transposed),
-        "ffn_gate_exps.bias": From(f"{_EXPERTS}.gate_up_proj_bias", make=_every_other_bias(0)),
-        "ffn_up_exps.bias": From(f"{_EXPERTS}.gate_up_proj_bias", make=_every_other_bias(1)),
-        "ffn_down_exps.bias": f"{_EXPERTS}.down_proj_bias",
-    },
+    sources=_SOURCES,
     windows=2,
     dims=with_experts("num_local_experts", width="intermediate_size"),
     head="always",
+    yarn={"beta_fast": 32.0, "beta_slow": 1.0},  # It always rounds, see `_notes`.
     notes=_notes,
     requires={"hidden_act": "silu", "swiglu_limit": 7.0},
 )

@@ -11,8 +11,8 @@ from gguf.constants import Keys
 
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
-from worker.convert.family.metadata import norm_epsilon, rotated, sizes
-from worker.convert.family.rules import Family, Metadata
+from worker.convert.family.metadata import counted, rotated
+from worker.convert.family.rules import Family
 from worker.errors import ModelError
 
 
@@ -29,23 +29,12 @@ def _is_long(config: Config) -> bool:
     return config.rope().kind in ("longrope", "su")
 
 
-def _metadata(family: Family, config: Config, d: Dims) -> Metadata:
-    context = config.integer("max_position_embeddings")
-    found: Metadata = {
-        **sizes(d, context),
-        Keys.Attention.HEAD_COUNT_KV: d.n_head_kv,
-        Keys.LLM.VOCAB_SIZE: d.n_vocab,
-        Keys.Rope.DIMENSION_COUNT: rotated(config, d.head_dim, 1.0),
-        Keys.Rope.FREQ_BASE: config.rope().theta,
-        Keys.Rope.SCALING_ORIG_CTX_LEN: _original_context(config),
-        Keys.Attention.SLIDING_WINDOW: int(config.values.get("sliding_window") or 0),
-        **norm_epsilon(family, config),
-    }
-    if _is_long(config):
-        scale = context / _original_context(config)
-        long = math.sqrt(1 + math.log(scale) / math.log(_original_context(config)))
-        found[Keys.Rope.SCALING_ATTN_FACTOR] = long if scale > 1 else 1.0
-    return found
+def _attention_factor(config: Config, _d: Dims) -> float | None:
+    original = _original_context(config)
+    scale = config.integer("max_position_embeddings") / original
+    if not _is_long(config):
+        return None
+    return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
 
 
 def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
@@ -67,8 +56,14 @@ def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
 PHI3 = Family(
     "phi3",
     ("Phi3ForCausalLM",),
-    "attn_norm attn_qkv attn_output ffn_norm ffn_up ffn_down",
-    common=_metadata,
+    rotary=1.0,
+    metadata={
+        Keys.Attention.KEY_LENGTH: None,
+        Keys.Attention.VALUE_LENGTH: None,
+        Keys.Rope.SCALING_ORIG_CTX_LEN: lambda config, d: _original_context(config),
+        Keys.Rope.SCALING_ATTN_FACTOR: _attention_factor,
+        Keys.Attention.SLIDING_WINDOW: counted("sliding_window"),
+    },
     ignores_window=True,
     extra_tensors=_factors,
     ropes=("default", "longrope", "su"),

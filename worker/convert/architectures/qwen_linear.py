@@ -9,9 +9,9 @@ import numpy as np
 from gguf.constants import Keys
 
 from worker.convert.config import Config
-from worker.convert.family.dims import EXPERTS, GATED, HEAD_NORMS, SHARED, Dims
+from worker.convert.family.dims import Dims, with_experts
 from worker.convert.family.metadata import SHARED_WIDTH, integer, of_dims, sections
-from worker.convert.family.rules import Array, Family, From, Make, Sources, decay, squeezed
+from worker.convert.family.rules import Array, Family, Into, Make, decay, squeezed
 
 _PERIOD = 4
 _SECTIONS = [11, 11, 10, 0]
@@ -33,30 +33,17 @@ def _dims(config: Config) -> Dims:
     return replace(d, kinds=kinds, more=more)
 
 
-def _expert_dims(config: Config) -> Dims:
-    return replace(
-        _dims(config),
-        n_expert=config.integer("num_experts"),
-        n_ff_expert=config.integer("moe_intermediate_size"),
-        n_ff_shared=config.integer("shared_expert_intermediate_size"),
-    )
+def _next(*wanted: int) -> Make:
+    """Of q, k, v and z of Qwen3-Next, which the source stores together for each key head."""
 
+    def make(sources: Sequence[Array], d: Dims) -> Array:
+        per_key = d.more["v_heads"] // d.more["k_heads"] * d.more["v_dim"]
+        sizes = [d.more["k_dim"], d.more["k_dim"], per_key, per_key]
+        rows = sources[0].reshape(d.more["k_heads"], sum(sizes), -1)
+        parts = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
+        return np.concatenate([parts[i].reshape(-1, rows.shape[-1]) for i in wanted])
 
-def _parts(sources: Sequence[Array], d: Dims) -> list[Array]:
-    """q, k, v and z of Qwen3-Next, which the source stores together for each key head."""
-    per_key = d.more["v_heads"] // d.more["k_heads"] * d.more["v_dim"]
-    sizes = [d.more["k_dim"], d.more["k_dim"], per_key, per_key]
-    rows = sources[0].reshape(d.more["k_heads"], sum(sizes), -1)
-    split = np.split(rows, np.cumsum(sizes)[:-1], axis=1)
-    return [part.reshape(-1, rows.shape[-1]) for part in split]
-
-
-def _next_qkv(sources: Sequence[Array], d: Dims) -> Array:
-    return np.concatenate(_parts(sources, d)[:3])
-
-
-def _next_z(sources: Sequence[Array], d: Dims) -> Array:
-    return np.ascontiguousarray(_parts(sources, d)[3])
+    return make
 
 
 def _tiled(values: Array, d: Dims, size: int, axis: int = 0) -> Array:
@@ -82,26 +69,20 @@ def _tiled_behind_keys(sources: Sequence[Array], d: Dims) -> Array:
     return np.concatenate([rows[:n], _tiled(rows[n:], d, d.more["v_dim"])])
 
 
-_COMMON = "attn_norm post_attention_norm"
-# The gate of each head follows its q rows.
-_ATTENTION = f"attn_q attn_k attn_v attn_output {HEAD_NORMS}"
-_LINEAR = "attn_qkv attn_gate ssm_conv1d ssm_dt.bias =ssm_a ssm_norm ssm_out"
-_SPARSE = f"{EXPERTS} {SHARED} ffn_gate_inp_shexp"
 _DENSE_REQUIRES = {
     "hidden_act": "silu",
     "attention_bias": False,
     "linear_value_head_dim": lambda d: d.more["k_dim"],
 }
-_SOURCES: Sources = {"ssm_dt.bias": "linear_attn.dt_bias"}
 
 QWEN3_NEXT = Family(
     "qwen3next",
     ("Qwen3NextForCausalLM",),
-    {"": f"{_COMMON} {_SPARSE}", "attention": _ATTENTION, "linear": f"{_LINEAR} ssm_ba"},
     sources={
-        **_SOURCES,
-        "attn_qkv": From("linear_attn.in_proj_qkvz.weight", make=_next_qkv),
-        "attn_gate": From("linear_attn.in_proj_qkvz.weight", make=_next_z),
+        "linear_attn.in_proj_qkvz.weight": (
+            Into("attn_qkv", make=_next(0, 1, 2)),
+            Into("attn_gate", make=_next(3)),
+        )
     },
     norm_plus=1.0,
     rotary=0.25,
@@ -115,7 +96,7 @@ QWEN3_NEXT = Family(
         Keys.LLM.FULL_ATTENTION_INTERVAL: integer("full_attention_interval", default=_PERIOD),
         **SHARED_WIDTH,
     },
-    dims=_expert_dims,
+    dims=with_experts("num_experts", shared_width="shared_expert_intermediate_size", of=_dims),
     # The tensors that predict further tokens are left out.
     ignored=(r"mtp\..*",),
     requires={
@@ -130,13 +111,8 @@ QWEN3_5_MOE = replace(
     QWEN3_NEXT,
     architecture="qwen35moe",
     names=("Qwen3_5MoeForCausalLM",),
-    layers={
-        "": f"{_COMMON} {_SPARSE}",
-        "attention": _ATTENTION,
-        "linear": f"{_LINEAR} ssm_alpha ssm_beta",
-    },
     multimodal=("Qwen3_5MoeForConditionalGeneration",),
-    sources=_SOURCES,
+    sources={},
     makes={
         "ssm_conv1d": _tiled_behind_keys,
         "ssm_dt.bias": _tiled_heads(),
@@ -148,14 +124,12 @@ QWEN3_5_MOE = replace(
         "ssm_beta": _tiled_heads(),
     },
     metadata={**QWEN3_NEXT.metadata, Keys.Rope.DIMENSION_SECTIONS: sections(_SECTIONS)},
-    roots=("model.", "model.language_model."),
 )
 
 QWEN3_5 = replace(
     QWEN3_5_MOE,
     architecture="qwen35",
     names=("Qwen3_5ForCausalLM",),
-    layers={**QWEN3_5_MOE.by_kind(), "": f"{_COMMON} {GATED}"},
     multimodal=("Qwen3_5ForConditionalGeneration",),
     dims=_dims,
     requires=_DENSE_REQUIRES,

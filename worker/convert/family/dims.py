@@ -7,13 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from worker.convert.config import Config
 
-QKV = "attn_q~ attn_k~ attn_v~"
-ATTENTION = f"{QKV} attn_output~"
-GATED = "ffn_gate ffn_up ffn_down"
-EXPERTS = "ffn_gate_inp ffn_gate_exps ffn_up_exps ffn_down_exps"
-SHARED = "ffn_gate_shexp ffn_up_shexp ffn_down_shexp"
-HEAD_NORMS = "attn_q_norm attn_k_norm"
-
 
 @dataclass(frozen=True, slots=True)
 class Dims:
@@ -49,23 +42,11 @@ class Dims:
         )
 
 
-def named(config: Config, keys: Mapping[str, str], **fixed: object) -> Dims:
-    """The sizes of a family whose settings have other names, its own by the usual ones; `fixed`
-    has values that follow from others."""
-    return Dims.of(Config({**renamed(config, keys).values, **fixed}, config.name))
-
-
 def renamed(config: Config, keys: Mapping[str, str], **defaults: object) -> Config:
     """With the usual names, of which those that are there already are kept."""
     present = {key: value for key, value in config.values.items() if value is not None}
     own = {usual: present[key] for usual, key in keys.items() if key in present}
     return Config({**defaults, **own, **present}, config.name)
-
-
-def leading_dense(n_layers: int, n_dense: int) -> tuple[str, ...]:
-    """The kinds of the layers: the first `n_dense` have no experts."""
-    n_dense = min(n_dense, n_layers)
-    return ("dense",) * n_dense + ("experts",) * (n_layers - n_dense)
 
 
 def with_experts(
@@ -74,24 +55,31 @@ def with_experts(
     shared_width: str = "",
     n_shared: str = "",
     n_dense: str = "",
+    optional: bool = False,
+    of: Callable[[Config], Dims] = Dims.of,
 ) -> Callable[[Config], Dims]:
-    """The sizes of a family with experts, whose settings have these names.
+    """The sizes of a family with experts, whose settings have these names; `of` gives the others.
 
     Shared experts have a width of their own, or there are `n_shared` as wide as the others. The
-    first layers are dense: `n_dense` of them, or those that `mlp_layer_types` says.
+    first layers are dense: `n_dense` of them, or those that `mlp_layer_types` says. With
+    `optional`, models of the family may have no experts.
     """
 
     def dims(config: Config) -> Dims:
-        d, n_ff = Dims.of(config), config.integer(width)
-        shared = config.integer(shared_width) if shared_width else 0
+        d, n_ff = of(config), config.integer(width)
+        shared = config.integer(shared_width) if config.values.get(shared_width) else 0
         if n_shared:
             shared = n_ff * config.integer(n_shared)
-        d = replace(d, n_expert=config.integer(*n_expert), n_ff_expert=n_ff, n_ff_shared=shared)
+        has_none = optional and not config.values.get(n_expert[0])
+        n = 0 if has_none else config.integer(*n_expert)
+        d = replace(d, n_expert=n, n_ff_expert=n_ff, n_ff_shared=shared)
         if n_dense:
             kinds = config.values.get("mlp_layer_types")
             said = kinds.count("dense") if isinstance(kinds, list) else 0
-            first = int(config.number(n_dense, default=said))
-            d = replace(d, kinds=leading_dense(d.n_layers, first))
+            first = config.number(n_dense, default=said)
+            widths = ["dense" if i < first else "experts" for i in range(d.n_layers)]
+            pairs = zip(d.kinds or ("",) * d.n_layers, widths, strict=True)
+            d = replace(d, kinds=tuple(" ".join(pair).strip() for pair in pairs))
         return d
 
     return dims

@@ -38,6 +38,11 @@ def integer(*keys: str, default: int | None = None) -> Setting:
     return lambda config, d: config.integer(*keys, default=default)
 
 
+def counted(key: str) -> Setting:
+    """A number that is 0 where the configuration has none."""
+    return lambda config, d: int(config.values.get(key) or 0)
+
+
 def flag(key: str, default: bool = False) -> Setting:
     return lambda config, d: config.flag(key, default=default)
 
@@ -76,14 +81,16 @@ def sizes(d: Dims, n_positions: int) -> Metadata:
 
 def decoder(family: Family, config: Config, d: Dims) -> Metadata:
     """Of a decoder with rotary positions, some layers of which may have windows or experts."""
+    n_rotated = d.head_dim
+    if family.rotary is not None:
+        n_rotated = rotated(config, d.head_dim, family.rotary)
     return {
         **sizes(d, config.integer("max_position_embeddings")),
         Keys.Attention.HEAD_COUNT_KV: d.n_head_kv,
         Keys.Attention.KEY_LENGTH: d.head_dim,
         Keys.Attention.VALUE_LENGTH: d.head_dim,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
-        **rope(family.architecture, config, d.head_dim),
-        **_rotated(family, config, d),
+        **rope(family, config, n_rotated),
         **norm_epsilon(family, config),
         **(windows(config, d, family.windows) if family.windows else {}),
         **experts(config, d, family.n_used),
@@ -91,22 +98,12 @@ def decoder(family: Family, config: Config, d: Dims) -> Metadata:
 
 
 def norm_epsilon(family: Family, config: Config) -> Metadata:
+    keys = ("layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
     if family.norm == "rms":
         return {Keys.Attention.LAYERNORM_RMS_EPS: config.number("rms_norm_eps")}
     if family.norm == "layer":
-        return layer_norm(config)
+        return {Keys.Attention.LAYERNORM_EPS: config.number(*keys, default=1e-5)}
     return {}
-
-
-def layer_norm(config: Config, *keys: str, default: float = 1e-5) -> Metadata:
-    keys = keys or ("layer_norm_eps", "norm_eps", "norm_epsilon", "layer_norm_epsilon")
-    return {Keys.Attention.LAYERNORM_EPS: config.number(*keys, default=default)}
-
-
-def _rotated(family: Family, config: Config, d: Dims) -> Metadata:
-    if family.rotary is None:
-        return {}
-    return {Keys.Rope.DIMENSION_COUNT: rotated(config, d.head_dim, family.rotary)}
 
 
 def rotated(config: Config, head_dim: int, default: float) -> int:
@@ -118,11 +115,18 @@ def rotated(config: Config, head_dim: int, default: float) -> int:
     return int(share * head_dim)
 
 
+def has_windows(config: Config) -> bool:
+    return config.has("sliding_window") and config.values.get("sliding_window_pattern") != 1
+
+
 def windows(config: Config, d: Dims, period: int) -> Metadata:
     """The sliding window and the layers that have it; without `layer_types`, all but every
     `period`-th."""
-    if not config.has("sliding_window"):
+    if not has_windows(config):
         return {}
+    for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+        if isinstance(config.values.get(key), int):
+            period = config.integer(key)
     layers = [(i + 1) % period != 0 for i in range(d.n_layers)]
     if config.has("layer_types"):
         layers = [kind == "sliding_attention" for kind in config.items("layer_types")]
@@ -166,13 +170,10 @@ def by_kind(kind: str, value: Callable[[Dims], int]) -> Setting:
 # --- rotary positions -----------------------------------------------------------------------
 
 
-def rope(arch: str, config: Config, n_dims: int, theta: float = 10000.0) -> Metadata:
-    """Rotation and its scaling, of which llama.cpp's `arch` may know only some forms."""
-    given = config.rope(default_theta=theta)
+def rope(family: Family, config: Config, n_dims: int) -> Metadata:
+    """Rotation and its scaling, of which llama.cpp may know only some forms in a family."""
+    given = config.rope()
     found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: given.theta}
-    if given.kind in ("default", "llama3", "mrope"):
-        # Llama 3's scaling is a tensor of factors; three dimensions of positions scale nothing.
-        return found
     if given.kind == "dynamic" and _is_idle(config, given.params):
         return found
     if given.kind == "linear":
@@ -180,9 +181,13 @@ def rope(arch: str, config: Config, n_dims: int, theta: float = 10000.0) -> Meta
         found[Keys.Rope.SCALING_FACTOR] = given.params.number("factor")
         return found
     if given.kind == "yarn":
-        return found | _yarn(arch, config, given.params)
+        return found | _yarn(family, config, given.params)
+    if given.kind in ("default", "llama3", "mrope", *family.ropes):
+        # Llama 3's scaling is a tensor of factors; three dimensions of positions scale nothing.
+        return found
     raise ModelError(
-        f"{config.name}: rope scaling of type {given.kind!r} is not known for {arch}; "
+        f"{config.name}: rope scaling of type {given.kind!r} is not known for "
+        f"{family.architecture}; "
         "default, linear, llama3 and yarn are, and dynamic up to max_position_embeddings"
     )
 
@@ -194,21 +199,18 @@ def _is_idle(config: Config, params: Config) -> bool:
     return begins >= n_positions and not params.has("alpha")
 
 
-def _yarn(arch: str, config: Config, params: Config) -> Metadata:
+def _yarn(family: Family, config: Config, params: Config) -> Metadata:
     """YaRN, as far as llama.cpp implements it.
 
     Its ramp goes from 32 rotations to 1 with ends rounded to whole dimensions. Its attention scale
     is 0.1 ln(factor) + 1, times `attn_factor`.
     """
     factor = params.number("factor")
-    usual: dict[str, object] = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
-    if arch == "mistral3":
-        usual = {"truncate": True}  # It reads the others.
-    elif arch == "gpt-oss":
-        del usual["truncate"]  # It is rounded all the same there (see the family's notes).
-    for key, value in usual.items():
+    for key, value in family.yarn.items():
         if params.has(key) and params.values[key] != value:
-            raise ModelError(f"{config.name}: YaRN's {key} must be {value} for llama.cpp's {arch}")
+            raise ModelError(
+                f"{config.name}: YaRN's {key} must be {value} for llama.cpp's {family.architecture}"
+            )
     found: Metadata = {
         Keys.Rope.SCALING_TYPE: "yarn",
         Keys.Rope.SCALING_FACTOR: factor,

@@ -1,22 +1,22 @@
 """What a family's description says, and the rules for its tensors that follow from it.
 
-A description names tensors by the GGUF's names without layer and suffix, as the `gguf` package has
-them. That package also knows what checkpoints call them. Only what differs has to be said: another
-source, a part of it, a function that reorders values. Shapes are not said: they are those of the
-sources, and llama.cpp itself checks them (`tokenizer.check`).
+The `gguf` package knows which tensors llama.cpp's implementation of an architecture has, and what
+checkpoints call them. A description says only what differs: another name, a part of a tensor, a
+function that reorders values. Shapes are not said: they are those of the sources. That a model has
+all that it needs, llama.cpp itself checks (`tokenizer.check`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from gguf.constants import MODEL_TENSOR, TENSOR_NAMES
+from gguf.constants import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
 from gguf.tensor_mapping import TensorNameMap
 
 from worker.convert.checkpoint import Checkpoint
@@ -37,7 +37,7 @@ Value = bool | int | float | str | bytes | list[bool] | list[int] | list[float] 
 Metadata = dict[str, Value]
 """Values by key as `gguf` has it: `{arch}` stands for the architecture, which `output.header` fills
 in."""
-Setting = Value | Callable[[Config, Dims], Value | None]
+Setting = Value | Callable[[Config, Dims], Value | None] | None
 """A value of the metadata, or how the configuration gives it; `None` leaves its key out."""
 Array = npt.NDArray[Any]
 Make = Callable[[Sequence[Array], Dims], Array]
@@ -46,14 +46,14 @@ stored (BF16 as `uint16`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class From:
-    """The source of a tensor, where it is more than another name."""
+class Into:
+    """What a source tensor becomes."""
 
-    source: str
-    """A name in the checkpoint: behind `Family.layer` for a tensor of a layer. `{e}` stands for the
-    member of a stack (an expert, a head): the output's first axis, in order."""
+    target: str
+    """A name in the GGUF: in a family's description without its layer, and without its suffix if
+    that is the weight's; in a rule with both, and `{i}` for the number of the layer."""
     also: tuple[str, ...] = ()
-    """Further source tensors that `make` is given."""
+    """Further tensors of the same layer that `make` is given."""
     part: tuple[int, int] = (0, 1)
     """Which of how many equal parts of the rows, or of those of each expert in a stack."""
     make: Make | None = None
@@ -63,29 +63,42 @@ class From:
     kind: str = ""
     """The ggml type of the bytes that `make` returns, whatever the output type; its source tensors
     may then have any type."""
-
-
-Sources = Mapping[str, "str | From | tuple[str | From, ...]"]
-"""By the GGUF's name, with a suffix if it is not the weight; several are alternatives."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What one kind of tensor becomes. `{i}` in a name stands for the layer."""
-
-    target: str
-    origin: From
-    optional: bool = False
-    """Some checkpoints of the family lack it: a bias, or an output head that is tied."""
     interleaved: bool = False
     """The rows of each rotary head hold one half after the other, and llama.cpp needs the halves
     interleaved."""
     plus: float = 0.0
     """This is added to every value: Gemma stores its norm weights less one."""
-    on: str = ""
-    """Only layers of this kind have the tensor (see `Dims.kinds`)."""
     keep_f32: bool = False
     """The tensor is F32 in every output type."""
+
+
+Sources = Mapping[str, str | Into | tuple[str | Into, ...]]
+"""By the name in the checkpoint, behind the layer's; nothing for what others take along."""
+
+
+class Place(NamedTuple):
+    """Where a checkpoint has a tensor."""
+
+    form: str
+    """Its name without the model's root, with `{i}` for the layer, without the stack's member."""
+    layer: int = -1
+    member: int = -1
+    """Of a stack: an expert, a head."""
+
+    @classmethod
+    def of(cls, name: str) -> Place:
+        before, *rest = re.split(r"\.(\d+)(?=\.)", without_root(name))
+        form = before + "".join([".{i}", *rest[1::2]] if rest else "")
+        return cls(form, *map(int, rest[:3:2]))
+
+    @property
+    def inner(self) -> str:
+        """The name behind that of the layer."""
+        return self.form.rpartition("{i}.")[2]
+
+
+def without_root(name: str) -> str:
+    return _ROOTS.sub("", name)
 
 
 def transposed(sources: Sequence[Array], _d: Dims) -> Array:
@@ -108,19 +121,36 @@ USUAL_MAKES: Mapping[str, Make] = {
     **dict.fromkeys(("ssm_conv1d", "shortconv.conv", "exp_probs_b.bias"), squeezed),
 }
 
+
+def halves(stack: str) -> tuple[Into, Into]:
+    """Gate and up, one after the other in one tensor."""
+    return Into(f"ffn_gate_{stack}", part=(0, 2)), Into(f"ffn_up_{stack}", part=(1, 2))
+
+
+_USUAL: Sources = {
+    "lm_head.weight": "output",
+    "experts.gate_up_proj": halves("exps"),
+    "dt_bias": "ssm_dt.bias",
+}
+"""By the end of a name, what `gguf` does not have or only for some architectures."""
+
 F32_ALWAYS = frozenset(
     """ffn_gate_inp ffn_gate_inp_shexp position_embd token_types ssm_conv1d ssm_a ssm_d
     shortconv.conv altup_correct_coef altup_predict_coef time_mix_lerp_fused time_mix_w0
     time_mix_w1 time_mix_w2""".split()
 )
 """Routers, positions and small filters; so are all norms, biases and scales."""
-MULTIMODAL_ROOTS = ("model.", "model.language_model.", "language_model.model.")
-NOT_TEXT = (
-    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision"
+_NOT_TEXT = (
+    r"(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision"
     r"|embed_audio)\..*"
 )
-_WORD = re.compile(r"(?P<bare>=?)(?P<name>[\w.]+?)(?P<bias>[+~]?)(?P<optional>\??)")
-_SUFFIXES = (".weight", ".bias", ".scale")
+_ROOTS = re.compile(
+    r"^(model\.language_model|language_model\.model|language_model|model|transformer|backbone"
+    r"|bert|roberta|nomic_bert)\."
+)
+_SUFFIXES = ("weight", "bias", "scale")
+_BARE = ("ssm_a", "ssm_d")
+"""Their names in the GGUF have no suffix."""
 
 
 @dataclass(frozen=True)
@@ -131,27 +161,18 @@ class Family:
     """`general.architecture`: the name of llama.cpp's implementation."""
     names: tuple[str, ...]
     """The values of `architectures` in `config.json` that mean this family."""
-    layers: str | Mapping[str, str]
-    """The tensors of a layer, of each kind where layers differ (see `Dims.kinds`).
-
-    Words: a `?` marks a tensor that some checkpoints lack, a `+` one with a bias, a `~` one with a
-    bias in some checkpoints, a `=` before it one whose name in the GGUF has no suffix.
-    """
-    model: str = "token_embd output_norm output?"
-    """The tensors outside of the layers."""
     multimodal: tuple[str, ...] = ()
     """The same for checkpoints with more than a text model, whose other tensors are left out."""
-    layer: str = "model.layers.{i}"
-    """The beginning of a layer's names in the checkpoint."""
     sources: Sources = field(default_factory=dict)
-    """Where names are others than those that the `gguf` package knows, or not names alone; also
-    `kind:name`."""
+    """What becomes of tensors that the `gguf` package knows otherwise, or not at all."""
+    tensors_of: str = ""
+    """The architecture whose tensors `gguf` has, where it does not have those of this one."""
     makes: Mapping[str, Make] = field(default_factory=dict)
-    """What computes a tensor from the source of the usual name."""
+    """What computes a tensor from the source of the usual name, by its name in the GGUF."""
     norm_plus: float = 0.0
-    """This is added to the weights of norms; see `Rule.plus`."""
+    """This is added to the weights of norms; see `Into.plus`."""
     interleaved: bool = False
-    """llama.cpp rotates neighbouring dimensions; see `Rule.interleaved`."""
+    """llama.cpp rotates neighbouring dimensions; see `Into.interleaved`."""
     norm: Literal["rms", "layer", "none"] = "rms"
     """What norms are, for the metadata; `none` if `metadata` says it."""
     rotary: float | None = None
@@ -164,9 +185,9 @@ class Family:
     """The metadata before `metadata`; by default that of a decoder with rotary positions."""
     metadata: Mapping[str, Setting] = field(default_factory=dict)
     """Further keys, or other values of them."""
+    config: Callable[[Config], Config] = field(default=lambda config: config)
+    """Gives settings of other names their usual ones, and those that are left out their values."""
     dims: Callable[[Config], Dims] = Dims.of
-    roots: tuple[str, ...] = ("model.",)
-    """Prefixes of tensor names: first the one in the rules, then those of other checkpoints."""
     section: str = ""
     """The key in `config.json` of the text model's section; empty for the whole file."""
     head: Literal["optional", "always", "never", "none"] = "optional"
@@ -179,11 +200,18 @@ class Family:
     ignores_extra_layers: bool = False
     """Layers after the last one predict further tokens and are left out."""
     ignored: tuple[str, ...] = ()
-    """Regular expressions for tensors that are left out: the model does not need them."""
+    """Regular expressions for tensors that are left out: the model does not need them. Without the
+    model's root."""
+    varies: str = ""
+    """A regular expression for tensors of a layer that others of its kind may lack."""
     scales_as_llama3: bool = False
     """llama.cpp reads the factors of Llama 3's rope scaling in this family."""
     ropes: tuple[str, ...] = ()
     """The only kinds of rope scaling that llama.cpp implements; empty: `metadata.rope` says."""
+    yarn: Mapping[str, object] = field(
+        default_factory=lambda: {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
+    )
+    """Settings of YaRN that llama.cpp does not read in this family, as it has them."""
     extra_tensors: Callable[[Config, Dims], Mapping[str, Any]] = field(
         default=lambda config, dims: {}
     )
@@ -199,130 +227,65 @@ class Family:
     check: Callable[[Config, Dims], None] = field(default=lambda config, dims: None)
     """Refuses other settings that llama.cpp does not implement."""
 
-    def by_kind(self) -> Mapping[str, str]:
-        return {"": self.layers} if isinstance(self.layers, str) else self.layers
-
-    @cached_property
-    def rules(self) -> Mapping[str, tuple[Rule, ...]]:
-        """What becomes of each tensor, by its name in the checkpoint."""
-        found: dict[str, tuple[Rule, ...]] = {}
-        rules = [*self._of(self.model, "", in_layer=False)]
-        for kind, words in self.by_kind().items():
-            rules += self._of(words, kind, in_layer=True)
-        for rule in rules:
-            found[rule.origin.source] = (*found.get(rule.origin.source, ()), rule)
-        return found
-
     def text_part(self) -> Family:
+        ignored = (*self.ignored, _NOT_TEXT)
         return replace(
-            self,
-            names=self.multimodal,
-            multimodal=(),
-            section="text_config",
-            roots=MULTIMODAL_ROOTS,
-            ignored=(*self.ignored, NOT_TEXT),
+            self, names=self.multimodal, multimodal=(), section="text_config", ignored=ignored
         )
 
-    def _of(self, words: str, kind: str, *, in_layer: bool) -> Iterator[Rule]:
-        for word in words.split():
-            match = _WORD.fullmatch(word)
-            assert match is not None, word
-            name, optional = match["name"], bool(match["optional"])
-            base, suffix = name, "weight"
-            if name.endswith(_SUFFIXES):
-                base, _, suffix = name.rpartition(".")
-            yield from self._rules(base, suffix, kind, in_layer, optional, bare=bool(match["bare"]))
-            if match["bias"]:
-                optional = optional or match["bias"] == "~"
-                yield from self._rules(base, "bias", kind, in_layer, optional)
-
-    def _rules(
-        self, base: str, suffix: str, kind: str, in_layer: bool, optional: bool, bare: bool = False
-    ) -> Iterator[Rule]:
-        plus = self.norm_plus if suffix == "weight" and is_norm(base) else 0.0
-        for origin in self._origins(base, suffix, kind, in_layer):
-            yield Rule(
-                target=("blk.{i}." if in_layer else "") + (base if bare else f"{base}.{suffix}"),
-                origin=origin,
-                optional=optional,
-                interleaved=self.interleaved and base in ("attn_q", "attn_k"),
-                plus=0.0 if base == "ssm_norm" else plus,
-                on=kind,
-                keep_f32=base in F32_ALWAYS or is_norm(base) or suffix != "weight",
-            )
-
-    def _origins(self, base: str, suffix: str, kind: str, in_layer: bool) -> Iterator[From]:
-        """Every source that the tensor may have, the usual one first."""
-        name = base if suffix == "weight" else f"{base}.{suffix}"
-        given = self.sources.get(f"{kind}:{name}", self.sources.get(name))
-        if given is None and suffix == "bias" and base in self.sources:
-            given = self.sources[base]
+    def becomes(self, form: str) -> tuple[Into, ...] | None:
+        """What becomes of the tensor at a `Place.form`; `None` if the family does not know it."""
+        before, layer, inner = form.rpartition("{i}.")
+        given = self.sources.get(inner)
         if given is None:
-            plain: Iterable[str | From] = _known_names(base, self._beginning(in_layer))
-        else:
-            within = f"{self.layer}." if in_layer else ""
-            plain = [_within(within, each) for each in _listed(given)]
-        make = self.makes.get(name, USUAL_MAKES.get(name))
-        for source in plain:
-            if isinstance(source, From):
-                yield source
-            elif base.endswith("_exps") and "{e}" not in source and given is None:
-                yield from _of_experts(base, suffix, source)
-            else:
-                for form in _forms(source, suffix, is_given=name in self.sources):
-                    yield From(form, make=make)
+            ends = (inner.split(".", n)[-1] for n in range(inner.count(".") + 1))
+            given = next((_USUAL[end] for end in ends if end in _USUAL), None)
+        if given is None:
+            known = _known(self.tensors_of or self.architecture)
+            name, suffix = _cut(form)
+            bases = known.get(name, known.get(form))
+            if bases is None:
+                return None
+            given = tuple(base if base in _BARE else f"{base}.{suffix}" for base in bases)
+        within = "blk.{i}." if layer else ""
+        listed = given if isinstance(given, tuple) else (given,)
+        return tuple(self._completed(each, within) for each in listed)
 
-    def _beginning(self, in_layer: bool) -> str:
-        return self.layer.replace("{i}", "{bid}") + "." if in_layer else self.roots[0]
+    def _completed(self, given: str | Into, within: str) -> Into:
+        into = Into(given) if isinstance(given, str) else given
+        base, _, suffix = into.target.rpartition(".")
+        if suffix not in _SUFFIXES:
+            base, suffix = into.target, "" if into.target in _BARE else "weight"
+        is_weight = suffix == "weight"
+        name = base if is_weight or not suffix else f"{base}.{suffix}"
+        is_norm = base.rstrip("_12").endswith("norm")
+        return replace(
+            into,
+            target=within + (f"{base}.{suffix}" if suffix else base),
+            make=into.make or self.makes.get(name, USUAL_MAKES.get(name)),
+            interleaved=self.interleaved and base in ("attn_q", "attn_k"),
+            plus=self.norm_plus if is_weight and is_norm and base != "ssm_norm" else 0.0,
+            keep_f32=base in F32_ALWAYS or is_norm or not is_weight,
+        )
 
 
-def _listed(given: str | From | tuple[str | From, ...]) -> tuple[str | From, ...]:
-    return given if isinstance(given, tuple) else (given,)
+def _cut(form: str) -> tuple[str, str]:
+    """A name and its suffix; parameters that are no layers' weights have none."""
+    if form.endswith("_bias"):
+        return form.removesuffix("_bias"), "bias"
+    name, _, suffix = form.rpartition(".")
+    return (name, suffix) if suffix in _SUFFIXES else (form, "weight")
 
 
-def _within(layer: str, source: str | From) -> str | From:
-    if isinstance(source, From):
-        also = tuple(layer + name for name in source.also)
-        return replace(source, source=layer + source.source, also=also)
-    return layer + source
-
-
-def _known_names(base: str, beginning: str) -> list[str]:
-    """What the `gguf` package knows checkpoints to call a tensor."""
-    found: list[str] = []
+@cache
+def _known(architecture: str) -> Mapping[str, tuple[str, ...]]:
+    """What `gguf` knows checkpoints to call the tensors of an architecture."""
+    (number,) = (n for n, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    found: dict[str, tuple[str, ...]] = {}
     for tensors in (TensorNameMap.mappings_cfg, TensorNameMap.block_mappings_cfg):
-        for tensor, names in tensors.items():
-            if _word(tensor) == base:
-                found += [n for n in names if n.startswith((beginning, "lm_head"))]
-    assert found, f"gguf knows no {base} of {beginning}"
-    return [name.replace("{bid}", "{i}") for name in dict.fromkeys(found)]
-
-
-def _word(tensor: MODEL_TENSOR) -> str:
-    return str(TENSOR_NAMES[tensor]).removeprefix("blk.{bid}.")
-
-
-def _forms(source: str, suffix: str, *, is_given: bool) -> tuple[str, ...]:
-    """A name with its suffix; parameters that are no layers' weights have none."""
-    if suffix == "weight":
-        return f"{source}.weight", source
-    if is_given and suffix != "bias":
-        return (source,)
-    return f"{source}.{suffix}", f"{source}_{suffix}", source
-
-
-def _of_experts(base: str, suffix: str, source: str) -> Iterator[From]:
-    """Experts that are stored one by one, stacked, or stacked with gate and up in one."""
-    before, _, last = source.rpartition(".")
-    yield From(f"{before}.{{e}}.{last}.{suffix}")
-    yield From(f"{source}.{suffix}")
-    yield From(source)
-    fused = f"{before}.gate_up_proj"
-    if base == "ffn_gate_exps":
-        yield From(fused, part=(0, 2))
-    elif base == "ffn_up_exps":
-        yield From(fused, part=(1, 2))
-
-
-def is_norm(word: str) -> bool:
-    return word.rstrip("_12").endswith("norm")
+        for tensor in MODEL_TENSORS[number]:
+            base = TENSOR_NAMES[tensor].removeprefix("blk.{bid}.")
+            for name in map(without_root, tensors.get(tensor, ())):
+                form = name.replace("{bid}", "{i}")
+                found[form] = tuple({**dict.fromkeys(found.get(form, ())), base: None})
+    return found

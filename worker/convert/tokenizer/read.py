@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.convert.checkpoint import Checkpoint
+from worker.convert.malformed import told
 from worker.convert.tokenizer import definition, sentencepiece, tekken, tiktoken
 from worker.convert.tokenizer.protobuf import read_model
 from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
@@ -27,15 +28,10 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
     Raises:
         ModelError: the tokenizer is absent, malformed or of a kind that llama.cpp does not have.
     """
-    try:
+    with told(checkpoint.folder / "tokenizer"):
         tokenizer = checkpoint.json("tokenizer.json") or other_definition(checkpoint.folder)
         vocabulary = _read(checkpoint, tokenizer, pre)
         vocabulary.add(_added_tokens(checkpoint, tokenizer), vocab_size)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(
-            f"the tokenizer in {checkpoint.folder} is malformed: {type(error).__name__} {error}",
-            path=str(checkpoint.folder),
-        ) from error
     vocabulary.fit(vocab_size)
     _check_unique(vocabulary, checkpoint.folder)
     return vocabulary

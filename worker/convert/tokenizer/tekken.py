@@ -41,10 +41,11 @@ def read(folder: Path) -> dict[str, Any]:
     if len(ranks) != n_ranks:
         raise ModelError(f"{folder / FILE} has {len(ranks)} tokens instead of {n_ranks}")
     special = [f"<SPECIAL_{i}>" for i in range(n_special)]
+    old: list[dict[str, Any]] = [
+        {"rank": i, "token_str": text} for i, text in enumerate(_OLD_SPECIAL)
+    ]
     listed = tekken.get("special_tokens")
-    named = {i: text for i, text in enumerate(_OLD_SPECIAL)} if listed is None else {}
-    named |= {int(entry["rank"]): str(entry["token_str"]) for entry in listed or []}
-    for i, text in named.items():
-        special[i] = text
+    for entry in old if listed is None else listed:
+        special[int(entry["rank"])] = str(entry["token_str"])
     added = [{"id": i, "content": text, "special": True} for i, text in enumerate(special)]
     return tiktoken.of_ranks(ranks, PRE_TOKENIZER, added, first_id=n_special)

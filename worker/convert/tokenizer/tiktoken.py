@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gguf.vocab import bytes_to_unicode
+
 from worker.convert.tokenizer import pre_tokenizers
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
@@ -19,12 +21,6 @@ from worker.models.checkpoint_files import read_json
 FILE = "tiktoken.model"
 _PRE_TOKENIZER = "kimi-k2"
 
-_PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_OTHERS = [byte for byte in range(256) if byte not in set(_PLAIN)]
-_LETTERS = {byte: chr(byte) for byte in _PLAIN} | {
-    byte: chr(256 + i) for i, byte in enumerate(_OTHERS)
-}
-"""GPT-2's character for each byte."""
 _ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 
 
@@ -79,7 +75,9 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def _letters(token: bytes) -> str:
-    return "".join(_LETTERS[byte] for byte in token)
+    """GPT-2's character for each byte."""
+    letters = bytes_to_unicode()
+    return "".join(letters[byte] for byte in token)
 
 
 def merges(ranks: Mapping[bytes, int]) -> list[tuple[bytes, bytes]]:
