@@ -54,8 +54,8 @@ fuzz: setup ## 10,000 made-up bodies and schemas against a real worker, template
 routers: setup ## routers from PyPI, Prometheus and kubectl before three workers, counted (needs Debian's prometheus)
 	$(VENV)/bin/pytest -m long -rP tests/system/routers
 
-attack: setup ## half a minute of each attack on a real worker, with /health and another client watched
-	$(VENV)/bin/pytest -m long -rP tests/system/security/test_under_attack.py tests/system/security/test_network.py
+attack: setup ## half a minute of each attack on a real worker and 10,000 random connections, with /health and other clients watched
+	$(VENV)/bin/pytest -m long -rP tests/system/security/test_under_attack.py tests/system/security/test_network.py tests/system/security/test_connections.py
 
 asan: ## the suites of hybrids, windows, cancels, hostile files and grammars on llama.cpp under sanitizers (built once: half an hour)
 	@$(PYTHON) -m builds setup --venv $(VENV)-asan --backend cpu --native --sanitized

@@ -1,4 +1,5 @@
 """Where a step's time goes: `python -m tools.bench.step_profile [--streams 1,16] [--model GGUF]`.
+With `--walls`, what the confinement costs: each also in a process inside its walls, by turns.
 
 The engine's loop as the worker runs it, with its sender thread and a process that reads what it
 sends, but without HTTP. Each part of a step is timed by a wrapper around it, in steps in which all
@@ -17,12 +18,14 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from builds import pins
 from tools.bench.model import RANDOM, bench_model
 from tools.bench.peer_build import build_peers
+from worker.confinement.walls import Walls
 from worker.devices import select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.cells import a_part_each, context_options
@@ -82,9 +85,19 @@ def drain(end: socket.socket) -> None:
 
 
 def profiled(
-    path: Path, backend_name: BackendName, n_streams: int, n_steps: int, sampling: dict[str, Any]
+    path: Path,
+    backend_name: BackendName,
+    n_streams: int,
+    n_steps: int,
+    sampling: dict[str, Any],
+    confine: bool = False,
 ) -> Profile:
-    settings = EngineSettings(backend_name, slots=n_streams)
+    settings = EngineSettings(backend_name, slots=n_streams, confine=confine)
+    own, other = socket.socketpair()
+    reader = multiprocessing.get_context("fork").Process(target=drain, args=(other,), daemon=True)
+    reader.start()
+    other.close()
+    walls = Walls(settings, [path]) if confine else None
     selected = select.select_device(settings)
     placed = tensor_placement(read_header(path), selected.devices)
     model = Model(str(path), LoadOptions(selected.devices, tensor_placement=placed))
@@ -93,10 +106,7 @@ def profiled(
     backend = LlamaBackend(model, context, CONTEXT)
     limits = Limits(n_streams, CONTEXT * n_streams, 2048, prefill_budget=512)
     scheduler = Scheduler(limits)
-    own, other = socket.socketpair()
-    reader = multiprocessing.get_context("fork").Process(target=drain, args=(other,), daemon=True)
-    reader.start()
-    other.close()
+    assert walls is None or all(wall.holds for wall in walls.close()), "this kernel lacks one"
     outbox = Outbox(SyncChannel(own))
     loop = Loop(backend, scheduler, outbox.put)
     vocabulary = GrammarVocabulary(model)
@@ -126,9 +136,9 @@ def profiled(
     return profile
 
 
-def table(profiles: dict[int, Profile]) -> str:
+def table(profiles: dict[str, Profile]) -> str:
     """Medians in µs; the own cost is all of a step but decode and sample."""
-    lines = ["| part, µs | " + " | ".join(f"{n} streams" for n in profiles) + " |"]
+    lines = ["| part, µs | " + " | ".join(profiles) + " |"]
     lines.append("| --- |" + " ---: |" * len(profiles))
     parts = next(iter(profiles.values())).parts
 
@@ -155,6 +165,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--model", type=Path, help="without it the benchmark's of 190 M parameters")
     parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--walls", action="store_true", help="with and without them, four times")
     options = parser.parse_args(argv)
     path = options.model
     if path is None:
@@ -162,7 +173,15 @@ def main(argv: list[str]) -> int:
         path = bench_model(peers, RANDOM, "Q4_K_M").path
     sampling = {"temperature": options.temperature}
     streams = [int(each) for each in options.streams.split(",")]
-    profiles = {n: profiled(path, options.backend, n, options.steps, sampling) for n in streams}
+    profiles: defaultdict[str, Profile] = defaultdict(Profile)
+    for confine in (False, True) * 4 if options.walls else (False,):
+        for n in streams:
+            given = (path, options.backend, n, options.steps, sampling, confine)
+            with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+                found = pool.submit(profiled, *given).result()
+            profile = profiles[f"{n} streams" + ", walls" * confine]
+            for part, seconds in found.parts.items():
+                profile.parts[part] += seconds
     print(table(profiles), flush=True)
     return 0
 

@@ -267,12 +267,6 @@ KNOWN = (
         when=_several("input", "content"),
     ),
     Known(
-        "without a head for ranks, llama.cpp has a score for the first document of a batch alone",
-        ("answer*.index", "answer*score", "answer*.text"),
-        "both",
-        when=_several("documents", "texts"),
-    ),
-    Known(
         "a refusal names the field that is at fault, in the worker's words",
         ("answer.error.*",),
         paths=("/v1/embeddings",),

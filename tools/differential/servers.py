@@ -5,6 +5,7 @@ Both compute in single precision, so that the last bits of a sum decide nothing.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ import httpx
 
 from builds.pins import pins
 from tests.support.bundled import bundled_gguf
+from tests.unit.convert.test_reranker import converted, reranker
 from tools.bench.peer_build import build_peers
 from tools.bench.servers import (
     HOST,
@@ -97,7 +99,8 @@ def pairs(scratch: Path) -> Iterator[Pair]:
     yield Pair("generates", model, scratch, bodies.generating)
     for pooling, asked in bodies.OF_POOLING.items():
         flags = ("--pooling", pooling)
-        yield Pair(f"pools by {pooling}", model, scratch, asked, flags, ("--embeddings",))
+        served = _with_a_head(scratch) if pooling == "rank" else model
+        yield Pair(f"pools by {pooling}", served, scratch, asked, flags, ("--embeddings",))
 
 
 def _with_gap_tokens(scratch: Path) -> Path:
@@ -105,6 +108,15 @@ def _with_gap_tokens(scratch: Path) -> Path:
     path = scratch / "generates.gguf"
     names = ("fim_pre", "90"), ("fim_suf", "91"), ("fim_mid", "92")
     return _edited(path, [each for pair in names for each in ("--special-token-by-id", *pair)])
+
+
+def _with_a_head(scratch: Path) -> Path:
+    """A small random model whose head says "yes" or "no" to a document."""
+    source = reranker(scratch, "Qwen3-Reranker-0.6B")
+    config = source / "config.json"
+    lengthened = json.loads(config.read_text()) | {"max_position_embeddings": 1024}
+    config.write_text(json.dumps(lengthened))
+    return converted(source)
 
 
 def _edited(path: Path, flags: list[str]) -> Path:

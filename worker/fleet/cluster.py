@@ -26,7 +26,8 @@ INSTALL = "pip install 'llorch-worker[ray]' (in a checkout: make ray)"
 ADDRESS_VARIABLE = "RAY_DASHBOARD_ADDRESS"
 """The variable that Ray's own `serve` command reads."""
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"
-START_SECONDS = 120.0
+START_SECONDS = 600.0
+"""For a Ray that hangs. One that ends is seen at once, and a busy machine takes minutes."""
 STOP_SECONDS = 60.0
 REST_SECONDS = 900.0
 """Timeout of a REST call: Serve answers a deletion only after the last stream has ended."""

@@ -172,17 +172,18 @@ def _cluster_details(cluster: Cluster, fleet: Fleet) -> dict[str, object]:
 
 
 def _protected(fleet: Fleet, running: deploy.Config | None) -> Fleet:
-    """The fleet with the token that its clients must send, out of its file, or out of this shell;
-    without one in either, a running fleet keeps its own."""
+    """The fleet with the token and the keys that its clients must send, out of its file, or the
+    token out of this shell; what neither has, a running fleet keeps."""
     if fleet.token_file is None and (token := os.environ.get(TOKEN_VARIABLE)):
         fleet = fleet.model_copy(update={"token_file": str(LocalNode().keep_token(token))})
-    elif fleet.token_file is None and (file := deploy.token_file_of(running)) is not None:
-        print(f"The fleet keeps its token, that of {file}; `llorch-ray down` forgets it.")
-        fleet = fleet.model_copy(update={"token_file": file})
-    if fleet.token_file is None and not fleet.is_local:
+    for name, file in deploy.key_files_of(running).items():
+        if getattr(fleet, name) is None:
+            print(f"The fleet keeps its {name}, {file}; `llorch-ray down` forgets it.")
+            fleet = fleet.model_copy(update={name: file})
+    if fleet.is_open and not fleet.is_local:
         print(
-            f"llorch-ray: without {TOKEN_VARIABLE} or token_file, whoever reaches {fleet.uri} may "
-            "use the models.",
+            f"llorch-ray: without {TOKEN_VARIABLE}, token_file or api_key_file, whoever reaches "
+            f"{fleet.uri} may use the models.",
             file=sys.stderr,
         )
     return fleet

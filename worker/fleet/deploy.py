@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker.errors import ConfigError
-from worker.fleet.settings import GATEWAY_DRAIN_SECONDS, Fleet, Scaling, WorkerGroup
+from worker.fleet.settings import GATEWAY_DRAIN_SECONDS, KEY_FILES, Fleet, Scaling, WorkerGroup
 
 GATEWAY = "gateway"
 STOP_MARGIN_SECONDS = 10.0
@@ -96,13 +96,13 @@ def with_leaving(
     return {**config, "applications": [*groups, *leaving, gateway]}
 
 
-def token_file_of(config: Config | None) -> str | None:
-    """Where the gateways of a running fleet read the token of its clients."""
+def key_files_of(config: Config | None) -> dict[str, str]:
+    """Where the gateways of a running fleet read its clients' token and keys, by the settings."""
     for app in (config or {}).get("applications", []):
         if app["name"] == GATEWAY:
-            found: str | None = app["args"].get("fleet", {}).get("token_file")
-            return found
-    return None
+            fleet = app["args"].get("fleet", {})
+            return {name: fleet[name] for name in KEY_FILES if fleet.get(name) is not None}
+    return {}
 
 
 def running_config(details: Mapping[str, Any]) -> Config | None:

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from pathlib import Path
 from typing import Any
@@ -84,46 +85,53 @@ class Gateway(Surface):
         super().__init__()
         self._table = table
         self._jobs: dict[str, Ask] = {}
+        self._by_key = Counter[str]()
+        """Requests by the name of their key."""
         self.body_bytes = 0
         """Of all bodies that are being read."""
 
     def use(self, fleet: Fleet) -> None:
-        """Serve this fleet from now on; raises `ConfigError` if its token cannot be read."""
+        """Serve this fleet from now on; raises `ConfigError` if its token or its keys cannot be
+        read."""
         self._fleet = fleet
-        self._token_read_at: int | None = None
-        self._read_token()
+        self._keys_read_at: list[int] | None = None
+        self._read_keys()
         self._groups: dict[str, str] = {}
         for group in fleet.workers:
             for name in group.names:
                 self._groups.setdefault(name, group.name)
 
-    def _read_token(self) -> None:
-        """Read the clients' token again if its file has changed. What was read last holds while
-        the file is being replaced."""
-        path, token = self._fleet.token_file, None
+    def _read_keys(self) -> None:
+        """Read the clients' token and keys again if their files have changed. What was read last
+        holds while a file is being replaced."""
+        fleet, token = self._fleet, None
+        path, keys = fleet.token_file, fleet.api_key_file
         try:
-            changed_at = 0 if path is None else os.stat(path).st_mtime_ns
-            if changed_at == self._token_read_at:
+            changed_at = [os.stat(each).st_mtime_ns for each in (path, keys) if each is not None]
+            if changed_at == self._keys_read_at:
                 return
             if path is not None and not (token := Path(path).read_text("utf-8").strip()):
-                raise ValueError("it is empty")
-        except (OSError, ValueError) as error:
-            if self._token_read_at is None:
-                message = f"The token's file {path} cannot be read: {error}."
+                raise ValueError("the token's file is empty")
+            first = fleet.workers[0]
+            given = {"host": fleet.host, "worker_token": token, "api_key_file": keys}
+            settings = Settings.load(first.backend, {**first.settings, **given})
+            gate = Gate(settings)
+        except (OSError, ValueError, ConfigError) as error:
+            if self._keys_read_at is None:
+                message = f"The clients' token or keys cannot be read: {error}"
                 raise ConfigError(message) from None
             return
-        first = self._fleet.workers[0]
-        settings = Settings.load(
-            first.backend, {**first.settings, "host": self._fleet.host, "worker_token": token}
-        )
-        self.gate = Gate(settings)
+        self.gate = gate
         self.routes = Routes([*(pages() if settings.page else []), *DIALECTS, _FEED])
-        self._is_open = token is None
-        self._token_read_at = changed_at
+        self._keys_read_at = changed_at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._read_token()
+        self._read_keys()
         await super().__call__(scope, receive, send)
+
+    def admitted(self, key: str) -> None:
+        super().admitted(key)
+        self._by_key[key] += 1
 
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send
@@ -251,7 +259,7 @@ class Gateway(Surface):
         told["workers"] = [
             {
                 "id": worker.id, "model": worker.group, "running": len(worker.running),
-                "well": worker.is_well, **({"uri": worker.uri} if self._is_open else {}),
+                "well": worker.is_well, **({"uri": worker.uri} if self._fleet.is_open else {}),
             }
             for worker in workers
         ]  # fmt: skip
@@ -265,7 +273,7 @@ class Gateway(Surface):
             for worker, answer in zip(workers, await asyncio.gather(*asked), strict=True)
             if answer is not None and answer.status == 200
         }
-        return Response(merged(texts), headers={"content-type": CONTENT_TYPE})
+        return Response(merged(texts, self._by_key), headers={"content-type": CONTENT_TYPE})
 
     async def _holder(self, ask: Ask) -> Worker | None:
         """The worker that keeps the stream that the request names, of several the one whose began

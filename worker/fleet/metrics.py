@@ -11,16 +11,17 @@ from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 
-def merged(texts: Mapping[tuple[str, str], str]) -> str:
-    """Merge the expositions of all workers; the keys are (worker, model) and become labels."""
+def merged(texts: Mapping[tuple[str, str], str], keys: Mapping[str, int]) -> str:
+    """Merge the expositions of all workers by (worker, model), which become labels, with the
+    gateway's own counts of requests by the names of its clients' keys."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(texts))
+    registry.register(_Families(texts, keys))
     return generate_latest(registry).decode()
 
 
 class _Families:
-    def __init__(self, texts: Mapping[tuple[str, str], str]) -> None:
-        self._texts = texts
+    def __init__(self, texts: Mapping[tuple[str, str], str], keys: Mapping[str, int]) -> None:
+        self._texts, self._keys = texts, keys
 
     def collect(self) -> Iterator[Metric]:
         """Each family once, with the samples of all workers."""
@@ -34,4 +35,9 @@ class _Families:
                     sample._replace(labels={"worker": worker, "model": model, **sample.labels})
                     for sample in read.samples
                 ]
+        name = "worker_key_requests"  # as a worker counts them
+        for key, count in self._keys.items():
+            family = families.setdefault(name, Metric(name, "Requests by key.", "counter"))
+            labels = {"worker": "gateway", "model": "", "key": key}
+            family.add_sample(f"{name}_total", labels, count)
         yield from families.values()

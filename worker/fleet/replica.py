@@ -25,6 +25,7 @@ from worker.fleet.gateway import Gateway
 from worker.fleet.process import WorkerProcess
 from worker.fleet.settings import GATEWAY_DRAIN_SECONDS, Fleet, WorkerGroup
 from worker.fleet.workers import Worker, WorkerTable, watch
+from worker.observability import logs
 
 ASK_EVERY_SECONDS = 0.5
 """How often a gateway asks for the addresses of a group's workers."""
@@ -97,6 +98,7 @@ class GatewayReplica:
     connections among them. So a new one listens before it takes the place of an old one."""
 
     def __init__(self, fleet: dict[str, Any]) -> None:
+        logs.configure("info", "json", "gateway")  # Ray keeps what this process writes
         _listen_at_home()
         self._fleet = fleet
         self._table = WorkerTable()

@@ -33,13 +33,24 @@ Seconds = Annotated[float, Field(ge=0, le=86_400)]
 Value = bool | int | float | str | list[str] | dict[str, Any]
 
 OURS = frozenset(
-    ("host", "port", "api_prefix", "advertise_host", "worker_id", "config", "model", "log_format")
+    (
+        "host",
+        "port",
+        "api_prefix",
+        "advertise_host",
+        "worker_id",
+        "config",
+        "model",
+        "log_format",
+        "api_key_file",
+    )
     + tuple(name for name in FIELDS if name.startswith(("callback_", "heartbeat_")))
 )
 """Settings of a worker that the fleet chooses; the file's `settings` may not name them."""
 _REFERENCES = ("model", "draft")
 _READ = ("chat_template", "models_file")
-_GATEWAYS = ("ssl_certfile", "ssl_keyfile", "token_file")
+KEY_FILES = ("token_file", "api_key_file")
+_GATEWAYS = ("ssl_certfile", "ssl_keyfile", *KEY_FILES)
 _WRITTEN = ("kv_store", "cache_dir")
 _SCALED = ("lora", "control_vector")
 """Fields and settings that name a place; a relative one is relative to the fleet's file."""
@@ -185,6 +196,9 @@ class Fleet(BaseModel):
     """The gateway's certificate and key, in PEM; with them clients speak HTTPS."""
     token_file: str | None = None
     """A file on the head node with the token that clients must send."""
+    api_key_file: str | None = None
+    """A file there with keys beside that token, a line each: NAME:KEY. Logs and metrics have the
+    name."""
     gateways: Annotated[int, Field(ge=1, le=100)] = 1
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = 4 * 2**20
     workers: list[WorkerGroup] = Field(min_length=1)
@@ -194,6 +208,11 @@ class Fleet(BaseModel):
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             raise ValueError("ssl_certfile and ssl_keyfile go together")
         return self
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients need neither a token nor a key."""
+        return self.token_file is None and self.api_key_file is None
 
     @property
     def is_local(self) -> bool:

@@ -18,6 +18,7 @@ from tests.system.fleet.running import Running, file
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 TOKEN = "a-token-of-the-clients"
+KEY = "a-key-of-one-client"
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
 
 
@@ -49,8 +50,10 @@ def test_a_fleet_of_one_machine(alone: Running) -> None:
         assert time.monotonic() - began < 10
         assert all(each["well"] for each in client.get("/health").json()["workers"])
 
-        # A group more, and a token.
-        done = alone.up(group("tiny") + group("second"), LLORCH_WORKER_TOKEN=TOKEN)
+        # A group more, a token, and a key with a name.
+        (alone.folder / "keys").write_text(f"ann:{KEY}\n")
+        keys = 'api_key_file = "keys"\n'
+        done = alone.up(keys + group("tiny") + group("second"), LLORCH_WORKER_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
         body = {"model": "second", "prompt": "Once", "max_tokens": 3}
         assert client.post("/v1/completions", json=body).status_code == 401
@@ -61,10 +64,16 @@ def test_a_fleet_of_one_machine(alone: Running) -> None:
         for name in listed:
             answer = client.post("/v1/completions", json={**body, "model": name}, headers=HEADERS)
             assert (answer.status_code, answer.json()["model"]) == (200, name)
+        answer = client.post("/v1/completions", json=body, headers={"x-api-key": KEY})
+        assert answer.status_code == 200
+        counted = 'worker_key_requests_total{key="ann",model="",worker="gateway"} 1.0'
+        assert counted in client.get("/metrics").text
         told = httpx.get("http://127.0.0.1:8265/api/serve/applications/", trust_env=False).text
         assert '"second"' in told and TOKEN not in told
         shown = [path for path in rays_files(alone) if path.is_file() and not path.is_socket()]
-        assert shown and not any(TOKEN.encode() in path.read_bytes() for path in shown)
+        written = b"".join(path.read_bytes() for path in shown)
+        assert b'"key": "ann"' in written
+        assert TOKEN.encode() not in written and KEY.encode() not in written
 
         # From a shell without the token, with a group whose model is nowhere.
         done = alone.up(group("bad", 'model = "/nowhere.gguf"'))

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import structlog
 
 from tests.unit.fleet.scripted import SSE_HEAD, Conversation, Script, at, call, fleet_of
 from worker.api.http import body as body_module
@@ -322,6 +323,45 @@ async def test_clients_need_the_fleets_token_as_it_is_now(tmp_path: Path) -> Non
             "id", "model", "running", "well",
         }  # fmt: skip
         with pytest.raises(ConfigError, match="cannot be read"):
+            gateway.use(Fleet.model_validate(fleet))
+
+
+async def test_clients_may_have_keys_with_names(tmp_path: Path) -> None:
+    """Beside the token or alone; logs and metrics have the name and never the key."""
+    file, token = tmp_path / "keys", tmp_path / "token"
+    file.write_text("ann:sk-1\nbob:sk-2\n")
+    token.write_text("sk-3")
+
+    async def without_metrics(conversation: Conversation) -> None:
+        if "/metrics" not in conversation.line:
+            await answers(conversation)
+
+    async with fleet_of(without_metrics) as (gateway, _, _):
+        fleet = {"workers": [{"name": "tiny"}], "api_key_file": str(file)}
+
+        async def statuses() -> list[int]:
+            heads = [{"authorization": f"Bearer sk-{n}"} for n in range(4)]
+            return [(await call(gateway, "/execute", JOB, headers=head)).status for head in heads]
+
+        with structlog.testing.capture_logs([structlog.contextvars.merge_contextvars]) as logs:
+            gateway.use(Fleet.model_validate(fleet))
+            assert await statuses() == [401, 200, 200, 401]
+            gateway.use(Fleet.model_validate({**fleet, "token_file": str(token)}))
+            assert await statuses() == [401, 200, 200, 200]
+        told = [each.get("key") for each in logs if each["event"] == "request.answered"]
+        assert told == [None, "ann", "bob", None, None, "ann", "bob", "token"]
+        counted = (await call(gateway, "/metrics")).body.decode()
+        for name, count in {"ann": 2, "bob": 2, "token": 1}.items():
+            line = f'worker_key_requests_total{{key="{name}",model="",worker="gateway"}} {count}.0'
+            assert line in counted
+        assert "sk-" not in f"{logs}{counted}"
+        file.write_text("ann:sk-3\nhalf a line")
+        os.utime(file, ns=(1, 1))
+        assert await statuses() == [401, 200, 200, 200], "what was read last holds"
+        file.write_text("ann:sk-0")
+        assert await statuses() == [200, 401, 401, 200]
+        with pytest.raises(ConfigError, match="it must be NAME:KEY"):
+            file.write_text("half a line")
             gateway.use(Fleet.model_validate(fleet))
 
 

@@ -17,7 +17,7 @@ def exposition(running: int) -> str:
 
 def test_every_series_of_every_worker_is_there_once() -> None:
     texts = {("a", "tiny"): exposition(1), ('b"\\', "tiny"): exposition(2)}
-    families = list(text_string_to_metric_families(merged(texts)))
+    families = list(text_string_to_metric_families(merged(texts, {"ann": 3})))
     names = [family.name for family in families]
     assert len(names) == len(set(names))
     own = {family.name: family for family in text_string_to_metric_families(exposition(1))}
@@ -32,4 +32,7 @@ def test_every_series_of_every_worker_is_there_once() -> None:
             assert len(samples) == len(own[family.name].samples)
     running = next(f for f in families if f.name == "vllm:num_requests_running")
     assert {s.labels["worker"]: s.value for s in running.samples} == {"a": 1, 'b"\\': 2}
-    assert merged({}) == ""
+    keys = next(family for family in families if family.name == "worker_key_requests")
+    assert keys.samples[-1].labels == {"worker": "gateway", "model": "", "key": "ann"}
+    assert keys.samples[-1].value == 3
+    assert merged({}, {}) == ""

@@ -12,7 +12,7 @@ import pytest
 from worker.errors import ConfigError
 from worker.fleet import command
 from worker.fleet.autoscaling import REQUESTS, RequestsPerWorker
-from worker.fleet.deploy import configuration, rolled, scaled, token_file_of, with_leaving
+from worker.fleet.deploy import configuration, key_files_of, rolled, scaled, with_leaving
 from worker.fleet.settings import Fleet, load
 
 LEAST = {"workers": [{"name": "tiny"}]}
@@ -264,10 +264,13 @@ def test_the_adapters_of_a_group_are_models_that_go_to_it(tmp_path: Path) -> Non
 
 
 def test_a_running_fleet_keeps_its_token() -> None:
-    protected = configuration(Fleet.model_validate({**LEAST, "token_file": "/run/token"}))
-    assert token_file_of(protected) == "/run/token"
-    assert token_file_of(configuration(Fleet.model_validate(LEAST))) is None
-    assert token_file_of(None) is None
+    files = {"token_file": "/run/token", "api_key_file": "/run/keys"}
+    protected = configuration(Fleet.model_validate({**LEAST, **files}))
+    assert key_files_of(protected) == files
+    open_fleet = Fleet.model_validate(LEAST)
+    kept = command._protected(open_fleet, protected)
+    assert (kept.token_file, kept.api_key_file) == ("/run/token", "/run/keys")
+    assert key_files_of(configuration(open_fleet)) == key_files_of(None) == {}
 
 
 def test_no_secret_is_in_what_ray_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

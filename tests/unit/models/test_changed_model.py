@@ -44,6 +44,7 @@ def test_the_header_is_that_of_the_changed_file() -> None:
         ("split.count=int:2", "it describes the file"),
         ("llama.attention.head_count=int:99999", "99999, more than"),
         ("general.architecture=str:clip", "not a language model"),
+        ("llama.pooling_type=int:4", "no ranking head"),
     ],
 )
 def test_what_llama_cpp_would_ignore_or_die_of_is_refused(override: str, words: str) -> None:

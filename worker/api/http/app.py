@@ -59,12 +59,16 @@ class Surface:
 
     def admitted(self, key: str) -> None:
         """The gate has let a request in, with the key of this name."""
+        bind_key(key)
 
     def refused(self, path: str, status: int, error: WorkerError) -> None:
         """An operation that is no probe has failed before its answer began."""
 
     def answered(self, operation: Operation | None, **told: Any) -> None:
         """A request has ended."""
+        is_quiet = operation is not None and (operation.probe or operation.quiet)
+        write = _log.debug if is_quiet else _log.info
+        write("request.answered", **told)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is told to offer nothing else"
@@ -158,7 +162,7 @@ class Application(Surface):
         return await operation.endpoint(request, self.state)
 
     def admitted(self, key: str) -> None:
-        bind_key(key)
+        super().admitted(key)
         self.state.metrics.keys.labels(key).inc()
 
     def refused(self, path: str, status: int, error: WorkerError) -> None:
@@ -168,11 +172,6 @@ class Application(Surface):
             named = (f"{each['field'] or 'the body'} ({each['constraint']})" for each in faults)
             reason = ", ".join(named)[:_MAX_REASON_CHARS]
         self.state.refusals.append(Refusal(time.time(), path, status, error.code, reason))
-
-    def answered(self, operation: Operation | None, **told: Any) -> None:
-        is_quiet = operation is not None and (operation.probe or operation.quiet)
-        write = _log.debug if is_quiet else _log.info
-        write("request.answered", **told)
 
 
 def _correlation_id(head: Head) -> str:

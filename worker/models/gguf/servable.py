@@ -61,6 +61,7 @@ def check_servable(header: GgufHeader) -> None:
         if key.endswith("_epsilon") and not (isinstance(value, float) and 0 <= value < math.inf):
             raise unusable(path, f"{key} is {value}, not a number from 0 on")
     check_types(header)
+    _check_head(header)
     _check_attention(header)
     _check_experts(header)
     _check_vocabulary(header)
@@ -86,6 +87,17 @@ def check_types(header: GgufHeader) -> None:
         raise unusable(
             header.path, f"tensor {tensor.name!r} is of the type {tensor.type_name}, which {what}"
         )
+
+
+def _check_head(header: GgufHeader) -> None:
+    """Without a head that makes one number of a text, llama.cpp ranks by another of its numbers."""
+    has_head = any(
+        tensor.name == "cls.output.weight"
+        or (tensor.name == "cls.weight" and tensor.n_elements == header.embedding_length)
+        for tensor in header.tensors
+    )
+    if header.pooling == "rank" and not has_head:
+        raise unusable(header.path, "it is to rank, and has no ranking head (cls.output.weight)")
 
 
 def _check_attention(header: GgufHeader) -> None:

@@ -1,0 +1,216 @@
+"""10,000 random connections beside sixteen streams.
+
+`python -m tests.system.security.test_connections PORT SEED` is the attack, a process of its own
+which is nicer than all others: its own computing is not what is measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+import psutil
+import pytest
+
+from tests.conftest import StartWorker
+from tests.process.api.test_crowd import health_times, p99
+from tests.support.worker import ROOT, WorkerProcess, new_job_id
+
+pytestmark = pytest.mark.long
+
+N_STREAMS = 16
+N_CONNECTIONS = 10_000
+PER_SECOND = 150
+QUIET_SECONDS = 20.0
+N_WARM = 1_000
+"""Connections before anything is measured: allocators keep what they got."""
+HEALTH_MS = 20.0
+GROWTH_BYTES = 50 * 2**20
+SLOWER = 0.10
+
+Dice = random.Random
+
+
+# --- the attack --------------------------------------------------------------------------
+
+
+def request(dice: Dice) -> bytes:
+    """One of HTTP/1.1, whole; odd, but mostly right."""
+    method = dice.choice(("GET", "GET", "HEAD", "OPTIONS", "POST", "POST", "POST", "DELETE", "X"))
+    path = dice.choice(
+        ("/health", "/info", "/metrics", "/v1/models", "/", "/nowhere", "/tokenize", "/cancel")
+        + ("/openapi.json", "/execute", "/v1/chat/completions", "/" + "a" * dice.randrange(9000))
+    )
+    lines = [f"{method} {path} HTTP/1.{dice.choice('1110')}", "Host: localhost"]
+    lines += dice.choices(
+        ["Expect: 100-continue", "Connection: close", "Connection: Upgrade\r\nUpgrade: h2c"]
+        + ["Upgrade: websocket\r\nConnection: Upgrade", "Connection: keep-alive", "X: \xff"]
+        + ["Origin: http://evil.example", "Range: bytes=0-", "Host: twice", "TE: trailers"],
+        k=dice.randrange(3),
+    )
+    body = b""
+    if method == "POST":
+        lines.append("Content-Type: application/json")
+        body = b'{"content": "%s"}' % (b"a " * int(2 ** dice.uniform(0, 13)))
+        if dice.random() < 0.5:
+            lines.append("Transfer-Encoding: chunked")
+            body = chunked(dice, body)
+        else:
+            lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+def chunked(dice: Dice, body: bytes) -> bytes:
+    """With extensions, and now and then a trailer."""
+    step = dice.choice((1, 7, 100, 5000)) if len(body) < 2000 else 5000
+    parts = [body[at : at + step] for at in range(0, len(body), step)]
+    framed = [b"%x;%s\r\n%s\r\n" % (len(p), b"e=" + b"1" * dice.randrange(9), p) for p in parts]
+    return b"".join(framed) + dice.choice((b"0\r\n\r\n", b"0;last\r\nTrailer: a\r\n\r\n"))
+
+
+def broken(dice: Dice, sent: bytes) -> bytes:
+    at = dice.randrange(len(sent))
+    return sent[:at] + dice.choice((b"", b"\0", dice.randbytes(5), b"\r\n\r\n")) + sent[at + 1 :]
+
+
+async def connection(port: int, dice: Dice, outcomes: Counter[str]) -> None:
+    """One client: what it sends, in which pieces and at which pace, and how it leaves."""
+    sent = b"".join(request(dice) for _ in range(dice.choice((1, 1, 1, 2, 8))))  # pipelined
+    if dice.random() < 0.25:
+        sent = broken(dice, sent)
+    if dice.random() < 0.25:
+        sent = sent[: dice.randrange(len(sent) + 1)]
+    cuts = sorted(dice.randrange(len(sent) + 1) for _ in range(dice.choice((0, 0, 1, 5))))
+    pause = dice.choice((0, 0, 0.05, 3))
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for start, end in zip([0, *cuts], [*cuts, len(sent)], strict=True):
+            writer.write(sent[start:end])
+            await asyncio.sleep(pause)
+        leaving = dice.choice(("reads", "reads", "half-closed", "leaves", "resets", "stays"))
+        if leaving == "half-closed":
+            writer.write_eof()
+        if leaving in ("reads", "half-closed", "stays"):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(30 if leaving == "stays" else 2):
+                    while answer := await reader.read(65536):
+                        outcomes[
+                            answer[9:12].decode("latin-1") if answer[:5] == b"HTTP/" else ""
+                        ] += 1
+        if leaving == "resets":
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    finally:
+        writer.close()
+
+
+async def attack(port: int, seed: int, count: int) -> Counter[str]:
+    outcomes: Counter[str] = Counter()
+    dice = Dice(seed)
+
+    async def one(own: Dice) -> None:
+        try:
+            await connection(port, own, outcomes)
+        except OSError as error:
+            outcomes[type(error).__name__] += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(one(Dice(dice.random())))
+            await asyncio.sleep(dice.expovariate(PER_SECOND))
+    return outcomes
+
+
+def attacked(worker: WorkerProcess, seed: int, count: int) -> str:
+    module = [sys.executable, "-m", __name__, str(worker.port), str(seed), str(count)]
+    return subprocess.run(module, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+# --- the streams beside it ---------------------------------------------------------------
+
+
+class Streams:
+    """Sixteen clients, each of which begins the next story when one has ended."""
+
+    def __init__(self, worker: WorkerProcess) -> None:
+        self.tokens = [0] * N_STREAMS
+        self.failures: list[str] = []
+        self._worker, self._stop = worker, threading.Event()
+        self._threads = [threading.Thread(target=self._read, args=(n,)) for n in range(N_STREAMS)]
+
+    def __enter__(self) -> Streams:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _read(self, number: int) -> None:
+        with self._worker.client(timeout=None) as client:
+            while not self._stop.is_set():
+                body = {"job_id": new_job_id(), "prompt": "Once upon a time", "ignore_eos": True}
+                with client.stream("POST", "/execute", json=body) as answer:
+                    last = b""
+                    for chunk in answer.iter_raw():
+                        self.tokens[number] += chunk.count(b"event: token")
+                        last = (last + chunk)[-400:]
+                        if self._stop.is_set():
+                            return
+                    if b"event: end" not in last:
+                        self.failures.append(last.decode())
+
+    def pace(self, meanwhile: Callable[[], None]) -> list[float]:
+        """Tokens a second of each, while this runs."""
+        before, began = list(self.tokens), time.monotonic()
+        meanwhile()
+        seconds = time.monotonic() - began
+        return [(n - old) / seconds for n, old in zip(self.tokens, before, strict=True)]
+
+
+def test_ten_thousand_random_connections(start_worker: StartWorker, counts: list[str]) -> None:
+    worker = start_worker("--slots", "16")
+    process, seed = psutil.Process(worker.pid), random.randrange(10**6)
+    found: list[str] = []
+    with Streams(worker) as streams:
+        attacked(worker, seed - 1, N_WARM)
+        before = process.memory_info().rss
+        with health_times(worker) as quiet:
+            alone = streams.pace(lambda: time.sleep(QUIET_SECONDS))
+        with health_times(worker) as times:
+            beside = streams.pace(lambda: found.append(attacked(worker, seed, N_CONNECTIONS)))
+        growth = process.memory_info().rss - before
+    slower = [1 - there / here for there, here in zip(beside, alone, strict=True)]
+    health, idle = times["health"], times["control"]
+    counts.append(
+        f"seed {seed}: {found[0].strip()}; "
+        f"/health p50 {health[len(health) // 2]:.1f}, p99 {p99(health):.1f} ms (without the attack "
+        f"{p99(quiet['health']):.1f}), idle server p99 {p99(idle):.1f} ms (without "
+        f"{p99(quiet['control']):.1f}); {sum(alone):.0f} tokens/s alone, {sum(beside):.0f} beside, "
+        f"slowest {max(slower):+.1%}; {growth / 2**20:+.1f} MiB"
+    )
+    print(counts[-1])
+    assert streams.failures == []
+    assert p99(health) <= HEALTH_MS + p99(idle)
+    assert growth <= GROWTH_BYTES
+    assert max(slower) <= SLOWER
+    assert worker.get("/health").status_code == 200 and not worker.logs("request.broken")
+
+
+if __name__ == "__main__":
+    os.nice(19)
+    answers = asyncio.run(attack(*map(int, sys.argv[1:])))
+    print(json.dumps(dict(answers.most_common())))
