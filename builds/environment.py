@@ -45,7 +45,8 @@ def setup(
             return python
         if to_run:
             here = _recipe_for_here(backend)
-            if have in (_wanted(each, pins, locks.RUNTIME) for each in (recipe, here)):
+            enough = [(each, kept) for each in (recipe, here) for kept in (locks.RUNTIME, lock)]
+            if have in (_wanted(each, pins, kept) for each, kept in enough):
                 return python
             lock = locks.RUNTIME
             recipe = recipe if wheels.is_built(recipe, pins) else here

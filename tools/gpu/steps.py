@@ -16,6 +16,7 @@ from builds import environment, pins, smoke
 from tests.support.worker import ROOT, WorkerProcess, installed, run_to_exit, until
 from tools import survival
 from tools.bench.peer_build import build_peers
+from tools.bench.servers import patient
 from tools.gpu.machine import Bench, used_bytes
 
 STORY = "Once upon a time, there was a brave fox named"
@@ -36,8 +37,8 @@ def build_llama_server(bench: Bench) -> str:
 
 
 def doctor(bench: Bench) -> str:
-    command = [*installed(bench.backend), "doctor"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50 * bench.patience)
+    command = [*installed(bench.backend), "doctor", *patient(bench.patience)]
+    done = subprocess.run(command, capture_output=True, text=True)
     (bench.out / "doctor.txt").write_text(done.stdout + done.stderr, "utf-8")
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-1000:]
     return "would start"

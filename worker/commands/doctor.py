@@ -164,7 +164,9 @@ def diagnose(
     if settings.api_key_file is not None:
         with found.check("keys"):
             found.ok("keys", ", ".join(read_keys(settings.api_key_file).values()))
-    findings = preflight.ask(questions, child=child)
+    # As patient with a driver that compiles its shaders as the worker itself is told to be.
+    limit_s = max(preflight.SECONDS, settings.stall_timeout)
+    findings = preflight.ask(questions, child=child, timeout_seconds=limit_s)
     _native_checks(found, findings)
     found.checks += files.checks
     if isinstance(findings.error, InsufficientVram):

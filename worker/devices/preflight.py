@@ -151,7 +151,7 @@ def _death(code: int | None, errors: bytes, doing: str, seconds: float) -> Backe
     if code is None:
         return BackendMismatch(
             f"The native library did not answer within {seconds:g} seconds ({doing}); "
-            "a driver may hang."
+            "a driver may hang, or compile for the first time: --stall-timeout gives it longer."
         )
     if code == -signal.SIGILL:
         return BackendMismatch(

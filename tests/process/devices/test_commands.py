@@ -233,6 +233,16 @@ def test_doctor_survives_a_wheel_that_crashes(warm_cache: Path) -> None:
     assert report.as_dict()["library"] is None
 
 
+def test_doctor_waits_for_a_driver_as_long_as_the_worker_would(
+    warm_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "SECONDS", 1.0)
+    hung = [sys.executable, "-c", "import time; time.sleep(60)"]
+    report = diagnose(warm_cache, hung, stall_timeout="3")
+    [failed] = [check for check in report.checks if check.status == "failed"]
+    assert "within 3 seconds" in failed.text and "--stall-timeout" in failed.text
+
+
 def test_doctor_knows_a_checkpoint_without_converting_it(warm_cache: Path, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from builds import locks, toolchain
+from builds import environment, locks, pins, toolchain
 from builds.environment import STAMP
 from builds.errors import BuildError
 from builds.pins import FOLDER
@@ -39,6 +39,18 @@ def test_a_second_setup_does_nothing() -> None:
         second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
         assert (second.returncode, second.stderr) == (0, "")
         assert (venv / STAMP).stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_a_venv_with_more_than_a_run_needs_stays_as_it_is(tmp_path: Path, native: bool) -> None:
+    python = tmp_path / "bin" / "python"
+    python.parent.mkdir()
+    python.touch()
+    recipe = pins.recipe("cpu", native=native)
+    stamp = json.dumps(environment._wanted(recipe, pins.pins(), locks.TEST))
+    (tmp_path / STAMP).write_text(stamp)
+    assert environment.setup(tmp_path, "cpu", to_run=True) == python
+    assert (tmp_path / STAMP).read_text() == stamp
 
 
 def test_the_test_plugin_is_in_the_venv() -> None:
