@@ -18,7 +18,7 @@ endif
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients differential routers page-test vulkan-test ray fleet-test chaos fuzz attack asan long parity-data bench-convert script-test
-.PHONY: image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
+.PHONY: gpu-report image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
 
 help: ## show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

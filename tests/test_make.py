@@ -46,6 +46,14 @@ def test_every_long_test_is_run_by_a_make_target() -> None:
     assert left == []
 
 
+def test_no_folder_stands_in_for_a_target(tmp_path: Path) -> None:
+    for target in targets():
+        (tmp_path / target).mkdir()
+    command = ["make", "--dry-run", "--file", str(ROOT / "Makefile"), *targets()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert "is up to date" not in done.stdout, done.stdout
+
+
 def test_a_commits_hooks_are_what_lint_runs() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
     entries = [hook["entry"] for repo in hooks["repos"] for hook in repo["hooks"]]
