@@ -29,7 +29,7 @@ def main() -> None:
     sys.path[:0] = [scripts, f"{scripts}/gguf-py"]
     for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
         del sys.modules[name]  # The script's own is newer.
-    meant = _record()
+    meant = _record(Path(target))
     _forgive_vocabularies()
     _keep_settings()
     sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", target, "--outtype", outtype]
@@ -43,8 +43,9 @@ def _without_network(event: str, _arguments: tuple[Any, ...]) -> None:
         raise PermissionError("a conversion uses no network")
 
 
-def _record() -> dict[str, str]:
-    """Let the script's writer note the digest of every tensor on its way to the file."""
+def _record(target: Path) -> dict[str, str]:
+    """Let the script's writer note the digest of every tensor on its way to the file; some models'
+    adapters go to others."""
     from gguf import gguf_writer, lazy, quants
 
     found: dict[str, str] = {}
@@ -72,7 +73,7 @@ def _record() -> dict[str, str]:
     write = gguf_writer.GGUFWriter.write_tensors_to_file
 
     def recorded(self: Any, **settings: Any) -> None:
-        for tensors in self.tensors:
+        for tensors in self.tensors if self.path == target else ():
             for name, info in tensors.items():
                 info.tensor = Meant(name, info.tensor)
         write(self, **settings)

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ from builds import sdist
 from builds.pins import pins
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess
-from tests.unit.convert import engine, rebuild
+from tests.unit.convert import engine, named, rebuild
 from tests.unit.convert.test_definitions import DATA as DEFINITIONS
 from tests.unit.convert.test_definitions import N_VOCAB
 from tests.unit.convert.test_failures import edit, fails, rename
@@ -25,6 +26,7 @@ from tools.reference.parity_settings import COMMON, QWEN2_VL, QWEN3_VL
 from worker.commands import convert as cli
 from worker.convert import upstream
 from worker.convert.architectures import FAMILIES
+from worker.convert.checkpoint import Checkpoint
 from worker.models.gguf.header import read_header
 
 VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
@@ -166,6 +168,52 @@ def streams(worker: WorkerProcess) -> None:
     events = [json.loads(line.removeprefix("data: ")) for line in lines]
     assert events[-1]["usage"]["completion_tokens"] == 4
     assert len([event for event in events if event["choices"]]) > 1
+    worker.stop()
+
+
+@needs_torch
+@pytest.mark.long
+@pytest.mark.parametrize("name", named.MODELS)
+@pytest.mark.timeout(900)
+def test_published_names_are_converted_and_served(
+    name: str, tmp_path: Path, start_worker: StartWorker
+) -> None:
+    """Every tensor has the values that it has in the file of llama.cpp's own converter."""
+    source, target = tmp_path / name, tmp_path / "model.gguf"
+    named.write(name, source)
+    embeds = "bert" in name
+    if embeds:
+        from tools.reference.make_parity_data import write_pooling
+
+        named.write_wordpiece(source)
+        write_pooling(source, "mean")
+    else:
+        shutil.copytree(DATA / "tokenizer", source, dirs_exist_ok=True)
+    arguments = [str(source), str(target), "--outtype", "bf16", "--progress", "none"]
+    assert cli.run(arguments) == 0
+    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    (tmp_path / "script").mkdir()
+    theirs = upstream.convert(Checkpoint.open(source), tmp_path / "script")
+    ours = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
+    for tensor in gguf.GGUFReader(theirs).tensors:
+        got, wanted = (
+            each.data
+            if each.tensor_type == gguf.GGMLQuantizationType.I32
+            else gguf.dequantize(each.data, each.tensor_type)
+            for each in (ours.pop(tensor.name), tensor)
+        )
+        assert np.array_equal(got.reshape(-1), wanted.reshape(-1)), tensor.name
+    assert not ours
+    worker = start_worker("--model", str(target))
+    if not embeds:
+        streams(worker)
+        return
+    with worker.client() as client:
+        answer = client.post("/v1/embeddings", json={"input": ["hello", "a stone"]})
+    assert answer.status_code == 200, answer.text
+    vectors = np.array([each["embedding"] for each in answer.json()["data"]])
+    assert vectors.shape == (2, named.N) and np.isfinite(vectors).all() and vectors.any()
+    assert not np.array_equal(*vectors)
     worker.stop()
 
 
