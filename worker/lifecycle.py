@@ -76,7 +76,7 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
         forbid_core_dumps()
     # /health would wait several times for Python's 5 ms while threads read and write JSON.
     sys.setswitchinterval(0.0005)
-    loop_factory = uvicorn.Config(_nothing, log_config=None).get_loop_factory()
+    loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         try:
             error = runner.run(Lifecycle(settings, listeners, engine, room).serve())
@@ -119,7 +119,8 @@ class Lifecycle:
         settings = self._settings
         self._metrics = Metrics(settings.worker_id, len(settings.adapters))
         self._supervisor = Supervisor(settings, self._metrics, self._engine)
-        self._install_signals()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         server = self._http_server()
         self._pool = PoolClient(settings, self._metrics)
         serving = asyncio.create_task(server.serve(sockets=self._listeners))
@@ -322,11 +323,6 @@ class Lifecycle:
 
     # --- stop ----------------------------------------------------------------------------
 
-    def _install_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._on_signal, number)
-
     def _on_signal(self, number: signal.Signals) -> None:
         self._log.info("worker.signal", signal=signal.Signals(number).name)
         if self._stop.is_set():
@@ -381,7 +377,3 @@ class Lifecycle:
 def _print(line: str) -> None:
     with contextlib.suppress(OSError):
         print(line, flush=True)
-
-
-async def _nothing(scope: object, receive: object, send: object) -> None:
-    """An empty ASGI application, which uvicorn requires."""

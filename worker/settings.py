@@ -24,6 +24,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     ValidationError,
+    ValidationInfo,
     create_model,
     field_validator,
     model_validator,
@@ -74,9 +75,10 @@ def _separated(value: Any) -> Any:
 
 
 def _each_separated(value: Any) -> Any:
-    """Split a text such as `a,b`, or each of a list of them."""
-    texts = value if isinstance(value, list | tuple) else [value]
-    return tuple(part for text in texts for part in _separated(text))
+    """Split a text such as `a,b`, or each of a list of them, as a flag may be given twice."""
+    given = value if isinstance(value, list | tuple) else [value]
+    parts = (_separated(each) if isinstance(each, str) else (each,) for each in given)
+    return tuple(part for each in parts for part in each)
 
 
 def _object(value: Any) -> Any:
@@ -89,18 +91,11 @@ def _object(value: Any) -> Any:
         raise ValueError('must be a JSON object such as {"name": 1}') from error
 
 
-def _indices(value: Any) -> Any:
-    """Read `0`, `0,1`, or a list of these, as a flag may be given twice."""
-    if isinstance(value, list | tuple):
-        return tuple(index for each in value for index in _indices(each))
-    return _separated(value) if isinstance(value, str) else (value,)
-
-
 def _pair(value: Any) -> Any:
     """Read `1,9`, or a list of both; `None` is no pair."""
     if value is None:
         return None
-    numbers = _indices(value)
+    numbers = _each_separated(value)
     if len(numbers) != 2:
         raise ValueError("must be two numbers, such as 1,9")
     return numbers
@@ -116,7 +111,7 @@ Hosts = Annotated[
 Indices = Annotated[
     tuple[Annotated[int, Field(ge=0, le=255)], ...],
     NoDecode,
-    BeforeValidator(_indices),
+    BeforeValidator(_each_separated),
     Field(min_length=1, max_length=16),
 ]
 Range = Annotated[
@@ -300,11 +295,11 @@ class Settings(_TableFields):
         """Name or address and port of each of `allow_media_host`."""
         return tuple(map(_media_host, self.allow_media_host))
 
-    @field_validator("allow_media_host")
+    @field_validator("allow_media_host", "control_vector", check_fields=False)
     @classmethod
-    def _are_hosts(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+    def _can_be_read(cls, given: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         for each in given:
-            _media_host(each)
+            (_media_host if info.field_name == "allow_media_host" else parse_control_vector)(each)
         return given
 
     @field_validator("lora")
@@ -324,13 +319,6 @@ class Settings(_TableFields):
         if twice := [key for key in keys if keys.count(key) > 1]:
             raise ValueError(f"must name each key once; {twice[0]!r} is there twice")
         return tuple(each)
-
-    @field_validator("control_vector", check_fields=False)
-    @classmethod
-    def _are_control_vectors(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        for each in given:
-            parse_control_vector(each)
-        return given
 
     @field_validator("callback_url", "heartbeat_url")
     @classmethod

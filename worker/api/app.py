@@ -14,12 +14,12 @@ from worker.api.http.state import AppState
 _MODULES = (
     "native.routes",
     "openai.routes",
-    "responses.routes",
-    "anthropic.routes",
+    "responses.stream",
+    "anthropic.stream",
     "llama_server.completion",
     "llama_server.running",
     "llama_server.routes",
-    "ollama.routes",
+    "ollama.stream",
 )
 """Of `worker.api.dialects`, each with its `DIALECT`."""
 DIALECTS: tuple[Dialect, ...] = tuple(

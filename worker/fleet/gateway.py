@@ -135,7 +135,7 @@ class Gateway(Surface):
 
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send
-    ) -> Response | None:
+    ) -> object:
         if operation.asks == "none":
             return await operation.endpoint(request, _NO_STATE)
         body = b"".join(await read_parts(request, self, self._fleet.max_body_bytes))

@@ -66,7 +66,9 @@ class PoolClient:
                 return attempt
             self._metrics.callback_failures.inc()
             reason = trouble or f"it answered {status}"
-            delay, failure = full_jitter(attempt), None
+            # Full jitter: from 0 to a bound that doubles.
+            longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt)
+            delay, failure = random.uniform(0, longest), None
             if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:
                 failure = f"refused the ready callback: {reason}"
             elif time.monotonic() + delay >= deadline:
@@ -111,8 +113,3 @@ def without_secrets(url: str) -> str:
     """The URL for logs: without a user, a password or a query."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
-
-
-def full_jitter(attempt: int) -> float:
-    """Seconds before the next attempt: random, from 0 to a bound that doubles."""
-    return random.uniform(0, min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt))

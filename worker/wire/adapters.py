@@ -94,12 +94,7 @@ def with_path(text: str, made: Callable[[str], str]) -> str:
 def _scaled(text: str, before_scale: str) -> tuple[str, float]:
     """A file, and the number behind the last of these characters; 1 without one."""
     at = max(map(text.rfind, before_scale))
-    number = _number(text[at + 1 :]) if at >= 0 else None
-    return (text, 1.0) if number is None else (text[:at], number)
-
-
-def _number(text: str) -> float | None:
     try:
-        return float(text)
+        return text[: max(at, 0)], float(text[at + 1 :] if at >= 0 else "")
     except ValueError:
-        return None
+        return text, 1.0

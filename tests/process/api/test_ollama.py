@@ -262,4 +262,4 @@ def test_the_dialect_is_one_folder_and_one_line() -> None:
         for line in path.read_text("utf-8").splitlines()
         if "ollama" in line.lower()
     ]
-    assert lines == ['worker/api/app.py: "ollama.routes",']
+    assert lines == ['worker/api/app.py: "ollama.stream",']

@@ -10,8 +10,8 @@ from tests.support.supervised import script
 
 __all__ = ["script"]
 
-FUNCTIONS_IN = 108
-OBJECTS_IN = 16
+FUNCTIONS_IN = 102
+OBJECTS_IN = 15
 FUNCTIONS_OUT = 16
 OBJECTS_OUT = 1
 

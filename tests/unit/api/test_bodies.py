@@ -107,8 +107,9 @@ def collections(schema: Any) -> Iterator[dict[str, Any]]:
     if isinstance(schema, dict):
         if schema.get("type") in ("list", "tuple", "set", "frozenset", "dict"):
             yield schema
-        for part in schema.values():
-            yield from collections(part)
+        for name, part in schema.items():
+            if name != "json_schema_input_schema":  # it describes, and takes nothing
+                yield from collections(part)
     elif isinstance(schema, list | tuple):
         for part in schema:
             yield from collections(part)

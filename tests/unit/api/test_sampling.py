@@ -21,8 +21,7 @@ from worker.api.dialects.llama_server.completion import read_completion as read_
 from worker.api.dialects.llama_server.schema import CompletionBody as LlamaServerBody
 from worker.api.dialects.native.schema import InferenceBody, read_inference
 from worker.api.dialects.ollama.schema import GenerateBody, generate_request
-from worker.api.dialects.openai.read import read_chat, read_completion
-from worker.api.dialects.openai.schema import ChatBody, CompletionBody
+from worker.api.dialects.openai.schema import ChatBody, CompletionBody, read_chat, read_completion
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.dialects.responses.schema import read as read_responses
 from worker.api.http.body import _extras

@@ -25,9 +25,9 @@ from worker.api.chat.inference import inference_of
 from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate
 from worker.api.chat.run import _streamed
-from worker.api.dialects.anthropic.errors import STREAM as MESSAGE_STREAM
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.dialects.anthropic.schema import read as read_messages
+from worker.api.dialects.anthropic.stream import STREAM as MESSAGE_STREAM
 from worker.api.dialects.anthropic.stream import MessageAnswer
 from worker.api.dialects.llama_server.completion import STREAM as TEXT_STREAM
 from worker.api.dialects.llama_server.completion import TextAnswer, read_completion
@@ -39,15 +39,14 @@ from worker.api.dialects.native.stream import (
     NativeAnswer,
     NativeLines,
 )
-from worker.api.dialects.ollama.errors import LINES
+from worker.api.dialects.ollama.naming import LINES
 from worker.api.dialects.ollama.schema import ChatBody as OllamaChatBody
 from worker.api.dialects.ollama.schema import GenerateBody as OllamaGenerateBody
 from worker.api.dialects.ollama.schema import chat_request, generate_request
 from worker.api.dialects.ollama.stream import ChatAnswer as OllamaChatAnswer
 from worker.api.dialects.ollama.stream import GenerateAnswer as OllamaTextAnswer
-from worker.api.dialects.openai.read import read_chat
-from worker.api.dialects.openai.read import read_completion as read_openai_completion
-from worker.api.dialects.openai.schema import ChatBody, CompletionBody
+from worker.api.dialects.openai.schema import ChatBody, CompletionBody, read_chat
+from worker.api.dialects.openai.schema import read_completion as read_openai_completion
 from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.dialects.responses.schema import read as read_response

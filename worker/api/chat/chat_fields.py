@@ -12,7 +12,7 @@ from worker.api.chat.fields import Many, TextOr, TextOrMany, needed_by
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import Chat, Message, OneTool, Part, Reasoning, Tool, ToolCall
 from worker.api.http.body import Flag, JsonObject, OpenBody
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
@@ -168,8 +168,8 @@ class ChatFields(OpenBody):
         """
         continues = self.continue_final_message
         if continues and self.add_generation_prompt:
-            message = "add_generation_prompt must not be true where continue_final_message is"
-            raise invalid([fault("add_generation_prompt", "conflict", message)])
+            what = "must not be true where continue_final_message is"
+            raise refusal("add_generation_prompt", "conflict", what)
         tools = (
             Tool(f.name, f"tools[{index}].function.parameters", f.description, f.parameters)
             for index, f in enumerate(tool.function for tool in self.tools)

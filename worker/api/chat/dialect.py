@@ -53,11 +53,6 @@ class Answer(ABC, Generic[Body]):
     def __post_init__(self) -> None:
         """Prepares what a dialect keeps beside them."""
 
-    @property
-    def model_name(self) -> str:
-        """The model's name in the answer."""
-        return self.state.name_of(self.asked.model)
-
     @abstractmethod
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         """What a delta adds to a stream; empty if it is not shown. `choice` is the sum so far."""

@@ -154,12 +154,15 @@ class StreamOptions(OpenBody):
     include_usage: Flag = False
 
 
+AdapterId = Annotated[
+    Text | Annotated[Integer, Tag("~other")], ByKind, Field(description="its number or its name")
+]
+
+
 class AdapterFields(OpenBody):
     """A LoRA adapter of a request."""
 
-    id: Annotated[Text | Annotated[Integer, Tag("~other")], ByKind] = Field(
-        description="its number or its name"
-    )
+    id: AdapterId
     scale: Number
 
 

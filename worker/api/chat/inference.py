@@ -19,7 +19,7 @@ from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.prompt import budget_of, chat_prompt
 from worker.api.chat.request import Chat, ForcedCalls, Format, Generate, OneTool
 from worker.api.chat.sampling import MAX_SEED
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 from worker.observability.logs import digest
 from worker.wire.sampling import Sampling
@@ -88,11 +88,9 @@ def digest_of(prompt: Prompt) -> str:
 def _tool_use(chat: Chat) -> ToolUse | None:
     choice, names = chat.tool_choice, {tool.name for tool in chat.tools}
     if not names and (choice == "required" or isinstance(choice, OneTool)):
-        message = "tool_choice needs tools to choose from"
-        raise invalid([fault("tool_choice", "requires", message)])
+        raise refusal("tool_choice", "requires", "needs tools to choose from")
     if isinstance(choice, OneTool) and choice.name not in names:
-        message = f"{choice.path} must be the name of one of the tools"
-        raise invalid([fault(choice.path, "enum", message)])
+        raise refusal(choice.path, "enum", "must be the name of one of the tools")
     if not names or choice == "none":
         return None
     forced = choice.name if isinstance(choice, OneTool) else None

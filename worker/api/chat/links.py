@@ -13,7 +13,7 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -47,14 +47,22 @@ class _Refused(Exception):
 AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 
 
-async def with_media(prompt: AnyPrompt, state: AppState) -> AnyPrompt:
-    """The prompt with the bytes of all of its media.
+async def with_media(prompts: Iterable[AnyPrompt], state: AppState) -> list[AnyPrompt]:
+    """The prompts with the bytes of all of their media, which are fetched once for one prompt.
 
     Raises:
         InvalidRequest: the model cannot take one of them, or it cannot be had; names its field.
     """
-    if not isinstance(prompt, ChatPrompt | MarkedPrompt) or not prompt.media:
-        return prompt
+    ready: dict[int, AnyPrompt] = {}
+    given = list(prompts)
+    for prompt in given:
+        if id(prompt) not in ready:
+            has_media = isinstance(prompt, ChatPrompt | MarkedPrompt) and prompt.media
+            ready[id(prompt)] = await _with_media(prompt, state) if has_media else prompt
+    return [ready[id(prompt)] for prompt in given]
+
+
+async def _with_media(prompt: Any, state: AppState) -> Any:
     info = state.served.info
     check_media(prompt.media, info.projector if info is not None else None)
     if not any(isinstance(medium, Link) for medium in prompt.media):

@@ -8,7 +8,7 @@ import binascii
 import re
 from typing import Literal
 
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.wire.engine_info import ProjectorInfo
 from worker.wire.work import Medium
 
@@ -37,11 +37,11 @@ def named_medium(kind: Literal["image", "audio"], url: str, field: str) -> Mediu
     match = _DATA_URL.match(url, 0, 512)
     if match is None:
         scheme = url.partition(":")[0][:16] if ":" in url[:17] else "no scheme"
-        message = (
-            f"{field} must be a data: URL such as data:image/png;base64,…, or an http: or https: "
-            f"URL, and it has {scheme}"
+        what = (
+            "must be a data: URL such as data:image/png;base64,…, or an http: or https: URL, and "
+            f"it has {scheme}"
         )
-        raise invalid([fault(field, "unsupported", message)])
+        raise refusal(field, "unsupported", what)
     return medium_of(kind, url[match.end() :], field)
 
 
@@ -54,9 +54,9 @@ def medium_of(kind: Literal["image", "audio"] | None, encoded: str, field: str) 
     try:
         data = base64.b64decode("".join(encoded.split()), validate=True)
     except (binascii.Error, ValueError):
-        raise invalid([fault(field, "base64", f"{field} must be base64")]) from None
+        raise refusal(field, "base64", "must be base64") from None
     if not data:
-        raise invalid([fault(field, "minLength", f"{field} must not be empty")])
+        raise refusal(field, "minLength", "must not be empty")
     if kind is None:
         kind = "audio" if _SOUND.match(data) else "image"
     return Medium(kind, data, field)
@@ -68,8 +68,8 @@ def check_media(media: tuple[Medium, ...], projector: ProjectorInfo | None) -> N
         InvalidRequest: there are too many media, or the model cannot take one of them.
     """
     if len(media) > MAX_MEDIA:
-        message = f"a request may have {MAX_MEDIA} pictures and sounds, and this one has more"
-        raise invalid([fault(media[MAX_MEDIA].field, "maxItems", message)])
+        what = f"is one too many: a request may have {MAX_MEDIA} pictures and sounds"
+        raise refusal(media[MAX_MEDIA].field, "maxItems", what)
     for medium in media:
         what, verb = ("pictures", "see") if medium.kind == "image" else ("sounds", "hear")
         if projector is None:
@@ -78,5 +78,4 @@ def check_media(media: tuple[Medium, ...], projector: ProjectorInfo | None) -> N
             why = f"this model's projector does not {verb} {what}"
         else:
             continue
-        message = f"{medium.field} is not supported: {why}"
-        raise invalid([fault(medium.field, "unsupported", message)])
+        raise refusal(medium.field, "unsupported", f"is not supported: {why}")

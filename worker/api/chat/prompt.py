@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker.api.chat.request import Chat, Message, Part, Reasoning, Tool, ToolCall
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import ChatPrompt
 
@@ -22,8 +22,8 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         InvalidRequest: the model has no chat template.
     """
     if not state.served.has_chat_template:
-        message = "messages need a chat template, and this model carries none; send a raw prompt"
-        raise invalid([fault("messages", "unsupported", message)])
+        what = "need a chat template, and this model carries none; send a raw prompt"
+        raise refusal("messages", "unsupported", what)
     return ChatPrompt(
         messages=tuple(map(_message, chat.messages)),
         tools=tuple(map(_tool, chat.tools)) if chat.tool_choice != "none" else (),

@@ -8,8 +8,7 @@ Last come the two operations that every dialect of chats has: to generate, and t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,11 +23,10 @@ from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
 from worker.api.http.body import deadline_of, in_background, read_as
-from worker.api.http.encoding import KEEPALIVE, json_response
+from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.operation import (
     JSON,
-    MODEL_ERRORS,
     SSE,
     AsInReference,
     Events,
@@ -55,7 +53,7 @@ async def respond(
     body: type[Body],
     read: Read[Body],
     answer_of: type[Answer[Any]],
-) -> Response:
+) -> object:
     """Answer a request to generate in a dialect; `dialect.py` says what it brings.
 
     The head names the fields, and the keywords of schemas, that have no effect.
@@ -74,13 +72,14 @@ async def respond(
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
-    requests = await _with_media(inference.requests, state)
-    inference = replace(inference, requests=requests)
+    prompts = await with_media((each.prompt for each in inference.requests), state)
+    pairs = zip(inference.requests, prompts, strict=True)
+    requests = [structs.replace(each, prompt=prompt) for each, prompt in pairs]
     echoes = await _echoes(request, state, asked, requests) if asked.echo else [""] * len(requests)
     scores_echo = asked.echo and asked.sampling.logprobs is not None
     is_sse = answer_of.media_type.startswith(SSE)
     inbox = Inbox(state.settings.keepalive if asked.streams and is_sse else 0)
-    jobs = await _start_jobs(state, inference, inbox)
+    jobs = await _start_jobs(state, requests, inference.digests, inbox)
     choices = [
         Choice(index, job, inference.parser_of, echo, scores_echo=scores_echo)
         for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
@@ -94,7 +93,7 @@ async def respond(
                     choice = by_id[event.request_id]
                     for delta in choice.read(event):
                         choice.add(delta)
-        return json_response(answer.whole())
+        return answer.whole()
     if request.headers.get(LATE_HEAD) == "1":
         async with closing_on_disconnect(request, *jobs):
             await inbox.begun()
@@ -130,20 +129,6 @@ async def _streamed(
         yield ending
 
 
-async def _with_media(
-    requests: tuple[InferenceRequest, ...], state: AppState
-) -> tuple[InferenceRequest, ...]:
-    """The requests with the media that their prompts name; the choices of a prompt share them."""
-    ready: list[InferenceRequest] = []
-    for index, each in enumerate(requests):
-        if index and each.prompt is requests[index - 1].prompt:
-            prompt = ready[-1].prompt
-        else:
-            prompt = await with_media(each.prompt, state)
-        ready.append(each if prompt is each.prompt else structs.replace(each, prompt=prompt))
-    return tuple(ready)
-
-
 # --- jobs ----------------------------------------------------------------------------------
 
 
@@ -167,14 +152,16 @@ async def _echoes(
     return texts
 
 
-async def _start_jobs(state: AppState, inference: Inference, inbox: Inbox) -> list[Job]:
+async def _start_jobs(
+    state: AppState, requests: Iterable[InferenceRequest], digests: Iterable[str], inbox: Inbox
+) -> list[Job]:
     """Start all jobs or none: if one is refused, the others are cancelled.
 
     Returns once the engine has accepted them, before any status line.
     """
     jobs: list[Job] = []
     try:
-        for request, digest in zip(inference.requests, inference.digests, strict=True):
+        for request, digest in zip(requests, digests, strict=True):
             job = await state.supervisor.submit(request, inbox)
             jobs.append(job)
             await state.accepted.enter()
@@ -215,7 +202,7 @@ def generation(
     endpoint = partial(respond, body=body, read=read, answer_of=answer)
     media_type = answer.media_type.partition(";")[0]
     answers = {JSON: AsInReference, media_type: Events}
-    return Operation("POST", path, endpoint, summary, answers, body=body, errors=MODEL_ERRORS)
+    return Operation("POST", path, endpoint, summary, answers, body=body)
 
 
 def counting(
@@ -229,10 +216,11 @@ def counting(
     `read` gives the model's name and the chat; `told` is the answer.
     """
 
-    async def count(request: Request, state: AppState) -> Response:
+    async def count(request: Request, state: AppState) -> object:
         model, chat = await read_as(request, state, body, read)
         state.require_model(model)
-        prompt = await with_media(await in_background(partial(chat_prompt, chat, state)), state)
-        return json_response(told(await answered(request, state, CountPrompt(prompt))))
+        chat_as_given = await in_background(partial(chat_prompt, chat, state))
+        [prompt] = await with_media([chat_as_given], state)
+        return told(await answered(request, state, CountPrompt(prompt)))
 
-    return Operation("POST", path, count, "Tokens of a prompt", body=body, errors=MODEL_ERRORS)
+    return Operation("POST", path, count, "Tokens of a prompt", body=body)

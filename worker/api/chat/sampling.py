@@ -19,7 +19,6 @@ from pydantic import (
     AliasChoices,
     BeforeValidator,
     Field,
-    WithJsonSchema,
     create_model,
 )
 from pydantic_core import PydanticCustomError
@@ -130,24 +129,15 @@ def _is_off(off: Any, given: Any) -> Any:
     return given
 
 
-def _schema(*forms: dict[str, Any]) -> WithJsonSchema:
-    return WithJsonSchema({"anyOf": list(forms)})
-
-
 _FAIL_FAST: Any = Field(fail_fast=True)
-_STRINGS = {"type": "array", "items": {"type": "string"}}
-_TEXT = {"type": "string"}
-_PAIRS = {"type": "array", "items": {"type": "array", "items": {}}}
-_INTEGERS = {"type": "array", "items": {"type": "integer"}}
-Order = Annotated[tuple[str, ...], _FAIL_FAST, BeforeValidator(_order), _schema(_STRINGS, _TEXT)]
-Texts = Annotated[tuple[str, ...], _FAIL_FAST, BeforeValidator(_texts), _schema(_STRINGS, _TEXT)]
+Order = Annotated[tuple[str, ...], _FAIL_FAST, BeforeValidator(_order, list[str] | str)]
+Texts = Annotated[tuple[str, ...], _FAIL_FAST, BeforeValidator(_texts, list[str] | str)]
 Biases = Annotated[
     tuple[tuple[Any, Any], ...],
     _FAIL_FAST,
-    BeforeValidator(_biases),
-    _schema({"type": "object", "additionalProperties": {}}, _PAIRS),
+    BeforeValidator(_biases, dict[str, Any] | list[list[Any]]),
 ]
-Banned = Annotated[tuple[int, ...], _FAIL_FAST, BeforeValidator(_banned), _schema(_TEXT, _INTEGERS)]
+Banned = Annotated[tuple[int, ...], _FAIL_FAST, BeforeValidator(_banned, str | list[int])]
 
 
 def number_fields(*, is_open: bool) -> dict[str, Any]:

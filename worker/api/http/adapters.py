@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.wire.adapters import MOST_SCALE, Adapter, Applied, applied
 
 Asked = tuple[tuple[int | str, float], ...]
@@ -48,12 +48,10 @@ class AdapterScales:
             number = self.names.index(id) if id in self.names else id
             if isinstance(number, str) or not 0 <= number < len(self.loaded):
                 known = " or ".join(f"{n} ({name!r})" for n, name in enumerate(self.names))
-                field = f"lora[{place}].id"
-                message = f"{field} must be {known}" if known else f"{field}: no adapter is loaded"
-                raise invalid([fault(field, "unknown", message, id)])
+                what = f"must be {known}" if known else "names none: no adapter is loaded"
+                raise refusal(f"lora[{place}].id", "unknown", what, id)
             if not abs(scale) <= MOST_SCALE:
-                field = f"lora[{place}].scale"
-                message = f"{field} must be from {-MOST_SCALE:g} to {MOST_SCALE:g}"
-                raise invalid([fault(field, "maximum", message, scale)])
+                what = f"must be from {-MOST_SCALE:g} to {MOST_SCALE:g}"
+                raise refusal(f"lora[{place}].scale", "maximum", what, scale)
             found[number] = scale
         return found

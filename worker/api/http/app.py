@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from worker.api.http.encoding import json_response
 from worker.api.http.errors import error_response
-from worker.api.http.gate import Gate, Head, head_of
+from worker.api.http.gate import Gate, head_of
 from worker.api.http.openapi import Description
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.routes import Place, Routes
@@ -53,8 +54,9 @@ class Surface:
 
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send
-    ) -> Response | None:
-        """The answer to a request that the gate let in; `None` if it was sent already."""
+    ) -> object:
+        """The answer to a request that the gate let in, as of an endpoint; `None` if it was sent
+        already."""
         raise NotImplementedError
 
     def admitted(self, key: str) -> None:
@@ -83,7 +85,9 @@ class Surface:
         if not is_probe:
             await self._turnstile.enter()
         head = head_of(scope["headers"])
-        correlation_id = _correlation_id(head)
+        ids = head.get(b"x-correlation-id") or head.get(b"x-request-id") or [b""]
+        clean = _NOT_IN_AN_ID.sub(b"", ids[-1])[:_MAX_ID_CHARS]
+        correlation_id = clean.decode() or uuid.uuid4().hex
         scope["app"] = self
         scope.setdefault("state", {})["correlation_id"] = correlation_id
         bind_correlation_id(correlation_id)
@@ -114,7 +118,12 @@ class Surface:
                     raise place.missing(scope["method"])
                 scope["path_params"] = place.parameters
                 request = Request(scope, receive, answer)
-                response = await self.answer(request, place, operation, answer)
+                found = await self.answer(request, place, operation, answer)
+                response = (
+                    found
+                    if found is None or isinstance(found, Response)
+                    else json_response(found, operation.status)
+                )
             except WorkerError as error:
                 response = error_response(error, place.dialect.errors, correlation_id)
                 if operation is not None and not is_probe:
@@ -158,7 +167,7 @@ class Application(Surface):
 
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send
-    ) -> Response:
+    ) -> object:
         return await operation.endpoint(request, self.state)
 
     def admitted(self, key: str) -> None:
@@ -172,12 +181,6 @@ class Application(Surface):
             named = (f"{each['field'] or 'the body'} ({each['constraint']})" for each in faults)
             reason = ", ".join(named)[:_MAX_REASON_CHARS]
         self.state.refusals.append(Refusal(time.time(), path, status, error.code, reason))
-
-
-def _correlation_id(head: Head) -> str:
-    given = head.get(b"x-correlation-id") or head.get(b"x-request-id") or [b""]
-    clean = _NOT_IN_AN_ID.sub(b"", given[-1])[:_MAX_ID_CHARS]
-    return clean.decode() if clean else uuid.uuid4().hex
 
 
 def _shown(names: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 from starlette.requests import Request
 
-from worker.api.http.faults import fault, faults_of, invalid, unknown_fields
+from worker.api.http.faults import faults_of, invalid, refusal, unknown_fields
 from worker.api.http.state import AppState
 from worker.background import background_thread
 from worker.errors import InferenceTimeout, PayloadTooLarge, QueueFull
@@ -174,12 +174,12 @@ def _read(
     """The body in its form, and the names of its fields that are not looked at."""
     text = b"".join(parts).removeprefix(_BOM)
     if not text or text.isspace():
-        raise invalid([fault("", "type", "the body is empty; it must be a JSON object")])
+        raise refusal("", "type", "is empty; it must be a JSON object")
     value = parse_json(text)
     if isinstance(value, list) and issubclass(model, OpenBody) and model.list_field is not None:
         value = {model.list_field: value}
     if not isinstance(value, dict):
-        raise invalid([fault("", "type", "the body must be a JSON object", value)])
+        raise refusal("", "type", "must be a JSON object", value)
     try:
         body = model.model_validate(value)
     except ValidationError as error:
@@ -195,19 +195,17 @@ def parse_json(text: bytes, path: str = "") -> Any:
         InvalidRequest: the text is not JSON, or has too many values or levels; the fault of `path`,
             or else of the body.
     """
-    name = path or "the body"
     if len(text) > _ALWAYS_FEW and (kind := _excess(text)) is not None:
-        message = f"{name} has more than {MAX_SIGNS[kind][0]} {kind}; send them in several requests"
-        raise invalid([fault(path, "maxItems", message)])
+        what = f"has more than {MAX_SIGNS[kind][0]} {kind}; send them in several requests"
+        raise refusal(path, "maxItems", what)
     try:
         # Cached strings would take twice as long if no two are equal.
         value = pydantic_core.from_json(text, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
         # The parser's message says what it expected and where, without quoting the body.
-        raise invalid([fault(path, "json", f"{name} is not valid JSON: {error}")]) from None
+        raise refusal(path, "json", f"is not valid JSON: {error}") from None
     if text.count(b"{") + text.count(b"[") > MAX_NESTING and is_deep(value):
-        message = f"{name} is nested deeper than {MAX_NESTING} levels"
-        raise invalid([fault(path, "nesting", message)])
+        raise refusal(path, "nesting", f"is nested deeper than {MAX_NESTING} levels")
     return value
 
 
@@ -324,8 +322,9 @@ def _extras(body: OpenBody, path: str) -> Iterator[str]:
     prefix = f"{path}." if path else ""
     extra = body.model_extra or {}
     for name in extra:
-        field = _other_names(type(body)).get(name)
-        if field is None or not _is_same(getattr(body, field), extra[name]):
+        field, given = _other_names(type(body)).get(name), extra[name]
+        given = tuple(given) if isinstance(given, list) else given
+        if field is None or getattr(body, field) != given:
             yield prefix + name
     for name, item in vars(body).items():
         if type(item) in _LEAVES:
@@ -349,10 +348,6 @@ def _other_names(model: type[BaseModel]) -> dict[str, str]:
     }
 
 
-def _is_same(value: object, given: object) -> bool:
-    return value == (tuple(given) if isinstance(given, list) else given)
-
-
 def deadline_of(request: Request) -> float | None:
     """`X-Deadline` (Unix ms) on the monotonic clock.
 
@@ -364,8 +359,8 @@ def deadline_of(request: Request) -> float | None:
     if raw is None:
         return None
     if not (raw.isascii() and raw.isdigit() and len(raw) <= 15):
-        message = "X-Deadline must be a point in time in whole milliseconds since 1970 (Unix time)"
-        raise invalid([fault("X-Deadline", "type", message)])
+        what = "must be a point in time in whole milliseconds since 1970 (Unix time)"
+        raise refusal("X-Deadline", "type", what)
     seconds_left = int(raw) / 1000 - time.time()
     if seconds_left <= 0:
         raise InferenceTimeout(

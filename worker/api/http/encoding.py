@@ -43,6 +43,10 @@ def data_event(value: object) -> bytes:
     return f"data: {dumps(value)}\n\n".encode()
 
 
+def json_line(value: object) -> bytes:
+    return f"{dumps(value)}\n".encode()
+
+
 def json_response(
     value: object, status: int = 200, headers: Mapping[str, str] | None = None
 ) -> Response:

@@ -42,16 +42,11 @@ def error_response(error: WorkerError, form: ErrorForm, correlation_id: str) -> 
     headers: dict[str, str] = {}
     if (seconds := error.details.get("retry_after_seconds")) is not None:
         headers["retry-after"] = str(max(1, round(float(seconds))))
-    status = http_status(error)
-    if status == 401:
+    if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if status == 405:
+    if error.status == 405:
         headers["allow"] = ", ".join(error.details["allowed"])
-    return json_response(form.body(error, correlation_id), status, headers)
-
-
-def http_status(error: WorkerError) -> int:
-    return error.status if error.status >= 400 else 500
+    return json_response(form.body(error, correlation_id), error.status, headers)
 
 
 def flat_error(error: WorkerError, correlation_id: str) -> dict[str, Any]:
@@ -61,7 +56,7 @@ def flat_error(error: WorkerError, correlation_id: str) -> dict[str, Any]:
 
 def error_object(error: WorkerError) -> dict[str, Any]:
     """The error as one object, in OpenAI's form; `param` is the first field at fault."""
-    status, details = http_status(error), _details(error)
+    status, details = error.status, _details(error)
     kind = {401: "authentication_error", 403: "permission_error"}.get(status)
     if kind is None:
         kind = "invalid_request_error" if 400 <= status < 499 else "server_error"

@@ -65,19 +65,24 @@ def invalid(faults: Iterable[Fault]) -> InvalidRequest:
     return InvalidRequest("; ".join(f["message"] for f in listed), errors=listed)
 
 
+def refusal(path: str, constraint: str, what: str, value: object = None) -> InvalidRequest:
+    """The refusal for one fault; in its message, `what` follows the field, as in "must be …"."""
+    return invalid([fault(path, constraint, f"{path or 'the body'} {what}", value)])
+
+
 def unknown_fields(names: Iterable[str], model: type[BaseModel]) -> InvalidRequest:
     return invalid(_unknown(name, model.model_fields) for name in islice(names, MAX_FAULTS))
 
 
 def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
     """pydantic's errors as faults, each with what the field takes."""
-    entries = [e for e in error.errors(include_url=False) if not _is_consequence(e)]
+    entries = [
+        each
+        for each in error.errors(include_url=False)
+        # An array may count as too short only because one of its items was refused.
+        if each["type"] != "too_short" or len(each["input"]) < each["ctx"]["min_length"]
+    ]
     return [_fault_of(entry, model) for entry in entries[:MAX_FAULTS]]
-
-
-def _is_consequence(entry: ErrorDetails) -> bool:
-    """Whether an array counts as too short only because one of its items was refused."""
-    return entry["type"] == "too_short" and len(entry["input"]) >= entry["ctx"]["min_length"]
 
 
 def _fault_of(entry: ErrorDetails, model: type[BaseModel]) -> Fault:

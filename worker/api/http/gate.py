@@ -38,58 +38,10 @@ def head_of(headers: Iterable[tuple[bytes, bytes]]) -> Head:
 
 
 class Gate:
+    """Checks of Host, Origin, content type and token, and CORS."""
+
     def __init__(self, settings: Settings) -> None:
-        self._origins = OriginRules(settings)
-        self.cors, self.preflight = self._origins.cors, self._origins.preflight
         self._keys = _keys_of(settings)
-
-    def check(self, operation: Operation | None, scope: Scope, head: Head) -> str | None:
-        """The name of the key that the client shows, if keys have names.
-
-        `operation` is `None` where there is none of this method.
-
-        Raises:
-            Forbidden: a web page may have sent the request.
-            Unauthorized: the token is missing or wrong.
-        """
-        always_json = operation is not None and operation.always_json
-        self._origins.check(scope["method"], scope["http_version"], head, always_json=always_json)
-        is_public = operation is not None and (operation.public or operation.probe)
-        if not self._keys or is_public:
-            return None
-        tokens, n_given = tokens_in(head), len(head.get(b"authorization", ()))
-        digest = _digest(tokens[0]) if n_given <= 1 and len(tokens) == 1 else b""
-        if digest not in self._keys:
-            raise Unauthorized("this worker needs a valid bearer token (Authorization)")
-        return self._keys[digest]
-
-
-def _keys_of(settings: Settings) -> dict[bytes, str | None]:
-    """By the hash of each: how long a look-up takes tells nothing of a key."""
-    file, token = settings.api_key_file, settings.worker_token
-    keys: dict[bytes, str | None] = {}
-    if file is not None:
-        keys = {_digest(key.encode()): name for key, name in read_keys(file).items()}
-    if token is not None:
-        keys.setdefault(_digest(token.encode()), None if file is None else "token")
-    return keys
-
-
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
-def tokens_in(head: Head) -> list[bytes]:
-    """The tokens that a request gives."""
-    parts = [value.partition(b" ") for value in head.get(b"authorization", ())]
-    tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == b"bearer"]
-    return tokens or list(head.get(b"x-api-key", ()))
-
-
-class OriginRules:
-    """Checks of Host, Origin and content type, and CORS."""
-
-    def __init__(self, settings: Settings) -> None:
         self._is_local = all(map(is_loopback, settings.host))
         # With a key, a page of a rebound name gets nothing; and no page reaches a Unix socket.
         self._checks_host = settings.uds is None and (self._is_local or not settings.needs_key)
@@ -101,14 +53,17 @@ class OriginRules:
         self._origins = {origin.rstrip("/").lower() for origin in settings.allow_origin}
         self._needs_json = not settings.needs_key
 
-    def check(self, method: str, version: str, head: Head, *, always_json: bool = False) -> None:
-        """Check a request; with `always_json`, it needs its content type whoever sends it.
+    def check(self, operation: Operation | None, scope: Scope, head: Head) -> str | None:
+        """The name of the key that the client shows, if keys have names.
+
+        `operation` is `None` where there is none of this method.
 
         Raises:
             Forbidden: a web page may have sent the request.
+            Unauthorized: the token is missing or wrong.
         """
         hosts = head.get(b"host", ())
-        if len(hosts) > 1 or (not hosts and version == "1.1"):
+        if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise Forbidden("Host must be given, once")
         host = _name_of(hosts[0].decode("latin-1")) if hosts else ""
         if self._checks_host and hosts and not self._may_be_called(host):
@@ -121,9 +76,19 @@ class OriginRules:
                 raise Forbidden(
                     "Origin is not one that may use this worker; --allow-origin adds it"
                 )
-        if self._needs_json and method == "POST" and not _is_json(head):
+        kinds = [kind.partition(b";")[0].strip().lower() for kind in head.get(b"content-type", ())]
+        if self._needs_json and scope["method"] == "POST" and kinds != [b"application/json"]:
+            always_json = operation is not None and operation.always_json
             if always_json or (_has_body(head) and not head.keys().isdisjoint(_OF_BROWSERS)):
                 raise Forbidden("a POST needs Content-Type: application/json")
+        is_public = operation is not None and (operation.public or operation.probe)
+        if not self._keys or is_public:
+            return None
+        tokens, n_given = tokens_in(head), len(head.get(b"authorization", ()))
+        digest = _digest(tokens[0]) if n_given <= 1 and len(tokens) == 1 else b""
+        if digest not in self._keys:
+            raise Unauthorized("this worker needs a valid bearer token (Authorization)")
+        return self._keys[digest]
 
     def cors(self, head: Head) -> list[tuple[bytes, bytes]]:
         """The CORS headers of an answer, if --allow-origin names the request's origin."""
@@ -170,6 +135,28 @@ class OriginRules:
         return "*" in self._origins or origin in self._origins
 
 
+def _keys_of(settings: Settings) -> dict[bytes, str | None]:
+    """By the hash of each: how long a look-up takes tells nothing of a key."""
+    file, token = settings.api_key_file, settings.worker_token
+    keys: dict[bytes, str | None] = {}
+    if file is not None:
+        keys = {_digest(key.encode()): name for key, name in read_keys(file).items()}
+    if token is not None:
+        keys.setdefault(_digest(token.encode()), None if file is None else "token")
+    return keys
+
+
+def _digest(token: bytes) -> bytes:
+    return hashlib.sha256(token).digest()
+
+
+def tokens_in(head: Head) -> list[bytes]:
+    """The tokens that a request gives."""
+    parts = [value.partition(b" ") for value in head.get(b"authorization", ())]
+    tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == b"bearer"]
+    return tokens or list(head.get(b"x-api-key", ()))
+
+
 def _name_of(netloc: str) -> str:
     """The host without its port and without the brackets of IPv6."""
     netloc = netloc.rpartition("@")[2].lower()
@@ -196,11 +183,6 @@ def is_loopback(name: str) -> bool:
     if name == "localhost" or name.endswith(".localhost"):
         return True
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
-
-
-def _is_json(head: Head) -> bool:
-    kinds = head.get(b"content-type", ())
-    return len(kinds) == 1 and kinds[0].partition(b";")[0].strip().lower() == b"application/json"
 
 
 def _has_body(head: Head) -> bool:

@@ -106,10 +106,10 @@ def _document(state: AppState, dialects: Sequence[Dialect], types: Sequence[Any]
 def _described(
     operation: Operation, refusal: Any, state: AppState, schemas: Mapping[Any, Any]
 ) -> dict[str, Any]:
-    headers = ["X-Correlation-Id", *(["X-Deadline"] if 504 in operation.errors else [])]
+    headers = ["X-Correlation-Id", *(["X-Deadline"] if 504 in operation.failures else [])]
     content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
     answers = {str(operation.status): _answer("as asked", content)}
-    for code in sorted({*operation.errors, *(() if operation.probe else (401, 403))}):
+    for code in sorted({*operation.failures, *(() if operation.probe else (401, 403))}):
         answers[str(code)] = (
             _answer("not well, or not ready", content)
             if operation.probe
@@ -119,7 +119,8 @@ def _described(
         "operationId": _operation_id(operation),
         "summary": operation.summary,
         "parameters": [
-            *_path_parameters(operation),
+            *({"name": name, "in": "path", "required": True,
+               "schema": {"type": "string", "minLength": 1}} for name in operation.parameters),
             *({"name": name, "in": "header", "required": False, **_HEADERS[name]}
               for name in headers),
         ],
@@ -129,14 +130,6 @@ def _described(
     if (body := operation.body_of(state)) is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[body]}}}
     return described
-
-
-def _path_parameters(operation: Operation) -> list[dict[str, Any]]:
-    schema = {"type": "string", "minLength": 1}
-    return [
-        {"name": name, "in": "path", "required": True, "schema": schema}
-        for name in operation.parameters
-    ]
 
 
 def _refusal(code: int, content: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
-from starlette.responses import Response
 
 from worker.api.http.state import AppState
 from worker.errors import WorkerError
@@ -38,7 +37,8 @@ def joined_in(field: str) -> Callable[[Sequence[Any]], Any]:
 AsInReference = Annotated[Any, Field(description="in the form of the API that has this path")]
 """Of an answer whose form is another project's, who documents it."""
 Events = Annotated[Any, Field(description="one event after the other; the README has them")]
-Endpoint = Callable[[Request, AppState], Awaitable[Response]]
+Endpoint = Callable[[Request, AppState], Awaitable[object]]
+"""Gives a response, or the value that is answered as JSON with the operation's status."""
 BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
 
 
@@ -53,8 +53,8 @@ class Operation:
     """The types of the answers by media type."""
     body: BodyOf | None = None
     """The type of the body, or a function that makes it from the worker's state."""
-    errors: tuple[int, ...] = ()
-    """The statuses of its failures. Where 504 is among them, `X-Deadline` is read."""
+    errors: tuple[int, ...] | None = None
+    """The statuses of its failures, unless they follow from its body."""
     status: int = 200
     probe: bool = False
     """Whether it is for probes: public, quiet, and in its own form when the worker is unwell."""
@@ -76,6 +76,15 @@ class Operation:
     @property
     def parameters(self) -> list[str]:
         return re.findall(r"{(\w+)", self.path)
+
+    @property
+    def failures(self) -> tuple[int, ...]:
+        """The statuses of its failures. Where 504 is among them, `X-Deadline` is read."""
+        if self.errors is not None:
+            return self.errors
+        if "model" in getattr(self.body, "model_fields", ()):
+            return MODEL_ERRORS
+        return () if self.body is None else JOB_ERRORS
 
     def body_of(self, state: AppState) -> type[BaseModel] | None:
         if self.body is None or isinstance(self.body, type):

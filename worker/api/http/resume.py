@@ -7,7 +7,7 @@ from functools import partial
 from starlette.requests import Request
 
 from worker.api.http.event_stream import EventStream
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.api.http.gate import head_of, tokens_in
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
@@ -65,5 +65,5 @@ def go_on(request: Request, state: AppState, name: str) -> EventStream:
 
 def _number(text: str, field: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise invalid([fault(field, "type", f"{field} must be a number of 0 or more")])
+        raise refusal(field, "type", "must be a number of 0 or more")
     return int(text)

@@ -139,17 +139,20 @@ class AppState:
             self._served = _served_by(info, self.settings.max_tokens_out)
         return self._served
 
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """Of the model and its adapters, which are models' names too."""
+        return (*self.model_names, *self.adapters.names)
+
     def require_model(self, name: str | None) -> None:
         """Refuse any other model's name than the configured ones: no model stands in for another.
-        An adapter's name is a model's name, too.
 
         Raises:
             ModelNotFound: the name is not one that this worker answers to.
         """
         is_strict = bool(self.settings.served_model_name or self.adapters.on_request)
-        known = (*self.model_names, *self.adapters.names)
-        if name is not None and is_strict and name not in known:
-            message = f"model must be {' or '.join(map(repr, known))}"
+        if name is not None and is_strict and name not in self.all_names:
+            message = f"model must be {' or '.join(map(repr, self.all_names))}"
             raise ModelNotFound(message, errors=[fault("model", "unknown", message)])
 
     def name_of(self, model: str | None) -> str:

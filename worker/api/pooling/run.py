@@ -13,7 +13,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 
 from worker.api.chat.run import answered
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 from worker.wire.engine_info import ModelInfo
 from worker.wire.work import Embed, MixedTokens, Rank
@@ -44,12 +44,6 @@ class Embedding(NamedTuple):
         return array("f", [x / norm for x in vector[:n]]) if norm else vector[:n]
 
 
-class Ranks(NamedTuple):
-    scores: list[float]
-    """One for each document, in their order."""
-    n_tokens: int
-
-
 async def embed(
     request: Request,
     state: AppState,
@@ -74,8 +68,8 @@ async def embed(
         message = "model: with --pooling none each token has an embedding; send to /embedding"
         raise invalid([fault("model", "unsupported", message)])
     if dimensions is not None and dimensions > model.embedding_length:
-        message = f"dimensions must be at most {model.embedding_length} with this model"
-        raise invalid([fault("dimensions", "maximum", message, dimensions)])
+        what = f"must be at most {model.embedding_length} with this model"
+        raise refusal("dimensions", "maximum", what, dimensions)
     work = Embed(tuple(inputs), norm if is_pooled else -1, state.adapters.of(model_name, None))
     found: list[tuple[int, bytes]] = await answered(request, state, work)
     return [Embedding(n, data, 1 if is_pooled else n) for n, data in found]
@@ -87,8 +81,8 @@ async def rank(
     model_name: str | None,
     query: str,
     documents: Sequence[str],
-) -> Ranks:
-    """`model_name`: as in `embed`.
+) -> tuple[list[float], int]:
+    """A score for each document, in their order, and the tokens. `model_name`: as in `embed`.
 
     Raises:
         InvalidRequest: the model ranks nothing.
@@ -99,7 +93,7 @@ async def rank(
     vectors: list[tuple[int, bytes]] = await answered(request, state, work)
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]
-    return Ranks(scores, sum(n_tokens for n_tokens, _ in vectors))
+    return scores, sum(n_tokens for n_tokens, _ in vectors)
 
 
 def _require(model: ModelInfo, what: str) -> None:

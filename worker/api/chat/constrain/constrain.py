@@ -21,8 +21,7 @@ from worker.api.chat.request import (
     JsonSchema,
     Tool,
 )
-from worker.api.http.faults import fault, invalid
-from worker.errors import InvalidRequest
+from worker.api.http.faults import fault, invalid, refusal
 from worker.wire.sampling import Constraint
 
 MAX_PATTERN_CHARS = 4000
@@ -101,7 +100,7 @@ def _forced_calls(tools: tuple[Tool, ...], several: bool) -> Constrained:
 def _json(schemas: Schemas, root: Any, path: str) -> Constrained:
     not_enforced = schemas.finished()
     if root is False:
-        raise _refusal(path, "allows no answer")
+        raise refusal(path, "unsupported", "allows no answer")
     schema = {"x-guidance": _JSON_LAYOUT, **(root if isinstance(root, dict) else {})}
     if schemas.definitions:
         schema["$defs"] = schemas.definitions
@@ -110,9 +109,9 @@ def _json(schemas: Schemas, root: Any, path: str) -> Constrained:
 
 def _of_expression(pattern: str, path: str) -> str:
     if len(pattern) > MAX_PATTERN_CHARS:
-        raise _refusal(path, f"has more than {MAX_PATTERN_CHARS} characters")
+        raise refusal(path, "unsupported", f"has more than {MAX_PATTERN_CHARS} characters")
     if not pattern:
-        raise _refusal(path, "is empty")
+        raise refusal(path, "unsupported", "is empty")
     escaped = re.sub(r"\\.|/", lambda m: r"\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
     return f"start: /{escaped}/"
 
@@ -120,22 +119,18 @@ def _of_expression(pattern: str, path: str) -> str:
 def _of_choices(texts: tuple[str, ...], path: str) -> str:
     if not texts or len(texts) > MAX_CHOICES or sum(map(len, texts)) > MAX_CHOICES_CHARS:
         limits = f"1 to {MAX_CHOICES} texts of {MAX_CHOICES_CHARS} characters in all"
-        raise _refusal(path, f"must be {limits}")
+        raise refusal(path, "unsupported", f"must be {limits}")
     return "start: " + " | ".join(json.dumps(t, ensure_ascii=False) for t in dict.fromkeys(texts))
 
 
 def _of_grammar(text: str, path: str) -> str:
     if len(text) > MAX_GBNF_CHARS:
-        raise _refusal(path, f"has more than {MAX_GBNF_CHARS} characters")
+        raise refusal(path, "unsupported", f"has more than {MAX_GBNF_CHARS} characters")
     if not re.search(r"^\s*(?:%llguidance\b|start\s*:(?!:=))", text, re.MULTILINE):
         return to_lark(text, path)
     if len(text) > MAX_LARK_CHARS or text.count("\n") > MAX_LARK_LINES:
         limits = f"{MAX_LARK_CHARS} characters in {MAX_LARK_LINES} lines"
-        raise _refusal(path, f"has more than {limits}")
+        raise refusal(path, "unsupported", f"has more than {limits}")
     if "%json" in text or "%regex" in text:
-        raise _refusal(path, "must not hold %json or %regex; send a schema instead")
+        raise refusal(path, "unsupported", "must not hold %json or %regex; send a schema instead")
     return text
-
-
-def _refusal(path: str, reason: str) -> InvalidRequest:
-    return invalid([fault(path, "unsupported", f"{path} {reason}")])

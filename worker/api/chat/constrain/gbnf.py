@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.errors import InvalidRequest
 
 MAX_RULES = 400
@@ -175,5 +175,4 @@ class _Reader:
         return self._refusal(f"line {line}: {reason}")
 
     def _refusal(self, reason: str) -> InvalidRequest:
-        message = f"{self._path} is not a valid grammar: {reason}"
-        return invalid([fault(self._path, "unsupported", message)])
+        return refusal(self._path, "unsupported", f"is not a valid grammar: {reason}")

@@ -14,7 +14,7 @@ from worker.api.chat.parse.calls import NO_TOOLS, Deltas, ToolUse
 from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
 from worker.api.chat.parse.json_calls import read_arguments, read_object, to_json
 from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTE
-from worker.api.chat.parse.source import BLANK, Marks, Source, Steps, marks_of
+from worker.api.chat.parse.source import BLANK, Marks, Source, Steps, marks_of, unwanted
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
 
 
@@ -92,7 +92,8 @@ class AnswerParser:
             if at_edge:
                 blank += yield from source.run_of(BLANK)
                 mark = yield from source.here(self._marks)
-                if not mark and not has_text and (yield from self._may_be_bare()):
+                may_be_bare = not mark and not has_text and self._calls.bare and self._begins
+                if may_be_bare and (yield from source.peek()) in ("{", "["):
                     blank, at_edge = yield from self._section(blank, is_bare=True)
                     has_text = not at_edge
                     continue
@@ -135,11 +136,6 @@ class AnswerParser:
         if end := (yield from self._source.until(ends, self._deltas.reasoning, Reasoning)):
             self._source.take(end)
             yield from self._source.drop(after_end)
-
-    def _may_be_bare(self) -> Steps[bool]:
-        if not (self._calls.bare and self._begins):
-            return False
-        return (yield from self._source.peek()) in ("{", "[")
 
     def _section(self, raw: str, *, is_bare: bool = False) -> Steps[tuple[str, bool]]:
         """Read the calls that begin here, behind `raw`.
@@ -230,7 +226,7 @@ class AnswerParser:
         marks = marks_of(form.end, QUOTE if notation == "gemma" else "")
         mark, is_quoted = "", False
         while mark != form.end or is_quoted:
-            mark = yield from source.until(marks, _recorded)
+            mark = yield from source.until(marks, unwanted)
             if not mark:
                 return False
             source.take(mark)
@@ -256,7 +252,3 @@ class AnswerParser:
         self._deltas.call(name)
         self._deltas.arguments(to_json({keys[0]: "".join(parts)}))
         return True
-
-
-def _recorded(text: str) -> None:
-    """What is read as a whole is remembered by its source."""

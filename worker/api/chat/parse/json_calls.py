@@ -13,7 +13,7 @@ import re
 from typing import Any, Final, NoReturn
 
 from worker.api.chat.parse.calls import Deltas, ToolUse
-from worker.api.chat.parse.source import Give, Grow, Source, Steps
+from worker.api.chat.parse.source import Give, Grow, Source, Steps, unwanted
 
 _NAMES = ("name", "tool_name", "function")
 _ARGUMENTS = ("arguments", "parameters")
@@ -205,8 +205,8 @@ def read_object(
         key = (yield from _quoted(source)) if sign == '"' else None
         if key is None or not (yield from _colon(source)):
             return is_begun
-        if is_begun:
-            yield from value(source, _ignore)
+        if is_begun:  # what follows the arguments has no meaning
+            yield from value(source, unwanted)
         elif name_is_key or (key in _ARGUMENTS and name is not None):
             name = use.offered(key) if name_is_key else name
             if name is None or not (yield from read_arguments(source, deltas, name)):
@@ -249,7 +249,3 @@ def _quoted(source: Source) -> Steps[str | None]:
         return None
     text: str = from_json(f'"{"".join(parts)}"')
     return text
-
-
-def _ignore(text: str) -> None:
-    """What follows the arguments in a call's object has no meaning."""

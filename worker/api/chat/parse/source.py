@@ -116,6 +116,10 @@ def end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
     return found.end() if found is not None else at
 
 
+def unwanted(text: str) -> None:
+    """Takes a text that has no meaning, or that its source remembers."""
+
+
 class Source:
     def __init__(self, text: str = "") -> None:
         self.text, self.at, self.ended = text, 0, False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -24,7 +24,7 @@ from worker.api.chat.request import (
 )
 from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import Medium
 
@@ -153,12 +153,15 @@ def chat_of(body: PromptBody) -> Chat:
     )
     messages = (*system, *turns)
     if len(messages) > MAX_MESSAGES:
-        message = f"messages must be at most {MAX_MESSAGES}, each tool result counted as one"
-        raise invalid([fault("messages", "maxItems", message)])
+        what = f"must be at most {MAX_MESSAGES}, each tool result counted as one"
+        raise refusal("messages", "maxItems", what)
     continues, choice = body.messages[-1].role == "assistant", body.tool_choice
     return Chat(
         messages=messages,
-        tools=tuple(_tools(body.tools)),
+        tools=tuple(
+            Tool(tool.name, f"tools[{index}].input_schema", tool.description, tool.input_schema)
+            for index, tool in enumerate(body.tools)
+        ),
         tool_choice="auto" if choice is None else _choice(choice),
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
         opens_answer=not continues,
@@ -175,12 +178,6 @@ def _choice(choice: ToolChoice) -> Literal["auto", "none", "required"] | OneTool
             return "required"
         case "auto" | "none" as word:
             return word
-
-
-def _tools(tools: Iterable[ClientTool]) -> Iterator[Tool]:
-    for index, tool in enumerate(tools):
-        path = f"tools[{index}].input_schema"
-        yield Tool(tool.name, path, tool.description, tool.input_schema)
 
 
 def _flat(message: TurnMessage, path: str) -> Iterator[Message]:

@@ -1,14 +1,61 @@
-"""Anthropic's answers: one message, or the events of its stream."""
+"""Anthropic's paths, and its answers: one message, the events of its stream, or a failure."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, Literal
 
+from typing_extensions import TypedDict
+
 from worker.api.chat.dialect import BlockAnswer, BlockStep, Event
 from worker.api.chat.message import Block
-from worker.api.dialects.anthropic.errors import STREAM
-from worker.api.dialects.anthropic.schema import MessagesBody
+from worker.api.chat.run import counting, generation
+from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of, read
+from worker.api.http.encoding import sse
+from worker.api.http.operation import SSE, Dialect, ErrorForm, StreamForm
+from worker.errors import ContextLengthExceeded, WorkerError
+
+# --- failures ----------------------------------------------------------------------------
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+
+class AnthropicErrorObject(TypedDict):
+    type: str
+    message: str
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorObject
+    request_id: str
+
+
+def _error(error: WorkerError) -> dict[str, Any]:
+    kind, message = _ERROR_TYPES.get(error.status, "api_error"), error.message
+    if isinstance(error, ContextLengthExceeded):  # in the words that Anthropic's clients look for
+        n_tokens, most = error.details["prompt_tokens"], error.details["context_length"]
+        message = f"prompt is too long: {n_tokens} tokens > {most} maximum"
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+ERRORS = ErrorForm(
+    lambda error, request_id: _error(error) | {"request_id": request_id}, AnthropicError
+)
+STREAM = StreamForm(
+    lambda event: event.startswith((b"event: message_stop\n", b"event: error\n")),
+    lambda error, first, last: sse(_error(error)),
+)
+
+
+# --- answers -----------------------------------------------------------------------------
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 _REASONS: dict[str, StopReason] = {
@@ -59,7 +106,7 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
             "id": self.asked.id,
             "type": "message",
             "role": "assistant",
-            "model": self.model_name,
+            "model": self.state.name_of(self.asked.model),
             "content": content,
             "stop_reason": reason,
             "stop_sequence": stop_sequence,
@@ -84,3 +131,22 @@ def _content(block: Block) -> dict[str, Any]:
         case "call":
             head = {"type": "tool_use", "id": block.id, "name": block.name}
             return head | {"input": block.arguments}
+
+
+_REFERENCE = "https://docs.claude.com/en/api/messages"
+OPERATIONS = [
+    generation(
+        "/v1/messages", "Anthropic's messages", MessagesBody, read, MessageAnswer
+    ),
+    counting(
+        "/v1/messages/count_tokens", PromptBody, lambda body: (body.model, chat_of(body)),
+        lambda n_tokens: {"input_tokens": n_tokens},
+    ),
+]  # fmt: skip
+DIALECT = Dialect(
+    OPERATIONS,
+    ERRORS,
+    {SSE: STREAM},
+    reference=_REFERENCE,
+    root="/v1/messages/",
+)

@@ -16,9 +16,9 @@ from worker.api.chat.request import Generate
 from worker.api.chat.run import generation
 from worker.api.chat.scored import LOWEST, scored_piece
 from worker.api.chat.timings import prompt_progress, timings
-from worker.api.dialects.llama_server.errors import ERRORS
 from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
 from worker.api.dialects.llama_server.schema import (
+    ERRORS,
     MAX_LOGPROBS,
     REFERENCE,
     CompletionBody,
@@ -27,7 +27,7 @@ from worker.api.dialects.llama_server.schema import (
 )
 from worker.api.http.encoding import data_event
 from worker.api.http.errors import nested_events
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.api.http.operation import (
     SSE,
     Dialect,
@@ -67,8 +67,8 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
         n_tokens = min(body.max_tokens, n_tokens)
     if logprobs is not None and logprobs > MAX_TOP_LOGPROBS and logprobs * n_tokens > MAX_LOGPROBS:
         most = max(MAX_LOGPROBS // n_tokens, MAX_TOP_LOGPROBS)
-        message = f"n_probs must be at most {most} for {n_tokens} tokens; lower n_predict for more"
-        raise invalid([fault("n_probs", "maximum", message, logprobs)])
+        what = f"must be at most {most} for {n_tokens} tokens; lower n_predict for more"
+        raise refusal("n_probs", "maximum", what, logprobs)
     id = f"cmpl-{uuid.uuid4().hex}"
     asked = body.generate(
         state, id, prompts, logprobs=logprobs, post_sampling_probs=body.post_sampling_probs
@@ -151,7 +151,7 @@ class TextAnswer(Answer[TextBody]):
             "tokens": choice.token_ids if self.body.return_tokens else [],
             "id_slot": -1,
             "stop": True,
-            "model": self.model_name,
+            "model": self.state.name_of(self.asked.model),
             "tokens_predicted": finished.tokens_out,
             "tokens_evaluated": job.prompt_tokens,
             # The last token that is shown was not computed.

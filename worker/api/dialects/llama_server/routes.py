@@ -21,10 +21,10 @@ from worker.api.dialects.llama_server.schema import (
     TokenizeBody,
 )
 from worker.api.http.body import OpenBody, read, read_as
-from worker.api.http.encoding import dumps, json_response, sliced
+from worker.api.http.encoding import dumps, sliced
 from worker.api.http.errors import FLAT
 from worker.api.http.faults import fault, invalid
-from worker.api.http.operation import JOB_ERRORS, Dialect, Operation
+from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
 from worker.supervisor.status import Activity, WorkerStatus
 from worker.wire.sampling import PARAMETERS
@@ -90,17 +90,17 @@ def _text_or_bytes(piece: bytes) -> str | list[int]:
         return list(piece)
 
 
-async def detokenize(request: Request, state: AppState) -> Response:
+async def detokenize(request: Request, state: AppState) -> object:
     body = await read(request, state, DetokenizeBody)
-    return json_response({"content": await answered(request, state, Detokenize(body.tokens))})
+    return {"content": await answered(request, state, Detokenize(body.tokens))}
 
 
-async def apply_template(request: Request, state: AppState) -> Response:
+async def apply_template(request: Request, state: AppState) -> object:
     prompt = await read_as(request, state, ChatFields, lambda body: chat_prompt(body.chat(), state))
-    return json_response({"prompt": await answered(request, state, ApplyTemplate(prompt))})
+    return {"prompt": await answered(request, state, ApplyTemplate(prompt))}
 
 
-async def props(request: Request, state: AppState) -> Response:
+async def props(request: Request, state: AppState) -> object:
     status, info = state.supervisor.status(), state.loaded()
     others = {"n_predict": -1, "max_tokens": -1}
     sampling = {known.theirs: known.default for known in PARAMETERS.values()}
@@ -109,29 +109,27 @@ async def props(request: Request, state: AppState) -> Response:
         PARAMETERS[name].theirs if name in PARAMETERS else name: value
         for name, value in defaults_of(state).items()
     }
-    return json_response(
-        {
-            "default_generation_settings": {
-                "n_ctx": status.context_length,
-                "params": sampling | others,
-            },
-            "total_slots": _n_slots(state, status),
-            "model_alias": state.model_name,
-            "model_ftype": info.model.quant_kind,
-            "model_path": state.model_file,  # A folder of this machine is not for clients.
-            "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
-            "media_marker": MEDIA_MARKER,
-            "modalities": {**state.served.modalities, "video": False},
-            "bos_token": info.model.bos_token,
-            "eos_token": info.model.eos_token,
-            "endpoint_slots": True,
-            "endpoint_props": False,
-            "endpoint_metrics": True,
-            "ui": state.settings.page,
-            "build_info": state.served.build,
-            "is_sleeping": state.supervisor.state == "sleeping",
-        }
-    )
+    return {
+        "default_generation_settings": {
+            "n_ctx": status.context_length,
+            "params": sampling | others,
+        },
+        "total_slots": _n_slots(state, status),
+        "model_alias": state.model_name,
+        "model_ftype": info.model.quant_kind,
+        "model_path": state.model_file,  # A folder of this machine is not for clients.
+        "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
+        "media_marker": MEDIA_MARKER,
+        "modalities": {**state.served.modalities, "video": False},
+        "bos_token": info.model.bos_token,
+        "eos_token": info.model.eos_token,
+        "endpoint_slots": True,
+        "endpoint_props": False,
+        "endpoint_metrics": True,
+        "ui": state.settings.page,
+        "build_info": state.served.build,
+        "is_sleeping": state.supervisor.state == "sleeping",
+    }
 
 
 def _of_models(answers: Sequence[Any]) -> Any:
@@ -140,63 +138,59 @@ def _of_models(answers: Sequence[Any]) -> Any:
     return {**next(iter(answers), {}), **several}
 
 
-async def tools(request: Request, state: AppState) -> Response:
+async def tools(request: Request, state: AppState) -> object:
     """The page asks before each message."""
-    return json_response([])
+    return []
 
 
 class ToolBody(OpenBody):
     tool: str
 
 
-async def call_tool(request: Request, state: AppState) -> Response:
+async def call_tool(request: Request, state: AppState) -> object:
     """The page calls one at its start, listed or not; a result is how it reads a failure."""
     body = await read(request, state, ToolBody)
-    return json_response({"error": f"this worker has no tool {body.tool!r}, nor any other"})
+    return {"error": f"this worker has no tool {body.tool!r}, nor any other"}
 
 
-async def slots(request: Request, state: AppState) -> Response:
+async def slots(request: Request, state: AppState) -> object:
     """One entry for each slot. Which request is in which is not known: they are the first."""
     status = state.supervisor.status()
     running = state.supervisor.activities(0)
-    return json_response(
-        [
-            {
-                "id": i,
-                "n_ctx": status.context_length,
-                "speculative": status.info is not None and status.info.speculation.kind != "off",
-                "is_processing": i < len(running),
-                **(_busy(running[i]) if i < len(running) else {}),
-            }
-            for i in range(_n_slots(state, status))
-        ]
-    )
+    return [
+        {
+            "id": i,
+            "n_ctx": status.context_length,
+            "speculative": status.info is not None and status.info.speculation.kind != "off",
+            "is_processing": i < len(running),
+            **(_busy(running[i]) if i < len(running) else {}),
+        }
+        for i in range(_n_slots(state, status))
+    ]
 
 
-async def adapters(request: Request, state: AppState) -> Response:
+async def adapters(request: Request, state: AppState) -> object:
     """Those that are loaded, each with its scale for requests that say nothing of adapters."""
-    return json_response(
-        [
-            {
-                "id": number,
-                "name": adapter.name,
-                "path": adapter.path.rstrip("/").rsplit("/", 1)[-1],
-                "scale": scale,
-                "task_name": "",
-                "prompt_prefix": "",
-            }
-            for number, (adapter, scale) in enumerate(
-                zip(state.adapters.loaded, state.adapters.scales, strict=True)
-            )
-        ]
-    )
+    return [
+        {
+            "id": number,
+            "name": adapter.name,
+            "path": adapter.path.rstrip("/").rsplit("/", 1)[-1],
+            "scale": scale,
+            "task_name": "",
+            "prompt_prefix": "",
+        }
+        for number, (adapter, scale) in enumerate(
+            zip(state.adapters.loaded, state.adapters.scales, strict=True)
+        )
+    ]
 
 
-async def set_adapters(request: Request, state: AppState) -> Response:
+async def set_adapters(request: Request, state: AppState) -> object:
     """Set these scales, and those of all other adapters to 0."""
     body = await read(request, state, AdaptersBody)
     state.adapters.set(tuple((each.id, each.scale) for each in body.lora))
-    return json_response({"success": True})
+    return {"success": True}
 
 
 def _n_slots(state: AppState, status: WorkerStatus) -> int:
@@ -213,18 +207,9 @@ def _busy(activity: Activity) -> dict[str, Any]:
 
 
 OPERATIONS = [
-    Operation(
-        "POST", "/tokenize", tokenize, "Text to token ids",
-        body=TokenizeBody, errors=JOB_ERRORS,
-    ),
-    Operation(
-        "POST", "/detokenize", detokenize, "Token ids to text",
-        body=DetokenizeBody, errors=JOB_ERRORS,
-    ),
-    Operation(
-        "POST", "/apply-template", apply_template, "Messages to a prompt",
-        body=ChatFields, errors=JOB_ERRORS,
-    ),
+    Operation("POST", "/tokenize", tokenize, "Text to token ids", body=TokenizeBody),
+    Operation("POST", "/detokenize", detokenize, "Token ids to text", body=DetokenizeBody),
+    Operation("POST", "/apply-template", apply_template, "Messages to a prompt", body=ChatFields),
     Operation(
         "GET", "/props", props, "The model's defaults",
         errors=(503,), asks="groups", joined=_of_models,

@@ -10,12 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.fields import MAX_CHOICES, Many
-from worker.api.dialects.llama_server.errors import ERRORS
-from worker.api.dialects.llama_server.schema import REFERENCE
+from worker.api.dialects.llama_server.schema import ERRORS, REFERENCE
 from worker.api.http.body import OpenBody, read
-from worker.api.http.encoding import json_response
 from worker.api.http.errors import nested_events
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.api.http.operation import SSE, Dialect, Events, Operation
 from worker.api.http.resume import go_on, owner_of
 from worker.api.http.state import AppState
@@ -28,13 +26,13 @@ class ControlBody(OpenBody):
     action: Literal["reasoning_end"]
 
 
-async def control(request: Request, state: AppState) -> Response:
+async def control(request: Request, state: AppState) -> object:
     """Close the reasoning of all choices of an answer."""
     body = await read(request, state, ControlBody)
     names = (body.id, *(f"{body.id}-{index}" for index in range(1, MAX_CHOICES)))
     if any([state.supervisor.end_reasoning(name) for name in names]):
-        return json_response({"success": True})
-    return json_response({"success": False, "message": "no active completion for this id"})
+        return {"success": True}
+    return {"success": False, "message": "no active completion for this id"}
 
 
 class LookupBody(OpenBody):
@@ -54,24 +52,22 @@ async def end_stream(request: Request, state: AppState) -> Response:
 def _conversation(request: Request) -> str:
     if name := request.query_params.get("conv_id"):
         return name
-    raise invalid([fault("conv_id", "required", "conv_id is required: a conversation's id")])
+    raise refusal("conv_id", "required", "is required: a conversation's id")
 
 
-async def lookup(request: Request, state: AppState) -> Response:
+async def lookup(request: Request, state: AppState) -> object:
     """The caller's streams of conversations whose ids it knows."""
     body, owner = await read(request, state, LookupBody), owner_of(request)
-    return json_response(
-        [
-            {
-                "conversation_id": name,
-                "is_done": log.is_done,
-                "total_bytes": log.total_bytes,
-                "started_at": int(log.began_at),
-                "completed_at": int(log.ended_at),
-            }
-            for name, log in state.streams.named(owner, body.conversation_ids)
-        ]
-    )
+    return [
+        {
+            "conversation_id": name,
+            "is_done": log.is_done,
+            "total_bytes": log.total_bytes,
+            "started_at": int(log.began_at),
+            "completed_at": int(log.ended_at),
+        }
+        for name, log in state.streams.named(owner, body.conversation_ids)
+    ]
 
 
 def _successful(answers: Sequence[Any]) -> Any:

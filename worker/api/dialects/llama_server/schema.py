@@ -1,6 +1,8 @@
-"""llama-server's bodies and answers that OpenAI's API does not have. Pure data, any thread."""
+"""llama-server's bodies that OpenAI's API does not have, and its form of a failure. Any thread."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from pydantic import AliasChoices, Field
 
@@ -17,6 +19,9 @@ from worker.api.chat.fields import (
 )
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW
 from worker.api.http.body import Flag, Integer, OpenBody
+from worker.api.http.errors import NESTED, nested_error
+from worker.api.http.operation import ErrorForm
+from worker.errors import ContextLengthExceeded, WorkerError
 
 MAX_LOGPROBS = 2**20
 """Of one answer, beyond those that every answer may have."""
@@ -97,3 +102,18 @@ class InfillBody(TextBody):
     input_extra: tuple[ProjectFile, ...] = Field(
         (), max_length=256, description="other files of the project"
     )
+
+
+def _error(error: WorkerError, correlation_id: str) -> dict[str, Any]:
+    """OpenAI's form, with a type of its own for a prompt that is too long."""
+    told = nested_error(error, correlation_id)
+    if isinstance(error, ContextLengthExceeded):
+        told["error"] |= {
+            "type": "exceed_context_size_error",
+            "n_prompt_tokens": error.details["prompt_tokens"],
+            "n_ctx": error.details["context_length"],
+        }
+    return told
+
+
+ERRORS = ErrorForm(_error, NESTED.schema)

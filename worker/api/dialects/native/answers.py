@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from worker.api.http.state import Refusal
 from worker.supervisor.status import Activity, State
 from worker.wire.backends import BackendName
-from worker.wire.engine_info import DeviceNames
+from worker.wire.engine_info import ControlInfo, DeviceNames
 from worker.wire.messages import StopReason
 
 Count = Annotated[int, Field(ge=0)]
@@ -67,27 +67,13 @@ class AdapterAnswer(TypedDict):
     size_bytes: Count
 
 
-class ControlVectorAnswer(TypedDict):
-    path: str
-    """The name of its file."""
-    scale: float
-
-
-class ControlAnswer(TypedDict):
-    vectors: list[ControlVectorAnswer]
-    layers: list[Count]
-    """The first and the last that they change."""
-    sha256: str
-    """Of what they add."""
-
-
 class ModelAnswer(TypedDict):
     metadata_sha256: str
     conversion: ConversionAnswer | None
     adapters: list[AdapterAnswer]
     overridden: dict[str, Any]
     """Metadata that replaces the file's."""
-    control: ControlAnswer | None
+    control: ControlInfo | None
 
 
 class EngineCrash(TypedDict):

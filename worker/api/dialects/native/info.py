@@ -12,7 +12,6 @@ from starlette.responses import Response
 from worker.api.dialects.native.answers import AnyObject, ConversionAnswer, EngineCrash, Info
 from worker.api.dialects.native.schema import MAX_JOB_ID_CHARS
 from worker.api.http.body import MAX_NESTING
-from worker.api.http.encoding import json_response
 from worker.api.http.operation import JSON, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
@@ -34,24 +33,22 @@ _LIMITS = (
 )
 
 
-async def info(request: Request, state: AppState) -> Response:
+async def info(request: Request, state: AppState) -> dict[str, Any]:
     status = state.supervisor.status()
     engine = status.info
-    return json_response(
-        {
-            "worker_id": state.worker_id,
-            "incarnation": state.incarnation,
-            "version": own_version(),
-            "backend": state.settings.backend,
-            "model_ref": state.model_ref,
-            "protocol": "sse",
-            "limits": _limits(state),
-            "model": _model(state, engine) if engine is not None else None,
-            "engine": _engine(engine, state.settings.engine) if engine is not None else None,
-            "residency": _residency(engine) if engine is not None else None,
-            "engine_crashes": [_crash(crash) for crash in status.crashes],
-        }
-    )
+    return {
+        "worker_id": state.worker_id,
+        "incarnation": state.incarnation,
+        "version": own_version(),
+        "backend": state.settings.backend,
+        "model_ref": state.model_ref,
+        "protocol": "sse",
+        "limits": _limits(state),
+        "model": _model(state, engine) if engine is not None else None,
+        "engine": _engine(engine, state.settings.engine) if engine is not None else None,
+        "residency": _residency(engine) if engine is not None else None,
+        "engine_crashes": list(map(_crash, status.crashes)),
+    }
 
 
 def _limits(state: AppState) -> dict[str, Any]:

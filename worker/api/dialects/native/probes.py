@@ -1,17 +1,29 @@
-"""The paths for probes, pools and dashboards.
+"""The paths for probes, pools, dashboards, and the worker's page.
 
-They read only the supervisor's `WorkerStatus`, so they answer whatever the engine is doing.
+They read only the supervisor's `WorkerStatus` and the counters of `/metrics`, so they answer
+whatever the engine is doing. `/status` tells what the worker does now, and the last hour of it:
+counts, times and reasons, never a text.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
+from typing import get_args
 
 from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.dialects.native.answers import Health, Load, ReadyAnswer, Version
+from worker.api.dialects.native.answers import (
+    Health,
+    History,
+    Load,
+    MemoryPart,
+    ReadyAnswer,
+    Status,
+    Version,
+)
 from worker.api.http.encoding import json_response, sse
 from worker.api.http.event_stream import EventStream
 from worker.api.http.operation import JSON, SSE, Events, Operation
@@ -19,10 +31,10 @@ from worker.api.http.state import AppState
 from worker.installation import own_version
 from worker.observability.metrics import CONTENT_TYPE
 from worker.supervisor.status import WorkerStatus
-from worker.wire.messages import Progress
+from worker.wire.messages import CacheTier, Progress
 
 
-async def health(request: Request, state: AppState) -> Response:
+async def health(request: Request, state: AppState) -> object:
     status = state.supervisor.status()
     info = status.info
     body: Health = {
@@ -47,7 +59,7 @@ async def health(request: Request, state: AppState) -> Response:
     if status.residency_lost is not None:
         body["residency_lost"] = status.residency_lost
     if (reason := _why_unwell(status)) is None:
-        return json_response(body)
+        return body
     return json_response(body | {"status": "unhealthy", "reason": reason}, 503)
 
 
@@ -59,11 +71,11 @@ def _why_unwell(status: WorkerStatus) -> str | None:
     return "the engine did not start" if status.error is None else status.error.message
 
 
-async def ready(request: Request, state: AppState) -> Response:
+async def ready(request: Request, state: AppState) -> object:
     status = state.supervisor.status()
     if status.is_ready:
         told = "busy" if status.is_busy else "sleeping" if status.state == "sleeping" else "idle"
-        return json_response({"ready": True, "state": told})
+        return {"ready": True, "state": told}
     body: ReadyAnswer = {
         "ready": False,
         "state": status.state,
@@ -95,14 +107,78 @@ async def metrics(request: Request, state: AppState) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-async def load(request: Request, state: AppState) -> Response:
+async def load(request: Request, state: AppState) -> Load:
     """As vLLM tells it."""
     status = state.supervisor.status()
-    return json_response({"server_load": status.running + status.queued})
+    return {"server_load": status.running + status.queued}
 
 
-async def version(request: Request, state: AppState) -> Response:
-    return json_response({"version": own_version()})
+async def version(request: Request, state: AppState) -> Version:
+    return {"version": own_version()}
+
+
+MOST_WAITING = 32
+"""Waiting requests that are listed; `queued` counts all."""
+
+
+async def status(request: Request, state: AppState) -> Status:
+    now = state.supervisor.status()
+    body: Status = {
+        "at": time.time(),
+        "state": now.state,
+        "phase": now.progress.phase,
+        "percent": now.progress.percent,
+        "bytes_per_second": now.progress.bytes_per_second,
+        "uptime_seconds": now.uptime_seconds,
+        "slots": now.info.slots if now.info is not None else state.settings.engine.slots,
+        "running": now.running,
+        "queued": now.queued,
+        "queued_prompt_tokens": now.queued_prompt_tokens,
+        "requests": state.supervisor.activities(MOST_WAITING),
+        "kv_cells": {
+            "used": now.stats.kv_cells_used - now.stats.kv_cells_cached,
+            "cached": now.stats.kv_cells_cached,
+            "total": now.stats.kv_cells_total,
+        },
+        "memory": _memory(now),
+        "device_bytes": now.info.device_total_bytes if now.info is not None else 0,
+        "prompt_tokens": _prompt_tokens(state),
+        "tokens_out": state.metrics.value("worker_tokens_generated_total"),
+        "engine_crashes": state.metrics.value("worker_engine_crashes_total"),
+        "refusals": [*reversed(state.refusals)],
+    }
+    return body
+
+
+def _memory(now: WorkerStatus) -> list[MemoryPart]:
+    """The planned bytes on the device, part by part; the cells' are split by what they hold. A
+    worker without an engine takes none."""
+    if now.info is None or now.state == "sleeping":
+        return []
+    parts: list[MemoryPart] = []
+    stats = now.stats
+    for part, n_bytes in now.info.plan.items():
+        if part != "kv" or not stats.kv_cells_total:
+            parts.append({"part": part, "bytes": n_bytes})
+            continue
+        each = n_bytes / stats.kv_cells_total
+        used = round(each * (stats.kv_cells_used - stats.kv_cells_cached))
+        cached = round(each * stats.kv_cells_cached)
+        parts.append({"part": "kv_used", "bytes": used})
+        parts.append({"part": "kv_cached", "bytes": cached})
+        parts.append({"part": "kv_free", "bytes": n_bytes - used - cached})
+    return parts
+
+
+def _prompt_tokens(state: AppState) -> dict[str, float]:
+    """Of all started prompts: what was found in each tier, and what was computed."""
+    value = state.metrics.value
+    found = {tier: value("worker_tokens_reused_total", tier=tier) for tier in get_args(CacheTier)}
+    return found | {"computed": value("vllm:prefix_cache_queries_total") - sum(found.values())}
+
+
+async def history(request: Request, state: AppState) -> dict[str, list[float | None]]:
+    return state.history.columns(History.__annotations__)
 
 
 _IS_WELL = "Is the worker alive and well?"
@@ -123,4 +199,10 @@ OPERATIONS = [
         "The start, phase by phase, until ready", {SSE: Events},
     ),
     Operation("GET", "/metrics", metrics, "Prometheus text", {"text/plain": str}, probe=True),
+    Operation(
+        "GET", "/status", status, "What the worker does now", {JSON: Status}, quiet=True
+    ),
+    Operation(
+        "GET", "/status/history", history, "The last hour", {JSON: History}, quiet=True
+    ),
 ]  # fmt: skip

@@ -19,7 +19,6 @@ from worker.api.dialects.native.schema import (
     inference_body,
     read_inference,
 )
-from worker.api.dialects.native.status import OPERATIONS as STATUS
 from worker.api.dialects.native.stream import (
     EVENT_STREAM,
     LINE_STREAM,
@@ -27,15 +26,14 @@ from worker.api.dialects.native.stream import (
     NativeLines,
 )
 from worker.api.http.body import read
-from worker.api.http.encoding import json_response
 from worker.api.http.errors import FLAT
-from worker.api.http.operation import JOB_ERRORS, JSON, NDJSON, SSE, Dialect, Events, Operation
+from worker.api.http.operation import JSON, NDJSON, SSE, Dialect, Events, Operation
 from worker.api.http.resume import go_on
 from worker.api.http.state import AppState
 from worker.errors import JobNotFound
 
 
-async def execute(request: Request, state: AppState) -> Response:
+async def execute(request: Request, state: AppState) -> object:
     body = inference_body(state, needs_job_id=True)
     return await respond(request, state, body, _read_stream, NativeAnswer)
 
@@ -44,11 +42,11 @@ async def go_on_with(request: Request, state: AppState) -> Response:
     return go_on(request, state, request.path_params["job_id"])
 
 
-async def inference_stream(request: Request, state: AppState) -> Response:
+async def inference_stream(request: Request, state: AppState) -> object:
     return await respond(request, state, inference_body(state), _read_stream, NativeAnswer)
 
 
-async def inference(request: Request, state: AppState) -> Response:
+async def inference(request: Request, state: AppState) -> object:
     body = inference_body(state)
     if "application/x-ndjson" in request.headers.get("accept", ""):
         return await respond(request, state, body, _read_stream, NativeLines)
@@ -59,36 +57,36 @@ def _read_stream(body: InferenceBody, state: AppState) -> Generate:
     return replace(read_inference(body, state), streams=True)
 
 
-async def cancel(request: Request, state: AppState) -> Response:
+async def cancel(request: Request, state: AppState) -> Done:
     body = await read(request, state, CancelBody)
     if not state.supervisor.cancel(body.job_id):
         raise JobNotFound("no job of that id was ever accepted by this worker")
-    return json_response({"job_id": body.job_id, "status": "cancelled"}, 202)
+    return {"job_id": body.job_id, "status": "cancelled"}
 
 
-async def shutdown(request: Request, state: AppState) -> Response:
+async def shutdown(request: Request, state: AppState) -> Done:
     state.request_shutdown()
-    return json_response({"status": "draining"}, 202)
+    return {"status": "draining"}
 
 
-async def sleep(request: Request, state: AppState) -> Response:
+async def sleep(request: Request, state: AppState) -> Done:
     state.supervisor.sleep()
-    return json_response({"status": "sleeping"})
+    return {"status": "sleeping"}
 
 
-async def wake_up(request: Request, state: AppState) -> Response:
+async def wake_up(request: Request, state: AppState) -> Done:
     state.supervisor.wake()
-    return json_response({"status": "waking"})
+    return {"status": "waking"}
 
 
-async def is_sleeping(request: Request, state: AppState) -> Response:
-    return json_response({"is_sleeping": state.supervisor.state == "sleeping"})
+async def is_sleeping(request: Request, state: AppState) -> Sleeping:
+    return {"is_sleeping": state.supervisor.state == "sleeping"}
 
 
 OPERATIONS = [
     Operation(
         "POST", "/execute", execute, "Run a job and stream it", {SSE: Events},
-        body=partial(inference_body, needs_job_id=True), errors=JOB_ERRORS,
+        body=partial(inference_body, needs_job_id=True),
     ),
     Operation(
         "GET", "/execute/{job_id:path}", go_on_with, "Go on reading a job's stream", {SSE: Events},
@@ -96,11 +94,11 @@ OPERATIONS = [
     ),
     Operation(
         "POST", "/v1/inference/stream", inference_stream, "Run a job and stream it", {SSE: Events},
-        body=inference_body, errors=JOB_ERRORS,
+        body=inference_body,
     ),
     Operation(
         "POST", "/v1/inference", inference, "Run a job", {JSON: Inference, NDJSON: Events},
-        body=inference_body, errors=JOB_ERRORS,
+        body=inference_body,
     ),
     Operation(
         "POST", "/cancel", cancel, "End a job", {JSON: Done},
@@ -121,7 +119,7 @@ OPERATIONS = [
 ]  # fmt: skip
 
 DIALECT = Dialect(
-    [*PROBES, *OPERATIONS, *DESCRIPTIONS, *STATUS],
+    [*PROBES, *OPERATIONS, *DESCRIPTIONS],
     FLAT,
     {SSE: EVENT_STREAM, NDJSON: LINE_STREAM},
     root="/",

@@ -10,10 +10,10 @@ import uuid
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, Tag, create_model
+from pydantic import AfterValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.fields import MAX_ADAPTERS, ByKind, Text
+from worker.api.chat.fields import MAX_ADAPTERS, AdapterId
 from worker.api.chat.request import Generate, Reasoning
 from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED, number_fields
 from worker.api.http.body import Body, Flag, Integer, Number
@@ -51,9 +51,7 @@ else:
 class AdapterBody(Body):
     """A LoRA adapter of a job."""
 
-    id: Annotated[Text | Annotated[Integer, Tag("~other")], ByKind] = Field(
-        description="its number or its name"
-    )
+    id: AdapterId
     scale: Number
 
 

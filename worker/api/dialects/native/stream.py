@@ -11,14 +11,10 @@ from worker.api.chat.delta import Delta, Text
 from worker.api.chat.dialect import Answer
 from worker.api.chat.message import Choice
 from worker.api.dialects.native.schema import InferenceBody
-from worker.api.http.encoding import dumps, quoted, sse
+from worker.api.http.encoding import json_line, quoted, sse
 from worker.api.http.operation import NDJSON, StreamForm
 from worker.errors import WorkerError
 from worker.wire.messages import Finished, Started
-
-
-def ndjson(event: dict[str, Any]) -> bytes:
-    return f"{dumps(event)}\n".encode()
 
 
 def error_event(error: WorkerError) -> dict[str, Any]:
@@ -36,7 +32,7 @@ EVENT_STREAM = StreamForm(
 )
 LINE_STREAM = StreamForm(
     lambda line: line.startswith((b'{"type":"end"', b'{"type":"error"')),
-    lambda error, first, last: ndjson(error_event(error)),
+    lambda error, first, last: json_line(error_event(error)),
 )
 
 
@@ -132,4 +128,4 @@ class NativeLines(NativeAnswer):
     media_type = NDJSON
     form = LINE_STREAM
     token_head, token_tail = '{"type":"token","t":', "]}\n"
-    event = staticmethod(ndjson)
+    event = staticmethod(json_line)

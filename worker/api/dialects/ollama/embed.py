@@ -14,8 +14,8 @@ from starlette.responses import Response
 from worker.api.chat.fields import ByKind, Text
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Integer, OpenBody, read
-from worker.api.http.encoding import dumps, json_response, sliced
-from worker.api.http.operation import MODEL_ERRORS, Operation
+from worker.api.http.encoding import dumps, sliced
+from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
 
@@ -73,20 +73,20 @@ def _encoded(
     yield b"]," + dumps(end)[1:].encode()
 
 
-async def embedding(request: Request, state: AppState) -> Response:
+async def embedding(request: Request, state: AppState) -> object:
     body = await read(request, state, EmbeddingsBody)
     state.require_model(model := served(body.model, state))
     found = await embed(request, state, model, [body.prompt]) if body.prompt else []
-    return json_response({"embedding": found[0].values().tolist() if found else []})
+    return {"embedding": found[0].values().tolist() if found else []}
 
 
 OPERATIONS = [
+    Operation("POST", "/api/embed", embeddings, "Ollama's embeddings", body=EmbedBody),
     Operation(
-        "POST", "/api/embed", embeddings, "Ollama's embeddings",
-        body=EmbedBody, errors=MODEL_ERRORS,
+        "POST",
+        "/api/embeddings",
+        embedding,
+        "One embedding, in the older form",
+        body=EmbeddingsBody,
     ),
-    Operation(
-        "POST", "/api/embeddings", embedding, "Ollama's older form of one embedding",
-        body=EmbeddingsBody, errors=MODEL_ERRORS,
-    ),
-]  # fmt: skip
+]

@@ -13,7 +13,6 @@ from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.ollama.naming import rfc3339, served, tagged
 from worker.api.http.body import Flag, OpenBody, read
-from worker.api.http.encoding import json_response
 from worker.api.http.operation import Operation, joined_in
 from worker.api.http.state import AppState
 from worker.wire.sampling import PARAMETERS
@@ -31,26 +30,25 @@ class ShowBody(OpenBody):
     verbose: Flag = False
 
 
-async def tags(request: Request, state: AppState) -> Response:
+async def tags(request: Request, state: AppState) -> object:
     modified_at = _started_at(state)
-    names = (*state.model_names, *state.adapters.names)
-    entries = [_entry(state, name) | {"modified_at": modified_at} for name in names]
-    return json_response({"models": entries})
+    entries = [_entry(state, name) | {"modified_at": modified_at} for name in state.all_names]
+    return {"models": entries}
 
 
-async def running(request: Request, state: AppState) -> Response:
+async def running(request: Request, state: AppState) -> object:
     if state.supervisor.info is None:
-        return json_response({"models": []})
+        return {"models": []}
     loaded = {
         "expires_at": _NEVER,
         "size_vram": _held(state) if state.settings.engine.on_gpu else 0,
         "context_length": state.loaded().model.context_length,
     }
     entry = _entry(state, state.model_name) | {"size": _held(state)}
-    return json_response({"models": [entry | loaded]})
+    return {"models": [entry | loaded]}
 
 
-async def show(request: Request, state: AppState) -> Response:
+async def show(request: Request, state: AppState) -> object:
     body = await read(request, state, ShowBody)
     state.require_model(name := served(body.model, state))
     model = state.loaded().model
@@ -64,22 +62,20 @@ async def show(request: Request, state: AppState) -> Response:
         # Clients ask for no more context than this, so it is the worker's and not the file's.
         f"{model.architecture}.context_length": model.context_length,
     }
-    return json_response(
-        {
-            "license": str(state.served.metadata.get("general.license", "")),
-            "modelfile": "",
-            "parameters": "\n".join(lines),
-            "template": str(state.served.metadata.get("tokenizer.chat_template", "")),
-            "details": _details(state, name),
-            "model_info": {**_metadata(state), **facts},
-            "capabilities": _capabilities(state),
-            "modified_at": _started_at(state),
-        }
-    )
+    return {
+        "license": str(state.served.metadata.get("general.license", "")),
+        "modelfile": "",
+        "parameters": "\n".join(lines),
+        "template": str(state.served.metadata.get("tokenizer.chat_template", "")),
+        "details": _details(state, name),
+        "model_info": {**_metadata(state), **facts},
+        "capabilities": _capabilities(state),
+        "modified_at": _started_at(state),
+    }
 
 
-async def version(request: Request, state: AppState) -> Response:
-    return json_response({"version": API_VERSION})
+async def version(request: Request, state: AppState) -> object:
+    return {"version": API_VERSION}
 
 
 async def is_running(request: Request, state: AppState) -> Response:

@@ -1,9 +1,13 @@
-"""Models and times as Ollama names them. Pure functions, any thread."""
+"""Models, times and failures as Ollama names them. Pure functions, any thread."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from typing_extensions import TypedDict
+
+from worker.api.http.encoding import json_line
+from worker.api.http.operation import ErrorForm, StreamForm
 from worker.api.http.state import AppState
 
 _TAG = ":latest"
@@ -20,8 +24,7 @@ def untagged(name: str) -> str:
 
 def served(name: str, state: AppState) -> str:
     """The worker's own name for a model that a client names, with or without the tag."""
-    known = (*state.model_names, *state.adapters.names)
-    return name if name in known else untagged(name)
+    return name if name in state.all_names else untagged(name)
 
 
 def rfc3339(moment: datetime) -> str:
@@ -34,3 +37,15 @@ def now() -> str:
 
 def nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
+
+
+class OllamaError(TypedDict):
+    error: str
+
+
+ERRORS = ErrorForm(lambda error, correlation_id: {"error": error.message}, OllamaError)
+LINES = StreamForm(
+    # Quotes in a text are escaped, so no answer's text looks like this.
+    lambda line: b'"done":true' in line or line.startswith(b'{"error":'),
+    lambda error, first, last: json_line({"error": error.message}),
+)

@@ -23,7 +23,7 @@ from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, R
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
 from worker.api.dialects.ollama.naming import served
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, Prompt
 
@@ -157,10 +157,8 @@ def generate_request(body: GenerateBody, state: AppState) -> Generate:
         messages = (*system, Message("user", content))
         return body.generate(Chat(messages, reasoning=body.reasoning), state)
     if body.images:
-        message = "images go with a prompt that is put into a chat template"
-        raise invalid([fault("images", "conflict", message)])
+        raise refusal("images", "conflict", "go with a prompt that is put into a chat template")
     if body.system:
-        message = "system goes with a prompt that is put into a chat template"
-        raise invalid([fault("system", "conflict", message)])
+        raise refusal("system", "conflict", "goes with a prompt that is put into a chat template")
     prompt = InfillPrompt(body.prompt, body.suffix) if body.suffix else body.prompt
     return body.generate((prompt,), state)

@@ -1,4 +1,4 @@
-"""Ollama's answers: lines of JSON, or the same as one object."""
+"""Ollama's paths that generate, and their answers: lines of JSON, or the same as one object."""
 
 from __future__ import annotations
 
@@ -6,14 +6,34 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from starlette.responses import Response
+
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.dialect import Answer, Body
 from worker.api.chat.message import Block, Choice
+from worker.api.chat.request import Generate
+from worker.api.chat.run import generation
 from worker.api.chat.scored import scored_tokens
-from worker.api.dialects.ollama.errors import LINES
-from worker.api.dialects.ollama.naming import nanoseconds, now, tagged
-from worker.api.http.encoding import dumps
-from worker.api.http.operation import NDJSON
+from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
+from worker.api.dialects.ollama.models import OPERATIONS as MODELS
+from worker.api.dialects.ollama.naming import (
+    ERRORS,
+    LINES,
+    nanoseconds,
+    now,
+    served,
+    tagged,
+    untagged,
+)
+from worker.api.dialects.ollama.schema import (
+    ChatBody,
+    GenerateBody,
+    chat_request,
+    generate_request,
+)
+from worker.api.http.encoding import json_line, json_response
+from worker.api.http.operation import NDJSON, Dialect
+from worker.api.http.state import AppState
 from worker.wire.messages import Finished
 
 Line = dict[str, Any]
@@ -27,7 +47,7 @@ class _Lines(Answer[Body]):
 
     def __post_init__(self) -> None:
         [self._choice] = self.choices
-        self._model = tagged(self.model_name)
+        self._model = tagged(self.state.name_of(self.asked.model))
         self._n_calls = 0
         """Those that were sent; a call is one line, so it waits until it is whole."""
 
@@ -65,7 +85,7 @@ class _Lines(Answer[Body]):
         return b"".join(self._line(self.content("", calls=[call])) for call in new)
 
     def _line(self, fields: Line) -> bytes:
-        return f"{dumps(self._head() | fields)}\n".encode()
+        return json_line(self._head() | fields)
 
     def _head(self) -> Line:
         return {"model": self._model, "created_at": now(), "done": False}
@@ -107,3 +127,40 @@ class GenerateAnswer(_Lines[Body]):
 def _call(index: int, call: Block) -> Line:
     function = {"index": index, "name": call.name, "arguments": call.arguments}
     return {"id": call.id, "function": function}
+
+
+# --- paths -------------------------------------------------------------------------------
+
+
+def _read_chat(body: ChatBody, state: AppState) -> Generate | Response:
+    if body.messages:
+        return chat_request(body, state)
+    return _loaded(body, state, {"message": {"role": "assistant", "content": ""}})
+
+
+def _read_generate(body: GenerateBody, state: AppState) -> Generate | Response:
+    if body.prompt or body.suffix:
+        return generate_request(body, state)
+    return _loaded(body, state, {"response": ""})
+
+
+def _loaded(body: ChatBody | GenerateBody, state: AppState, empty: dict[str, object]) -> Response:
+    """The answer to a request that only wants the model loaded, which it always is."""
+    state.require_model(served(body.model, state))
+    state.loaded()
+    name = state.name_of(served(body.model, state))
+    head = {"model": tagged(name), "created_at": now()}
+    return json_response({**head, **empty, "done": True, "done_reason": "load"})
+
+
+_REFERENCE = "https://docs.ollama.com/api"
+OPERATIONS = [
+    generation("/api/chat", "Ollama's chats", ChatBody, _read_chat, ChatAnswer),
+    generation(
+        "/api/generate", "Ollama's completions",
+        GenerateBody, _read_generate, GenerateAnswer,
+    ),
+]  # fmt: skip
+DIALECT = Dialect(
+    [*MODELS, *EMBEDDINGS, *OPERATIONS], ERRORS, {NDJSON: LINES}, untagged, _REFERENCE, "/api/"
+)

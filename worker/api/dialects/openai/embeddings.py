@@ -16,7 +16,7 @@ from worker.api.chat.fields import prompts_of, prompts_of_at_most
 from worker.api.http.body import Integer, OpenBody, read_as
 from worker.api.http.encoding import dumps, sliced
 from worker.api.http.faults import fault, invalid
-from worker.api.http.operation import MODEL_ERRORS, Operation
+from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
 from worker.wire.work import MarkedPrompt, MixedTokens
@@ -101,8 +101,6 @@ def _encoded(found: Sequence[Embedding], body: EmbeddingBody, model_name: str) -
 
 
 OPERATIONS = [
-    Operation(
-        "POST", path, embeddings, "OpenAI's embeddings", body=EmbeddingBody, errors=MODEL_ERRORS
-    )
+    Operation("POST", path, embeddings, "OpenAI's embeddings", body=EmbeddingBody)
     for path in ("/v1/embeddings", SHORT_PATH, OWN_PATH)
-]  # fmt: skip
+]

@@ -6,32 +6,33 @@ import time
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
 
 from worker.api.chat.run import counting, generation
 from worker.api.dialects.openai.embeddings import OPERATIONS as EMBEDDINGS
-from worker.api.dialects.openai.read import chat_of, read_chat, read_completion
-from worker.api.dialects.openai.schema import ChatBody, CompletionBody
+from worker.api.dialects.openai.schema import (
+    ChatBody,
+    CompletionBody,
+    chat_of,
+    read_chat,
+    read_completion,
+)
 from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
-from worker.api.http.encoding import json_response
 from worker.api.http.errors import NESTED
 from worker.api.http.operation import SSE, Dialect, Operation, joined_in
 from worker.api.http.state import AppState
 from worker.errors import ModelNotFound
 
 
-async def models(request: Request, state: AppState) -> Response:
-    names = (*state.model_names, *state.adapters.names)
-    return json_response({"object": "list", "data": [_model(state, name) for name in names]})
+async def models(request: Request, state: AppState) -> object:
+    return {"object": "list", "data": [_model(state, name) for name in state.all_names]}
 
 
-async def model(request: Request, state: AppState) -> Response:
+async def model(request: Request, state: AppState) -> object:
     name = request.path_params["model"]
-    names = (*state.model_names, *state.adapters.names)
-    if name not in names:
-        served = " and ".join(map(repr, names))
+    if name not in state.all_names:
+        served = " and ".join(map(repr, state.all_names))
         raise ModelNotFound(f"this worker serves {served} and no other model")
-    return json_response(_model(state, name))
+    return _model(state, name)
 
 
 def _model(state: AppState, name: str) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""OpenAI's bodies as pydantic models, with the additional fields of llama.cpp and vLLM.
+"""OpenAI's bodies as pydantic models, and the requests that they make.
 
-Every field here takes effect; any other field is ignored and reported by name. Pure data, any
-thread.
+They have the additional fields of llama.cpp and vLLM. Every field here takes effect; any other
+field is ignored and reported by name. Any thread.
 """
 
 from __future__ import annotations
 
+import uuid
 from typing import Annotated, Literal
 
 from pydantic import Field, Tag
@@ -19,10 +20,14 @@ from worker.api.chat.fields import (
     GenerationFields,
     Item,
     Many,
+    prompts_of,
     prompts_of_at_most,
 )
-from worker.api.chat.request import Format, JsonSchema, Reasoning
+from worker.api.chat.request import Chat, Format, Generate, JsonSchema, OneTool, Reasoning
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
+from worker.api.http.faults import fault, invalid, refusal
+from worker.api.http.state import AppState
+from worker.wire.work import InfillPrompt, MarkedPrompt, MixedTokens, Prompt
 
 ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
 WordOr = Annotated[ToolWord | Annotated[Item, Tag("~object")], ByKind]
@@ -77,17 +82,6 @@ class ChatBody(GenerationFields, ChatFields):
     format_fields = GenerationFields.format_fields | {"response_format"}
 
     @property
-    def reasoning(self) -> Reasoning:
-        form = self.reasoning_format
-        return Reasoning(
-            budget=self.reasoning_budget,
-            message=self.reasoning_budget_message,
-            effort=self.reasoning_effort,
-            enabled=self.enable_thinking,
-            splits=None if form is None else form != "none",
-        )
-
-    @property
     def format(self) -> Format | None:
         form = self.response_format
         if form is None or form.type == "text":
@@ -118,3 +112,75 @@ class CompletionBody(GenerationFields):
     suffix: str | None = Field(
         None, description="what comes after the answer; needs fill-in-the-middle tokens"
     )
+
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for plain completions."""
+
+
+def read_chat(body: ChatBody, state: AppState) -> Generate:
+    """
+    Raises:
+        InvalidRequest: the fields do not fit together.
+    """
+    faults, form = [], body.response_format
+    if body.max_tokens == 0:
+        message = "max_tokens must be an integer of at least 1, or -1"
+        faults.append(fault("max_tokens", "minimum", message, 0))
+    if body.top_logprobs is not None and not body.logprobs:
+        faults.append(fault("top_logprobs", "requires", "top_logprobs needs logprobs: true"))
+    if form and form.type == "json_schema" and not (form.json_schema or form.schema_):
+        message = "response_format.json_schema is required: an object with a schema"
+        faults.append(fault("response_format.json_schema", "required", message))
+    if faults:
+        raise invalid(faults)
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return body.generate(state, f"chatcmpl-{uuid.uuid4().hex}", chat_of(body), logprobs=logprobs)
+
+
+def chat_of(body: ChatBody) -> Chat:
+    choice, form = body.tool_choice, body.reasoning_format
+    variables = {} if body.verbosity is None else {"verbosity": body.verbosity}
+    return body.chat(
+        OneTool(choice.function.name, "tool_choice.function.name")
+        if isinstance(choice, FunctionChoice)
+        else choice or "auto",
+        body.parallel_tool_calls,
+        variables,
+        Reasoning(
+            budget=body.reasoning_budget,
+            message=body.reasoning_budget_message,
+            effort=body.reasoning_effort,
+            enabled=body.enable_thinking,
+            splits=None if form is None else form != "none",
+        ),
+    )
+
+
+def read_completion(body: CompletionBody, state: AppState) -> Generate:
+    """
+    Raises:
+        InvalidRequest: the fields do not fit together.
+    """
+    prompts = tuple(_with_suffix(prompt, body.suffix) for prompt in prompts_of(body.prompt))
+    if body.echo and not all(isinstance(prompt, str | tuple) for prompt in prompts):
+        what = "goes with a prompt of text and tokens, without media and suffix"
+        raise refusal("echo", "conflict", what)
+    wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    return body.generate(
+        state,
+        f"cmpl-{uuid.uuid4().hex}",
+        prompts,
+        logprobs=body.logprobs,
+        prompt_logprobs=max((n for n in wanted if n is not None), default=None),
+        echo=body.echo,
+        max_tokens=DEFAULT_COMPLETION_TOKENS,
+    )
+
+
+def _with_suffix(prompt: str | MixedTokens | MarkedPrompt, suffix: str | None) -> Prompt:
+    if not suffix:
+        return prompt
+    if not isinstance(prompt, str):
+        raise refusal("suffix", "conflict", "goes with a prompt of text only")
+    return InfillPrompt(prompt, suffix)

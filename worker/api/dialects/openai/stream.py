@@ -49,7 +49,7 @@ class _Choices(Answer[Any]):
             "id": self.asked.id,
             "object": self.chunk_object if self.asked.streams else self.answer_object,
             "created": int(time.time()),
-            "model": self.model_name,
+            "model": self.state.name_of(self.asked.model),
             "system_fingerprint": self.state.served.build,
         }
         self._begin = f'data: {dumps(self._head)[:-1]},"choices":[{{"index":'

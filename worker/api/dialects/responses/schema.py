@@ -6,7 +6,6 @@ Nothing is stored here, so a body has the whole conversation. Any thread.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -27,7 +26,7 @@ from worker.api.chat.request import (
 )
 from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 
 
@@ -138,13 +137,17 @@ def chat_of(body: ResponsesBody) -> Chat:
         InvalidRequest: the body leaves something to what was stored, which is nothing.
     """
     if body.previous_response_id is not None:
-        message = "previous_response_id is not honoured: nothing is stored; send the whole input"
-        raise invalid([fault("previous_response_id", "unsupported", message)])
+        what = "is not honoured: nothing is stored; send the whole input"
+        raise refusal("previous_response_id", "unsupported", what)
     choice = body.tool_choice
     verbosity = body.text.verbosity
     return Chat(
         messages=tuple(_messages(body)),
-        tools=tuple(_tools(body)),
+        tools=tuple(
+            Tool(tool.name, f"tools[{index}].parameters", tool.description, tool.parameters)
+            for index, tool in enumerate(body.tools)
+            if tool.type == "function"
+        ),
         tool_choice=OneTool(choice.name, "tool_choice.name")
         if isinstance(choice, NamedChoice)
         else choice or "auto",
@@ -152,13 +155,6 @@ def chat_of(body: ResponsesBody) -> Chat:
         reasoning=Reasoning(effort=body.reasoning.effort),
         template_variables={} if verbosity is None else {"verbosity": verbosity},
     )
-
-
-def _tools(body: ResponsesBody) -> Iterator[Tool]:
-    for index, tool in enumerate(body.tools):
-        if tool.type == "function":
-            path = f"tools[{index}].parameters"
-            yield Tool(tool.name, path, tool.description, tool.parameters)
 
 
 def _messages(body: ResponsesBody) -> list[Message]:

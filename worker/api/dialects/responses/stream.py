@@ -1,4 +1,4 @@
-"""OpenAI's responses: one object, or the events of its stream."""
+"""`/v1/responses`: its paths, and its answers as one object or the events of a stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from worker.api.chat.dialect import BlockAnswer, BlockStep, Event
+from worker.api.chat.run import counting, generation
 from worker.api.chat.timings import timings
-from worker.api.dialects.responses.schema import NamedChoice, ResponsesBody
+from worker.api.dialects.responses.schema import NamedChoice, ResponsesBody, chat_of, read
 from worker.api.http.encoding import sse
-from worker.api.http.errors import error_object
-from worker.api.http.operation import StreamForm
+from worker.api.http.errors import NESTED, error_object
+from worker.api.http.operation import SSE, Dialect, StreamForm
 from worker.errors import WorkerError
 
 _DELTAS = {
@@ -119,7 +120,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "created_at": self._created,
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
-            "model": self.model_name,
+            "model": self.state.name_of(self.asked.model),
             "output": [self._ended_item(index) for index in range(n_blocks)],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"}
@@ -186,3 +187,20 @@ def _data(event: bytes) -> dict[str, Any]:
 
 
 STREAM = StreamForm(lambda event: event.startswith(_ENDS), _failure)
+
+_REFERENCE = "https://platform.openai.com/docs/api-reference/responses"
+OPERATIONS = [
+    operation
+    for path in ("/v1/responses", "/responses")
+    for operation in (
+        generation(
+            path, "OpenAI's responses, nothing stored",
+            ResponsesBody, read, ResponseAnswer,
+        ),
+        counting(
+            f"{path}/input_tokens", ResponsesBody, lambda body: (body.model, chat_of(body)),
+            lambda n_tokens: {"object": "response.input_tokens", "input_tokens": n_tokens},
+        ),
+    )
+]  # fmt: skip
+DIALECT = Dialect(OPERATIONS, NESTED, {SSE: STREAM}, reference=_REFERENCE)
