@@ -177,21 +177,35 @@ SAMPLINGS: list[dict[str, Any]] = [
 ]
 
 
+def prompts(count: int) -> list[str]:
+    """Two texts that go on as they began, then made-up ones, half of which quote themselves."""
+    dice = random.Random(count)
+    words = sorted(set(f"{LIST} {STORY}".split()))
+    made = [" ".join(dice.choices(words, k=dice.randint(3, 40))) for _ in range(count - 2)]
+    return [LIST, STORY, *(f"{text}. {text}" if n % 2 else text for n, text in enumerate(made))]
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
+@pytest.mark.parametrize("count", [2, pytest.param(500, marks=pytest.mark.long)])
 def test_llama_cpp_says_the_same_with_guesses(
-    plain: RealEngine, guessing: tuple[str, RealEngine], sampling: dict[str, Any]
+    plain: RealEngine, guessing: tuple[str, RealEngine], sampling: dict[str, Any], count: int
 ) -> None:
     drafter, engine = guessing
     speculation = guessed(engine)
     drafted, accepted = speculation.n_drafted, speculation.n_accepted
-    for prompt in (LIST, STORY):
+    n_rounded = 0
+    for prompt in prompts(count):
         for seed in range(2 if sampling else 1):
             options = {"max_tokens": 28, "seed": seed, "ignore_eos": True, **sampling}
             ours, theirs = engine.submit(prompt, **options), plain.submit(prompt, **options)
             engine.run()
             plain.run()
             at = common_length(engine.ids(ours), plain.ids(theirs))
-            assert at == 28 or margin(plain, prompt, options, at) < 0.02, "but for a near tie"
+            if at < 28 and sampling:
+                n_rounded += 1
+            else:
+                assert at == 28 or margin(plain, prompt, options, at) < 0.02, "but for a near tie"
+    assert n_rounded <= 0.01 * count, "drawn at the edge of two tokens"
     right = (speculation.n_accepted - accepted) / (speculation.n_drafted - drafted)
     if drafter == "itself":
         # Penalties change what is drawn, and a draft model knows nothing of them.
@@ -202,7 +216,6 @@ def test_llama_cpp_says_the_same_with_guesses(
 
 def margin(plain: RealEngine, prompt: str, options: dict[str, Any], at: int) -> float:
     """Between the two likeliest tokens there: rounding depends on how many rows a batch has."""
-    assert not options.get("temperature"), "drawn tokens differ"
     request_id = plain.submit(prompt, **(options | {"max_tokens": at + 1, "logprobs": 2}))
     plain.run()
     (_, _, first), (_, _, second) = plain.logprobs(request_id)[at].top
