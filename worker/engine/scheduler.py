@@ -107,24 +107,17 @@ class Scheduler:
         are_shared = self._turns.are_shared
         group = self._turns.next() if are_shared else self.running
         # In a split pool, sequences with unlike numbers of rows would take a pass each.
-        together = len(group) == 1 or self.limits.one_pass
+        may_differ = len(group) == 1 or self.limits.one_pass
         for sequence in group:
             n_computed, n_tokens = sequence.n_computed, len(sequence.tokens)
             if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # most are so
                 chunks.append(Chunk(sequence, n_computed, 1))
             elif sequence.is_decoding:
-                chunks.append(Chunk(sequence, n_computed, sequence.n_next if together else 1))
+                chunks.append(Chunk(sequence, n_computed, sequence.n_next if may_differ else 1))
             else:
                 prefilling.append(sequence)
         if prefilling and any([s.spans for s in prefilling]):
-            at_media = [s for s in prefilling if s.next_span is not None]
-            prefilling = [s for s in prefilling if s.next_span is None]
-            is_beside = bool(chunks or prefilling) or (
-                are_shared and any([s.next_span is None for s in self.running])
-            )
-            if at_media and (self.pace.may_encode or not is_beside):
-                self._plan_medium(at_media[0], step)
-                prefilling = []
+            prefilling = self._plan_media(prefilling, step)
         if prefilling:
             step.has_prompts = True
             n_streams = sum([s.is_decoding for s in self.running])
@@ -148,13 +141,19 @@ class Scheduler:
             return []
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
 
-    def _plan_medium(self, sequence: Sequence, step: Step) -> None:
-        """Make the next part of a medium the step's only chunk: the projector computes before it,
-        and embeddings fill a batch of their own."""
-        step.span = sequence.next_span
-        n_tokens = min(sequence.n_next, self.limits.batch)
-        step.chunks = [Chunk(sequence, sequence.n_computed, n_tokens)]
-        step.has_prompts = True
+    def _plan_media(self, prefilling: list[Sequence], step: Step) -> list[Sequence]:
+        """The prompts that go on with tokens; none, if this step is for a part of a medium. That is
+        its only chunk: the projector computes before it, and embeddings fill a batch of their own.
+        """
+        at_media = [s for s in prefilling if s.next_span is not None]
+        is_beside = any([s.next_span is None for s in self.running])
+        if not at_media or (is_beside and not self.pace.may_encode):
+            return [s for s in prefilling if s.next_span is None]
+        first = at_media[0]
+        n_tokens = min(first.n_next, self.limits.batch)
+        step.chunks = [Chunk(first, first.n_computed, n_tokens)]
+        step.span, step.has_prompts = first.next_span, True
+        return []
 
     # --- the layout of the cells ---------------------------------------------------------------
 
