@@ -16,11 +16,10 @@ from worker.engine.cache.disk import Counts, Disk
 from worker.engine.cache.moves import Truncate
 from worker.engine.media.span import Span
 from worker.engine.prompt_scores import prompt_events
-from worker.engine.prompts import shrink
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation
-from worker.engine.step import Chunk, main_prompt
+from worker.engine.step import Chunk, main_prompt, shrink
 from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
 from worker.wire.black_box import LOOP, BlackBox
 from worker.wire.messages import Event, Failed, Started, Stats

@@ -13,9 +13,8 @@ from itertools import islice
 from worker.engine.cache.cache import Cache
 from worker.engine.limits import Limits
 from worker.engine.pace import Pace
-from worker.engine.prompts import share
 from worker.engine.sequence import Sequence
-from worker.engine.step import Chunk, Step
+from worker.engine.step import Chunk, Step, share
 from worker.engine.turns import Turns
 
 _MORE_TOKENS = 32

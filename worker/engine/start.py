@@ -20,7 +20,6 @@ from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
-from worker.devices.residency.mapped import MappedFiles
 from worker.devices.select import Selected, select_device
 from worker.engine.backend import LlamaBackend
 from worker.engine.cache.opening import open_disk
@@ -33,8 +32,7 @@ from worker.engine.media.reader import MediaReader
 from worker.engine.media.start import start_projector
 from worker.engine.outbox import Outbox
 from worker.engine.scheduler import Scheduler
-from worker.engine.text.chat_template import ChatTemplate
-from worker.engine.text.model_template import template_metadata, template_of
+from worker.engine.text.chat_template import ChatTemplate, template_of
 from worker.engine.text.prompt import PromptBuilder
 from worker.engine.text.renderer import renderer
 from worker.errors import InsufficientVram, ModelError, VramOom
@@ -99,7 +97,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     selected = select_device(settings)
     library.on_abort(lambda message: _aborting(message, channel))
     plan = _plan(config, header, selected, budget)
-    mapped = MappedFiles(header.parts if settings.maps_file else ())
+    mapped = live_check.MappedFiles(header.parts if settings.maps_file else ())
     model = _load_model(config, channel, selected, plan, header)
     model.directions = directions
     context = _create_context(config, model, plan, budget.threads, embeds)
@@ -280,6 +278,9 @@ def _model_info(
     template: ChatTemplate | None,
     context_length: int,
 ) -> ModelInfo:
+    metadata = header.summary()
+    if template is not None:  # the operator's may stand in for the file's
+        metadata["tokenizer.chat_template"] = template.source
     return ModelInfo(
         name=header.name or config.model_ref,
         architecture=header.architecture,
@@ -298,7 +299,7 @@ def _model_info(
         has_chat_template=template is not None,
         template_takes_tools=template is not None and template.takes_tools,
         pooling=header.pooling,
-        metadata={**header.summary(), **template_metadata(template)},
+        metadata=metadata,
         adapters=config.adapters,
         overridden=header.overridden,
         control=_control_info(config.engine, header, model.directions),

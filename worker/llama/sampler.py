@@ -23,13 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.errors import InferenceFailed, InvalidRequest
-from worker.llama.breakers import breakers_of
 from worker.llama.chain import Chain, Gap, Step, Undo, infill
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
 from worker.llama.draw import dice, largest, likeliest
 from worker.llama.model import Model
-from worker.llama.penalties import Bias, Dry, Penalties
+from worker.llama.penalties import Bias, Dry, Penalties, breakers_of
 from worker.llama.reasoning import PROMPT_END_TOKENS, ReasoningTrack
 from worker.wire.sampling import Sampling
 
@@ -81,9 +80,8 @@ class Sampler:
         if bias := _bias(model, sampling):
             changes["bias"] = Bias(bias, undo)
         self._chain = Chain(sampling, changes, undo, model.n_vocab)
-        self._is_plain = self._without_text.is_greedy and not (
-            changes
-            or constraint is not None
+        self._is_plain = self._chain.is_greedy and not (
+            constraint is not None
             or self._reasoning is not None
             or sampling.min_tokens
             or sampling.post_sampling_probs

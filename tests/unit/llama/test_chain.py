@@ -23,11 +23,10 @@ from tests.support.bundled import bundled_gguf
 from tests.unit.llama.native_chain import applied, native_chain
 from worker.errors import InferenceFailed
 from worker.llama import library
-from worker.llama.breakers import breakers_of
 from worker.llama.chain import Chain, Gap, Undo, infill
 from worker.llama.draw import dice
 from worker.llama.model import Model
-from worker.llama.penalties import Bias, Dry, Penalties
+from worker.llama.penalties import Bias, Dry, Penalties, breakers_of
 from worker.wire.sampling import DEFAULT_BREAKERS, ORDER, SAMPLERS, Sampling
 
 Row = npt.NDArray[np.float32]
