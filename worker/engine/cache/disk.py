@@ -189,14 +189,11 @@ class Disk:
             return
         self.counts.written += entry.size_bytes
         with self._lock:
-            shorter = [
-                path
-                for path, each in self._entries.items()
-                if each.salt == salt and each.tokens == entry.tokens[: len(each.tokens)]
-            ]
+            others = [each for each in self._entries.values() if each.salt == salt]
             self._entries[path] = entry
-        for path in shorter:
-            self._remove(path)
+        for each in others:
+            if self._usable(entry, each.tokens) == len(each.tokens):  # it makes this superfluous
+                self._remove(each.path)
 
     def _make_room(self, n_bytes: int) -> None:
         """Remove the least recently used files, whichever worker wrote them."""
