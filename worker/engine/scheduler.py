@@ -39,8 +39,6 @@ class Scheduler:
         """The first that waits found no slot or too few cells, and nothing was freed since."""
         self._is_placed = True
         """No sequence has started or ended since the last search for holes between them."""
-        self._may_improve = False
-        """A sequence has ended since the last search for a better layout of the cells."""
         self._turns = Turns(self.pace)
 
     # --- state ---------------------------------------------------------------------------
@@ -157,10 +155,10 @@ class Scheduler:
     # --- the layout of the cells ---------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        """Divide the cells anew when somebody needs a longer part, and when nobody does any more.
+        """Divide the cells anew when somebody needs a longer part, and when nobody does any more:
+        each long sequence costs two changes at most.
 
-        The latter is looked at when a sequence has ended, so that each long one costs two changes
-        at most, and if parts help: one alone has no cells of others in its way, and half as many
+        The latter only if parts help: one alone has no cells of others in its way, and half as many
         parts do for half as many sequences.
         """
         n_slots = max(each.n_slots for each in self._layouts)
@@ -168,10 +166,8 @@ class Scheduler:
         alive = [*self.running, *starting]
         longest = max(map(_needs, alive), default=0)
         n_without_loss = 1 if self.limits.unified else self.limits.n_slots
-        improves = self._may_improve and len(alive) > n_without_loss
-        if longest <= self.limits.longest and not improves:
+        if longest <= self.limits.longest and len(alive) <= n_without_loss:
             return
-        self._may_improve = False
         fitting = (each for each in self._layouts if longest <= each.longest)
         limits = next(fitting, self._layouts[-1])
         if limits is self.limits:
@@ -237,7 +233,6 @@ class Scheduler:
         self.running.remove(sequence)
         self._turns.leave(sequence)
         self._is_full = self._is_placed = False
-        self._may_improve = True
 
 
 def _needs(sequence: Sequence) -> int:
