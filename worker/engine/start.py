@@ -103,14 +103,18 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
-    guessing = start_guessing(config, context, proof, selected, plan, budget.threads)
+    drafter, speculation, proof = start_guessing(
+        config, context, proof, selected, plan, budget.threads
+    )
     template = template_of(model, settings.chat_template)
     if template is None:
         renderer().close()
-    senses = start_projector(config.projector, model, guessing.residency, selected, budget.threads)
+    projector, projector_info, proof = start_projector(
+        config.projector, model, proof, selected, budget.threads
+    )
     reader = None
-    if senses.projector is not None:
-        reader = MediaReader(senses.projector, decoder(), context.options.n_ubatch)
+    if projector is not None:
+        reader = MediaReader(projector, decoder(), context.options.n_ubatch)
     elif config.projector is not None:
         decoder().close()
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)
@@ -125,7 +129,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     findings = machine.findings(budget)  # while its files can still be read
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),
-        residency=senses.residency,
+        residency=proof,
         backend=settings.backend,
         device=named(selected.names),
         slots=1 if embeds else settings.slots,
@@ -148,12 +152,12 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         kv_reason=plan.kv_reason,
         memory_bytes=plan.memory_bytes,
         kv_store_bytes=None if embeds else settings.kv_store_bytes,
-        speculation=guessing.info,
-        projector=senses.info,
+        speculation=speculation,
+        projector=projector_info,
         walls=walls.close(),
         findings=findings,
     )
-    backend = LlamaBackend(model, context, plan.context_length, senses.projector)
+    backend = LlamaBackend(model, context, plan.context_length, projector)
     projector_path = Path(config.projector.path) if config.projector is not None else None
     disk = open_disk(header, settings, info, backend, projector_path)
     outbox = Outbox(channel)
@@ -163,7 +167,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         outbox.put,
         black_box=black_box,
         disk=disk,
-        drafter=guessing.drafter,
+        drafter=drafter,
     )
 
     def prove_residency() -> None:
