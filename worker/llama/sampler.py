@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.errors import InferenceFailed, InvalidRequest
-from worker.llama.chain import Chain, Gap, Step, Undo, infill
+from worker.llama.chain import Chain, Step, Undo, infill
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
 from worker.llama.draw import dice, largest, likeliest
@@ -76,7 +76,7 @@ class Sampler:
         self._memories = _memories(model, sampling, prompt, undo)
         changes: dict[str, Step] = {**self._memories}
         if "infill" in sampling.samplers:
-            changes["infill"] = partial(infill, Gap(model.eog, model.end_of_turn, model.piece))
+            changes["infill"] = partial(infill, model)
         if bias := _bias(model, sampling):
             changes["bias"] = Bias(bias, undo)
         self._chain = Chain(sampling, changes, undo, model.n_vocab)
