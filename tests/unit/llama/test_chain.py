@@ -30,8 +30,6 @@ from worker.llama.penalties import Bias, Dry, Penalties, breakers_of
 from worker.wire.sampling import DEFAULT_BREAKERS, ORDER, SAMPLERS, Sampling
 
 Row = npt.NDArray[np.float32]
-SMALL, BLOCKS = 700, 9_001
-"""Vocabularies below and above what is summed in blocks."""
 FORBIDDEN = np.float32(-np.inf)
 
 
