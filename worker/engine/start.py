@@ -22,7 +22,7 @@ from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
 from worker.engine.backend import LlamaBackend
-from worker.engine.cache.opening import open_disk
+from worker.engine.cache.disk import open_disk
 from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
 from worker.engine.limits import limits_of, prompt_tokens
@@ -159,7 +159,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     )
     backend = LlamaBackend(model, context, plan.context_length, projector)
     projector_path = Path(config.projector.path) if config.projector is not None else None
-    disk = open_disk(header, settings, info, backend, projector_path)
+    disk = open_disk(header, settings, info, backend.memory_kind, projector_path)
     outbox = Outbox(channel)
     loop = Loop(
         backend,
