@@ -9,13 +9,12 @@ import queue
 import time
 from collections.abc import Callable
 
-from worker.engine.answers import Answers, Drawn
+from worker.engine.answers import Answers, Drawn, prompt_events
 from worker.engine.backend import Backend
 from worker.engine.cache.carrier import Carrier
 from worker.engine.cache.disk import Counts, Disk
 from worker.engine.cache.moves import Truncate
 from worker.engine.media.span import Span
-from worker.engine.prompt_scores import prompt_events
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation
