@@ -78,7 +78,7 @@ def _obey(
 
 
 def _room_bytes(settings: Settings) -> int:
-    from worker.devices.room import room_bytes  # only some models ask for it
+    from worker.devices.preflight import room_bytes  # only some models ask for it
 
     return room_bytes(settings.engine)
 

@@ -40,9 +40,9 @@ from worker.installation import own_version
 from worker.models.adapter import resolve_adapters
 from worker.models.draft import resolve_draft
 from worker.models.gguf.header import packed
-from worker.models.in_use import hold
 from worker.models.projector import resolve_projector
 from worker.models.resolve import BUNDLED, resolve_for
+from worker.models.stored import hold
 from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text

@@ -22,8 +22,6 @@ from tools.gpu.machine import Bench, used_bytes
 STORY = "Once upon a time, there was a brave fox named"
 PROMPTS = [f"{STORY} number {number}," for number in range(16)]
 GREEDY = {"temperature": 0, "max_tokens": 48}
-TOLERANCE = 0.01
-"""Of the plan against the driver's own figure."""
 
 
 def build_wheel(bench: Bench) -> str:

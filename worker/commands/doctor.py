@@ -275,8 +275,8 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
     name = settings.model or "the bundled model"
     with found.check("model"):
         parsed = reference.parse(settings.model) if settings.model else None
-        if isinstance(parsed, reference.PathReference) and parsed.path.is_dir():
-            check_checkpoint(parsed.path)
+        if isinstance(parsed, Path) and parsed.is_dir():
+            check_checkpoint(parsed)
             if cache_fault is not None:
                 raise ModelError(f"{name} is converted by the first start, which needs a cache")
             found.unknown(

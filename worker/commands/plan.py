@@ -11,7 +11,6 @@ from functools import partial
 
 from worker.devices import preflight
 from worker.devices.plan.plan import Plan
-from worker.devices.room import room_bytes
 from worker.errors import InsufficientVram, ModelError
 from worker.models.adapter import resolve_adapters
 from worker.models.draft import resolve_draft
@@ -30,7 +29,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
         InsufficientVram: the model does not fit; the plan is printed before.
         WorkerError: as at a start.
     """
-    room = partial(room_bytes, settings.engine)
+    room = partial(preflight.room_bytes, settings.engine)
     resolved = asyncio.run(resolve_for(settings, settings.model, room=room))
     path = str(resolved.gguf_path)
     adapters = asyncio.run(

@@ -15,7 +15,7 @@ from worker.convert.prepare import Conversion, Options
 from worker.convert.quantize import encode, is_copied, is_finite, size_bytes
 from worker.convert.report import Report
 from worker.errors import ModelError
-from worker.llama import quantizer_process
+from worker.llama.quantize import quantize
 
 _HEADROOM_BYTES = 64 << 20
 """Disk space reserved for the header, mostly its vocabulary."""
@@ -53,7 +53,7 @@ def write_quantised(
         write_tensors(conversion, intermediate, options, report)
         size = sum(p.size_bytes for p in intermediate.placed)
         report.step("quantize", 0, size)
-        quantizer_process.quantize(
+        quantize(
             intermediate.partial,
             out.partial,
             options.format.file_type,

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan
 from worker.errors import BackendMismatch, WorkerError
 from worker.wire.codec import check_sendable, from_data
@@ -144,6 +145,21 @@ def ask(
     if code != 0:
         findings.error = _death(code, errors, _DOING[findings.step], timeout_seconds)
     return findings
+
+
+def room_bytes(settings: EngineSettings) -> int:
+    """How much memory a model may count on, before there is a model to plan: all of the chosen
+    cards', or this machine's up to its limit.
+
+    What is free would let the choice change from start to start. Starts a child process for a GPU.
+    Raises `BackendMismatch` as a start does.
+    """
+    if not settings.on_gpu:
+        return cpu_budget(None).memory_total_bytes
+    found = ask(Questions(settings))
+    if found.error is not None:
+        raise found.error
+    return sum(each.total_bytes or 0 for each in found.device or ())
 
 
 def _death(code: int | None, errors: bytes, doing: str, seconds: float) -> BackendMismatch:

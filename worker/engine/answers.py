@@ -1,13 +1,23 @@
-"""Turns drawn tokens into events of the step: their text, and the end of the answer. Engine
-thread."""
+"""Turns what a step has computed into its events: how far prompts are, their log-probabilities, the
+text of drawn tokens, the end of an answer. Engine thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 
 from worker.engine.backend import Backend
-from worker.engine.sequence import Sequence
-from worker.wire.messages import Event, Finished, StopReason, Token, TokenLogprob
+from worker.engine.sequence import NO_LIMIT, Sequence
+from worker.engine.step import Chunk
+from worker.wire.messages import (
+    Event,
+    Finished,
+    PromptProgress,
+    PromptScored,
+    StopReason,
+    Token,
+    TokenLogprob,
+)
 from worker.wire.work import LineLimits
 
 Drawn = tuple[Sequence, int, int]
@@ -137,3 +147,33 @@ def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
     events.append(Token(sequence.request_id, text, ids, logprobs, learned))
     sequence.pending_ids.clear()
     sequence.pending_logprobs.clear()
+
+
+def prompt_events(
+    backend: Backend, chunks: Iterable[Chunk], now: float
+) -> list[PromptProgress | PromptScored]:
+    """Read the log-probabilities from the batch just computed; returns those of complete
+    prompts, and the progress of those that report it or take more steps."""
+    events: list[PromptProgress | PromptScored] = []
+    for index, chunk in enumerate(chunks):
+        sequence, start, _ = chunk
+        if start >= sequence.n_prompt or sequence.slot is None:
+            continue  # it decodes, or has failed in this step
+        if sequence.request.reports_progress or chunk.end < sequence.n_prompt:
+            n_computed = min(chunk.end, sequence.n_prompt)
+            seconds = now - (sequence.started_at or now)
+            events.append(PromptProgress(sequence.request_id, n_computed, seconds))
+        if sequence.max_rows == NO_LIMIT or not sequence.scores_prompt:
+            continue
+        n_top = sequence.request.prompt_logprobs or 0
+        known, tokens = sequence.prompt_logprobs, sequence.tokens
+        if not known:
+            first = backend.logprobs(index, tokens[0], 0)
+            known.append(TokenLogprob(first.token_id, first.piece, math.nan))
+        # A token's row predicts the next token. A prompt that starts over has some scores already.
+        for at in range(max(start + 1, len(known)), min(chunk.end + 1, sequence.n_prompt)):
+            known.append(backend.logprobs(index, tokens[at], n_top, chunk.end - at))
+        if len(known) == sequence.n_prompt:
+            events.append(PromptScored(sequence.request_id, tuple(known)))
+            sequence.prompt_logprobs, sequence.is_scored = [], True
+    return events

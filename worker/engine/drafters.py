@@ -3,7 +3,6 @@ proven resident like it, warmed up."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from worker.devices.plan.cells import draft_options
@@ -27,14 +26,6 @@ from worker.wire.messages import DraftFile, LoadModel
 log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Guessing:
-    drafter: Drafter | None
-    info: SpeculationInfo
-    residency: Residency
-    """Of the model, and of the draft model where there is one."""
-
-
 def start_guessing(
     config: LoadModel,
     context: Context,
@@ -42,8 +33,9 @@ def start_guessing(
     selected: Selected,
     plan: Plan,
     threads: int,
-) -> Guessing:
-    """
+) -> tuple[Drafter | None, SpeculationInfo, Residency]:
+    """Who guesses, what is told of that, and the residency of the model and a draft model.
+
     Raises:
         WorkerError: the draft model cannot be loaded, or is not resident on the device.
     """
@@ -53,18 +45,17 @@ def start_guessing(
     if wanted != "off" and (reason := _why_not(context)):
         if config.engine.speculate != "auto" or config.draft is not None:
             log.warning("engine.speculation_off", reason=reason)
-        return Guessing(None, SpeculationInfo("off", reason), residency)
+        return None, SpeculationInfo("off", reason), residency
     if wanted == "ngram":
-        lookup = Lookup(keeps=config.engine.prefix_cache)
-        return Guessing(lookup, SpeculationInfo("ngram"), residency)
+        return Lookup(keeps=config.engine.prefix_cache), SpeculationInfo("ngram"), residency
     if wanted == "off" or config.draft is None:
-        return Guessing(None, SpeculationInfo("off"), residency)
+        return None, SpeculationInfo("off"), residency
     settings = config.engine
     draft, where = _load(config.draft, settings, selected, plan.context_length, threads)
     info = _info(config.draft, draft, where)
     n_vocab = min(draft.model.n_vocab, context.model.n_vocab)
     drafter = DraftModel(draft, n_vocab, keeps=settings.prefix_cache)
-    return Guessing(drafter, SpeculationInfo("draft", draft=info), proof.together(residency, where))
+    return drafter, SpeculationInfo("draft", draft=info), proof.together(residency, where)
 
 
 def _why_not(context: Context) -> str:

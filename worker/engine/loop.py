@@ -9,18 +9,16 @@ import queue
 import time
 from collections.abc import Callable
 
-from worker.engine.answers import Answers, Drawn
+from worker.engine.answers import Answers, Drawn, prompt_events
 from worker.engine.backend import Backend
 from worker.engine.cache.carrier import Carrier
 from worker.engine.cache.disk import Counts, Disk
 from worker.engine.cache.moves import Truncate
 from worker.engine.media.span import Span
-from worker.engine.prompt_scores import prompt_events
-from worker.engine.prompts import shrink
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation
-from worker.engine.step import Chunk, main_prompt
+from worker.engine.step import Chunk, main_prompt, shrink
 from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
 from worker.wire.black_box import LOOP, BlackBox
 from worker.wire.messages import Event, Failed, Started, Stats
@@ -56,9 +54,9 @@ class Loop:
         self._sequences: dict[int, Sequence] = {}
         self._events: list[Event] = []
         self._answers, self._pace = Answers(backend), scheduler.pace
-        self._deadlines = self._steps = 0
-        self._draft_seconds = 0.0
-        """Seconds of the last step with a draft."""
+        self._n_deadlines = self._steps = 0
+        self._batch_seconds = 0.0
+        """Of the last batch that was computed."""
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
         self._n_encoded, self._encode_seconds = 0, 0.0
         self._native_seconds = 0.0
@@ -101,7 +99,7 @@ class Loop:
         if not self._run_inbox():
             return False
         began, self._native_seconds = self._clock(), 0.0
-        if self._deadlines:
+        if self._n_deadlines:
             self._fail_expired(began)
         if self._scheduler.has_work:
             self.step()
@@ -121,14 +119,8 @@ class Loop:
             self._announce(step.started)
         if step.span is not None and step.chunks:
             step.chunks = self._encode(step.chunks, step.span)
-        speculation = self.speculation
-        if speculation is not None and not step.has_prompts and step.chunks:
-            is_alone = len(step.chunks) == len(self._scheduler.running) == 1
-            # In a split pool, sequences with unlike numbers of rows would take a pass each.
-            if is_alone or (self._scheduler.limits.one_pass and not speculation.for_one):
-                self._in_hand[LOOP] = step.chunks[0].sequence.request_id
-                step.drafts = speculation.drafts(step.chunks)
-                self._native_seconds += speculation.seconds
+        if self.speculation is not None and step.chunks and not step.has_prompts:
+            step.drafts = self._guess(self.speculation, step.chunks)
         step.chunks = self._decode(step.chunks, step.drafts)
         drawn = self._sample(step.chunks, step.drafts)
         if step.has_prompts:
@@ -169,6 +161,17 @@ class Loop:
             self._pace.encoded(seconds)
         return chunks
 
+    def _guess(self, speculation: Speculation, chunks: list[Chunk]) -> dict[Sequence, list[int]]:
+        """What may follow the chunks, to be computed beside them."""
+        is_alone = len(chunks) == len(self._scheduler.running) == 1
+        # In a split pool, sequences with unlike numbers of rows would take a pass each.
+        if not is_alone and (speculation.for_one or not self._scheduler.limits.one_pass):
+            return {}
+        self._in_hand[LOOP] = chunks[0].sequence.request_id
+        drafts = speculation.drafts(chunks)
+        self._native_seconds += speculation.seconds
+        return drafts
+
     # --- decode and its failures -------------------------------------------------------------
 
     def _decode(self, chunks: list[Chunk], drafts: dict[Sequence, list[int]]) -> list[Chunk]:
@@ -195,7 +198,7 @@ class Loop:
                 if n_prompt or n_rows == len(sizes):  # rows of given tokens have another price
                     n_rows += sum(map(len, drafts.values()))
                     self._pace.measured(n_rows - n_prompt, n_prompt, seconds)
-                self._draft_seconds = seconds
+                self._batch_seconds = seconds
                 return chunks
             if drafts:
                 drafts.clear()
@@ -261,7 +264,7 @@ class Loop:
                 except WorkerError as error:
                     self._fail(sequence, error)
         if right and self.speculation is not None:
-            self.speculation.verified(right, self._draft_seconds)
+            self.speculation.verified(right, self._batch_seconds)
         seconds = self._clock() - began
         self._sample_seconds += seconds
         self._native_seconds += seconds
@@ -306,7 +309,7 @@ class Loop:
         del self._sequences[sequence.request_id]
         if self.speculation is not None:
             self.speculation.forget(sequence)
-        self._deadlines -= sequence.request.deadline is not None
+        self._n_deadlines -= sequence.request.deadline is not None
         self._scheduler.remove(sequence, keep_cells=keep_cells)
         self.carrier.carry_out(self._scheduler.cache.take_moves())
         sequence.sampler.close()
@@ -320,7 +323,7 @@ class Loop:
         self._sequences[sequence.request_id] = sequence
         context_end = self._backend.context_length + 1
         sequence.n_most = min(sequence.n_prompt + sequence.request.max_tokens, context_end)
-        self._deadlines += sequence.request.deadline is not None
+        self._n_deadlines += sequence.request.deadline is not None
         self.carrier.look_up(sequence)
         self._scheduler.add(sequence)
 

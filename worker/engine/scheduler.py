@@ -13,9 +13,8 @@ from itertools import islice
 from worker.engine.cache.cache import Cache
 from worker.engine.limits import Limits
 from worker.engine.pace import Pace
-from worker.engine.prompts import share
 from worker.engine.sequence import Sequence
-from worker.engine.step import Chunk, Step
+from worker.engine.step import Chunk, Step, share
 from worker.engine.turns import Turns
 
 _MORE_TOKENS = 32
@@ -40,8 +39,6 @@ class Scheduler:
         """The first that waits found no slot or too few cells, and nothing was freed since."""
         self._is_placed = True
         """No sequence has started or ended since the last search for holes between them."""
-        self._may_improve = False
-        """A sequence has ended since the last search for a better layout of the cells."""
         self._turns = Turns(self.pace)
 
     # --- state ---------------------------------------------------------------------------
@@ -107,24 +104,17 @@ class Scheduler:
         are_shared = self._turns.are_shared
         group = self._turns.next() if are_shared else self.running
         # In a split pool, sequences with unlike numbers of rows would take a pass each.
-        together = len(group) == 1 or self.limits.one_pass
+        may_differ = len(group) == 1 or self.limits.one_pass
         for sequence in group:
             n_computed, n_tokens = sequence.n_computed, len(sequence.tokens)
             if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # most are so
                 chunks.append(Chunk(sequence, n_computed, 1))
             elif sequence.is_decoding:
-                chunks.append(Chunk(sequence, n_computed, sequence.n_next if together else 1))
+                chunks.append(Chunk(sequence, n_computed, sequence.n_next if may_differ else 1))
             else:
                 prefilling.append(sequence)
         if prefilling and any([s.spans for s in prefilling]):
-            at_media = [s for s in prefilling if s.next_span is not None]
-            prefilling = [s for s in prefilling if s.next_span is None]
-            is_beside = bool(chunks or prefilling) or (
-                are_shared and any([s.next_span is None for s in self.running])
-            )
-            if at_media and (self.pace.may_encode or not is_beside):
-                self._plan_medium(at_media[0], step)
-                prefilling = []
+            prefilling = self._plan_media(prefilling, step)
         if prefilling:
             step.has_prompts = True
             n_streams = sum([s.is_decoding for s in self.running])
@@ -148,21 +138,27 @@ class Scheduler:
             return []
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
 
-    def _plan_medium(self, sequence: Sequence, step: Step) -> None:
-        """Make the next part of a medium the step's only chunk: the projector computes before it,
-        and embeddings fill a batch of their own."""
-        step.span = sequence.next_span
-        n_tokens = min(sequence.n_next, self.limits.batch)
-        step.chunks = [Chunk(sequence, sequence.n_computed, n_tokens)]
-        step.has_prompts = True
+    def _plan_media(self, prefilling: list[Sequence], step: Step) -> list[Sequence]:
+        """The prompts that go on with tokens; none, if this step is for a part of a medium. That is
+        its only chunk: the projector computes before it, and embeddings fill a batch of their own.
+        """
+        at_media = [s for s in prefilling if s.next_span is not None]
+        is_beside = any([s.next_span is None for s in self.running])
+        if not at_media or (is_beside and not self.pace.may_encode):
+            return [s for s in prefilling if s.next_span is None]
+        first = at_media[0]
+        n_tokens = min(first.n_next, self.limits.batch)
+        step.chunks = [Chunk(first, first.n_computed, n_tokens)]
+        step.span, step.has_prompts = first.next_span, True
+        return []
 
     # --- the layout of the cells ---------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        """Divide the cells anew when somebody needs a longer part, and when nobody does any more.
+        """Divide the cells anew when somebody needs a longer part, and when nobody does any more:
+        each long sequence costs two changes at most.
 
-        The latter is looked at when a sequence has ended, so that each long one costs two changes
-        at most, and if parts help: one alone has no cells of others in its way, and half as many
+        The latter only if parts help: one alone has no cells of others in its way, and half as many
         parts do for half as many sequences.
         """
         n_slots = max(each.n_slots for each in self._layouts)
@@ -170,10 +166,8 @@ class Scheduler:
         alive = [*self.running, *starting]
         longest = max(map(_needs, alive), default=0)
         n_without_loss = 1 if self.limits.unified else self.limits.n_slots
-        improves = self._may_improve and len(alive) > n_without_loss
-        if longest <= self.limits.longest and not improves:
+        if longest <= self.limits.longest and len(alive) <= n_without_loss:
             return
-        self._may_improve = False
         fitting = (each for each in self._layouts if longest <= each.longest)
         limits = next(fitting, self._layouts[-1])
         if limits is self.limits:
@@ -239,7 +233,6 @@ class Scheduler:
         self.running.remove(sequence)
         self._turns.leave(sequence)
         self._is_full = self._is_placed = False
-        self._may_improve = True
 
 
 def _needs(sequence: Sequence) -> int:

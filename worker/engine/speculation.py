@@ -48,9 +48,6 @@ class Guess(NamedTuple):
     token: int
     kind: int
     """How the drafter came by it."""
-    is_forced: bool = False
-    """Whether it is certain behind the guesses before it. It then needs no step of its own, and
-    brings no more than its row would cost there."""
 
 
 class Drafter(Protocol):
@@ -77,7 +74,6 @@ class _Row(NamedTuple):
 
     chance: float
     """That it is right, and all before it in its stream."""
-    is_forced: bool
     request_id: int
 
 
@@ -156,18 +152,14 @@ class Speculation:
 
     def verified(self, right: dict[int, int], seconds: float) -> None:
         """Record how many guesses of each draft were right."""
-        n_tried = sum(map(len, self._tried.values()))
-        self.n_drafted += n_tried
-        self.n_accepted += sum(right.values())
+        n_right = sum(right.values())
+        self.n_drafted += sum(map(len, self._tried.values()))
+        self.n_accepted += n_right
         more = max(seconds / self._plain - 1.0, 0.0)
-        a_row = min(more * self._n_streams / n_tried, 1.0)
-        n_won = 0.0
         for request_id, n in right.items():
             for index, guess in enumerate(self._tried[request_id][: n + 1]):
                 self._learn(self._streams[request_id], guess.kind, index < n)
-                if index < n:
-                    n_won += a_row if guess.is_forced else 1.0
-        self._book(n_won / self._n_streams - more)
+        self._book(n_right / self._n_streams - more)
 
     def forget(self, sequence: Sequence) -> None:
         """The stream has ended."""
@@ -201,7 +193,7 @@ class Speculation:
                 guesses.append(guess)
                 chance *= stream.acceptance[guess.kind]
                 tokens += chance
-                rows.append(_Row(chance, guess.is_forced, sequence.request_id))
+                rows.append(_Row(chance, sequence.request_id))
                 if not self._may_pay(len(guesses), tokens, chance, most):
                     break
         rows.sort(key=lambda row: row.chance, reverse=True)
@@ -216,7 +208,7 @@ class Speculation:
     def _computed(self, sequence: Sequence, most: int) -> list[Guess]:
         stream = self._stream(sequence)
         chances = accumulate([stream.acceptance[0]] * most, mul)
-        rows = [_Row(chance, False, sequence.request_id) for chance in chances]
+        rows = [_Row(chance, sequence.request_id) for chance in chances]
         n_worth = self._worth(rows)
         if self._account < (0 if n_worth else _FIRST_CREDIT):
             return []
@@ -262,8 +254,7 @@ class Speculation:
         best, best_rate, tokens = 0, 1.0, 1.0
         for count, row in enumerate(rows, 1):
             more = self._more(count) + self._guess_cost * count
-            value = min(more * self._n_streams / count, 1.0) if row.is_forced else 1.0
-            tokens += row.chance * value / self._n_streams
+            tokens += row.chance / self._n_streams
             if more * (1 - rows[0].chance) > self._account:
                 break
             rate = tokens / (1 + _MARGIN * more)

@@ -20,10 +20,9 @@ from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
-from worker.devices.residency.mapped import MappedFiles
 from worker.devices.select import Selected, select_device
 from worker.engine.backend import LlamaBackend
-from worker.engine.cache.opening import open_disk
+from worker.engine.cache.disk import open_disk
 from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
 from worker.engine.limits import limits_of, prompt_tokens
@@ -33,8 +32,7 @@ from worker.engine.media.reader import MediaReader
 from worker.engine.media.start import start_projector
 from worker.engine.outbox import Outbox
 from worker.engine.scheduler import Scheduler
-from worker.engine.text.chat_template import ChatTemplate
-from worker.engine.text.model_template import template_metadata, template_of
+from worker.engine.text.chat_template import ChatTemplate, template_of
 from worker.engine.text.prompt import PromptBuilder
 from worker.engine.text.renderer import renderer
 from worker.errors import InsufficientVram, ModelError, VramOom
@@ -99,20 +97,24 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     selected = select_device(settings)
     library.on_abort(lambda message: _aborting(message, channel))
     plan = _plan(config, header, selected, budget)
-    mapped = MappedFiles(header.parts if settings.maps_file else ())
+    mapped = live_check.MappedFiles(header.parts if settings.maps_file else ())
     model = _load_model(config, channel, selected, plan, header)
     model.directions = directions
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
-    guessing = start_guessing(config, context, proof, selected, plan, budget.threads)
+    drafter, speculation, proof = start_guessing(
+        config, context, proof, selected, plan, budget.threads
+    )
     template = template_of(model, settings.chat_template)
     if template is None:
         renderer().close()
-    senses = start_projector(config.projector, model, guessing.residency, selected, budget.threads)
+    projector, projector_info, proof = start_projector(
+        config.projector, model, proof, selected, budget.threads
+    )
     reader = None
-    if senses.projector is not None:
-        reader = MediaReader(senses.projector, decoder(), context.options.n_ubatch)
+    if projector is not None:
+        reader = MediaReader(projector, decoder(), context.options.n_ubatch)
     elif config.projector is not None:
         decoder().close()
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)
@@ -127,7 +129,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     findings = machine.findings(budget)  # while its files can still be read
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),
-        residency=senses.residency,
+        residency=proof,
         backend=settings.backend,
         device=named(selected.names),
         slots=1 if embeds else settings.slots,
@@ -150,14 +152,14 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         kv_reason=plan.kv_reason,
         memory_bytes=plan.memory_bytes,
         kv_store_bytes=None if embeds else settings.kv_store_bytes,
-        speculation=guessing.info,
-        projector=senses.info,
+        speculation=speculation,
+        projector=projector_info,
         walls=walls.close(),
         findings=findings,
     )
-    backend = LlamaBackend(model, context, plan.context_length, senses.projector)
+    backend = LlamaBackend(model, context, plan.context_length, projector)
     projector_path = Path(config.projector.path) if config.projector is not None else None
-    disk = open_disk(header, settings, info, backend, projector_path)
+    disk = open_disk(header, settings, info, backend.memory_kind, projector_path)
     outbox = Outbox(channel)
     loop = Loop(
         backend,
@@ -165,7 +167,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         outbox.put,
         black_box=black_box,
         disk=disk,
-        drafter=guessing.drafter,
+        drafter=drafter,
     )
 
     def prove_residency() -> None:
@@ -280,6 +282,9 @@ def _model_info(
     template: ChatTemplate | None,
     context_length: int,
 ) -> ModelInfo:
+    metadata = header.summary()
+    if template is not None:  # the operator's may stand in for the file's
+        metadata["tokenizer.chat_template"] = template.source
     return ModelInfo(
         name=header.name or config.model_ref,
         architecture=header.architecture,
@@ -298,7 +303,7 @@ def _model_info(
         has_chat_template=template is not None,
         template_takes_tools=template is not None and template.takes_tools,
         pooling=header.pooling,
-        metadata={**header.summary(), **template_metadata(template)},
+        metadata=metadata,
         adapters=config.adapters,
         overridden=header.overridden,
         control=_control_info(config.engine, header, model.directions),

@@ -1,4 +1,5 @@
-"""One step of the loop as a value: changes of the cells, then one batch. Engine thread."""
+"""One step of the loop as a value: changes of the cells, then one batch; and how prompts share it.
+Plain Python."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from typing import NamedTuple
 
 from worker.engine.cache.moves import Move
 from worker.engine.media.span import Span
+from worker.engine.pace import TILE_TOKENS
 from worker.engine.sequence import Sequence
 
 
@@ -46,3 +48,43 @@ def main_prompt(chunks: list[Chunk]) -> int | None:
     if largest == 1 or 2 * largest <= sum(sizes):
         return None
     return chunks[sizes.index(largest)].sequence.request_id
+
+
+def share(sequences: list[Sequence], budget: int, *, oldest_first: bool = True) -> list[Chunk]:
+    """Split a budget of prompt tokens between sequences in the order of admission: half of its
+    tiles are the oldest prompt's, the rest goes to the prompts with the least left to compute. An
+    odd tile is the oldest's if it is its turn.
+
+    So a short prompt behind a long one starts to answer soon, and the long one always moves on. No
+    two prompts share a tile where one of them fills it: each prompt in a step is a pass of its own.
+    """
+    if not sequences or budget <= 0:
+        return []
+    n_tiles = max(budget // TILE_TOKENS, 1)
+    half = (n_tiles + oldest_first) // 2 * TILE_TOKENS
+    shares = {0: min(sequences[0].n_next, half, budget)}
+    budget -= shares[0]
+    for rank in sorted(range(len(sequences)), key=lambda rank: sequences[rank].n_left):
+        if not budget:
+            break
+        taken = shares.get(rank, 0)
+        more = min(sequences[rank].n_next - taken, budget)
+        shares[rank] = taken + more
+        budget -= more
+    given = [(sequences[rank], n) for rank, n in sorted(shares.items()) if n]
+    return [Chunk(sequence, sequence.n_computed, n) for sequence, n in given]
+
+
+def shrink(chunks: list[Chunk]) -> list[Chunk] | None:
+    """A smaller batch after "no room": only decode rows if there are any, else half of the prompt
+    tokens; `None` if it cannot get smaller."""
+    if any(chunk.sequence.next_span is not None for chunk in chunks):
+        return None  # embeddings are computed as they are planned
+    decodes = [chunk for chunk in chunks if chunk.sequence.is_decoding]
+    prefills = [chunk for chunk in chunks if not chunk.sequence.is_decoding]
+    if decodes and prefills:
+        return decodes
+    n_tokens = sum(chunk.n_tokens for chunk in prefills) // 2
+    if n_tokens == 0:
+        return None
+    return share([chunk.sequence for chunk in prefills], n_tokens)

@@ -19,7 +19,7 @@ from worker.api.http.gate import is_loopback
 from worker.api.http.listen import uri_of
 from worker.errors import ConfigError, WorkerError
 from worker.expectations import closest
-from worker.models.reference import PathReference, parse
+from worker.models.reference import parse
 from worker.setting_faults import ENV_ONLY, first_fault, flag, read_toml
 from worker.settings import FIELDS, Settings
 from worker.wire.adapters import with_path
@@ -272,7 +272,7 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
     def absolute(given: str, name: str) -> str:
         local = Path(os.path.abspath(folder / os.path.expanduser(given)))
         is_there = local.exists()
-        if name in _REFERENCES and not is_there and not isinstance(parse(given), PathReference):
+        if name in _REFERENCES and not is_there and not isinstance(parse(given), Path):
             return given  # an alias, or a model on the hub
         if name not in _WRITTEN and not is_there and not os.path.isabs(os.path.expanduser(given)):
             raise ConfigError(f"{place}{name}: there is no file {local}")

@@ -27,6 +27,7 @@ from worker.llama.draw import (
     reached,
     weights_of,
 )
+from worker.llama.model import Model
 from worker.wire.sampling import Sampling
 
 COLDEST = 1e-4
@@ -68,16 +69,6 @@ class Kept(NamedTuple):
 
 
 Step = Callable[[Kept], Kept]
-
-
-class Gap(NamedTuple):
-    """What `infill` knows of the vocabulary."""
-
-    ends: frozenset[int]
-    """The tokens that end an answer."""
-    end: int
-    """The one that is drawn where no text is sure."""
-    piece: Callable[[int], bytes]
 
 
 def top_k(count: int, kept: Kept) -> Kept:
@@ -130,7 +121,7 @@ def top_n_sigma(n: float, kept: Kept) -> Kept:
     return kept.at(np.flatnonzero(kept.logits >= least), is_sorted=kept.is_sorted, size=kept.size)
 
 
-def infill(gap: Gap, kept: Kept) -> Kept:
+def infill(model: Model, kept: Kept) -> Kept:
     """Those that a text in a gap goes on with surely, or the end: llama.cpp's `infill`.
 
     A token that begins as another does counts with it. Where no text is sure, the text ends.
@@ -139,15 +130,15 @@ def infill(gap: Gap, kept: Kept) -> Kept:
     shares = weights_of(kept.logits)
     shares = (shares / shares.sum(dtype=np.float64))[order].astype(np.float64)
     tokens = [kept.token(index) for index in order.tolist()]
-    is_end = np.array([token in gap.ends for token in tokens])
+    is_end = np.array([token in model.eog for token in tokens])
     p_end, p_text = float(shares[is_end].sum()), float(shares[~is_end].sum())
     if 3 * p_end * kept.size > p_text:
         return kept.at(order[is_end], is_sorted=True)
-    _join(shares, [gap.piece(token) for token in tokens])
+    _join(shares, list(map(model.piece, tokens)))
     stays = (shares >= _SURE) | is_end
     n_texts = int((stays & ~is_end).sum())
     if n_texts == 0:
-        return Kept(np.ones(1, np.float32), np.array([gap.end]), is_sorted=True, size=1)
+        return Kept(np.ones(1, np.float32), np.array([model.end_of_turn]), is_sorted=True, size=1)
     shares = np.where(stays, shares, 0) / shares[stays].sum()
     stays &= (shares >= 1 / (n_texts + 1)) | is_end
     return kept.at(order[stays], is_sorted=True)

@@ -155,22 +155,6 @@ class Follower:
             return bool(self._matcher.is_accepting())
         return bool(self._matcher.try_consume_tokens([token]) == 1)
 
-    def copy(self) -> Follower:
-        """To try tokens on."""
-        return Follower(self._matcher.deep_copy(), self._model, None)
-
-    def few(self, most: int) -> list[int]:
-        """The tokens that may come next, if there are so few because they begin with bytes that are
-        forced and no token."""
-        if not self._matcher.compute_ff_bytes():
-            return []
-        allowed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if int(np.count_nonzero(allowed)) > most:
-            return []
-        bits = np.unpackbits(allowed, bitorder="little")
-        found: list[int] = np.flatnonzero(bits).tolist()
-        return found if len(found) <= most else []
-
     def forced(self) -> list[int]:
         """The tokens of the only text that can follow, as the tokenizer splits it. The end of that
         text is left to the model where a longer token may begin with it."""

@@ -22,8 +22,8 @@ from worker.lean_imports import without_init
 from worker.llama import library
 from worker.llama.model import Model
 
-_TEXT, _IMAGE = 0, 1
-"""Types of a chunk; the third is a part of a sound."""
+_TEXT = 0
+"""The type of a chunk of tokens; others are parts of pictures and sounds."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -6,14 +6,16 @@ Each is a step of the chain, and remembers the text: `remember` is told every to
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from worker.llama.chain import Kept, Undo
 from worker.llama.draw import Indices
+from worker.llama.model import Model
 from worker.wire.sampling import Sampling
 
 _SMALLEST_REPETITION_PENALTY = 1e-2
@@ -23,6 +25,7 @@ _LARGEST_LOG = 88.7228391
 
 _ENOUGH = 1000
 """Repetitions are not counted further, where their length has next to no effect."""
+_MOST_BREAKER_BYTES, _MOST_BREAKER_TOKENS = 40, 20
 
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 """The first token of each sequence breaker → the tokens that must follow it, in one of these."""
@@ -205,3 +208,40 @@ class Dry:
             if whole:
                 return n - 1 - at - max(map(len, whole))
         return n
+
+
+# --- sequence breakers -----------------------------------------------------------------------
+
+
+def breakers_of(model: Model, texts: Iterable[str]) -> Breakers:
+    """The tokens with which a breaker of DRY may begin, as llama.cpp finds them, and what follows
+    them: nothing if the token has all of it, else the tokens of the rest. A text longer than 40
+    bytes is cut. Any thread."""
+    found: dict[int, list[tuple[int, ...]]] = defaultdict(list)
+    for text in filter(None, texts):
+        for token, rest in _breakers_of(model, text.encode()[:_MOST_BREAKER_BYTES]):
+            if rest not in found[token]:
+                found[token].append(rest)
+    return dict(found)
+
+
+@lru_cache(maxsize=64)
+def _breakers_of(model: Model, text: bytes) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    beginnings = tuple(text[:n] for n in range(1, len(text)))
+    rests = {part: tuple(model.tokenize_bytes(text[len(part) :])) for part in beginnings}
+    found: list[tuple[int, tuple[int, ...]]] = []
+    for token, word in enumerate(_words(model)):
+        if text in word:
+            found.append((token, ()))
+        elif beginnings and word.endswith(beginnings):
+            found += [
+                (token, rest[:_MOST_BREAKER_TOKENS])
+                for part, rest in rests.items()
+                if word.endswith(part)
+            ]
+    return tuple(found)
+
+
+@lru_cache(maxsize=1)
+def _words(model: Model) -> tuple[bytes, ...]:
+    return tuple(model.words())

@@ -1,21 +1,24 @@
-"""llama.cpp's quantiser: writes a GGUF with smaller tensor types from another GGUF.
+"""K-quants and Q4_0: llama.cpp's quantiser writes a GGUF with smaller types from another one.
 
-Runs in a short-lived process of its own: native code may end its process, and the call neither
-returns early nor reacts to signals.
+It runs in a process of its own: native code may end its process, and the call neither returns early
+nor reacts to signals. `quantize` runs in the converter and starts this module as a child. The child
+writes its progress as JSON lines and dies with its parent (on Linux).
 """
 
 from __future__ import annotations
 
 import ctypes
+import json
 import re
-from collections.abc import Callable, Mapping
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from worker.errors import ModelError
-from worker.llama import library
+from worker.background import die_with_parent
+from worker.errors import ModelError, WorkerError
+from worker.llama import imatrix, library
 
 MAX_BUFFER_BYTES = 128 << 20
 """The most bytes of tensor rows that the quantiser keeps in memory at once."""
@@ -27,44 +30,85 @@ def quantize(
     source: Path,
     target: Path,
     file_type: int,
-    *,
+    importance: Path | None,
     threads: int,
-    importance: Mapping[str, npt.NDArray[np.float32]] | None = None,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None],
 ) -> None:
-    """Write `target` with the mixture of types that `file_type` (a `llama_ftype`) stands for.
-
-    `importance` has a weight for each input of the tensors that it names. `on_progress` gets the
-    number of finished tensors and of all tensors.
+    """Write `target` with the mixture of types that `file_type` (a `llama_ftype`) stands for, by an
+    importance matrix if there is one. `on_progress` gets the number of finished tensors and of all.
 
     Raises:
-        ModelError: the quantiser refuses; the message has the last error line of its log.
+        ModelError: the quantiser refuses, or its process dies.
     """
+    arguments = map(str, (source, target, file_type, threads, importance or ""))
+    child = subprocess.Popen(
+        [sys.executable, "-m", __name__, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    failure: dict[str, Any] | None = None
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            message = json.loads(line)
+            if "error" in message:
+                failure = message
+            else:
+                on_progress(message["done"], message["total"])
+    finally:
+        child.kill()  # This has no effect on a process that has ended.
+        code = child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
+    if failure is not None:
+        raise ModelError(str(failure["error"]), **failure.get("details", {}))
+    if code != 0:
+        raise ModelError(f"llama.cpp's quantiser ended with code {code} on {source.name}")
+
+
+def main() -> None:
+    source, target, file_type, threads, importance = sys.argv[1:]
+    die_with_parent()
+    try:
+        _quantize(Path(source), Path(target), int(file_type), int(threads), importance)
+    except WorkerError as error:
+        _send(error=error.message, details=error.details)
+        sys.exit(error.exit_code)
+
+
+def _send(**message: Any) -> None:
+    print(json.dumps(message), flush=True)
+
+
+def _quantize(source: Path, target: Path, file_type: int, threads: int, importance: str) -> None:
     flat = library.load()
     params = flat.llama_model_quantize_default_params()
     params.ftype = file_type
     params.nthread = threads
     params.max_buf_size = MAX_BUFFER_BYTES
     if importance:
-        entries = (flat.llama_model_imatrix_data * (len(importance) + 1))()
-        for entry, (name, weights) in zip(entries, importance.items(), strict=False):
+        measured = imatrix.read(Path(importance))
+        entries = (flat.llama_model_imatrix_data * (len(measured) + 1))()
+        for entry, (name, weights) in zip(entries, measured.items(), strict=False):
             entry.name = name.encode()
             entry.data = weights.ctypes.data_as(type(entry.data))
             entry.size = weights.size
         params.imatrix = entries
 
     def listen(_level: str, line: str) -> None:
-        if on_progress is not None and (match := _PROGRESS.search(line)):
-            on_progress(int(match[1]), int(match[2]))
+        if match := _PROGRESS.search(line):
+            _send(done=int(match[1]), total=int(match[2]))
 
-    previous, library.log.listener = library.log.listener, listen
-    try:
-        with library.log.capture() as lines:
-            result = flat.llama_model_quantize(
-                str(source).encode(), str(target).encode(), ctypes.byref(params)
-            )
-    finally:
-        library.log.listener = previous
+    library.log.listener = listen
+    with library.log.capture() as lines:
+        result = flat.llama_model_quantize(
+            str(source).encode(), str(target).encode(), ctypes.byref(params)
+        )
     if result != 0:
         reason = next((line for line in reversed(lines) if "error" in line or "fail" in line), "")
         raise ModelError(f"llama.cpp cannot quantise {source.name}: {reason.strip()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -23,13 +23,12 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.errors import InferenceFailed, InvalidRequest
-from worker.llama.breakers import breakers_of
-from worker.llama.chain import Chain, Gap, Step, Undo, infill
+from worker.llama.chain import Chain, Step, Undo, infill
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
 from worker.llama.draw import dice, largest, likeliest
 from worker.llama.model import Model
-from worker.llama.penalties import Bias, Dry, Penalties
+from worker.llama.penalties import Bias, Dry, Penalties, breakers_of
 from worker.llama.reasoning import PROMPT_END_TOKENS, ReasoningTrack
 from worker.wire.sampling import Sampling
 
@@ -77,13 +76,12 @@ class Sampler:
         self._memories = _memories(model, sampling, prompt, undo)
         changes: dict[str, Step] = {**self._memories}
         if "infill" in sampling.samplers:
-            changes["infill"] = partial(infill, Gap(model.eog, model.end_of_turn, model.piece))
+            changes["infill"] = partial(infill, model)
         if bias := _bias(model, sampling):
             changes["bias"] = Bias(bias, undo)
         self._chain = Chain(sampling, changes, undo, model.n_vocab)
-        self._is_plain = self._without_text.is_greedy and not (
-            changes
-            or constraint is not None
+        self._is_plain = self._chain.is_greedy and not (
+            constraint is not None
             or self._reasoning is not None
             or sampling.min_tokens
             or sampling.post_sampling_probs
@@ -162,12 +160,6 @@ class Sampler:
         if not self._forced and self._forced_at != self._n_drawn:
             self._forced, self._forced_at = self._follower.forced()[::-1], self._n_drawn
         return self._forced[-1] if self._forced else None
-
-    def trial(self) -> Follower | None:
-        """The constraint at this point, to try guesses on; `None` while there is none."""
-        if not self._may_force or self._follower is None or self._follower.is_waiting:
-            return None
-        return self._follower.copy()
 
     def end_reasoning(self, produced: Sequence[int]) -> None:
         """Close the block that is open, and each that begins later: the budget becomes 0.

@@ -24,20 +24,6 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
-class AliasReference:
-    """A name that the registry may have."""
-
-    alias: str
-
-
-@dataclass(frozen=True, slots=True)
-class PathReference:
-    """A file or a folder on this machine."""
-
-    path: Path
-
-
-@dataclass(frozen=True, slots=True)
 class HubReference:
     """A Hugging Face repository; without `file`, one of SafeTensors or with a single GGUF."""
 
@@ -56,7 +42,8 @@ class HubReference:
         return f"hf:{self.repo}{revision}{file}"
 
 
-Reference = AliasReference | PathReference | HubReference
+Reference = str | Path | HubReference
+"""An alias that the registry may have, a file or folder on this machine, or a repository."""
 
 
 def parse(text: str) -> Reference:
@@ -68,7 +55,7 @@ def parse(text: str) -> Reference:
     scheme = re.match(r"([a-z][a-z0-9+.-]*)://", text)
     if scheme:
         raise _wrong(text, f"is a {scheme[1]} address; a model is named by {FORMS}")
-    return AliasReference(text) if is_alias(text) else PathReference(Path(os.path.expanduser(text)))
+    return text if is_alias(text) else Path(os.path.expanduser(text))
 
 
 def is_alias(text: str) -> bool:

@@ -22,7 +22,7 @@ from worker.models.checkpoint_files import check_checkpoint
 from worker.models.conversion import convert_cached
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
-from worker.models.reference import HubReference, PathReference, Reference, name_of
+from worker.models.reference import HubReference, Reference, name_of
 from worker.settings import Settings
 from worker.wire.messages import OnProgress, Progress
 
@@ -150,17 +150,15 @@ def _look_up(
 
     An alias precedes a path of the same name.
     """
-    if isinstance(parsed, HubReference):
+    if not isinstance(parsed, str):
         return parsed, None
-    if isinstance(parsed, PathReference):
-        return parsed.path, None
     known = registry.load(models_file)
-    if parsed.alias not in known.entries:
-        if parsed.alias == BUNDLED:
+    if parsed not in known.entries:
+        if parsed == BUNDLED:
             return None, None
-        if os.path.exists(parsed.alias):
-            return Path(parsed.alias), None
-    entry = known.find(parsed.alias)
+        if os.path.exists(parsed):
+            return Path(parsed), None
+    entry = known.find(parsed)
     return entry.hub or (Path(entry.path) if entry.path else None), entry.sha256
 
 

@@ -1,20 +1,23 @@
 """The contents of the cache, to list or to evict: downloads, partial downloads, conversions.
 
 Blocking. huggingface_hub scans and deletes downloads (a blob goes with its last snapshot); a
-conversion is one folder. A model that a running worker serves is not evicted.
+conversion is one folder. A model that a running worker serves is not evicted: an engine that
+crashed starts again from the same file, which must still be there. Its mark is a shared `flock` on
+the file itself, so it ends with its process in any case.
 """
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from worker.errors import ConfigError, ModelError
 from worker.models.gguf.header import read_header
-from worker.models.in_use import is_held
 
 SHORTEST_KEY = 4
 SHOWN_KEY = 12
@@ -144,3 +147,29 @@ def _remove_conversion(folder: Path) -> None:
                 f"A worker is converting into {str(folder)!r} now; nothing was removed from it."
             ) from None
     shutil.rmtree(folder)
+
+
+# --- what is in use ------------------------------------------------------------------------------
+
+
+def hold(path: Path) -> BinaryIO | None:
+    """The file, marked until it is closed; `None` if the file system has no such locks."""
+    file = path.open("rb")
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        return None
+    return file
+
+
+def is_held(path: Path) -> bool:
+    """Whether any process has marked the file."""
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False  # no locks here, so no process has one
+    return False

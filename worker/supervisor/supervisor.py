@@ -30,7 +30,6 @@ from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.guardian import Guardian
 from worker.supervisor.job import Inbox, Job, Stage, StreamEvent
 from worker.supervisor.job_table import JobTable
-from worker.supervisor.quarantine import Quarantine
 from worker.supervisor.status import NO_STATS, Activity, State, WorkerStatus
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import (
@@ -79,7 +78,7 @@ class Supervisor:
         """When the engine was asked to drop each request that it has not confirmed yet."""
         self._holds_jobs = False
         """Whether jobs of an engine that died still wait for the next engine."""
-        self._quarantine = Quarantine(settings.crash_window)
+        self._quarantine = recovery.Quarantine(settings.crash_window)
         self._used_at = time.monotonic()
         """When a client's job last came or ended."""
         self._step_at = self._intake_at = 0.0

@@ -52,10 +52,6 @@ def tab(browser: Any) -> Iterator[Any]:
     context.close()
 
 
-def shown_worker(page: Any) -> Any:
-    return page.locator("#facts dd").last
-
-
 def test_the_status_page_shows_all_workers_and_each(tab: Any, fleet: str) -> None:
     faults, asked = faults_of(tab), own_hosts(tab)
     tab.goto(fleet)

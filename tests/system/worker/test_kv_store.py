@@ -32,16 +32,18 @@ def kill(worker: WorkerProcess) -> None:
     worker.wait_ready()
 
 
+def until_stored(worker: WorkerProcess) -> None:
+    """Until this engine has written what it finished."""
+    written = "worker_engine_kv_store_written_bytes"
+    until(lambda: worker.metric(written) > 0, 60, lambda: worker.stderr[-2000:])
+
+
 def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[int], list[int]]:
     """Returns what was said before the last turn, and after it."""
     flags = ("--kv-store", str(folder / "store"), "--context-length", "1024", *flags)
     running = start_worker(*flags)
     said, _ = turn(running, [], WORDS)
-    until(
-        lambda: running.metric("worker_engine_kv_store_written_bytes") > 0,
-        60,
-        lambda: running.stderr[-2000:],
-    )
+    until_stored(running)
     kill(running)
     longer, answer = turn(running, said, " What then?")
     assert answer["timings"]["cache_n"] >= 0.95 * answer["tokens_evaluated"], answer
@@ -49,6 +51,7 @@ def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[in
     from_disk = running.metric('worker_tokens_reused_total{tier="disk"}')
     assert from_disk == answer["timings"]["cache_n"]
     assert running.get("/info").json()["engine"]["kv"]["store_bytes"] == 4096 << 20
+    until_stored(running)
     assert running.stop() == 0
 
     running = start_worker(*flags)

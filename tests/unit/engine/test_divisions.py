@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from tests.support.byte_backend import expected_answer
+from tests.unit.engine.test_cache import asking
 from tests.unit.engine.test_loop import CONTEXT, Engine
+from tests.unit.engine.test_scheduler import goes_on
+from worker.engine.cache.moves import Divide
+from worker.engine.limits import Limits
+from worker.engine.scheduler import Scheduler
 
 SHORT, LONG = b"a short prompt of thirty letters", bytes(range(97, 123)) * 3
 
@@ -24,6 +32,55 @@ def check_answers(engine: Engine, prompts: dict[int, bytes], max_tokens: int = 1
     for request_id, prompt in prompts.items():
         expected = expected_answer(prompt, max_tokens, CONTEXT)
         assert engine.text(request_id).encode() == expected
+
+
+LAYOUTS = [
+    Limits(n_slots=n, n_cells=200, batch=999, prefill_budget=999, unified=n == 3, memory_bytes=9000)
+    for n in (4, 2, 3)
+]
+"""Parts of 50 and of 100 cells, and one pool for three sequences."""
+
+
+@given(
+    st.lists(
+        st.tuples(st.just("arrives"), st.sampled_from([1, 49, 50, 51, 99, 100, 101, 200]))
+        | st.tuples(st.sampled_from(["ends", "goes on"]), st.integers(0, 3)),
+        min_size=20,
+        max_size=60,
+    )
+)
+def test_the_cells_are_laid_out_for_those_who_are_there(events: list[tuple[str, int]]) -> None:
+    """For a longer part than anybody has, and for shorter ones where more can run beside each other
+    then: always the best parts in which all who run or start have room. Nobody is lost by a change,
+    and the oldest goes on first."""
+    scheduler = Scheduler(*LAYOUTS)
+    for event, n in events:
+        running, before = list(scheduler.running), scheduler.limits
+        if event == "arrives":
+            sequence = asking([len(scheduler.waiting)] * n)
+            sequence.n_most = n + 1  # its only token is not computed
+            scheduler.add(sequence)
+            continue
+        if event == "ends" and n < len(running):
+            scheduler.remove(running.pop(n), keep_cells=n % 2 == 0)
+        everybody = [*running, *scheduler.waiting]
+        alive = everybody[:4] if len(running) < 4 else running
+        longest = max((len(each.tokens) for each in alive), default=0)
+        n_without_loss = 1 if before.unified else before.n_slots
+        expected = before
+        if longest > before.longest or len(alive) > n_without_loss:
+            expected = next(each for each in LAYOUTS if longest <= each.longest)
+        if not scheduler.cache.is_settled:
+            expected = before
+        divided = [each for each in goes_on(scheduler).moves if isinstance(each, Divide)]
+        assert scheduler.limits is expected
+        layout = Divide(expected.n_cells, expected.n_slots, expected.unified)
+        assert divided == ([layout] if expected is not before else [])
+        assert {*scheduler.running, *scheduler.waiting} == {*everybody}
+        going_on = [each for each in scheduler.running if each in running]
+        assert going_on == running[: len(going_on)]
+        for each in scheduler.running:
+            del each.tokens[each.n_prompt :]
 
 
 def test_parts_last_as_long_as_all_fit() -> None:
@@ -60,19 +117,6 @@ def test_one_pool_serves_what_fits_in_no_part() -> None:
     engine.run()
     check_answers(engine, prompts)
     assert n_slots(engine) == [4, 0]
-
-
-def test_one_alone_stays_where_it_is() -> None:
-    engine = divided_engine()
-    long = bytes(97 + n % 7 for n in range(150))
-    for request_id, prompt in {0: long, 1: SHORT, 2: long}.items():
-        engine.submit(request_id, prompt)
-        engine.run()
-    assert n_slots(engine) == [4, 0]
-    engine.submit(3, SHORT)
-    engine.submit(4, SHORT)
-    engine.run()
-    assert n_slots(engine) == [4, 0, 4], "where two would be in each other's way"
 
 
 def test_an_answer_that_outgrows_its_part_goes_on_in_a_longer_one() -> None:

@@ -18,6 +18,7 @@ from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Applied, Scope
 
 KEY = b"k" * 32
+CUT_ANYWHERE = MemoryKind()
 PREFIX = Prefix(array("i", range(40)), memoryview(b"state" * 20), (Snapshot(33, b"window"),))
 
 
@@ -26,11 +27,12 @@ def opened(
     limit_bytes: int = 1 << 20,
     binding: str = "b" * 64,
     adapters: tuple[str, ...] = (),
+    kind: MemoryKind = CUT_ANYWHERE,
 ) -> Disk:
     return Disk(
         folder,
         limit_bytes,
-        MemoryKind(),
+        kind,
         bind=lambda _: binding,
         hash_adapters=lambda _: adapters,
     )
@@ -122,11 +124,17 @@ def test_the_longest_prefix_of_the_same_tenant_is_found(tmp_path: Path) -> None:
     assert b"tenant" not in b"".join(path.read_bytes() for path in files(tmp_path))
 
 
-def test_a_longer_prefix_takes_the_place_of_its_beginning(tmp_path: Path) -> None:
-    store = opened(tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "left"), [(CUT_ANYWHERE, [60]), (MemoryKind(recurrent=True), [40, 60])]
+)
+def test_a_longer_prefix_takes_the_place_of_those_it_can_be_cut_to(
+    tmp_path: Path, kind: MemoryKind, left: list[int]
+) -> None:
+    store = opened(tmp_path, kind=kind)
     for n_tokens in (40, 50, 60):
-        stored(store, Prefix(array("i", range(n_tokens)), memoryview(b"s")))
-    assert [len(read_entry(path).tokens) for path in files(tmp_path)] == [60]
+        snapshots = (Snapshot(50, b"after fifty"),) if n_tokens == 60 else ()
+        stored(store, Prefix(array("i", range(n_tokens)), memoryview(b"s"), snapshots))
+    assert sorted(len(read_entry(path).tokens) for path in files(tmp_path)) == left
     assert store.counts.evicted == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from tests.support.byte_backend import make_sequence
 from tests.unit.engine.test_loop import Engine
 from worker.engine.pace import PROMPT_SHARE, TILE_TOKENS, Pace
-from worker.engine.prompts import share
+from worker.engine.step import share
 from worker.wire.messages import Finished, Token
 
 Machine = Callable[[int, int], float]

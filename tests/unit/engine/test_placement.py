@@ -15,8 +15,6 @@ from worker.engine.backend import NO_DRAFTS, Drafts
 from worker.engine.step import Chunk
 from worker.wire.messages import DecodeOutcome, Started
 
-STORY = "Once upon a time, there was a clever fox named "
-
 
 def slots_used(engine: Engine | RealEngine) -> list[int]:
     return sorted(slot.index for slot in engine.cache.slots if slot.owner is not None)

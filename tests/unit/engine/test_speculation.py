@@ -19,8 +19,6 @@ from tests.support.random_models import random_model
 from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_loop import CONTEXT, Engine
-from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.request import JsonSchema
 from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
 from worker.engine.pace import Pace
@@ -431,30 +429,6 @@ def test_many_answers_are_kept_within_bounds() -> None:
         lookup.forget(sequence)
     assert len(lookup._answers) <= 8 and not lookup._texts
     assert max(len(text.tokens) for text in lookup._answers.values()) < 60_000
-
-
-def test_a_schema_is_guessed_from_key_to_key() -> None:
-    """What the schema forces needs no guess, and what stands between keys and values comes again:
-    once a stream has said two of them, a value's end brings all up to the next one."""
-    plain, guessing = RealEngine(slots=1), RealEngine(slots=1, drafter=Lookup())
-    guessed(guessing)
-    names = [f"{name}_number" for name in ("first", "second", "third", "fourth", "fifth")]
-    value = {"type": "integer", "maximum": 9}
-    schema = {"type": "object", "properties": dict.fromkeys(names, value), "required": names}
-    form = constrain(JsonSchema(schema, "schema")).constraint
-    for temperature in (0.0, 0.8):
-        n_steps = []
-        texts = []
-        for engine in (plain, guessing, guessing):
-            before = engine.loop._steps
-            texts.append(
-                engine.generate(STORY, max_tokens=99, constraint=form, temperature=temperature)
-            )
-            n_steps.append(engine.loop._steps - before)
-        assert texts == [texts[0]] * 3
-        assert n_steps[1] < 0.8 * n_steps[0] and n_steps[2] < 0.5 * n_steps[0], n_steps
-    plain.close()
-    guessing.close()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

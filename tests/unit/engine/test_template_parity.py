@@ -20,7 +20,6 @@ from worker.wire.work import ChatPrompt
 
 RECORDED = recorded()
 WITH_TOOLS = {name for name, chat in CHATS.items() if "tools" in chat}
-WITH_CALLS = {name for name in WITH_TOOLS if not name.startswith("tools")}
 
 IN_WORDS = "the template takes no tools: llama-server leaves them out, here words describe them"
 AS_FUNCTIONS = "the template takes `functions`: llama-server leaves them out"

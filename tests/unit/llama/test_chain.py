@@ -23,16 +23,13 @@ from tests.support.bundled import bundled_gguf
 from tests.unit.llama.native_chain import applied, native_chain
 from worker.errors import InferenceFailed
 from worker.llama import library
-from worker.llama.breakers import breakers_of
-from worker.llama.chain import Chain, Gap, Undo, infill
+from worker.llama.chain import Chain, Undo, infill
 from worker.llama.draw import dice
 from worker.llama.model import Model
-from worker.llama.penalties import Bias, Dry, Penalties
+from worker.llama.penalties import Bias, Dry, Penalties, breakers_of
 from worker.wire.sampling import DEFAULT_BREAKERS, ORDER, SAMPLERS, Sampling
 
 Row = npt.NDArray[np.float32]
-SMALL, BLOCKS = 700, 9_001
-"""Vocabularies below and above what is summed in blocks."""
 FORBIDDEN = np.float32(-np.inf)
 
 
@@ -61,7 +58,7 @@ def chain_of(
         breakers = breakers_of(model, sampling.dry_sequence_breakers)
         changes["dry"] = Dry(sampling, said, breakers, n_vocab, undo)
     if model is not None and "infill" in sampling.samplers:
-        changes["infill"] = partial(infill, Gap(model.eog, model.end_of_turn, model.piece))
+        changes["infill"] = partial(infill, model)
     return Chain(sampling, changes, undo, n_vocab)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.errors import ConfigError
-from worker.models.reference import AliasReference, HubReference, PathReference, parse
+from worker.models.reference import HubReference, parse
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -17,13 +17,13 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("tiny-model", AliasReference("tiny-model")),
-        ("qwen2.5-0.5b", AliasReference("qwen2.5-0.5b")),
-        ("model.gguf", PathReference(Path("model.gguf"))),
-        ("./model", PathReference(Path("model"))),
-        ("/models/x", PathReference(Path("/models/x"))),
-        ("models/x.gguf", PathReference(Path("models/x.gguf"))),
-        ("~/x.gguf", PathReference(Path.home() / "x.gguf")),
+        ("tiny-model", "tiny-model"),
+        ("qwen2.5-0.5b", "qwen2.5-0.5b"),
+        ("model.gguf", Path("model.gguf")),
+        ("./model", Path("model")),
+        ("/models/x", Path("/models/x")),
+        ("models/x.gguf", Path("models/x.gguf")),
+        ("~/x.gguf", Path.home() / "x.gguf"),
         ("hf:o/r", HubReference("o/r")),
         ("hf:gpt2", HubReference("gpt2")),
         ("hf:o/r@main", HubReference("o/r", "main")),
@@ -80,4 +80,4 @@ def test_any_text_parses_or_is_told(rest: str, start: str) -> None:
     except ConfigError as error:
         assert error.message
     else:
-        assert isinstance(parsed, AliasReference | PathReference | HubReference)
+        assert isinstance(parsed, str | Path | HubReference)

@@ -18,8 +18,6 @@ from worker.api.http.page import NO_CHAT
 from worker.observability.terminal import progress_text
 from worker.wire.messages import Progress
 
-BAR = "██████░░░░░░░░░░░░░░░░░░"
-
 
 @pytest.mark.parametrize(
     ("progress", "seconds", "expected"),

@@ -13,7 +13,7 @@ from worker.supervisor.crash_history import (
     Crash,
     CrashHistory,
 )
-from worker.supervisor.quarantine import Quarantine, fingerprint
+from worker.supervisor.recovery import Quarantine, fingerprint
 from worker.wire.sampling import Constraint, Sampling
 from worker.wire.work import InferenceRequest
 

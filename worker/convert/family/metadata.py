@@ -14,9 +14,6 @@ from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Family, Metadata, Setting, Value
 from worker.errors import ModelError
 
-NO_LIMIT = 1 << 20
-"""The context length of models that have none."""
-
 
 def of_family(family: Family, config: Config, d: Dims) -> Metadata:
     """The metadata that follows from the configuration."""

@@ -117,8 +117,6 @@ class _Planner:
             added_bytes += _FLOAT_BYTES * (header.embedding_length or 0) * (header.block_count or 0)
         adapter = [added_bytes * n // sum(layers) for n in layers]
         self._weight_bytes = tuple(map(sum, zip(self._model.weight_bytes, adapter, strict=True)))
-        mapped = self._model.weights.mapped_beside_bytes
-        self._mapped_beside_bytes = mapped if settings.maps_file else 0
         self._draft: Unloaded | None = None
         if beside.draft is not None and not self._embeds:
             self._draft = Unloaded(beside.draft, devices[:1], role="draft model")
@@ -324,7 +322,6 @@ class _Planner:
             kv_unified=kv.unified,
             kv_divisions=divisions,
             kv_reason=kv.reason,
-            mapped_beside_bytes=self._mapped_beside_bytes,
         )
 
     def _of_draft(self, draft: Unloaded, context_length: int) -> tuple[int, int]:

@@ -53,8 +53,6 @@ class Weights:
     placed: tuple[tuple[str, int], ...]
     """Patterns, with a buffer type each, of the input layer's tensors that llama.cpp is told to put
     on the device: `LoadOptions.tensor_placement`."""
-    mapped_beside_bytes: int = 0
-    """Pages of a mapped file that hold repacked tensors; they stay in memory until it is needed."""
 
 
 NOTHING = Weights((0,), 0, (), ())
@@ -83,7 +81,7 @@ def shared_out(header: GgufHeader, available: Sequence[int]) -> tuple[int, ...]:
     Raises:
         ConfigError: there are more devices than layers.
     """
-    n_devices, n_layers = len(available), _n_layers(header) + 1
+    n_devices, n_layers = len(available), (header.block_count or 0) + 1
     if n_devices > n_layers:
         raise ConfigError(
             f"The model has {n_layers - 1} layers and an output, which {n_devices} devices cannot "
@@ -119,10 +117,6 @@ def largest_tensor_bytes(devices: Devices) -> int:
 def largest(most: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to `most` that fits, 0 if none does; `fits` must be monotonic."""
     return bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
-
-
-def _n_layers(header: GgufHeader) -> int:
-    return header.block_count or 0
 
 
 def _layer_of(tensor: TensorEntry, n_layers: int) -> int:
@@ -173,28 +167,15 @@ def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
     faster = _extra_buffer_types(cpu)
     n_used = header.metadata.get(f"{header.architecture}.expert_used_count", 1)
     n_experts = n_used if isinstance(n_used, int) else 1
-    plain: list[TensorEntry] = []
     total = 0
     for tensor in header.tensors:
         kinds = [b for b in faster if meta.multiplies(tensor, cpu, b, n_experts)]
         looked_up = tensor.name in LOOKED_UP
         if looked_up or not kinds:
-            plain.append(tensor)
             total += meta.allocated_bytes(tensor, plain_type)
         if kinds and (_is_output_too(tensor, header) or not looked_up):
             total += meta.allocated_bytes(tensor, kinds[0])
-    beside = _mapped_bytes(plain) - sum(tensor.n_bytes for tensor in plain)
-    return Weights((total,), 0, (), (), beside)
-
-
-def _mapped_bytes(tensors: list[TensorEntry]) -> int:
-    """Bytes that llama.cpp maps: in each file, from the first to the last tensor used in place."""
-    ends: dict[int, tuple[int, int]] = {}
-    for tensor in tensors:
-        first, last = ends.get(tensor.part, (tensor.offset, 0))
-        end = tensor.offset + tensor.n_bytes
-        ends[tensor.part] = min(first, tensor.offset), max(last, end)
-    return sum(last - first for first, last in ends.values())
+    return Weights((total,), 0, (), ())
 
 
 def _is_output_too(tensor: TensorEntry, header: GgufHeader) -> bool:

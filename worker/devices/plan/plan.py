@@ -50,8 +50,6 @@ class Plan:
     """The layers on each of several devices; the output layer counts as one."""
     host_parts: Mapping[str, int]
     """Bytes that a GPU worker needs on the host."""
-    mapped_beside_bytes: int
-    """Bytes of the mapped file in addition to `weights`, which the system drops if need be."""
     context_length: int
     """The most tokens of one sequence."""
     trained_context_length: int
@@ -141,9 +139,6 @@ class Plan:
             lines += [
                 f"    {name:<10}{size / _MIB:>14,.2f} MiB" for name, size in self.host_parts.items()
             ]
-        if self.mapped_beside_bytes:
-            size = self.mapped_beside_bytes / _MIB
-            lines.append(f"  (and up to {size:,.2f} MiB of the mapped file, which gives way)")
         lines.append("It fits." if self.fits else f"It does not fit. {self._advice()}")
         return "\n".join(lines)
 

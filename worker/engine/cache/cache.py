@@ -480,6 +480,7 @@ class Cache:
         return match.n_ready - self.limits.copy_seconds / per_token
 
     def _takes_over(self, slot: Slot, n_ready: int) -> bool:
+        """Whether a prompt goes on in this slot itself, and what else it keeps is lost."""
         return slot.is_idle and 2 * n_ready >= len(slot.kept)
 
     def _partners(self, sequence: Sequence) -> set[int]:

@@ -7,10 +7,12 @@ Several workers may share a folder; each finds the others' files at its start.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import hmac
 import json
 import os
 import secrets
+import sys
 import threading
 import time
 from array import array
@@ -34,9 +36,13 @@ from worker.engine.cache.disk_file import (
 from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
+from worker.models.checksum import sha256_of_file
+from worker.models.gguf.header import GgufHeader
 from worker.observability.logs import get_logger
 from worker.setting_files import check_store
 from worker.wire.adapters import Scope
+from worker.wire.engine_info import EngineInfo
+from worker.wire.engine_settings import EngineSettings
 
 log = get_logger()
 
@@ -45,6 +51,8 @@ _OPENING_SECONDS = 1.0
 """How long a start waits for the store; after that, the store opens in the background."""
 _ABANDONED_SECONDS = 3600
 """An unfinished file of this age is abandoned."""
+_FORMAT = 3
+"""The format's version; it must change with the content of the files."""
 
 
 @dataclass(slots=True)
@@ -189,14 +197,11 @@ class Disk:
             return
         self.counts.written += entry.size_bytes
         with self._lock:
-            shorter = [
-                path
-                for path, each in self._entries.items()
-                if each.salt == salt and each.tokens == entry.tokens[: len(each.tokens)]
-            ]
+            others = [each for each in self._entries.values() if each.salt == salt]
             self._entries[path] = entry
-        for path in shorter:
-            self._remove(path)
+        for each in others:
+            if self._usable(entry, each.tokens) == len(each.tokens):  # it makes this superfluous
+                self._remove(each.path)
 
     def _make_room(self, n_bytes: int) -> None:
         """Remove the least recently used files, whichever worker wrote them."""
@@ -264,3 +269,67 @@ def _secret(path: Path) -> bytes:
             field="kv_store",
         )
     return key
+
+
+# --- the disk of an engine -----------------------------------------------------------------------
+
+
+def open_disk(
+    header: GgufHeader,
+    settings: EngineSettings,
+    info: EngineInfo,
+    kind: MemoryKind,
+    projector: Path | None,
+) -> Disk | None:
+    """The third tier of the engine's cache; `None` if states are not to be stored.
+
+    Raises:
+        ConfigError: the folder cannot be used, or other users could put files into it.
+    """
+    if settings.kv_store is None or info.kv_store_bytes is None:
+        return None
+    return Disk(
+        Path(os.path.expanduser(settings.kv_store)),
+        info.kv_store_bytes,
+        kind,
+        bind=lambda folder: _binding(header, settings, info, folder, projector, kind.moves_states),
+        hash_adapters=lambda folder: [
+            sha256_of_file(Path(adapter.path), folder) for adapter in info.model.adapters
+        ],
+    )
+
+
+def _binding(
+    header: GgufHeader,
+    settings: EngineSettings,
+    info: EngineInfo,
+    hashes: Path,
+    projector: Path | None,
+    moves_states: bool,
+) -> str:
+    """A hash of what all states depend on; only engines with the same one may read them.
+
+    Hashes the model, which takes seconds per gigabyte, or finds the hash that was stored under
+    `hashes`.
+
+    Raises:
+        OSError: a file of the model cannot be read.
+    """
+    n_parts = 1 if info.kv_unified else info.slots
+    longest = info.kv_cells // n_parts
+    parts = {
+        "format": _FORMAT,
+        "byteorder": sys.byteorder,
+        "versions": {name: v for name, v in info.versions.items() if name != "python"},
+        "backend": info.backend,
+        "model": [sha256_of_file(path, hashes) for path in header.parts],
+        "projector": [sha256_of_file(projector, hashes)] if projector is not None else None,
+        "kv_types": settings.kv_types,
+        "rope": settings.rope,
+        "metadata": header.overridden,
+        "control": info.model.control.sha256 if info.model.control is not None else None,
+        "flash_attention": settings.flash_attention,
+        "split_into": 1 if moves_states else n_parts,
+        "longest": longest if header.lengths_differ else None,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from worker.devices.residency import projector as proof
@@ -23,12 +23,8 @@ _PROBE = 64
 """Pixels of each side of a picture that shows which tokens stand around its parts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Senses:
-    projector: Projector | None
-    info: ProjectorInfo | None
-    residency: Residency
-    """Of the model, and of the projector where there is one."""
+Senses = tuple[Projector | None, ProjectorInfo | None, Residency]
+"""The residency is that of the model, and of the projector where there is one."""
 
 
 def start_projector(
@@ -45,14 +41,14 @@ def start_projector(
         ResidencyViolation: it is not on the model's device.
     """
     if file is None:
-        return Senses(None, None, residency)
+        return None, None, residency
     try:
         return _start(file, model, residency, selected, threads)
     except WorkerError as error:
         if file.is_named:
             raise
         log.warning("engine.projector_passed_over", reason=error.message)
-        return Senses(None, None, residency)
+        return None, None, residency
 
 
 def _start(
@@ -89,7 +85,7 @@ def _proven(
     info = ProjectorInfo(
         Path(file.path).name, str(kind), projector.sees, projector.hears, header.tensor_bytes
     )
-    return Senses(projector, info, replace(residency, buffers=residency.buffers + buffers))
+    return projector, info, replace(residency, buffers=residency.buffers + buffers)
 
 
 def _unusable(file: ProjectorFile, why: str) -> ModelError:

@@ -233,8 +233,8 @@ class PromptBuilder:
                 return PromptTokens(tokens)
             parts: Iterable[tuple[str, bool]] = [(text, True)]
         else:
-            marked = replace(reading, chat=marking.chat).text()
-            parts = spellings.split(marked, marking.mark)
+            chat, spelled = marking
+            parts = spellings.split(replace(reading, chat=chat).text(), spelled)
         return self._with_media(parts, mark, prompt.media, "messages")
 
     def _with_media(

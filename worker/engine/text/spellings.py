@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from worker.engine.text.conversation import Chat
@@ -19,12 +18,6 @@ from worker.errors import InvalidRequest
 _TURN = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_\w+>|\[/?[A-Z_]+\]", re.DOTALL)
 """Matches the texts of tokens that mark turns, such as `<|user|>`, `<start_of_turn>` and
 `[INST]`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Marking:
-    chat: Chat
-    mark: str
 
 
 class Spellings:
@@ -42,8 +35,8 @@ class Spellings:
         # Longest first, in the order in which llama.cpp looks for them.
         self._all = sorted(marks | self._found_anywhere, key=len, reverse=True)
 
-    def marking(self, chat: Chat) -> Marking | None:
-        """The chat with a mark in each spelling; `None` if there is no spelling.
+    def marking(self, chat: Chat) -> tuple[Chat, str] | None:
+        """The chat with a mark in each spelling, and the mark; `None` if there is no spelling.
 
         Raises:
             InvalidRequest: no character is left for a mark, or values are nested too deeply.
@@ -65,7 +58,7 @@ class Spellings:
         def marked(text: str) -> str:
             return begins.sub(rf"\1{mark}", text)
 
-        return Marking({name: _mapped(value, marked) for name, value in chat.items()}, mark)
+        return {name: _mapped(value, marked) for name, value in chat.items()}, mark
 
     def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:
         """The parts of a rendered text without the marks; each with whether it has control tokens.

@@ -224,7 +224,7 @@ def _join_parts(header: GgufHeader, count: int) -> GgufHeader:
         named = part.unsigned(keys.Split.LLM_KV_SPLIT_NO)
         if named != number or part.unsigned(keys.Split.LLM_KV_SPLIT_COUNT) != count:
             raise unusable(path, f"it does not say that it is part {number + 1} of {count}")
-        tensors += [replace(tensor, part=number) for tensor in part.tensors]
+        tensors += part.tensors
         size_bytes += part.size_bytes
     names = Counter(tensor.name for tensor in tensors)
     twice = [name for name, times in names.items() if times > 1]

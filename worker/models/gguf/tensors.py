@@ -29,8 +29,6 @@ class TensorEntry:
     offset: int
     """From the start of the file."""
     n_bytes: int
-    part: int = 0
-    """The index of its file in a split model."""
 
     @property
     def n_elements(self) -> int:
