@@ -271,26 +271,6 @@ class TestCrashes:
         run(test)
         assert "engine.guardian_failed" in capsys.readouterr().out
 
-    def test_an_engine_that_stands_still_is_unhealthy_then_replaced(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised(stall_timeout=1.0) as supervisor:
-                await asyncio.sleep(1.2)
-                assert not supervisor.status().is_stalled  # idle for longer than the timeout
-                pid = engine_pid(supervisor)
-                job = await supervisor.submit(request("hold"))
-                await until(lambda: supervisor.status().is_stalled)
-                assert supervisor.status().last_progress_ms >= 1000
-                assert engine_pid(supervisor) == pid
-                last = (await all_of(job))[-1]
-                assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
-                assert "no progress" in last.error.message
-                await until(lambda: supervisor.state == "ready")
-                assert engine_pid(supervisor) != pid
-
-        run(test)
-
 
 def lost(supervisor: Supervisor) -> str | None:
     return supervisor.status().residency_lost

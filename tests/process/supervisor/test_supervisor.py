@@ -247,27 +247,3 @@ class TestStop:
                 await drain
 
         run(test)
-
-    def test_what_outlives_the_drain_ends_with_its_code(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                job = await supervisor.submit(request("hold"))
-                supervisor.begin_draining()
-                await supervisor.drain(0.1)
-                last = (await all_of(job))[-1]
-                assert isinstance(last, Failed) and isinstance(last.error, ShuttingDown)
-
-        run(test)
-
-    def test_a_stopped_engine_process_does_not_hold_up_the_stop(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                pid = engine_pid(supervisor)
-                os.kill(pid, signal.SIGSTOP)
-                before = time.monotonic()
-                await supervisor.stop()
-                assert time.monotonic() - before < 20
-                with pytest.raises(ProcessLookupError):
-                    os.kill(pid, 0)
-
-        run(test)

@@ -1,6 +1,7 @@
 """`llorch-cuda` with a device that plays the GPU: `… gpu_command PLUG_IN@host:port FLAGS…`.
 
-This process is the real command; only the children that it starts are those beside this module.
+This process is the real command; only the children that it starts are those beside this module,
+and it looks after its device more often.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import sys
 
 from worker.devices import preflight
-from worker.supervisor import engine_process
+from worker.supervisor import engine_process, supervisor
 
 if __name__ == "__main__":
     setting = sys.argv.pop(1)
     start = (sys.executable, "-P", "-m")
     engine_process.ENGINE_ARGV = (*start, "tests.support.devices.gpu_engine", setting)
     preflight.CHILD = (*start, "tests.support.devices.gpu_preflight", setting)
+    supervisor.RESIDENCY_SECONDS = 1.0
     from worker.cli import cuda
 
     cuda()

@@ -18,7 +18,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support import sse
 from tests.support.held import engines_held_by
-from tests.support.worker import WorkerProcess, new_job_id, until
+from tests.support.worker import WorkerProcess, until
 from tools import survival
 
 LONG = {"max_tokens": 1000, "ignore_eos": True}
@@ -169,28 +169,6 @@ def crash_after_queueing(running: WorkerProcess, n_queued: int) -> sse.Stream:
         )
         os.kill(running.engine_pid, signal.SIGKILL)
         return sse.collect([*seen, *chunks])
-
-
-def test_a_request_suspected_twice_is_refused(start_worker: StartWorker) -> None:
-    running = start_worker()
-    poison = "The poison"
-    with running.streaming(poison, **LONG) as response:
-        chunks = response.iter_raw()
-        seen = [next(chunks)]
-        for n in (1, 2):  # it is alone, so nobody else can be to blame
-            until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
-            running.wait_ready()
-            in_flight(running, 1)
-            os.kill(running.engine_pid, signal.SIGABRT)
-        assert sse.collect([*seen, *chunks]).error["code"] == "ENGINE_CRASHED"
-    running.wait_ready()
-    again = {"job_id": new_job_id(), "prompt": poison, "seed": 5, **LONG}
-    refused = running.post("/execute", again)
-    assert refused.status_code == 400 and refused.json()["code"] == "INVALID_REQUEST"
-    assert refused.json()["errors"][0]["constraint"] == "quarantine"
-    assert running.metric("worker_requests_quarantined_total") == 1
-    assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
-    assert running.stop() == 0
 
 
 def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:

@@ -75,15 +75,6 @@ def test_one_alone_stays_where_it_is() -> None:
     assert n_slots(engine) == [4, 0, 4], "where two would be in each other's way"
 
 
-def test_an_answer_that_outgrows_its_part_goes_on_in_a_longer_one() -> None:
-    engine = divided_engine()
-    prompts = {n: bytes([98 + n]) * 12 for n in range(3)}
-    for request_id, prompt in prompts.items():
-        engine.submit(request_id, prompt, max_tokens=70)
-    engine.run()
-    check_answers(engine, prompts, max_tokens=70)
-
-
 def test_idle_conversations_outlive_a_change_in_memory() -> None:
     engine = divided_engine()
     first = bytes(97 + n % 11 for n in range(40))
@@ -96,14 +87,3 @@ def test_idle_conversations_outlive_a_change_in_memory() -> None:
     engine.run()
     n_computed = sum(n for batch in engine.backend.batches for _, _, n in batch)
     assert n_computed < len(first), "its beginning came back from memory"
-
-
-def test_without_room_in_memory_streams_are_computed_again() -> None:
-    engine = divided_engine(memory_bytes=0)
-    prompts = {0: SHORT[:20], 1: LONG}
-    engine.submit(0, prompts[0])
-    for _ in range(4):
-        engine.turn()
-    engine.submit(1, LONG)
-    engine.run()
-    check_answers(engine, prompts)

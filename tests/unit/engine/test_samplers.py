@@ -136,15 +136,6 @@ def test_the_odds_of_a_greedy_draw_are_certain(engine: RealEngine) -> None:
     assert all(e.logprob == 0 and len(e.top) == 1 for e in engine.logprobs(asked))
 
 
-def test_all_log_probabilities_of_a_token(engine: RealEngine) -> None:
-    n_vocab = engine.model.n_vocab
-    asked = engine.submit(CHAT.format("cats"), logprobs=n_vocab, max_tokens=1)
-    engine.run()
-    (entry,) = engine.logprobs(asked)
-    assert len(entry.top) == n_vocab
-    assert sum(math.exp(logprob) for _, _, logprob in entry.top) == pytest.approx(1, abs=1e-4)
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_a_job_takes_what_its_sampler_learned_to_the_next_engine(deterministic: bool) -> None:
     """A deterministic answer is computed again from its beginning, so it takes nothing along."""
