@@ -95,12 +95,6 @@ def test_a_plan_that_does_not_fit_exits_with_5_and_says_what_would(
     assert "Traceback" not in ended.stderr
 
 
-def test_plan_of_a_missing_model_exits_with_3(warm_cache: Path) -> None:
-    ended = run("plan", "--model", "./nowhere.gguf", cache=warm_cache)
-    assert ended.returncode == 3
-    assert "nowhere.gguf" in ended.stderr.splitlines()[-1]
-
-
 def test_a_model_that_llama_cpp_refuses_exits_with_3(
     models: dict[str, Path], warm_cache: Path, tmp_path: Path
 ) -> None:

@@ -150,21 +150,6 @@ def test_a_client_that_leaves_an_unstreamed_answer_cancels_its_job(
     _wait_until(lambda: worker.supervisor.cancelled == ["job-1"])
 
 
-def test_cancel_ends_the_stream(scripted: ScriptedFactory) -> None:
-    worker = scripted()
-    worker.supervisor.script = [*story("a")[:-1], 60.0]
-    with httpx.stream("POST", f"{worker.base_url}/execute", json=JOB) as answer:
-        parts = answer.iter_bytes()
-        body = next(parts)
-        for _ in range(2):
-            cancelled = httpx.post(f"{worker.base_url}/cancel", json={"job_id": "job-1"})
-            assert cancelled.status_code == 202
-        stream = collect([body, *parts])
-    assert stream.error["code"] == "CANCELLED"
-    unknown = httpx.post(f"{worker.base_url}/cancel", json={"job_id": "other"})
-    assert unknown.status_code == 404 and unknown.json()["code"] == "JOB_NOT_FOUND"
-
-
 def _wait_until(condition: object, seconds: float = 60.0) -> None:
     assert callable(condition)
     end = time.monotonic() + seconds
