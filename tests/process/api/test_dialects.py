@@ -95,11 +95,6 @@ class Person(BaseModel):
     score: float = Field(ge=0.0, le=1.0)
 
 
-@pytest.fixture(scope="module")
-def client(worker: WorkerProcess) -> OpenAI:
-    return OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0)
-
-
 def test_a_response_whole_and_streamed(client: OpenAI) -> None:
     whole = client.responses.create(model="m", input=FRANCE, temperature=0, store=True)
     assert whole.output_text == PARIS and whole.status == "completed"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
 from openai import OpenAI
-
-from tests.support.worker import WorkerProcess
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
 BRAZIL: Any = [{"role": "user", "content": "Give me the capital of Brazil as JSON."}]
@@ -17,12 +14,6 @@ HEDGEHOG: Any = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "Show me the emoji for a hedgehog."},
 ]
-
-
-@pytest.fixture
-def client(worker: WorkerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture

@@ -77,12 +77,6 @@ def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert running.stop() == 0, running.stderr[-4000:]
 
 
-@pytest.fixture
-def client(worker: WorkerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def the_call(name: str, arguments: str) -> Any:
     """The arguments of a call, which must be what the function's schema says."""
     found = json.loads(arguments)

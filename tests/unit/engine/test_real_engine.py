@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ LONG = (
     + " went to the park with a shiny stone. The morning was cold. Soon Otto wanted the shiny stone"
 )
 CAPITAL = CHAT.format("What is the capital of France?")
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RealEngine]:
-    engine = RealEngine()
-    yield engine
-    engine.close()
 
 
 def test_a_prompt_in_small_pieces_gives_the_same_answer() -> None:

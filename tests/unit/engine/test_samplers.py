@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,13 +39,6 @@ REMEMBERING: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 remembering = pytest.mark.parametrize("sampling", REMEMBERING.values(), ids=REMEMBERING)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RealEngine]:
-    engine = RealEngine()
-    yield engine
-    engine.close()
 
 
 def tokens_of(engine: RealEngine, request_id: int) -> list[Token]:
