@@ -16,7 +16,6 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.devices import rpc
-from tests.support.hub import set_endpoint
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
 from tests.support.worker import environment, installed
@@ -167,12 +166,11 @@ def test_doctor_finds_what_a_start_would_fail_for(
     assert re.search(rf"^FAILED +{name} ", report.as_screen(), re.MULTILINE)
 
 
-def test_doctor_downloads_nothing(warm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    set_endpoint(monkeypatch, "http://127.0.0.1:9")
-    report = diagnose(warm_cache, model="hf:someone/a-model@main::file=model.gguf")
-    told = r"^unknown +model .*first start downloads it"
-    assert re.search(told, report.as_screen(), re.MULTILINE)
-    assert report.exit_code == 0
+def test_doctor_downloads_nothing(warm_cache: Path) -> None:
+    arguments = ["--port", "0", "--model", "hf:someone/a-model@main::file=model.gguf"]
+    ended = run("doctor", *arguments, cache=warm_cache, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert re.search(r"^unknown +model .*first start downloads it", ended.stdout, re.MULTILINE)
+    assert ended.returncode == 0
 
 
 def test_doctor_plans_the_projector_too(warm_cache: Path) -> None:

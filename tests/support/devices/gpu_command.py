@@ -1,11 +1,12 @@
 """`llorch-cuda` with a device that plays the GPU: `… gpu_command PLUG_IN@host:port FLAGS…`.
 
-This process is the real command; only the children that it starts are those beside this module,
-and it looks after its device more often.
+This process is the real command; only the children that it starts are those beside this module.
+`LOOK_SECONDS` says how often it looks after its device.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from worker.devices import preflight
@@ -16,7 +17,7 @@ if __name__ == "__main__":
     start = (sys.executable, "-P", "-m")
     engine_process.ENGINE_ARGV = (*start, "tests.support.devices.gpu_engine", setting)
     preflight.CHILD = (*start, "tests.support.devices.gpu_preflight", setting)
-    supervisor.RESIDENCY_SECONDS = 1.0
+    supervisor.RESIDENCY_SECONDS = float(os.environ.get("LOOK_SECONDS", 15))
     from worker.cli import cuda
 
     cuda()
