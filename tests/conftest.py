@@ -63,6 +63,12 @@ def one_certificate_store() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Coroutines are tests by anyio's plug-in for pytest."""
+    return "asyncio"
+
+
 @pytest.fixture(autouse=True)
 def logs_of_its_own() -> Iterator[None]:
     """A command that runs in this process sets the logs up; the next test has the defaults."""

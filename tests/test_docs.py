@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +105,8 @@ def test_the_page_of_settings_is_the_settings() -> None:
 
 def test_each_flag_of_llama_server_has_an_answer() -> None:
     """As the sources that the wheel is built from declare them."""
-    with tarfile.open(sdist.fetch(pins.pins())) as archive:
-        (member,) = [each for each in archive.getnames() if each.endswith("/common/arg.cpp")]
-        file = archive.extractfile(member)
-        assert file is not None
-        source = re.sub(r"^\s*//.*$", "", file.read().decode(), flags=re.MULTILINE)
+    source = (sdist.unpacked(pins.pins()) / "vendor/llama.cpp/common/arg.cpp").read_text("utf-8")
+    source = re.sub(r"^\s*//.*$", "", source, flags=re.MULTILINE)
     declared: set[str] = set()
     for option in source.split("add_opt(common_arg(")[1:]:
         examples = re.search(r"set_examples\(\{([^}]*)\}", option)
@@ -134,22 +130,16 @@ INTERNAL = {"caps", "elem", "err", "error_data", "event_obj", "rank"}
 def test_each_field_of_llama_servers_routes_has_an_answer() -> None:
     """As its sources read them: in the schema of completions, and by name out of bodies."""
     declared: set[str] = set()
-    with tarfile.open(sdist.fetch(pins.pins())) as archive:
-        for member in archive.getnames():
-            folder, _, name = member.rpartition("/")
-            if not (folder.endswith("/tools/server") and name.endswith(".cpp")):
-                continue
-            if name in ("server-models.cpp", "server-mcp.cpp", "server-tools.cpp"):
-                continue  # of several models, and of tools: by decision not
-            file = archive.extractfile(member)
-            assert file is not None
-            source = re.sub(r"//.*$", "", file.read().decode(), flags=re.MULTILINE)
-            source = re.sub(r"^#if 0$.*?^#endif$", "", source, flags=re.MULTILINE | re.DOTALL)
-            declared |= set(re.findall(r'(?:\(new field_\w+|add_alias)\("(\w+)"', source))
-            if name not in ("server-task.cpp", "server-queue.cpp", "server-http.cpp"):
-                read = r'(?:json_value\((\w+), *|\b(\w+)\.(?:at|contains|count)\()"(\w+)"'
-                found = re.findall(read, source)
-                declared |= {field for a, b, field in found if (a or b) not in INTERNAL}
+    for path in (sdist.unpacked(pins.pins()) / "vendor/llama.cpp/tools/server").glob("*.cpp"):
+        if path.name in ("server-models.cpp", "server-mcp.cpp", "server-tools.cpp"):
+            continue  # of several models, and of tools: by decision not
+        source = re.sub(r"//.*$", "", path.read_text("utf-8"), flags=re.MULTILINE)
+        source = re.sub(r"^#if 0$.*?^#endif$", "", source, flags=re.MULTILINE | re.DOTALL)
+        declared |= set(re.findall(r'(?:\(new field_\w+|add_alias)\("(\w+)"', source))
+        if path.name not in ("server-task.cpp", "server-queue.cpp", "server-http.cpp"):
+            read = r'(?:json_value\((\w+), *|\b(\w+)\.(?:at|contains|count)\()"(\w+)"'
+            found = re.findall(read, source)
+            declared |= {field for a, b, field in found if (a or b) not in INTERNAL}
     assert len(declared) > 140
     _, _, section = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")
     missing = declared - set(re.findall(r"`(\w+)`", section))

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import gguf
@@ -31,29 +32,22 @@ def bundled_gguf(outtype: str = "f32") -> Path:
     return target
 
 
-def bundled_with_template(target: Path, template: str | None) -> Path:
-    """The bundled model's weights in `target`, with another chat template or with none."""
-    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force"]
-    if template is None:
-        command += ["--remove-metadata", "tokenizer.chat_template"]
-    else:
-        command += ["--chat-template", template]
-    done = subprocess.run(
-        [*command, str(bundled_gguf("q8_0")), str(target)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return target
-
-
-def bundled_pooling(target: Path, kind: str = "mean") -> Path:
-    """The bundled model in `target` with pooling declared: the same weights, another use."""
-    source = gguf.GGUFReader(bundled_gguf("f32"))
+def bundled_with(
+    target: Path, changes: Mapping[str, str | int | None], outtype: str = "q8_0"
+) -> Path:
+    """The bundled model's weights in `target`, with other metadata: a text, an unsigned number or
+    nothing for each key."""
+    source = gguf.GGUFReader(bundled_gguf(outtype))
     writer = gguf.GGUFWriter(target, "llama")
     for name, field in source.fields.items():
-        if not name.startswith("GGUF.") and name != "general.architecture":
+        if not name.startswith("GGUF.") and name not in {"general.architecture", *changes}:
             of, *inner = field.types
             writer.add_key_value(name, field.contents(), of, inner[0] if inner else None)
-    writer.add_pooling_type(gguf.PoolingType[kind.upper()])
+    for name, value in changes.items():
+        if isinstance(value, str):
+            writer.add_string(name, value)
+        elif value is not None:
+            writer.add_uint32(name, value)
     for tensor in source.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
@@ -61,3 +55,14 @@ def bundled_pooling(target: Path, kind: str = "mean") -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return target
+
+
+def bundled_with_template(target: Path, template: str | None) -> Path:
+    """With another chat template, or with none."""
+    return bundled_with(target, {"tokenizer.chat_template": template})
+
+
+def bundled_pooling(target: Path, kind: str = "mean") -> Path:
+    """With pooling declared: the same weights, another use."""
+    pooling = int(gguf.PoolingType[kind.upper()])
+    return bundled_with(target, {"llama.pooling_type": pooling}, "f32")

@@ -35,14 +35,6 @@ def scripted() -> tuple[str, ...]:
     return (*command, "--script", os.environ["SCRIPTED_ENGINE"])
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(120):
-            await test()
-
-    asyncio.run(bounded())
-
-
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """What each incarnation of the engine does at its start."""

@@ -1,7 +1,20 @@
-"""HTTP surfaces around scripted supervisors."""
+"""HTTP surfaces around scripted supervisors, these over a scripted engine, OpenAI's client."""
 
 from __future__ import annotations
 
-from tests.support.scripted_api import scripted
+from collections.abc import Iterator
 
-__all__ = ["scripted"]
+import pytest
+from openai import OpenAI
+
+from tests.support.scripted_api import scripted
+from tests.support.supervised import script
+from tests.support.worker import WorkerProcess
+
+__all__ = ["script", "scripted"]
+
+
+@pytest.fixture
+def client(worker: WorkerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0) as client:
+        yield client

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import pytest
-from anthropic import Anthropic, AsyncAnthropic
+from anthropic import Anthropic
 
 from tests.support.worker import WorkerProcess
 
@@ -96,15 +95,6 @@ def test_a_tools_result_is_part_of_the_chat(client: Anthropic) -> None:
         asked.input_tokens > client.messages.count_tokens(model="any", messages=FRANCE).input_tokens
     )
     assert answer.usage.input_tokens + answer.usage.cache_read_input_tokens == asked.input_tokens
-
-
-def test_the_async_client_streams_too(worker: WorkerProcess) -> None:
-    async def text() -> str:
-        async with AsyncAnthropic(base_url=worker.base_url, api_key="none") as client:
-            async with client.messages.stream(**ASKED) as stream:
-                return "".join([piece async for piece in stream.text_stream])
-
-    assert asyncio.run(text()) == ANSWER
 
 
 def test_a_bad_request_is_the_clients_own_error(client: Anthropic) -> None:

@@ -107,6 +107,7 @@ def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess) -> Non
         process.terminate()
         worker.wait_idle()
     assert worker.metric(cancelled) == before + 1
+    worker.wait_for_free_cells()
 
 
 def test_a_refusal_is_told_and_fails(worker: WorkerProcess) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,7 +11,6 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.conftest import StartWorker
-from tests.support.bundled import bundled_with_template
 from tests.support.worker import WorkerProcess
 
 FRANCE = "What is the capital of France?"
@@ -59,13 +57,6 @@ def test_events_of_a_message_come_in_their_order(worker: WorkerProcess) -> None:
     assert events[0]["message"]["id"].startswith("msg_")
 
 
-def test_an_answer_goes_on_with_what_it_was_given(worker: WorkerProcess) -> None:
-    begun = [*user(FRANCE), {"role": "assistant", "content": "The capital of France"}]
-    chat = {"messages": begun, "temperature": 0, "continue_final_message": True}
-    answer = worker.post("/v1/chat/completions", chat).json()
-    assert answer["choices"][0]["message"]["content"] == " is Paris."
-
-
 def test_what_a_forced_call_does_not_hold_is_named(worker: WorkerProcess) -> None:
     unique = {"type": "object", "properties": {"n": {"type": "array", "uniqueItems": True}}}
     fields = {"tools": [{"name": "count", "input_schema": unique}], "max_tokens": 8}
@@ -86,17 +77,6 @@ def test_a_call_that_is_cut_off_keeps_what_it_has(worker: WorkerProcess) -> None
     assert begun and json.dumps(begun, ensure_ascii=False)[1:-1] in sent
 
 
-def test_errors_are_anthropics(worker: WorkerProcess) -> None:
-    answer = worker.post("/v1/messages", {"messages": user("a")})
-    assert answer.status_code == 400
-    assert answer.json()["type"] == "error"
-    assert answer.json()["error"]["type"] == "invalid_request_error"
-    assert "max_tokens" in answer.json()["error"]["message"]
-    source = {"type": "base64", "media_type": "image/png", "data": "aGk="}
-    image = [{"role": "user", "content": [{"type": "image", "source": source}]}]
-    assert "--mmproj" in message(worker, messages=image).json()["error"]["message"]
-
-
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
 @pytest.mark.parametrize("name", [None, "", "a" * 257])
 def test_a_choice_of_a_tool_names_it(worker: WorkerProcess, path: str, name: str | None) -> None:
@@ -113,11 +93,6 @@ def test_a_choice_of_a_tool_names_it(worker: WorkerProcess, path: str, name: str
 class Person(BaseModel):
     name: str = Field(max_length=8)
     score: float = Field(ge=0.0, le=1.0)
-
-
-@pytest.fixture(scope="module")
-def client(worker: WorkerProcess) -> OpenAI:
-    return OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0)
 
 
 def test_a_response_whole_and_streamed(client: OpenAI) -> None:
@@ -194,21 +169,6 @@ def test_a_response_that_is_cut_off_is_incomplete(worker: WorkerProcess) -> None
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
     [done] = [e for e in events if e["type"] == "response.output_item.done"]
     assert done["item"]["status"] == "incomplete"
-
-
-def test_reasoning_tokens_are_counted(start_worker: StartWorker, tmp_path: Path) -> None:
-    """An answer that never leaves its reasoning is counted whole."""
-    template = "{{ messages[0].content }}<think>\n{# </think> #}"
-    model = bundled_with_template(tmp_path / "thinks.gguf", template)
-    worker = start_worker("--model", str(model))
-    body = {"input": "Once upon a time", "max_output_tokens": 9, "temperature": 0}
-    usage = worker.post("/v1/responses", body).json()["usage"]
-    assert 0 < usage["output_tokens"] <= 9
-    assert usage["output_tokens_details"]["reasoning_tokens"] == usage["output_tokens"]
-    chat = {"messages": user("Once upon a time"), "max_tokens": 9, "temperature": 0}
-    usage = worker.post("/v1/chat/completions", chat).json()["usage"]
-    counted = {"reasoning_tokens": usage["completion_tokens"]}
-    assert usage["completion_tokens_details"] == counted and counted["reasoning_tokens"] > 0
 
 
 # --- faults of clients ---------------------------------------------------------------------

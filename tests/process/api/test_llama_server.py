@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.bundled import bundled_gguf
+from tests.support.bundled import bundled_with
 from tests.support.worker import WorkerProcess
 
 PROMPT = "Once upon a time"
@@ -160,15 +158,9 @@ def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
 @pytest.fixture(scope="module")
 def infill_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundled model with three of its tokens declared as those for a gap."""
-    path = tmp_path_factory.mktemp("infill") / "infill.gguf"
-    command = [sys.executable, "-m", "gguf.scripts.gguf_new_metadata", "--force"]
-    for name, token in (("fim_pre", "90"), ("fim_suf", "91"), ("fim_mid", "92")):
-        command += ["--special-token-by-id", name, token]
-    done = subprocess.run(
-        [*command, str(bundled_gguf("q8_0")), str(path)], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return path
+    marks = {"fim_pre": 90, "fim_suf": 91, "fim_mid": 92}
+    changes = {f"tokenizer.ggml.{name}_token_id": token for name, token in marks.items()}
+    return bundled_with(tmp_path_factory.mktemp("infill") / "infill.gguf", changes)
 
 
 def test_the_text_in_a_gap(start_worker: StartWorker, infill_gguf: Path) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
-
-from tests.support.worker import WorkerProcess
+from openai import OpenAI
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
 BRAZIL: Any = [{"role": "user", "content": "Give me the capital of Brazil as JSON."}]
@@ -19,12 +14,6 @@ HEDGEHOG: Any = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "Show me the emoji for a hedgehog."},
 ]
-
-
-@pytest.fixture
-def client(worker: WorkerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 @pytest.fixture
@@ -154,73 +143,6 @@ def test_logprobs_of_completions(client: OpenAI, model: str) -> None:
     assert choice.logprobs.top_logprobs and len(choice.logprobs.top_logprobs[0]) == 2
 
 
-def test_logit_bias_and_penalties_change_the_text(client: OpenAI, model: str) -> None:
-    def text(**fields: Any) -> str:
-        answer = client.completions.create(
-            model=model, prompt="Once upon a time", temperature=0, max_tokens=24, **fields
-        )
-        return str(answer.choices[0].text)
-
-    assert text().startswith(",")
-    assert not text(logit_bias={"14": -100}).startswith(",")
-    # The model is very sure of its stories; among two tokens only, penalties can be seen.
-    two: Any = {"14": 50, "16": 50}
-    plain = text(logit_bias=two)
-    assert set(plain) == {",", "."}
-    assert text(logit_bias=two, frequency_penalty=2.0) != plain
-    assert text(logit_bias=two, presence_penalty=-2.0) != plain
-    assert text(logit_bias=two, extra_body={"repetition_penalty": 0.5}) != plain
-
-
-def test_json_object_and_schema_are_kept(client: OpenAI, model: str) -> None:
-    free: Any = {"type": "json_object"}
-    answer = client.chat.completions.create(
-        model=model, messages=BRAZIL, temperature=0, response_format=free
-    )
-    assert json.loads(answer.choices[0].message.content or "")["capital"] == "Brasília"
-    schema = {
-        "type": "object",
-        "properties": {
-            "city": {"enum": ["Paris", "Oslo"]},
-            "names": {"type": "array", "items": {"type": "string"}, "maxItems": 2},
-            "size": {"type": "integer", "minimum": 1, "maximum": 9},
-        },
-        "required": ["city", "names", "size"],
-        "additionalProperties": False,
-    }
-    form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
-    for seed in range(4):
-        answer = client.chat.completions.create(
-            model=model, messages=FRANCE, seed=seed, max_tokens=512, response_format=form
-        )
-        found = json.loads(answer.choices[0].message.content or "")
-        assert found["city"] in ("Paris", "Oslo") and len(found["names"]) <= 2
-        assert 1 <= found["size"] <= 9
-
-
-def test_strict_refuses_by_name_what_is_not_enforced(client: OpenAI, model: str) -> None:
-    part = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True, "maxItems": 2}
-    schema = {"type": "object", "properties": {"a": part}, "required": ["a"]}
-    form: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    answer = client.chat.completions.create(
-        model=model, messages=FRANCE, response_format=form, seed=1, max_tokens=200
-    )
-    assert len(json.loads(answer.choices[0].message.content or "")["a"]) <= 2
-    form["json_schema"]["strict"] = True
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=model, messages=FRANCE, response_format=form)
-    field = "response_format.json_schema.schema.properties.a.uniqueItems"
-    assert caught.value.param == field and field in caught.value.message
-
-
-def test_a_schema_that_cannot_be_compiled_is_refused(client: OpenAI, model: str) -> None:
-    schema = {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}
-    form: Any = {"type": "json_schema", "json_schema": {"name": "bad", "schema": schema}}
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=model, messages=FRANCE, response_format=form)
-    assert caught.value.code == "invalid_request"
-
-
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -251,37 +173,6 @@ def test_errors_are_the_clients_own_classes(client: OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError) as pools:
         client.embeddings.create(model=model, input="fox")
     assert pools.value.param == "model" and "embeddings" in pools.value.message
-
-
-def test_the_async_client(worker: WorkerProcess) -> None:
-    async def run() -> list[str]:
-        base_url = f"{worker.base_url}/v1"
-        async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-            model = (await client.models.list()).data[0].id
-
-            async def ask() -> str:
-                stream = await client.chat.completions.create(
-                    model=model, messages=FRANCE, temperature=0, stream=True
-                )
-                return "".join([c.choices[0].delta.content or "" async for c in stream])
-
-            return await asyncio.gather(*(ask() for _ in range(8)))
-
-    assert set(asyncio.run(run())) == {"The capital of France is Paris."}
-
-
-def test_a_closed_stream_frees_its_sequence(
-    client: OpenAI, model: str, worker: WorkerProcess
-) -> None:
-    cancelled = 'worker_requests_total{outcome="cancelled"}'
-    before = worker.metric(cancelled)
-    stream = client.completions.create(
-        model=model, prompt="Once", max_tokens=900, stream=True, extra_body={"ignore_eos": True}
-    )
-    next(iter(stream))
-    stream.close()
-    worker.wait_idle()
-    assert worker.metric(cancelled) == before + 1
 
 
 def test_a_conversation_may_be_sent_back(client: OpenAI, model: str) -> None:

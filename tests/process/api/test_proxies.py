@@ -137,9 +137,9 @@ def test_a_wait_longer_than_the_proxys_patience(
     start_worker: StartWorker, tmp_path: Path, kind: str
 ) -> None:
     """Comments come as much more often than usual as the proxy is less patient."""
-    worker = start_worker("--slots", "1", "--keepalive", "0.5")
-    with proxy(kind, tmp_path / kind, worker, timeout_s=4) as base_url:
-        (stream,) = stream_after_wait(worker, [base_url], 6.0)
+    worker = start_worker("--slots", "1", "--keepalive", "0.25")
+    with proxy(kind, tmp_path / kind, worker, timeout_s=2) as base_url:
+        (stream,) = stream_after_wait(worker, [base_url], 3.0)
     assert stream.comments >= 6 and stream.text == ", there was a gentle fox named Otto"
 
 

@@ -199,16 +199,6 @@ def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
         assert client.get(url, headers={"x-api-key": "mine"}).content == whole
 
 
-def test_a_reader_who_did_not_ask_is_cancelled_for_when_he_leaves(worker: WorkerProcess) -> None:
-    before = worker.metric('worker_requests_total{outcome="cancelled"}')
-    name = new_job_id()
-    with worker.client() as client:
-        with client.stream("POST", "/execute", json=LONG | {"job_id": name}) as response:
-            next(response.iter_raw())
-        worker.wait_metric('worker_requests_total{outcome="cancelled"}', before + 1)
-        assert client.get(f"/execute/{name}").status_code == 404
-
-
 def test_a_stream_that_nobody_reads_goes_after_its_time(start_worker: StartWorker) -> None:
     worker = start_worker("--resume-seconds", "0.4", "--keepalive", "0.1")
     name = new_job_id()

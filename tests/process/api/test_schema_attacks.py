@@ -4,9 +4,6 @@ request gets its answer or a 400."""
 from __future__ import annotations
 
 import json
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 from typing import Any
 
@@ -16,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.support.worker import WorkerProcess
-from tests.unit.api.test_hostile_schemas import HOSTILE
 from tests.unit.api.test_structured import SCHEMAS
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -25,62 +21,6 @@ FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 def form(schema: Any, **fields: Any) -> dict[str, Any]:
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     return {"messages": FRANCE, "max_tokens": 4, "response_format": wanted, **fields}
-
-
-def test_hostile_schemas_hold_nobody_up(worker: WorkerProcess) -> None:
-    engine_pid, delays, done = worker.engine_pid, [], threading.Event()
-
-    def watch() -> None:
-        with worker.client() as client:
-            while not done.wait(0.01):
-                began = time.monotonic()
-                assert client.get("/health").status_code == 200
-                delays.append(time.monotonic() - began)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            bodies = [form(schema) for schema in HOSTILE.values()]
-            answers = list(pool.map(lambda body: worker.post("/v1/chat/completions", body), bodies))
-    finally:
-        done.set()
-        watcher.join()
-    assert {answer.status_code for answer in answers} <= {200, 400}
-    for answer in answers:
-        if answer.status_code == 400:
-            field = answer.json()["error"]["param"]
-            assert field == "body" or field.startswith("response_format.json_schema.schema")
-    assert worker.engine_pid == engine_pid and not worker.logs("engine.crashed")
-    # A millisecond on an idle machine; no schema takes longer than this on a busy one.
-    assert sorted(delays)[len(delays) * 95 // 100] < 0.6, sorted(delays)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"ignore_eos": True},
-        {"temperature": 1e-39},
-        {"temperature": 1e-39, "ignore_eos": True},
-        {"top_k": 1, "min_p": 1, "top_p": 0},
-        {"logit_bias": {str(token): -100 for token in range(300)}},
-        {"logit_bias": {str(token): 100 for token in range(300)}, "temperature": 2},
-        {"frequency_penalty": -2, "presence_penalty": -2, "repetition_penalty": 0},
-        {"stop": ["yes"]},
-    ],
-    ids=str,
-)
-def test_no_sampling_breaks_a_constraint(worker: WorkerProcess, fields: dict[str, Any]) -> None:
-    engine_pid = worker.engine_pid
-    body = form({"enum": ["yes!", "no!"]}, **(fields | {"max_tokens": 50}))
-    for _ in range(3):
-        (choice,) = worker.post("/v1/chat/completions", body).json()["choices"]
-        text = choice["message"]["content"]
-        assert text in ('"yes!"', '"no!"') or (fields.get("stop") and text in ('"', '"no!"'))
-        grammar = {"messages": FRANCE, "grammar": 'root ::= "a" [bc] "d"?', **fields}
-        (choice,) = worker.post("/v1/chat/completions", grammar).json()["choices"]
-        assert choice["message"]["content"] in ("ab", "ac", "abd", "acd")
-    assert worker.engine_pid == engine_pid
 
 
 def test_what_is_not_enforced_is_named_in_a_header(worker: WorkerProcess) -> None:

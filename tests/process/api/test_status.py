@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.supervised import engine_pid, request, run, script, supervised, until
+from tests.support.supervised import engine_pid, request, supervised, until
 from worker.api.app import create_app
 from worker.api.http.state import AppState
 from worker.errors import CallbackFailed
@@ -20,7 +20,7 @@ from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.supervisor import Supervisor
 
-__all__ = ["script"]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 
 
 async def told_by(supervisor: Supervisor) -> dict[str, Any]:
@@ -67,7 +67,7 @@ Ending = Callable[[Supervisor, Path], Awaitable[None]]
 
 @pytest.mark.parametrize("ending", [crash_loop, vanished_device, refusing_manager])
 @pytest.mark.parametrize("drains", [False, True])
-def test_after_a_fatal_error_all_agree(
+async def test_after_a_fatal_error_all_agree(
     script: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -77,51 +77,40 @@ def test_after_a_fatal_error_all_agree(
     script("ok", "die")
     monkeypatch.setattr("worker.supervisor.supervisor.RESIDENCY_SECONDS", 0.05)
 
-    async def test() -> None:
-        async with supervised(crash_limit=1) as supervisor:
-            before = await told_by(supervisor)
-            assert before["resident"] == before["ready"] == {True} and before["pool"] == "ready"
-            await ending(supervisor, tmp_path)
-            if drains:  # as a worker does on its way out
-                supervisor.begin_draining()
-            after = await told_by(supervisor)
-            assert after["states"] == {"failed"} and after["pool"] == "failed"
-            assert after["ready"] == after["resident"] == {False}
-            error = supervisor.status().error
-            assert error is not None
-            assert after["health"]["status"] == "unhealthy"
-            assert after["health"]["reason"] == error.message
-
-    run(test)
-
-
-def test_nothing_is_resident_between_two_engines(
-    script: Callable[..., None], tmp_path: Path
-) -> None:
-    async def test() -> None:
-        async with supervised() as supervisor:
-            os.kill(engine_pid(supervisor), signal.SIGSEGV)
-            await until(lambda: supervisor.state == "recovering")
-            between = await told_by(supervisor)
-            assert between["states"] == {"recovering"} and between["pool"] == "loading"
-            assert between["ready"] == between["resident"] == {False}
-            assert between["health"]["status"] == "healthy", "it is being put right"
-            await until(lambda: supervisor.state == "ready")
-            assert (await told_by(supervisor))["resident"] == {True}
-
-    run(test)
-
-
-def test_a_draining_worker_is_busy_with_what_it_has(script: Callable[..., None]) -> None:
-    async def test() -> None:
-        async with supervised() as supervisor:
-            job = await supervisor.submit(request("hold"))
-            await asyncio.sleep(0.05)
-            assert (await told_by(supervisor))["pool"] == "busy"
+    async with supervised(crash_limit=1) as supervisor:
+        before = await told_by(supervisor)
+        assert before["resident"] == before["ready"] == {True} and before["pool"] == "ready"
+        await ending(supervisor, tmp_path)
+        if drains:  # as a worker does on its way out
             supervisor.begin_draining()
-            told = await told_by(supervisor)
-            assert told["states"] == {"draining"} and told["resident"] == {True}
-            assert told["health"]["running"] == 1 and told["pool"] == "draining"
-            job.cancel()
+        after = await told_by(supervisor)
+        assert after["states"] == {"failed"} and after["pool"] == "failed"
+        assert after["ready"] == after["resident"] == {False}
+        error = supervisor.status().error
+        assert error is not None
+        assert after["health"]["status"] == "unhealthy"
+        assert after["health"]["reason"] == error.message
 
-    run(test)
+
+async def test_nothing_is_resident_between_two_engines(tmp_path: Path) -> None:
+    async with supervised() as supervisor:
+        os.kill(engine_pid(supervisor), signal.SIGSEGV)
+        await until(lambda: supervisor.state == "recovering")
+        between = await told_by(supervisor)
+        assert between["states"] == {"recovering"} and between["pool"] == "loading"
+        assert between["ready"] == between["resident"] == {False}
+        assert between["health"]["status"] == "healthy", "it is being put right"
+        await until(lambda: supervisor.state == "ready")
+        assert (await told_by(supervisor))["resident"] == {True}
+
+
+async def test_a_draining_worker_is_busy_with_what_it_has() -> None:
+    async with supervised() as supervisor:
+        job = await supervisor.submit(request("hold"))
+        await asyncio.sleep(0.05)
+        assert (await told_by(supervisor))["pool"] == "busy"
+        supervisor.begin_draining()
+        told = await told_by(supervisor)
+        assert told["states"] == {"draining"} and told["resident"] == {True}
+        assert told["health"]["running"] == 1 and told["pool"] == "draining"
+        job.cancel()

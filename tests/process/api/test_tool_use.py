@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterable, Iterator
 from enum import Enum
@@ -12,7 +11,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import openai
 import pytest
-from openai import AsyncOpenAI, OpenAI
+from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.support.bundled import bundled_with_template
@@ -76,12 +75,6 @@ def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     )
     yield running
     assert running.stop() == 0, running.stderr[-4000:]
-
-
-@pytest.fixture
-def client(worker: WorkerProcess) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{worker.base_url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def the_call(name: str, arguments: str) -> Any:
@@ -183,31 +176,6 @@ def test_the_clients_own_helpers_read_the_calls(client: OpenAI) -> None:
         final = stream.get_final_completion()
     assert final.choices[0].message.tool_calls
     assert final.choices[0].message.tool_calls[0].function.parsed_arguments == weather
-
-
-def test_the_async_client_calls_too(worker: WorkerProcess) -> None:
-    async def run() -> None:
-        base_url = f"{worker.base_url}/v1"
-        async with AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
-            answer = await client.chat.completions.create(
-                model="tools", messages=FRANCE, tools=TOOLS, tool_choice=WEATHER_ONLY, seed=2
-            )
-            assert answer.choices[0].message.tool_calls
-            call = answer.choices[0].message.tool_calls[0]
-            assert call.type == "function"
-            stream = await client.chat.completions.create(
-                model="tools",
-                messages=FRANCE,
-                tools=TOOLS,
-                tool_choice=WEATHER_ONLY,
-                seed=2,
-                stream=True,
-            )
-            streamed = assembled([chunk async for chunk in stream])
-            assert streamed["calls"][0]["arguments"] == call.function.arguments
-            the_call("weather", call.function.arguments)
-
-    asyncio.run(run())
 
 
 def test_none_is_as_if_there_were_no_tools(client: OpenAI) -> None:

@@ -67,7 +67,8 @@ def test_a_gpu_worker_has_its_projector_there_too(start_worker: StartWorker) -> 
 
 def test_a_worker_that_loses_its_gpu_leaves(start_worker: StartWorker) -> None:
     with rpc.serve(free_bytes=4 << 30) as (setting, device):
-        lost = start_worker("--slots", "2", command=rpc.cuda_command(setting))
+        often = {"LOOK_SECONDS": "1"}
+        lost = start_worker("--slots", "2", command=rpc.cuda_command(setting), env=often)
         device.kill()
         device.wait()
         told = lost.wait_log("residency.lost")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import subprocess
@@ -15,12 +14,11 @@ from huggingface_hub import constants
 from pydantic import TypeAdapter
 
 from tests.conftest import StartWorker
-from tests.support.hub_server import COMMIT, OTHER_COMMIT, TOKEN, Hub, Repo
+from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from worker.api.dialects.native.answers import Info
 from worker.commands import convert as cli
 from worker.installation import own_version
 from worker.models.gguf.header import read_header
-from worker.models.hub import remote
 from worker.models.hub.cache import RepoCache
 from worker.models.reference import name_of, snapshot_of
 from worker.models.resolve import bundled_folder
@@ -140,49 +138,6 @@ def test_what_cannot_be_had_is_told_apart(
     assert words in sentence and len(sentence.splitlines()) == 1
     assert not Path("out.gguf").exists()
     assert not [path for path, _ in hub.bodies() if path.startswith("/blobs/")]
-
-
-@pytest.mark.parametrize(
-    ("status", "headers", "words"),
-    [(429, {"Retry-After": "900"}, "try again in 900 s"), (503, {}, "answered 503")],
-)
-def test_a_hub_that_cannot_answer(
-    here: Path,
-    hub: Hub,
-    status: int,
-    headers: dict[str, str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(remote, "ATTEMPTS", 1)
-    hub.fail_with = (status, headers)
-    assert cli.run(["hf:o/tiny", "out.gguf", "--progress", "none"]) == 6
-    assert words in capsys.readouterr().err
-
-
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "worker.commands.convert", *arguments]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-
-
-def test_the_token_opens_a_private_repository_and_is_shown_nowhere(here: Path, hub: Hub) -> None:
-    hub.repos["o/tiny"].private = True
-    assert run("hf:o/tiny", "out.gguf").returncode == 6
-    done = run("hf:o/tiny", "out.gguf", "--progress", "json", HF_TOKEN=TOKEN)
-    assert done.returncode == 0
-    lines = [json.loads(line) for line in done.stdout.splitlines()]
-    phases = dict.fromkeys(line["phase"] for line in lines if "phase" in line)
-    assert list(phases)[0] == "download" and {"check", "convert"} <= set(phases)
-    assert lines[-1]["result"]["path"] == "out.gguf"
-    storage = [headers for path, headers in hub.bodies() if path.startswith("/blobs/")]
-    assert storage and not any("authorization" in headers for headers in storage)
-    hub.fail_with = (500, {})
-    stale = run("hf:o/tiny", "out.gguf", "--overwrite", HF_TOKEN=TOKEN)
-    assert stale.returncode == 0 and "model.revision_unchecked" in stale.stderr
-    texts = done.stdout + done.stderr + stale.stdout + stale.stderr
-    assert TOKEN not in texts + str(read_header("out.gguf").metadata)
 
 
 def test_a_terminal_shows_the_download_and_the_conversion(here: Path) -> None:

@@ -19,8 +19,6 @@ from tests.support.supervised import (
     engine_pid,
     failure_of,
     request,
-    run,
-    script,
     supervised,
     until,
 )
@@ -38,7 +36,7 @@ from worker.wire.messages import Failed, Finished, Started, Token
 from worker.wire.sampling import Sampling
 from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
 
-__all__ = ["script"]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 
 
 def kill_engine(supervisor: Supervisor) -> None:
@@ -58,260 +56,195 @@ async def next_token(job: Job) -> list[StreamEvent]:
     return events
 
 
-class TestCrashes:
-    def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                stream = await supervisor.submit(request("tell a b", "a"))
-                other = await supervisor.submit(request("tell c d e", "b"))
-                first = await next_token(stream)
-                events = {"a": first, "b": await next_token(other)}
-                waiting = await supervisor.submit(request("queue", "c"))
-                unread = asyncio.create_task(supervisor.submit(request("ignore", "d")))
-                question = asyncio.create_task(supervisor.ask(Tokenize("silence")))
-                await until(lambda: supervisor.status().queued == 3)
-                first_pid = engine_pid(supervisor)
-                await asyncio.sleep(0.05)
-                kill_engine(supervisor)
-                await until(lambda: supervisor.state == "recovering")
-                assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
+async def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost() -> None:
+    async with supervised() as supervisor:
+        stream = await supervisor.submit(request("tell a b", "a"))
+        other = await supervisor.submit(request("tell c d e", "b"))
+        first = await next_token(stream)
+        events = {"a": first, "b": await next_token(other)}
+        waiting = await supervisor.submit(request("queue", "c"))
+        unread = asyncio.create_task(supervisor.submit(request("ignore", "d")))
+        question = asyncio.create_task(supervisor.ask(Tokenize("silence")))
+        await until(lambda: supervisor.status().queued == 3)
+        first_pid = engine_pid(supervisor)
+        await asyncio.sleep(0.05)
+        kill_engine(supervisor)
+        await until(lambda: supervisor.state == "recovering")
+        assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
+        await until(lambda: supervisor.state == "ready")
+        assert engine_pid(supervisor) != first_pid
+        events["a"] += await all_of(stream)
+        assert [type(e) for e in events["a"]] == [Started, Token, Token, Finished]
+        assert text_of(events["a"]) == "a b" and stream.engine_restarts == 1
+        events["b"] += await next_token(other)
+        assert text_of(events["b"]) == "c d"
+        assert supervisor.status().queued == 3 and supervisor.status().running == 1
+        for each in (other, waiting):
+            each.cancel()
+        supervisor.cancel("d")
+        assert isinstance(await failure_of(unread), Cancelled)
+        question.cancel()
+
+
+async def test_a_stream_without_an_engine_has_nothing_in_cells() -> None:
+    async with supervised() as supervisor:
+        stream = await supervisor.submit(request("tell a b"))
+        await next_token(stream)
+        stream.cached_tokens = 2
+        (now,) = supervisor.activities(9)
+        assert (now.doing, now.cached_tokens, now.computed_tokens) == ("decoding", 2, 3)
+        kill_engine(supervisor)
+        await until(lambda: supervisor.activities(9)[0].doing == "waiting")
+        (now,) = supervisor.activities(9)
+        assert (now.cached_tokens, now.computed_tokens) == (0, 0)
+        assert (now.prompt_tokens, now.tokens_out) == (3, 1)
+        stream.cancel()
+
+
+async def test_a_stream_survives_so_many_crashes_and_no_more() -> None:
+    async with supervised(survive_crashes=2, crash_window=0.01) as supervisor:
+        stream = await supervisor.submit(request("tell a b c d e f"))
+        text = ""
+        for letter in "abc":
+            text = text_of(await next_token(stream))
+            assert text == letter, "each token once"
+            kill_engine(supervisor)
+            await until(lambda: supervisor.state != "ready")
+            if letter != "c":
                 await until(lambda: supervisor.state == "ready")
-                assert engine_pid(supervisor) != first_pid
-                events["a"] += await all_of(stream)
-                assert [type(e) for e in events["a"]] == [Started, Token, Token, Finished]
-                assert text_of(events["a"]) == "a b" and stream.engine_restarts == 1
-                events["b"] += await next_token(other)
-                assert text_of(events["b"]) == "c d"
-                assert supervisor.status().queued == 3 and supervisor.status().running == 1
-                for each in (other, waiting):
-                    each.cancel()
-                supervisor.cancel("d")
-                assert isinstance(await failure_of(unread), Cancelled)
-                question.cancel()
+        last = (await all_of(stream))[-1]
+        assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
+        assert last.error.retriable
 
-        run(test)
 
-    def test_a_stream_without_an_engine_has_nothing_in_cells(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                stream = await supervisor.submit(request("tell a b"))
-                await next_token(stream)
-                stream.cached_tokens = 2
-                (now,) = supervisor.activities(9)
-                assert (now.doing, now.cached_tokens, now.computed_tokens) == ("decoding", 2, 3)
-                kill_engine(supervisor)
-                await until(lambda: supervisor.activities(9)[0].doing == "waiting")
-                (now,) = supervisor.activities(9)
-                assert (now.cached_tokens, now.computed_tokens) == (0, 0)
-                assert (now.prompt_tokens, now.tokens_out) == (3, 1)
-                stream.cancel()
+async def test_a_deterministic_stream_is_computed_again_and_compared() -> None:
+    async with supervised() as supervisor:
+        stream = await supervisor.submit(request("tell a b", deterministic=True))
+        events = await next_token(stream)
+        kill_engine(supervisor)
+        await until(lambda: supervisor.state == "recovering")
+        await until(lambda: supervisor.state == "ready")
+        # The engine tells its first word again, which is not passed on.
+        await until(lambda: stream.stage == Stage.PRODUCING)
+        stream.cancel()
+        events += await all_of(stream)
+        assert [type(e) for e in events] == [Started, Token, Failed]
 
-        run(test)
 
-    def test_a_stream_survives_so_many_crashes_and_no_more(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised(survive_crashes=2, crash_window=0.01) as supervisor:
-                stream = await supervisor.submit(request("tell a b c d e f"))
-                text = ""
-                for letter in "abc":
-                    text = text_of(await next_token(stream))
-                    assert text == letter, "each token once"
-                    kill_engine(supervisor)
-                    await until(lambda: supervisor.state != "ready")
-                    if letter != "c":
-                        await until(lambda: supervisor.state == "ready")
-                last = (await all_of(stream))[-1]
-                assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
-                assert last.error.retriable
+async def test_poison_ends_alone_and_is_refused_from_then_on() -> None:
+    async with supervised() as supervisor:
+        neighbours = [await supervisor.submit(request("tell a b c d e f", name)) for name in "xyz"]
+        for each in neighbours:
+            await next_token(each)
+        poison = await supervisor.submit(request("abort", "p"))
+        last = (await all_of(poison))[-1]
+        assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
+        await until(lambda: supervisor.state == "ready")
+        for each in neighbours:
+            events = await next_token(each)
+            while len(text_of(events).split()) < 2:
+                events += await next_token(each)
+            assert text_of(events) == "b c", "one word of each engine"
+            assert (each.crashes_spent, each.engine_restarts) == (0, 2)
+        refused = await failure_of(supervisor.submit(request("abort", "q")))
+        assert isinstance(refused, InvalidRequest)
+        assert refused.details["errors"][0]["constraint"] == "quarantine"
 
-        run(test)
 
-    def test_a_deterministic_stream_is_computed_again_and_compared(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                stream = await supervisor.submit(request("tell a b", deterministic=True))
-                events = await next_token(stream)
-                kill_engine(supervisor)
-                await until(lambda: supervisor.state == "recovering")
-                await until(lambda: supervisor.state == "ready")
-                # The engine tells its first word again, which is not passed on.
-                await until(lambda: stream.stage == Stage.PRODUCING)
-                stream.cancel()
-                events += await all_of(stream)
-                assert [type(e) for e in events] == [Started, Token, Failed]
+async def test_a_request_that_kills_its_reader_does_not_end_the_worker() -> None:
+    async with supervised(crash_limit=5) as supervisor:
+        waiting = [asyncio.create_task(supervisor.submit(request("say x", "w")))]
+        error = await failure_of(supervisor.submit(request("abort-unread")))
+        assert isinstance(error, EngineCrashed)
+        await until(lambda: supervisor.state == "ready")
+        assert not supervisor.fatal.done()
+        again = await failure_of(supervisor.submit(request("abort-unread")))
+        assert isinstance(again, InvalidRequest)
+        assert isinstance((await all_of(await waiting[0]))[-1], Finished)
 
-        run(test)
 
-    def test_poison_ends_alone_and_is_refused_from_then_on(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                neighbours = [
-                    await supervisor.submit(request("tell a b c d e f", name)) for name in "xyz"
-                ]
-                for each in neighbours:
-                    await next_token(each)
-                poison = await supervisor.submit(request("abort", "p"))
-                last = (await all_of(poison))[-1]
-                assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
-                await until(lambda: supervisor.state == "ready")
-                for each in neighbours:
-                    events = await next_token(each)
-                    while len(text_of(events).split()) < 2:
-                        events += await next_token(each)
-                    assert text_of(events) == "b c", "one word of each engine"
-                    assert (each.crashes_spent, each.engine_restarts) == (0, 2)
-                refused = await failure_of(supervisor.submit(request("abort", "q")))
-                assert isinstance(refused, InvalidRequest)
-                assert refused.details["errors"][0]["constraint"] == "quarantine"
+async def test_the_only_request_is_blamed_where_the_engine_noted_none() -> None:
+    async with supervised(crash_limit=5) as supervisor:
+        error = await failure_of(supervisor.submit(request("abort-unnoted")))
+        assert isinstance(error, EngineCrashed)
+        await until(lambda: supervisor.state == "ready")
+        assert not supervisor.fatal.done()
 
-        run(test)
 
-    def test_a_request_that_kills_its_reader_does_not_end_the_worker(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised(crash_limit=5) as supervisor:
-                waiting = [asyncio.create_task(supervisor.submit(request("say x", "w")))]
-                error = await failure_of(supervisor.submit(request("abort-unread")))
-                assert isinstance(error, EngineCrashed)
-                await until(lambda: supervisor.state == "ready")
-                assert not supervisor.fatal.done()
-                again = await failure_of(supervisor.submit(request("abort-unread")))
-                assert isinstance(again, InvalidRequest)
-                assert isinstance((await all_of(await waiting[0]))[-1], Finished)
+async def test_an_engine_that_sends_nonsense_is_replaced_and_streams_go_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with supervised() as supervisor:
+        stream = await supervisor.submit(request("tell a b", "a"))
+        events = await next_token(stream)
+        pid = engine_pid(supervisor)
+        bad = asyncio.create_task(failure_of(supervisor.submit(request("nonsense", "n"))))
+        events += await all_of(stream)
+        assert [type(e) for e in events] == [Started, Token, Token, Finished]
+        assert engine_pid(supervisor) != pid
+        supervisor.cancel("n")
+        await bad
+    assert "sent a malformed frame" in capsys.readouterr().out
 
-        run(test)
 
-    def test_the_only_request_is_blamed_where_the_engine_noted_none(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised(crash_limit=5) as supervisor:
-                error = await failure_of(supervisor.submit(request("abort-unnoted")))
-                assert isinstance(error, EngineCrashed)
-                await until(lambda: supervisor.state == "ready")
-                assert not supervisor.fatal.done()
+async def test_what_cannot_be_sent_is_refused_alone() -> None:
+    async with supervised() as supervisor:
+        deep: Any = {}
+        for _ in range(5000):
+            deep = {"a": deep}
+        chat = ChatPrompt(({"role": "user", "content": deep},))
+        work = InferenceRequest("deep", chat, Sampling(seed=1), max_tokens=8)
+        error = await failure_of(supervisor.submit(work))
+        assert isinstance(error, InvalidRequest)
+        assert supervisor.status().queued == 0 and supervisor.status().last_progress_ms == 0
+        assert isinstance((await all_of(await supervisor.submit(request("say x"))))[-1],
+                          Finished)  # fmt: skip
 
-        run(test)
 
-    def test_an_engine_that_sends_nonsense_is_replaced_and_streams_go_on(
-        self, script: Callable[..., None], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                stream = await supervisor.submit(request("tell a b", "a"))
-                events = await next_token(stream)
-                pid = engine_pid(supervisor)
-                bad = asyncio.create_task(failure_of(supervisor.submit(request("nonsense", "n"))))
-                events += await all_of(stream)
-                assert [type(e) for e in events] == [Started, Token, Token, Finished]
-                assert engine_pid(supervisor) != pid
-                supervisor.cancel("n")
-                await bad
+async def test_a_crash_loop_is_fatal_and_fails_who_waited(script: Callable[..., None]) -> None:
+    script("ok", "die", "fail", "die")
 
-        run(test)
-        assert "sent a malformed frame" in capsys.readouterr().out
+    async with supervised(crash_limit=2) as supervisor:
+        waiting = await supervisor.submit(request("queue", "b"))
+        pid = engine_pid(supervisor)
+        os.kill(pid, signal.SIGSEGV)
+        error = await supervisor.fatal
+        assert isinstance(error, CrashLoop) and error.exit_code == 8
+        assert error.details["crashes"] == 3
+        assert supervisor.state == "failed"
+        last = (await all_of(waiting))[-1]
+        assert isinstance(last, Failed)
 
-    def test_what_cannot_be_sent_is_refused_alone(self, script: Callable[..., None]) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                deep: Any = {}
-                for _ in range(5000):
-                    deep = {"a": deep}
-                chat = ChatPrompt(({"role": "user", "content": deep},))
-                work = InferenceRequest("deep", chat, Sampling(seed=1), max_tokens=8)
-                error = await failure_of(supervisor.submit(work))
-                assert isinstance(error, InvalidRequest)
-                assert supervisor.status().queued == 0 and supervisor.status().last_progress_ms == 0
-                assert isinstance((await all_of(await supervisor.submit(request("say x"))))[-1],
-                                  Finished)  # fmt: skip
 
-        run(test)
+async def test_a_guardian_that_fails_is_fatal(capsys: pytest.CaptureFixture[str]) -> None:
+    async def broken() -> None:
+        raise RuntimeError("no such state")
 
-    def test_a_crash_loop_is_fatal_and_fails_who_waited(self, script: Callable[..., None]) -> None:
-        script("ok", "die", "fail", "die")
-
-        async def test() -> None:
-            async with supervised(crash_limit=2) as supervisor:
-                waiting = await supervisor.submit(request("queue", "b"))
-                pid = engine_pid(supervisor)
-                os.kill(pid, signal.SIGSEGV)
-                error = await supervisor.fatal
-                assert isinstance(error, CrashLoop) and error.exit_code == 8
-                assert error.details["crashes"] == 3
-                assert supervisor.state == "failed"
-                last = (await all_of(waiting))[-1]
-                assert isinstance(last, Failed)
-
-        run(test)
-
-    def test_a_guardian_that_fails_is_fatal(
-        self, script: Callable[..., None], capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        async def broken() -> None:
-            raise RuntimeError("no such state")
-
-        async def test() -> None:
-            async with supervised() as supervisor:
-                supervisor._guardian.run(broken())
-                error = await supervisor.fatal
-                assert isinstance(error, CrashLoop) and "no such state" in error.message
-                assert supervisor.state == "failed"
-
-        run(test)
-        assert "engine.guardian_failed" in capsys.readouterr().out
-
-    def test_an_engine_that_stands_still_is_unhealthy_then_replaced(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            async with supervised(stall_timeout=1.0) as supervisor:
-                await asyncio.sleep(1.2)
-                assert not supervisor.status().is_stalled  # idle for longer than the timeout
-                pid = engine_pid(supervisor)
-                job = await supervisor.submit(request("hold"))
-                await until(lambda: supervisor.status().is_stalled)
-                assert supervisor.status().last_progress_ms >= 1000
-                assert engine_pid(supervisor) == pid
-                last = (await all_of(job))[-1]
-                assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
-                assert "no progress" in last.error.message
-                await until(lambda: supervisor.state == "ready")
-                assert engine_pid(supervisor) != pid
-
-        run(test)
+    async with supervised() as supervisor:
+        supervisor._guardian.run(broken())
+        error = await supervisor.fatal
+        assert isinstance(error, CrashLoop) and "no such state" in error.message
+        assert supervisor.state == "failed"
+    assert "engine.guardian_failed" in capsys.readouterr().out
 
 
 def lost(supervisor: Supervisor) -> str | None:
     return supervisor.status().residency_lost
 
 
-def test_a_device_that_vanishes_ends_the_worker_after_its_streams(
-    script: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_device_that_vanishes_ends_the_worker_after_its_streams(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.supervisor.supervisor.RESIDENCY_SECONDS", 0.1)
 
-    async def test() -> None:
-        async with supervised() as supervisor:
-            running = await supervisor.submit(request("hold", "a"))
-            await asyncio.sleep(0.3)
-            assert lost(supervisor) is None and supervisor.state == "ready"
-            (tmp_path / "script.gone").touch()
-            error = await supervisor.fatal
-            assert isinstance(error, ResidencyViolation) and error.exit_code == 5
-            assert lost(supervisor) == "CUDA0 is gone."
-            assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
-            assert supervisor.status().running == 1, "what runs may finish"
-            running.cancel()
-
-    run(test)
+    async with supervised() as supervisor:
+        running = await supervisor.submit(request("hold", "a"))
+        await asyncio.sleep(0.3)
+        assert lost(supervisor) is None and supervisor.state == "ready"
+        (tmp_path / "script.gone").touch()
+        error = await supervisor.fatal
+        assert isinstance(error, ResidencyViolation) and error.exit_code == 5
+        assert lost(supervisor) == "CUDA0 is gone."
+        assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
+        assert supervisor.status().running == 1, "what runs may finish"
+        running.cancel()

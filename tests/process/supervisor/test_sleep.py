@@ -5,113 +5,95 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import pytest
+
 from tests.support.supervised import (
     all_of,
     engine_pid,
     failure_of,
     request,
-    run,
-    script,
     supervised,
     until,
 )
 from worker.errors import NotReady
 from worker.wire.messages import Finished
 
-__all__ = ["script"]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 
 
-def test_requests_that_come_while_it_sleeps_wake_it_once(script: Callable[..., None]) -> None:
-    async def test() -> None:
-        async with supervised() as supervisor:
-            first = engine_pid(supervisor)
+async def test_requests_that_come_while_it_sleeps_wake_it_once() -> None:
+    async with supervised() as supervisor:
+        first = engine_pid(supervisor)
+        supervisor.sleep()
+        supervisor.sleep()
+        status = supervisor.status()
+        assert (status.state, status.pool_status, status.is_ready) == (
+            "sleeping",
+            "sleeping",
+            True,
+        )
+        assert status.vram_bytes == 0 and not status.resident and not status.is_stalled
+        jobs = await asyncio.gather(*(supervisor.submit(request("say", f"{i}")) for i in "abc"))
+        for job in jobs:
+            assert isinstance((await all_of(job))[-1], Finished)
+            assert job.engine_restarts == 0
+        assert supervisor.state == "ready" and engine_pid(supervisor) != first
+        assert not supervisor.status().crashes
+
+
+async def test_a_busy_worker_does_not_sleep_and_says_why() -> None:
+    async with supervised() as supervisor:
+        job = await supervisor.submit(request("hold"))
+        await until(lambda: job.has_slot)
+
+        async def sleep() -> None:
             supervisor.sleep()
+
+        error = await failure_of(sleep())
+        assert isinstance(error, NotReady) and "it has a request" in error.message
+        job.cancel()
+
+
+async def test_a_worker_that_is_waking_does_not_sleep_and_says_why() -> None:
+    async with supervised() as supervisor:
+
+        async def sleep() -> None:
             supervisor.sleep()
-            status = supervisor.status()
-            assert (status.state, status.pool_status, status.is_ready) == (
-                "sleeping",
-                "sleeping",
-                True,
-            )
-            assert status.vram_bytes == 0 and not status.resident and not status.is_stalled
-            jobs = await asyncio.gather(*(supervisor.submit(request("say", f"{i}")) for i in "abc"))
-            for job in jobs:
-                assert isinstance((await all_of(job))[-1], Finished)
-                assert job.engine_restarts == 0
-            assert supervisor.state == "ready" and engine_pid(supervisor) != first
-            assert not supervisor.status().crashes
 
-    run(test)
-
-
-def test_a_busy_worker_does_not_sleep_and_says_why(script: Callable[..., None]) -> None:
-    async def test() -> None:
-        async with supervised() as supervisor:
-            job = await supervisor.submit(request("hold"))
-            await until(lambda: job.has_slot)
-
-            async def sleep() -> None:
-                supervisor.sleep()
-
+        for wake, why in (
+            (supervisor.wake, "it is waking"),
+            (lambda: supervisor.open(request("say"), None), "it has a request"),
+        ):
+            await until(lambda: supervisor.state == "ready" and not supervisor.status().queued)
+            supervisor.sleep()
+            wake()
             error = await failure_of(sleep())
-            assert isinstance(error, NotReady) and "it has a request" in error.message
-            job.cancel()
-
-    run(test)
+            assert isinstance(error, NotReady) and why in error.message
 
 
-def test_a_worker_that_is_waking_does_not_sleep_and_says_why(script: Callable[..., None]) -> None:
-    async def test() -> None:
-        async with supervised() as supervisor:
-
-            async def sleep() -> None:
-                supervisor.sleep()
-
-            for wake, why in (
-                (supervisor.wake, "it is waking"),
-                (lambda: supervisor.open(request("say"), None), "it has a request"),
-            ):
-                await until(lambda: supervisor.state == "ready" and not supervisor.status().queued)
-                supervisor.sleep()
-                wake()
-                error = await failure_of(sleep())
-                assert isinstance(error, NotReady) and why in error.message
-
-    run(test)
-
-
-def test_an_idle_worker_falls_asleep_by_itself_and_again(script: Callable[..., None]) -> None:
-    async def test() -> None:
-        async with supervised(sleep_idle_seconds=0.2) as supervisor:
-            for _ in range(2):
-                await until(lambda: supervisor.state == "sleeping")
-                job = await supervisor.submit(request("say"))
-                assert isinstance((await all_of(job))[-1], Finished)
-
-    run(test)
-
-
-def test_an_engine_that_does_not_wake_is_tried_again(script: Callable[..., None]) -> None:
-    script("ok", "die", "ok")
-
-    async def test() -> None:
-        async with supervised() as supervisor:
-            supervisor.sleep()
+async def test_an_idle_worker_falls_asleep_by_itself_and_again() -> None:
+    async with supervised(sleep_idle_seconds=0.2) as supervisor:
+        for _ in range(2):
+            await until(lambda: supervisor.state == "sleeping")
             job = await supervisor.submit(request("say"))
             assert isinstance((await all_of(job))[-1], Finished)
-            assert len(supervisor.status().crashes) == 1
-
-    run(test)
 
 
-def test_a_job_that_is_cancelled_before_the_engine_wakes_ends(script: Callable[..., None]) -> None:
-    async def test() -> None:
-        async with supervised() as supervisor:
-            supervisor.sleep()
-            submitted = asyncio.create_task(supervisor.submit(request("say", "gone")))
-            await asyncio.sleep(0)
-            assert supervisor.cancel("gone")
-            await failure_of(submitted)
-            await until(lambda: supervisor.state == "ready")
+async def test_an_engine_that_does_not_wake_is_tried_again(script: Callable[..., None]) -> None:
+    script("ok", "die", "ok")
 
-    run(test)
+    async with supervised() as supervisor:
+        supervisor.sleep()
+        job = await supervisor.submit(request("say"))
+        assert isinstance((await all_of(job))[-1], Finished)
+        assert len(supervisor.status().crashes) == 1
+
+
+async def test_a_job_that_is_cancelled_before_the_engine_wakes_ends() -> None:
+    async with supervised() as supervisor:
+        supervisor.sleep()
+        submitted = asyncio.create_task(supervisor.submit(request("say", "gone")))
+        await asyncio.sleep(0)
+        assert supervisor.cancel("gone")
+        await failure_of(submitted)
+        await until(lambda: supervisor.state == "ready")

@@ -21,8 +21,6 @@ from tests.support.supervised import (
     engine_pid,
     failure_of,
     request,
-    run,
-    script,
     scripted,
     supervised,
     until,
@@ -48,226 +46,162 @@ from worker.supervisor.supervisor import Supervisor
 from worker.wire.messages import Failed, Finished, Started, Token
 from worker.wire.work import Tokenize, Tokenized
 
-__all__ = ["script"]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 
 
-@pytest.mark.usefixtures("script")
-class TestRequests:
-    def test_a_job_goes_from_acceptance_to_its_one_terminal_event(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                job = await supervisor.submit(request("say a b c"))
-                assert (job.prompt_tokens, job.seed) == (3, 7)
-                events = await all_of(job)
-                assert [type(e) for e in events] == [Started, Token, Token, Token, Finished]
-                assert supervisor.status().running == supervisor.status().queued == 0
-                assert supervisor.status().last_progress_ms == 0
-                assert supervisor.status().stats.kv_cells_total == 64
-
-        run(test)
-
-    def test_a_refusal_is_raised_with_its_numbers(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                error = await failure_of(supervisor.submit(request("refuse")))
-                assert isinstance(error, ContextLengthExceeded)
-                assert error.details == {"prompt_tokens": 9, "context_length": 8}
-
-        run(test)
-
-    def test_cancel_ends_the_stream_at_once_and_is_idempotent(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                assert supervisor.cancel("j") is False
-                job = await supervisor.submit(request("hold"))
-                assert supervisor.status().running == 1
-                os.kill(engine_pid(supervisor), signal.SIGSTOP)  # nobody waits for its word
-                assert supervisor.cancel("j") is True
-                events = await all_of(job)
-                os.kill(engine_pid(supervisor), signal.SIGCONT)
-                assert isinstance(events[-1], Failed)
-                assert isinstance(events[-1].error, Cancelled)
-                job.cancel()
-                assert supervisor.cancel("j") is True
-                assert supervisor.status().running == 0
-
-        run(test)
-
-    def test_a_job_id_is_free_again_after_the_end_and_taken_before(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                first = await supervisor.submit(request("hold"))
-                assert isinstance(
-                    await failure_of(supervisor.submit(request("hold"))), DuplicateJob
-                )
-                first.cancel()
-                second = await supervisor.submit(request("say x"))
-                assert second.request_id != first.request_id
-                assert isinstance((await all_of(second))[-1], Finished)
-
-        run(test)
-
-    def test_a_client_that_leaves_before_acceptance_leaves_nothing_behind(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                pending = asyncio.create_task(supervisor.submit(request("ignore")))
-                await until(lambda: supervisor.status().queued == 1)
-                pending.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await pending
-                assert supervisor.status().queued == 0
-
-        run(test)
-
-    def test_a_full_queue_says_when_to_come_back(self) -> None:
-        async def test() -> None:
-            async with supervised(slots=1, max_queued_requests=1) as supervisor:
-                await supervisor.submit(request("hold", "a"))
-                await supervisor.submit(request("queue", "b"))
-                error = await failure_of(supervisor.submit(request("say x", "c")))
-                assert isinstance(error, QueueFull)
-                assert error.details["retry_after_seconds"] >= 1
-
-        run(test)
-
-    def test_waiting_prompt_tokens_are_bounded_too(self) -> None:
-        async def test() -> None:
-            async with supervised(max_queued_prompt_tokens=3) as supervisor:
-                await supervisor.submit(request("queue", "a"))
-                assert supervisor.status().queued_prompt_tokens == 3
-                error = await failure_of(supervisor.submit(request("say x", "b")))
-                assert isinstance(error, QueueFull)
-
-        run(test)
-
-    @pytest.mark.parametrize("order", ["hold", "queue"])
-    def test_a_deadline_ends_what_the_engine_forgets(self, order: str) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                deadline = time.monotonic() + 1
-                job = await supervisor.submit(request(order, deadline=deadline))
-                last = (await all_of(job))[-1]
-                assert isinstance(last, Failed) and isinstance(last.error, InferenceTimeout)
-                assert time.monotonic() - deadline < 10
-
-        run(test)
-
-    def test_a_deadline_also_ends_one_that_was_never_accepted(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                late = supervisor.submit(request("ignore", deadline=time.monotonic() + 0.1))
-                assert isinstance(await failure_of(late), InferenceTimeout)
-
-        run(test)
-
-    def test_calls_get_their_own_replies_or_errors(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                first = supervisor.ask(Tokenize("ab"))
-                second = supervisor.ask(Tokenize("c"))
-                replies = await asyncio.gather(first, second)
-                assert list(replies) == [Tokenized(b"ab"), Tokenized(b"c")]
-                trouble = supervisor.ask(Tokenize("trouble"))
-                assert isinstance(await failure_of(trouble), InferenceFailed)
-
-        run(test)
+async def test_a_job_goes_from_acceptance_to_its_one_terminal_event() -> None:
+    async with supervised() as supervisor:
+        job = await supervisor.submit(request("say a b c"))
+        assert (job.prompt_tokens, job.seed) == (3, 7)
+        events = await all_of(job)
+        assert [type(e) for e in events] == [Started, Token, Token, Token, Finished]
+        assert supervisor.status().running == supervisor.status().queued == 0
+        assert supervisor.status().last_progress_ms == 0
+        assert supervisor.status().stats.kv_cells_total == 64
 
 
-class TestStart:
-    def test_a_path_that_is_no_text_is_refused(self, script: Callable[..., None]) -> None:
-        async def test() -> None:
-            supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
-            config = replace(CONFIG, model_path="/models/\udcff.gguf")
-            error = await failure_of(supervisor.start(config))
-            assert isinstance(error, ConfigError) and "not UTF-8" in error.message
-            await supervisor.stop()
-
-        run(test)
-
-    @pytest.mark.parametrize(
-        ("start", "kind", "words"),
-        [
-            ("fail", ModelError, "The file is gone."),
-            ("die", ModelError, "SIGABRT"),
-            ("kill", InsufficientVram, "lack of memory"),
-        ],
-    )
-    def test_a_failed_start_is_raised(
-        self, script: Callable[..., None], start: str, kind: type[WorkerError], words: str
-    ) -> None:
-        script(start)
-
-        async def test() -> None:
-            supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
-            error = await failure_of(supervisor.start(CONFIG))
-            assert isinstance(error, kind) and words in error.message
-            assert supervisor.state == "failed"
-            await supervisor.stop()
-
-        run(test)
-
-    def test_progress_is_seen_until_ready_and_nothing_is_accepted_before(
-        self, script: Callable[..., None]
-    ) -> None:
-        async def test() -> None:
-            supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
-            assert supervisor.state == "loading"
-            assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
-            phases: list[str] = []
-
-            async def watch() -> None:
-                async for progress in supervisor.watch_progress():
-                    phases.append(progress.phase)
-
-            watcher = asyncio.create_task(watch())
-            await asyncio.sleep(0)
-            await supervisor.start(CONFIG)
-            await watcher
-            assert phases[0] == "starting" and phases[-1] == "ready"
-            assert supervisor.info is not None
-            await supervisor.stop()
-
-        run(test)
+async def test_a_refusal_is_raised_with_its_numbers() -> None:
+    async with supervised() as supervisor:
+        error = await failure_of(supervisor.submit(request("refuse")))
+        assert isinstance(error, ContextLengthExceeded)
+        assert error.details == {"prompt_tokens": 9, "context_length": 8}
 
 
-@pytest.mark.usefixtures("script")
-class TestStop:
-    def test_draining_refuses_new_work_and_waits_for_the_old(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                job = await supervisor.submit(request("hold"))
-                supervisor.begin_draining()
-                assert supervisor.state == "draining"
-                refused = await failure_of(supervisor.submit(request("say x", "k")))
-                assert isinstance(refused, ShuttingDown)
-                drain = asyncio.create_task(supervisor.drain(20))
-                await asyncio.sleep(0.05)
-                assert not drain.done()
-                job.cancel()
-                await drain
+async def test_cancel_ends_the_stream_at_once_and_is_idempotent() -> None:
+    async with supervised() as supervisor:
+        assert supervisor.cancel("j") is False
+        job = await supervisor.submit(request("hold"))
+        assert supervisor.status().running == 1
+        os.kill(engine_pid(supervisor), signal.SIGSTOP)  # nobody waits for its word
+        assert supervisor.cancel("j") is True
+        events = await all_of(job)
+        os.kill(engine_pid(supervisor), signal.SIGCONT)
+        assert isinstance(events[-1], Failed)
+        assert isinstance(events[-1].error, Cancelled)
+        job.cancel()
+        assert supervisor.cancel("j") is True
+        assert supervisor.status().running == 0
 
-        run(test)
 
-    def test_what_outlives_the_drain_ends_with_its_code(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                job = await supervisor.submit(request("hold"))
-                supervisor.begin_draining()
-                await supervisor.drain(0.1)
-                last = (await all_of(job))[-1]
-                assert isinstance(last, Failed) and isinstance(last.error, ShuttingDown)
+async def test_a_job_id_is_free_again_after_the_end_and_taken_before() -> None:
+    async with supervised() as supervisor:
+        first = await supervisor.submit(request("hold"))
+        assert isinstance(await failure_of(supervisor.submit(request("hold"))), DuplicateJob)
+        first.cancel()
+        second = await supervisor.submit(request("say x"))
+        assert second.request_id != first.request_id
+        assert isinstance((await all_of(second))[-1], Finished)
 
-        run(test)
 
-    def test_a_stopped_engine_process_does_not_hold_up_the_stop(self) -> None:
-        async def test() -> None:
-            async with supervised() as supervisor:
-                pid = engine_pid(supervisor)
-                os.kill(pid, signal.SIGSTOP)
-                before = time.monotonic()
-                await supervisor.stop()
-                assert time.monotonic() - before < 20
-                with pytest.raises(ProcessLookupError):
-                    os.kill(pid, 0)
+async def test_a_client_that_leaves_before_acceptance_leaves_nothing_behind() -> None:
+    async with supervised() as supervisor:
+        pending = asyncio.create_task(supervisor.submit(request("ignore")))
+        await until(lambda: supervisor.status().queued == 1)
+        pending.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await pending
+        assert supervisor.status().queued == 0
 
-        run(test)
+
+async def test_a_full_queue_says_when_to_come_back() -> None:
+    async with supervised(slots=1, max_queued_requests=1) as supervisor:
+        await supervisor.submit(request("hold", "a"))
+        await supervisor.submit(request("queue", "b"))
+        error = await failure_of(supervisor.submit(request("say x", "c")))
+        assert isinstance(error, QueueFull)
+        assert error.details["retry_after_seconds"] >= 1
+
+
+async def test_waiting_prompt_tokens_are_bounded_too() -> None:
+    async with supervised(max_queued_prompt_tokens=3) as supervisor:
+        await supervisor.submit(request("queue", "a"))
+        assert supervisor.status().queued_prompt_tokens == 3
+        error = await failure_of(supervisor.submit(request("say x", "b")))
+        assert isinstance(error, QueueFull)
+
+
+@pytest.mark.parametrize("order", ["hold", "queue"])
+async def test_a_deadline_ends_what_the_engine_forgets(order: str) -> None:
+    async with supervised() as supervisor:
+        deadline = time.monotonic() + 1
+        job = await supervisor.submit(request(order, deadline=deadline))
+        last = (await all_of(job))[-1]
+        assert isinstance(last, Failed) and isinstance(last.error, InferenceTimeout)
+        assert time.monotonic() - deadline < 10
+
+
+async def test_a_deadline_also_ends_one_that_was_never_accepted() -> None:
+    async with supervised() as supervisor:
+        late = supervisor.submit(request("ignore", deadline=time.monotonic() + 0.1))
+        assert isinstance(await failure_of(late), InferenceTimeout)
+
+
+async def test_calls_get_their_own_replies_or_errors() -> None:
+    async with supervised() as supervisor:
+        first = supervisor.ask(Tokenize("ab"))
+        second = supervisor.ask(Tokenize("c"))
+        replies = await asyncio.gather(first, second)
+        assert list(replies) == [Tokenized(b"ab"), Tokenized(b"c")]
+        trouble = supervisor.ask(Tokenize("trouble"))
+        assert isinstance(await failure_of(trouble), InferenceFailed)
+
+
+async def test_a_path_that_is_no_text_is_refused() -> None:
+    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
+    config = replace(CONFIG, model_path="/models/\udcff.gguf")
+    error = await failure_of(supervisor.start(config))
+    assert isinstance(error, ConfigError) and "not UTF-8" in error.message
+    await supervisor.stop()
+
+
+@pytest.mark.parametrize(
+    ("start", "kind", "words"),
+    [
+        ("fail", ModelError, "The file is gone."),
+        ("die", ModelError, "SIGABRT"),
+        ("kill", InsufficientVram, "lack of memory"),
+    ],
+)
+async def test_a_failed_start_is_raised(
+    script: Callable[..., None], start: str, kind: type[WorkerError], words: str
+) -> None:
+    script(start)
+
+    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
+    error = await failure_of(supervisor.start(CONFIG))
+    assert isinstance(error, kind) and words in error.message
+    assert supervisor.state == "failed"
+    await supervisor.stop()
+
+
+async def test_progress_is_seen_until_ready_and_nothing_is_accepted_before() -> None:
+    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
+    assert supervisor.state == "loading"
+    assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
+    phases: list[str] = []
+
+    async def watch() -> None:
+        async for progress in supervisor.watch_progress():
+            phases.append(progress.phase)
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    await supervisor.start(CONFIG)
+    await watcher
+    assert phases[0] == "starting" and phases[-1] == "ready"
+    assert supervisor.info is not None
+    await supervisor.stop()
+
+
+async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
+    async with supervised() as supervisor:
+        job = await supervisor.submit(request("hold"))
+        supervisor.begin_draining()
+        assert supervisor.state == "draining"
+        refused = await failure_of(supervisor.submit(request("say x", "k")))
+        assert isinstance(refused, ShuttingDown)
+        drain = asyncio.create_task(supervisor.drain(20))
+        await asyncio.sleep(0.05)
+        assert not drain.done()
+        job.cancel()
+        await drain

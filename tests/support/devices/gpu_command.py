@@ -1,20 +1,23 @@
 """`llorch-cuda` with a device that plays the GPU: `… gpu_command PLUG_IN@host:port FLAGS…`.
 
 This process is the real command; only the children that it starts are those beside this module.
+`LOOK_SECONDS` says how often it looks after its device.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 from worker.devices import preflight
-from worker.supervisor import engine_process
+from worker.supervisor import engine_process, supervisor
 
 if __name__ == "__main__":
     setting = sys.argv.pop(1)
     start = (sys.executable, "-P", "-m")
     engine_process.ENGINE_ARGV = (*start, "tests.support.devices.gpu_engine", setting)
     preflight.CHILD = (*start, "tests.support.devices.gpu_preflight", setting)
+    supervisor.RESIDENCY_SECONDS = float(os.environ.get("LOOK_SECONDS", 15))
     from worker.cli import cuda
 
     cuda()

@@ -1,4 +1,4 @@
-"""What the tests of a fleet share: asyncio by anyio's plug-in for pytest, and a fleet that runs."""
+"""What the tests of a fleet share: a fleet that runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,6 @@ import pytest
 
 from tests.system.fleet.nodes import free_port
 from tests.system.fleet.running import MARK, PATIENCE_SECONDS, ROOT, Running, cluster, file
-from tests.unit.fleet.conftest import anyio_backend
-
-__all__ = ["anyio_backend"]
 
 
 @pytest.fixture(scope="session")

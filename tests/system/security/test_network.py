@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.worker import WorkerProcess, until
+from tests.support.worker import WorkerProcess
 
 JSON = {"Content-Type": "application/json"}
 EVIL = {"Origin": "https://evil.example"}
@@ -239,56 +237,6 @@ def test_bodies_that_do_not_begin_make_room(
 
 
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-MANY = 260_000
-COSTLY = {
-    "a string that does not end": b'"' + b'\\",' * 1_000_000,
-    "empty strings": b'{"content":[' + b'"",' * 1_300_000 + b'""]}',
-    "names": b"{" + b",".join(b'"%d":1' % n for n in range(MANY)) + b"}",
-    "messages": json.dumps({"messages": [{}] * MANY}).encode(),
-    "parts": json.dumps(
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}] * 100_000}]}
-    ).encode(),
-    "biases": json.dumps(
-        {"prompt": "a", "logit_bias": {f"x{n}": "a" for n in range(MANY)}}
-    ).encode(),
-}
-
-
-@pytest.mark.parametrize("name", COSTLY)
-def test_a_body_that_is_dear_to_read_holds_nobody_up(worker: WorkerProcess, name: str) -> None:
-    """The first of them took for ever, and others seconds, on the event loop."""
-    path = "/v1/messages" if name == "parts" else "/v1/chat/completions"
-    with ThreadPoolExecutor(1) as pool, worker.client() as client:
-        headers = JSON | {"Connection": "close"}
-        answer = pool.submit(
-            httpx.post,
-            worker.base_url + path,
-            content=COSTLY[name],
-            headers=headers,
-            timeout=60,
-        )
-        while not answer.done():
-            began = computed_s(worker)
-            assert client.get("/health").status_code == 200
-            assert computed_s(worker) - began < HEALTH_SECONDS
-        assert answer.result().status_code == 400
-
-
-@pytest.mark.long
-def test_answers_that_nobody_reads_are_cut(
-    start_worker: StartWorker, flood: list[socket.socket]
-) -> None:
-    worker = start_worker("--slow-reader-timeout", "3", "--max-queued-requests", "100")
-    process = psutil.Process(worker.pid)
-    body = json.dumps({"content": "a b " * 150_000, "with_pieces": True}).encode()
-    for _ in range(4):
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", worker.port))
-        client.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        flood.append(client)
-    until(lambda: worker.metric("worker_slow_readers_total") == 4, 200, lambda: "not all are cut")
-    assert len(process.net_connections()) < 10
 
 
 def test_idle_connections_make_room(start_worker: StartWorker, flood: list[socket.socket]) -> None:

@@ -19,7 +19,7 @@ from tests.system.security.poisoned_engine import (
 from tools import survival
 
 POISONED = [sys.executable, "-m", "tests.system.security.poisoned_command"]
-LONG: dict[str, Any] = {"max_tokens": 600, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
 N_NEIGHBOURS = 4
 
 

@@ -1,4 +1,4 @@
-"""Half a minute of chaos; `make chaos` is ten minutes."""
+"""A quarter of a minute of chaos; `make chaos` is ten minutes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tools import chaos
 
-SECONDS = 30
+SECONDS = 15
 FDS_OF_LIVE_STREAMS = 2 * chaos.N_CLIENTS
 """Connections, of clients and of the manager, that happen to be open at a count."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -30,14 +29,6 @@ def test_sixteen_streams_get_the_tokens_that_each_gets_alone(worker: WorkerProce
     assert together == alone
 
 
-def test_more_streams_than_slots_are_queued_and_served(worker: WorkerProcess) -> None:
-    with ThreadPoolExecutor(40) as pool:
-        streams = list(
-            pool.map(lambda n: worker.execute(PROMPTS[n % 16], max_tokens=10, seed=n), range(40))
-        )
-    assert all(stream.end["tokens_out"] <= 10 for stream in streams)
-
-
 def test_cancel_ends_one_stream_within_100_ms_and_no_other(worker: WorkerProcess) -> None:
     with ThreadPoolExecutor(1) as pool:
         fields: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
@@ -45,15 +36,6 @@ def test_cancel_ends_one_stream_within_100_ms_and_no_other(worker: WorkerProcess
         times = [time_to_cancel(worker, after_chunks=5) for _ in range(5)]
         assert bystander.result().end["tokens_out"] == 900
     assert median(times) < 0.1, times
-
-
-def test_cancel_is_answered_by_what_is_known_of_the_job(worker: WorkerProcess) -> None:
-    job_id = new_job_id()
-    with worker.streaming("The sun", job_id=job_id, max_tokens=1000, ignore_eos=True) as response:
-        assert worker.post("/cancel", {"job_id": job_id}).status_code == 202
-        assert sse.collect(response.iter_raw()).error["code"] == "CANCELLED"
-    assert worker.post("/cancel", {"job_id": job_id}).status_code == 202
-    assert worker.post("/cancel", {"job_id": "never-seen"}).status_code == 404
 
 
 def test_a_queued_job_is_cancelled_as_fast(worker: WorkerProcess) -> None:
@@ -99,21 +81,6 @@ def hold(worker: WorkerProcess, stop: threading.Event) -> None:
             for _ in response.iter_raw():
                 if stop.is_set():
                     break
-
-
-def test_a_client_that_leaves_frees_its_sequence(worker: WorkerProcess) -> None:
-    worker.wait_idle()
-    before = worker.metric('worker_requests_total{outcome="cancelled"}')
-    body = b'{"job_id":"%s","prompt":"The lake","max_tokens":1000,"ignore_eos":true}'
-    for _ in range(4):
-        with socket.create_connection(("127.0.0.1", worker.port)) as connection:
-            content = body % new_job_id().encode()
-            head = "POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            head += f"Content-Length: {len(content)}\r\n\r\n"
-            connection.sendall(head.encode() + content)
-            assert b"200 OK" in connection.recv(100)
-    worker.wait_metric('worker_requests_total{outcome="cancelled"}', before + 4)
-    worker.wait_for_free_cells()
 
 
 def test_health_answers_fast_while_the_engine_works(worker: WorkerProcess) -> None:

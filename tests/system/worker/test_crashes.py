@@ -18,10 +18,10 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support import sse
 from tests.support.held import engines_held_by
-from tests.support.worker import WorkerProcess, new_job_id, until
+from tests.support.worker import WorkerProcess, until
 from tools import survival
 
-LONG = {"max_tokens": 1000, "ignore_eos": True}
+LONG = {"max_tokens": 500, "ignore_eos": True}
 
 
 def in_flight(running: WorkerProcess, n: int) -> None:
@@ -44,14 +44,14 @@ def crash_in_mid_stream(
         return sse.collect([*seen, *chunks])
 
 
-@pytest.mark.parametrize("name", ["SIGABRT", "SIGSEGV", "SIGKILL"])
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
 def test_a_death_ends_no_stream(start_worker: StartWorker, name: str) -> None:
     running = start_worker(*survival.EXACT)
     first = running.engine_pid
     whole = survival.alone(running, "One day", LONG["max_tokens"])
     stream = crash_in_mid_stream(running, signal.Signals[name], "One day", temperature=0)
     assert stream.end["engine_restarts"] == 1
-    assert stream.end["tokens_out"] == 1000 and len(stream.ids) == len(whole.ids)
+    assert stream.end["tokens_out"] == 500 and len(stream.ids) == len(whole.ids)
     assert whole.is_told_by(stream.ids)
     running.wait_ready()
     assert running.engine_pid != first
@@ -63,7 +63,7 @@ def test_a_death_ends_no_stream(start_worker: StartWorker, name: str) -> None:
     assert running.metric("worker_engine_crashes_total") == 1
     assert running.metric("worker_engine_respawns_total") == 1
     assert running.metric('worker_requests_total{outcome="success"}') == 4
-    assert running.metric("worker_tokens_generated_total") == 3000 + 5
+    assert running.metric("worker_tokens_generated_total") == 1500 + 5
     assert len(running.engines()) == 1
     assert running.stop() == 0
 
@@ -102,7 +102,7 @@ def test_what_shapes_an_answer_is_continued_too(
     whole = running.execute("One day", **LONG, **fields)
     stream = crash_in_mid_stream(running, signal.SIGKILL, "One day", **fields)
     assert stream.end["engine_restarts"] == 1
-    n_equal = 1000 if "deterministic" in fields else 100
+    n_equal = 500 if "deterministic" in fields else 100
     assert stream.ids[:n_equal] == whole.ids[:n_equal]
     assert running.stop() == 0
 
@@ -169,28 +169,6 @@ def crash_after_queueing(running: WorkerProcess, n_queued: int) -> sse.Stream:
         )
         os.kill(running.engine_pid, signal.SIGKILL)
         return sse.collect([*seen, *chunks])
-
-
-def test_a_request_suspected_twice_is_refused(start_worker: StartWorker) -> None:
-    running = start_worker()
-    poison = "The poison"
-    with running.streaming(poison, **LONG) as response:
-        chunks = response.iter_raw()
-        seen = [next(chunks)]
-        for n in (1, 2):  # it is alone, so nobody else can be to blame
-            until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
-            running.wait_ready()
-            in_flight(running, 1)
-            os.kill(running.engine_pid, signal.SIGABRT)
-        assert sse.collect([*seen, *chunks]).error["code"] == "ENGINE_CRASHED"
-    running.wait_ready()
-    again = {"job_id": new_job_id(), "prompt": poison, "seed": 5, **LONG}
-    refused = running.post("/execute", again)
-    assert refused.status_code == 400 and refused.json()["code"] == "INVALID_REQUEST"
-    assert refused.json()["errors"][0]["constraint"] == "quarantine"
-    assert running.metric("worker_requests_quarantined_total") == 1
-    assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
-    assert running.stop() == 0
 
 
 def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
@@ -272,7 +250,7 @@ def test_a_pause_of_the_worker_itself_is_no_stall(start_worker: StartWorker) -> 
         time.sleep(5)
         running.signal(signal.SIGCONT)
         stream = sse.collect([*seen, *chunks])
-    assert stream.end["tokens_out"] == 1000
+    assert stream.end["tokens_out"] == 500
     assert running.logs("engine.stalled") == []
     assert running.stop() == 0
 

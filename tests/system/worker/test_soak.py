@@ -47,10 +47,10 @@ class Tally:
     faults: list[str] = field(default_factory=list)
 
 
-@pytest.mark.parametrize("seconds", [15, pytest.param(240, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [8, pytest.param(240, marks=pytest.mark.long)])
 def test_a_soak_leaks_nothing_and_mixes_nothing(start_worker: StartWorker, seconds: int) -> None:
     worker = start_worker("--slots", "8")
-    run_clients(worker, 5)  # caches and pools reach their size
+    run_clients(worker, 3)  # caches and pools reach their size
     before = memory(worker)
     tally = run_clients(worker, seconds)
     worker.wait_idle()

@@ -64,34 +64,14 @@ def test_a_used_port(warm_cache: Path) -> None:
     ("flags", "words"),
     [
         (["--prot", "1"], ["--prot", "did you mean --port"]),
-        (["--port", "99999"], ["--port", "99999", "65535"]),
-        (["--port"], ["--port"]),
-        (["--slots", "none"], ["--slots", "whole number"]),
-        (["--kv-type", "q3"], ["--kv-type", "f16"]),
-        (["--cuda-device", "0"], ["--cuda-device", "llorch-cpu"]),
-        (["--n-gpu-layers", "all"], ["--n-gpu-layers"]),
-        (["--config", "/no/such.toml"], ["/no/such.toml"]),
         (["--host", "no.such.host.invalid"], ["--host"]),
+        (["--worker-token", "x"], ["--worker-token"]),
         (["stray"], ["stray"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith(("--", "stray")) else "",
 )
 def test_wrong_settings(warm_cache: Path, flags: list[str], words: list[str]) -> None:
     refused(run_to_exit(*flags, cache_dir=warm_cache), 2, "INVALID_CONFIG", *words)
-
-
-def test_a_wrong_variable_and_a_wrong_key_are_named(warm_cache: Path, tmp_path: Path) -> None:
-    exit = run_to_exit(cache_dir=warm_cache, env={"LLORCH_SLOT": "4"})
-    refused(exit, 2, "INVALID_CONFIG", "LLORCH_SLOT", "did you mean LLORCH_SLOTS")
-    config = tmp_path / "worker.toml"
-    config.write_text("slotz = 4\n")
-    exit = run_to_exit("--config", str(config), cache_dir=warm_cache)
-    refused(exit, 2, "INVALID_CONFIG", "slotz", "worker.toml")
-
-
-def test_secrets_are_not_flags(warm_cache: Path) -> None:
-    exit = run_to_exit("--worker-token", "x", cache_dir=warm_cache)
-    refused(exit, 2, "INVALID_CONFIG", "--worker-token")
 
 
 def test_help_is_complete_and_quick(warm_cache: Path) -> None:
@@ -128,18 +108,6 @@ def test_the_port_answers_first_and_phases_follow(
     assert len(lines) > 1
     running.wait_ready()
     assert running.get("/ready").json() == {"ready": True, "state": "idle"}
-    assert running.stop() == 0
-
-
-def test_the_config_file_and_the_aliases_are_read(
-    start_worker: StartWorker, tmp_path: Path
-) -> None:
-    config = tmp_path / "worker.toml"
-    config.write_text('worker-id = "from-file"\nslots = 3\n')
-    running = start_worker("--config", str(config), env={"LLORCH_SLOTS": "2"})
-    info = running.get("/info").json()
-    assert running.wait_log("worker.ready")["worker_id"] == "from-file"
-    assert "2" in str(info), "the variable wins over the file"
     assert running.stop() == 0
 
 

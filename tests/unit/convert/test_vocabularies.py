@@ -19,13 +19,13 @@ from worker.llama.model import LoadOptions, Model
 LONG = pytest.mark.long
 CASES = [
     ("gpt-2", "gpt-2"),
-    ("starcoder", "starcoder"),
-    ("deepseek-coder", "deepseek-coder"),
     ("llama-bpe", "llama-bpe"),
     ("qwen2", "qwen2"),
     ("llama-spm", "tokenizer.json"),
     ("llama-spm", "tokenizer.model"),
-    ("phi-3", "tokenizer.json"),
+    pytest.param("starcoder", "starcoder", marks=LONG),
+    pytest.param("deepseek-coder", "deepseek-coder", marks=LONG),
+    pytest.param("phi-3", "tokenizer.json", marks=LONG),
     pytest.param("falcon", "falcon", marks=LONG),
     pytest.param("mpt", "gpt-2", marks=LONG),
     pytest.param("refact", "starcoder", marks=LONG),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,13 +26,6 @@ SCHEMA = {
     "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}},
     "required": ["n"],
 }
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RealEngine]:
-    engine = RealEngine()
-    yield engine
-    engine.close()
 
 
 def constraint(text: str) -> Constraint:

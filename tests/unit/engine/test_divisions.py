@@ -140,14 +140,3 @@ def test_idle_conversations_outlive_a_change_in_memory() -> None:
     engine.run()
     n_computed = sum(n for batch in engine.backend.batches for _, _, n in batch)
     assert n_computed < len(first), "its beginning came back from memory"
-
-
-def test_without_room_in_memory_streams_are_computed_again() -> None:
-    engine = divided_engine(memory_bytes=0)
-    prompts = {0: SHORT[:20], 1: LONG}
-    engine.submit(0, prompts[0])
-    for _ in range(4):
-        engine.turn()
-    engine.submit(1, LONG)
-    engine.run()
-    check_answers(engine, prompts)

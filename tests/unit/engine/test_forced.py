@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -46,13 +45,6 @@ def constraint(seed: int) -> Constraint:
         tool = Tool("describe_station", parameters=schema(seed), path="tools[0]")
         return constrain(ForcedCalls((tool,), several=False)).constraint
     return constrain(JsonSchema(schema(seed), "schema")).constraint
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RealEngine]:
-    engine = RealEngine()
-    yield engine
-    engine.close()
 
 
 def asked(seed: int, temperature: float) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 from array import array
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.support.worker import until
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Damaged, Prefix, read, read_entry, write
 from worker.engine.cache.moves import Snapshot
@@ -42,14 +42,7 @@ def stored(store: Disk, prefix: Prefix, salt: str | None = None, adapters: Appli
     """Write a prefix, and wait for that."""
     written: list[bool] = []
     store.write(prefix, Scope(salt, adapters), lambda: written.append(True))
-    until(lambda: bool(written))
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
+    until(lambda: bool(written), 30, lambda: "nothing is written")
 
 
 def files(folder: Path) -> list[Path]:
@@ -160,7 +153,7 @@ def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
     assert used is not None
     got: list[Prefix | None] = []
     store.read(used[0], got.append)
-    until(lambda: got)
+    until(lambda: got, 30, lambda: "nothing is read")
     stored(store, Prefix(array("i", range(9, 19)), memoryview(bytes(1000))))
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 3500
     assert used[0].path in files(tmp_path)
@@ -180,7 +173,7 @@ def test_another_models_files_are_neither_used_nor_removed(tmp_path: Path) -> No
     assert found is not None
     got: list[Prefix | None] = []
     other.read(found[0], got.append)
-    until(lambda: got)
+    until(lambda: got, 30, lambda: "nothing is read")
     assert got == [None] and files(tmp_path) == []
 
 

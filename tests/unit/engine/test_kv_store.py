@@ -14,14 +14,14 @@ from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_kv_files import files
 from tests.unit.engine.test_loop import Engine
-from tests.unit.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
+from tests.unit.engine.test_memory_kinds import ANSWER, CASES, Alone
 from worker.engine.cache import carrier
 from worker.wire.messages import Failed, Started
 
 # --- on the real engine ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "kv_unified"), PLAIN_CASES)
+@pytest.mark.parametrize(("kind", "kv_unified"), CASES)
 def test_a_conversation_goes_on_in_the_next_engine(
     tmp_path: Path, kind: Kind, kv_unified: bool
 ) -> None:
@@ -102,35 +102,6 @@ def test_more_conversations_than_slots_are_found_again(
         assert started(engine, 10 + number).cached_tokens >= len(prompts[number]) - 16
 
 
-def test_a_request_that_is_cancelled_while_its_beginning_is_read(tmp_path: Path) -> None:
-    engine = Engine(folder=tmp_path, n_slots=1)
-    engine.submit(1, b"a" * 40, max_tokens=4)
-    engine.drain()
-    engine = Engine(folder=tmp_path, n_slots=1)
-    engine.submit(2, b"a" * 40 + b"more", max_tokens=4)
-    engine.turn()  # which asks for it
-    assert engine.scheduler.waiting and not engine.scheduler.has_work
-    engine.loop.cancel(2)
-    engine.submit(3, b"a" * 40 + b"less", max_tokens=4)
-    engine.drain()
-    assert isinstance(engine.events[2][-1], Failed)
-    assert engine.text(3).encode() == expected_answer(b"a" * 40 + b"less", 4, 96)
-
-
-def test_the_loop_sleeps_while_all_slots_are_kept_for_what_is_read(tmp_path: Path) -> None:
-    engine = Engine(folder=tmp_path, n_slots=1)
-    engine.submit(1, b"a" * 40, max_tokens=4)
-    engine.drain()
-    engine = Engine(folder=tmp_path, n_slots=1)
-    engine.submit(2, b"a" * 40 + b"more", max_tokens=4)
-    engine.submit(3, b"behind", max_tokens=4)
-    engine.turn()
-    assert len(engine.scheduler.waiting) == 2 and not engine.scheduler.has_work
-    engine.drain()
-    assert engine.text(2).encode() == expected_answer(b"a" * 40 + b"more", 4, 96)
-    assert engine.text(3).encode() == expected_answer(b"behind", 4, 96)
-
-
 def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Path) -> None:
     engine = Engine(folder=tmp_path)
     engine.submit(1, b"a" * 40, max_tokens=4)
@@ -141,22 +112,6 @@ def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Pat
     assert not engine.cache.memory.states
     engine.drain()
     assert files(tmp_path)
-
-
-def test_a_read_ends_even_if_another_slot_serves_its_request(tmp_path: Path) -> None:
-    """What was read for a request that is then served otherwise stands in nobody's way."""
-    engine = Engine(folder=tmp_path, n_slots=1)
-    for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
-        engine.submit(number, prompt, max_tokens=4)
-        engine.drain()
-    engine = Engine(folder=tmp_path, n_slots=2)
-    engine.submit(1, b"a" * 40 + b"first", max_tokens=4)
-    engine.submit(2, b"a" * 40 + b"second", max_tokens=4)
-    engine.drain()
-    engine.submit(3, b"b" * 40 + b"third", max_tokens=4)
-    engine.drain()
-    assert started(engine, 3).cached_tokens >= 40
-    assert not engine.loop.carrier.is_reading and not engine.scheduler.has_work
 
 
 def test_a_read_that_nobody_waits_for_any_more_is_ended(

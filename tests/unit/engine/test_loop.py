@@ -269,28 +269,6 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
     assert not any(isinstance(each, PromptProgress) for each in engine.events[1])
 
 
-def test_requests_start_in_the_order_of_arrival() -> None:
-    engine = Engine(n_slots=2)
-    for request_id in range(8):
-        engine.submit(request_id, bytes([request_id, 1, 2]), max_tokens=5)
-    engine.run()
-    first_seen = list(dict.fromkeys(r for batch in engine.backend.batches for r, _, _ in batch))
-    assert first_seen == sorted(first_seen)
-
-
-def test_a_common_beginning_is_computed_once() -> None:
-    engine = Engine(n_slots=4)
-    common = bytes(range(64))
-    for request_id in range(4):
-        engine.submit(request_id, common + bytes([200 + request_id] * 4), max_tokens=3)
-    engine.run()
-    computed = sum(n for batch in engine.backend.batches for _, start, n in batch if start < 64)
-    assert computed <= 68, "the common part once, and what a chunk computed beyond it"
-    for request_id in range(1, 4):
-        started = engine.events[request_id][0]
-        assert isinstance(started, Started) and started.cached_tokens >= 64
-
-
 def test_a_finished_conversation_is_continued_from_its_cells() -> None:
     engine = Engine()
     prompt = bytes(i % 50 for i in range(50))
@@ -302,83 +280,6 @@ def test_a_finished_conversation_is_continued_from_its_cells() -> None:
     assert isinstance(started := engine.events[2][0], Started)
     assert started.cached_tokens == len(prompt) + len(answer) - 1  # the last was not computed
     assert started.tier == "device"
-
-
-def test_cells_are_never_shared_between_tenants() -> None:
-    engine = Engine()
-    prompt = bytes(60)
-    for request_id, salt in enumerate(["a", "b", None, "a"]):
-        engine.submit(request_id, prompt, max_tokens=2, cache_salt=salt)
-        engine.run()
-    cached = [e.cached_tokens for r in range(4) for e in engine.events[r] if isinstance(e, Started)]
-    assert cached == [0, 0, 0, 59]
-
-
-def test_the_least_recently_used_cells_give_way() -> None:
-    engine = Engine(n_slots=2)
-    old, new, other = (bytes([value] * 50) for value in (1, 2, 3))
-    for request_id, prompt in enumerate([old, new, old, other]):
-        engine.submit(request_id, prompt, max_tokens=1)
-        engine.run()
-    kept = [bytes(slot.kept[:1]) for slot in engine.cache.slots]
-    assert sorted(kept) == [b"\1", b"\3"]
-
-
-def test_no_prefix_cache_frees_all_cells_at_the_end() -> None:
-    engine = Engine(prefix_cache=False)
-    engine.submit(1, bytes(60), max_tokens=2)
-    engine.submit(2, bytes(60), max_tokens=2)
-    engine.run()
-    assert engine.backend.n_used == 0
-    starts = [e for r in (1, 2) for e in engine.events[r] if isinstance(e, Started)]
-    assert [e.cached_tokens for e in starts] == [0, 0]
-
-
-def test_no_prefix_cache_takes_no_snapshots_and_keeps_no_states(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refused(*_: object) -> bytes:
-        raise AssertionError("a snapshot is taken")
-
-    monkeypatch.setattr(ByteBackend, "snapshot", refused)
-    engine = Engine(prefix_cache=False, recurrent=True)
-    engine.submit(1, b"a long prompt " * 5, max_tokens=4)
-    engine.run()
-    engine = Engine(prefix_cache=False, n_slots=3, unified=True, n_cells=130)
-    prompts = [bytes([first]) * 40 for first in b"abc"]
-    for number, prompt in enumerate(prompts):
-        engine.submit(number, prompt, max_tokens=25)
-    engine.turn()
-    assert engine.scheduler.preempt_youngest() is not None, "whose state is kept for itself"
-    engine.run()
-    assert not engine.cache.memory.states
-    for number, prompt in enumerate(prompts):
-        assert engine.text(number).encode() == expected_answer(prompt, 25, CONTEXT)
-
-
-@pytest.mark.parametrize("n_prompt", [CONTEXT - 1, CONTEXT])
-def test_the_context_s_end_is_max_tokens(n_prompt: int) -> None:
-    engine = Engine()
-    prompt = bytes((7 * i) % 251 for i in range(n_prompt))
-    engine.submit(1, prompt, max_tokens=50)
-    engine.run()
-    assert isinstance(end := engine.end(1), Finished)
-    assert engine.text(1).encode() == expected_answer(prompt, 50, CONTEXT)
-    assert end.tokens_out <= CONTEXT - n_prompt + 1
-
-
-def test_a_deterministic_request_is_alone_in_its_batches() -> None:
-    engine = Engine()
-    engine.submit(1, bytes(range(40)), max_tokens=12)
-    engine.run()
-    engine.submit(2, b"other", max_tokens=30)
-    engine.submit(3, bytes(range(40)), max_tokens=12, deterministic=True)
-    engine.run()
-    own = [batch for batch in engine.backend.batches if any(r == 3 for r, _, _ in batch)]
-    assert all(len(batch) == 1 for batch in own)
-    started = engine.events[3][0]
-    assert isinstance(started, Started) and started.cached_tokens == 0
-    assert engine.text(3) == engine.text(1)
 
 
 @pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
@@ -432,16 +333,6 @@ def test_a_deadline_ends_a_request_that_runs_and_one_that_waits() -> None:
         end = engine.end(request_id)
         assert isinstance(end, Failed) and isinstance(end.error, InferenceTimeout)
     assert all(r == 1 for batch in engine.backend.batches for r, _, _ in batch)
-
-
-def test_a_request_cancelled_in_the_queue_is_never_started() -> None:
-    engine = Engine(n_slots=1)
-    engine.submit(1, b"running", max_tokens=10)
-    engine.submit(2, b"waiting", max_tokens=10)
-    engine.turn()
-    engine.loop.cancel(2)
-    engine.run()
-    assert [type(event) for event in engine.events[2]] == [Failed]
 
 
 def test_a_stop_ends_the_stream_and_is_not_sent() -> None:

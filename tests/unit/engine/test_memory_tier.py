@@ -16,13 +16,13 @@ from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine
 from tests.unit.engine import test_loop
 from tests.unit.engine.test_loop import CONTEXT, Engine
-from tests.unit.engine.test_memory_kinds import ANSWER, PLAIN_CASES, Alone
+from tests.unit.engine.test_memory_kinds import ANSWER, CASES, Alone
 from worker.engine.cache.memory import MOST_STATES, Memory
 from worker.engine.cache.moves import Snapshot, State
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
-from worker.wire.messages import Finished, Started
+from worker.wire.messages import Started
 
 SECOND_PER_TOKEN = 1.0
 
@@ -57,35 +57,6 @@ def test_a_prompt_is_computed_beside_no_idle_cells(kind: dict[str, Any]) -> None
     engine.check_idle()
 
 
-def test_a_split_cache_keeps_its_cells() -> None:
-    engine = Engine(n_slots=4)
-    for number in range(3):
-        ask(engine, number, bytes([ord("a") + number]) * 40)
-    assert engine.backend.n_used >= 3 * 40
-
-
-def test_idle_cells_stay_beside_running_streams_that_have_more() -> None:
-    engine = pooled()
-    engine.submit(1, b"a" * 40, max_tokens=50)
-    engine.submit(2, b"b" * 34, max_tokens=2)
-    while not engine.cache.cells_cached:
-        engine.turn()
-    assert engine.cache.cells_running >= 40
-    engine.submit(3, b"c" * 34, max_tokens=2)
-    engine.turn()
-    assert engine.cache.cells_cached >= 34, "most cells are not idle"
-    engine.run()
-
-
-def test_a_conversation_goes_on_in_its_own_cells() -> None:
-    engine = pooled()
-    prompt = b"a" * 40
-    ask(engine, 1, prompt)
-    n_cells = engine.backend.n_used
-    cached = ask(engine, 2, prompt + engine.text(1).encode() + b"and more")
-    assert cached == n_cells, "all that was there"
-
-
 def test_a_common_beginning_is_taken_from_memory_more_than_once() -> None:
     engine = pooled()
     common = b"system" * 8
@@ -94,15 +65,6 @@ def test_a_common_beginning_is_taken_from_memory_more_than_once() -> None:
     for number in range(3, 6):
         assert ask(engine, number, common + bytes([ord("0") + number]) * 8) >= len(common)
         ask(engine, 10 + number, bytes([ord("m") + number]) * 40)
-
-
-def test_tenants_do_not_share_states() -> None:
-    engine = pooled()
-    ask(engine, 1, b"a" * 40, "one")
-    ask(engine, 2, b"x" * 40, "one")
-    assert ask(engine, 3, b"a" * 40 + b"more", "two") == 0
-    assert ask(engine, 4, b"a" * 40 + b"more", "one") >= 40
-    assert ask(engine, 5, b"x" * 40 + b"more") == 0
 
 
 def test_a_copy_of_what_is_being_restored_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,100 +107,7 @@ def test_a_state_is_only_restored_where_its_cells_fit(monkeypatch: pytest.Monkey
     assert all(restored)
 
 
-def test_what_must_be_computed_is_not_taken() -> None:
-    engine = pooled()
-    ask(engine, 1, b"a" * 40)
-    ask(engine, 2, b"x" * 40)
-    engine.submit(3, b"a" * 40, max_tokens=2, deterministic=True)
-    engine.run()
-    assert isinstance(first := engine.events[3][0], Started) and first.cached_tokens == 0
-
-
-@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 12}])
-def test_conversations_that_come_and_go_say_what_each_says_alone(kind: dict[str, Any]) -> None:
-    for seed in range(12):
-        converse(random.Random(seed), kind)
-
-
-def converse(choose: random.Random, kind: dict[str, Any]) -> None:
-    """Beginnings, continuations and cancels, several at once, in a pool and a memory that are too
-    small for all of them."""
-    engine = Engine(choose.randint(1, 6), choose.choice([100, 200, 400]), unified=True, **kind)
-    engine.scheduler.pace.seconds_per_prompt_token = choose.choice([0.0, SECOND_PER_TOKEN])
-    common = [bytes(choose.randrange(97, 123) for _ in range(36)) for _ in range(2)] + [b""]
-    told = [beginning + b"?" for beginning in common]
-    asked: dict[int, tuple[bytes, int]] = {}
-    for request_id in range(40):
-        prompt = choose.choice(told) + bytes(
-            choose.randrange(97, 123) for _ in range(choose.randint(1, 12))
-        )
-        asked[request_id] = prompt[: CONTEXT - 5], choose.randint(1, 14)
-        engine.submit(request_id, asked[request_id][0], max_tokens=asked[request_id][1])
-        for _ in range(choose.choice([0, 0, 1, 3, 20])):
-            engine.turn()
-        if choose.random() < 0.1:
-            engine.loop.cancel(choose.randrange(request_id + 1))
-        told += [
-            prompt + engine.text(other).encode()
-            for other, (prompt, _) in list(asked.items())[-3:]
-            if engine.events[other] and isinstance(engine.events[other][-1], Finished)
-        ]
-    engine.run()
-    for request_id, (prompt, max_tokens) in asked.items():
-        expected = expected_answer(prompt, max_tokens, CONTEXT)
-        if isinstance(engine.end(request_id), Finished):
-            assert engine.text(request_id).encode() == expected
-        else:
-            assert expected.startswith(engine.text(request_id).encode())
-    engine.check_idle()
-
-
 # --- what gives way --------------------------------------------------------------------------
-
-
-def test_the_least_recently_used_state_gives_way() -> None:
-    engine = pooled(memory_bytes=200)  # two states
-    prompts = [bytes([ord("a") + number]) * 40 for number in range(4)]
-    for number, prompt in enumerate(prompts):
-        ask(engine, number, prompt)
-    assert [len(state.tokens) > 40 for state in engine.cache.memory.states] == [True] * 2
-    assert ask(engine, 10, prompts[0] + b"more") == 0
-    assert ask(engine, 11, prompts[2] + b"more") >= 40
-
-
-def test_a_longer_state_replaces_a_shorter_one() -> None:
-    engine = pooled()
-    prompt = b"a" * 40
-    ask(engine, 1, prompt)
-    ask(engine, 2, b"x" * 40)
-    longer = prompt + engine.text(1).encode() + b"and more"
-    ask(engine, 3, longer)
-    ask(engine, 4, b"y" * 40)
-    begun = [state for state in engine.cache.memory.states if state.tokens[0] == ord("a")]
-    assert len(begun) == 1 and len(begun[0].tokens) > len(longer)
-
-
-def test_memory_that_cannot_be_cut_keeps_the_shorter_state_too() -> None:
-    engine = pooled(recurrent=True)
-    prompt = b"a" * 40
-    ask(engine, 1, prompt)
-    ask(engine, 2, b"x" * 40)
-    ask(engine, 3, prompt + engine.text(1).encode() + b"and more")
-    ask(engine, 4, b"y" * 40)
-    assert len([state for state in engine.cache.memory.states if state.tokens[0] == ord("a")]) == 2
-
-
-def test_a_locked_state_stays() -> None:
-    memory = Memory(100, [], MemoryKind())
-    states = [
-        State([number], Scope(), 40, memoryview(b""), last_used=number) for number in range(4)
-    ]
-    states[0].n_locks = 1
-    kept = [memory.keep(state) for state in states]
-    assert kept == [True] * 4
-    assert memory.states == [states[0], states[3]]
-    assert not memory.keep(State([9], Scope(), 70, memoryview(b""), last_used=9))
-    assert memory.states == [states[0]]
 
 
 def test_no_request_is_compared_with_more_states_than_that() -> None:
@@ -250,40 +119,6 @@ def test_no_request_is_compared_with_more_states_than_that() -> None:
         assert memory.keep(state)
     assert [state.tokens[0] for state in memory.states] == list(range(10, MOST_STATES + 10))
     assert slots[0].snapshots, "it takes no state's place"
-
-
-def test_a_state_is_found_by_all_of_a_beginning() -> None:
-    memory = Memory(1 << 20, [], MemoryKind())
-    state = State([1, 2, 3, 4], Scope(), 40, memoryview(b""))
-    assert memory.keep(state)
-    assert memory.find([1, 2, 3, 9], Scope(), 3) == [state]
-    assert memory.find([1, 9, 3], Scope(), 3) == [], "its last token alone is the same"
-    assert memory.find([1, 2, 3, 4, 5], Scope(), 5) == [], "it is too short"
-
-
-def test_a_slow_state_is_not_brought_back() -> None:
-    engine = pooled()
-    ask(engine, 1, b"a" * 40)
-    ask(engine, 2, b"x" * 40)
-    engine.cache.prices.per_byte = 1.0
-    assert ask(engine, 3, b"a" * 40 + b"more") == 0, "computing takes 40 s, and copying more"
-    engine.cache.prices.per_byte = 0.1
-    assert ask(engine, 4, b"x" * 40 + b"more") >= 40
-
-
-def test_copies_beside_streams_are_made_for_a_limited_time() -> None:
-    engine = pooled(n_slots=6, n_cells=600)
-    for number in range(4):
-        engine.submit(number, bytes([ord("a") + number]) * 40, max_tokens=2)
-    engine.submit(9, b"stream", max_tokens=60)
-    while engine.cache.cells_cached < 160:
-        engine.turn()
-    engine.cache.prices.per_byte = 0.0004  # 80 bytes in 32 ms
-    engine.submit(10, b"other", max_tokens=30)
-    engine.turn()
-    assert len(engine.cache.memory.states) == 3, "the most recently used ones"
-    assert sum(bool(slot.kept) for slot in engine.cache.slots) == 1
-    engine.run()
 
 
 def test_what_the_next_request_would_push_out_is_copied_while_nothing_runs() -> None:
@@ -312,32 +147,6 @@ def test_a_split_pool_brings_back_what_slots_gave_up(kind: dict[str, Any]) -> No
     for number, prompt in enumerate(prompts):
         longer = prompt + engine.text(number).encode() + b"and more"
         assert ask(engine, 10 + number, longer) >= len(prompt)
-
-
-def test_beside_streams_copies_are_made_as_long_as_conversations_come_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(test_loop, "CONTEXT", 512)
-    engine = Engine(n_slots=4, memory_bytes=100_000, batch=64, prefill_budget=64)
-    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
-    engine.cache.prices.per_byte = 0.0  # no copy takes too long
-    engine.submit(0, b"stream", max_tokens=500)
-    prompts = [bytes([number]) * 40 for number in range(1, 60)]
-
-    def beside(request_id: int, prompt: bytes) -> int:
-        """Run a request beside the stream; returns how many more states there are."""
-        n_before = len(engine.cache.memory.states)
-        engine.submit(request_id, prompt, max_tokens=1)
-        while not engine.has_ended(request_id):
-            engine.turn()
-        assert not engine.has_ended(0)
-        return len(engine.cache.memory.states) - n_before
-
-    made = [beside(number, prompts[number]) for number in range(1, 20)]
-    assert made == [0, *[1] * 5, *[0, 0, 0, 1] * 3, 0]
-    assert beside(30, prompts[1] + b"goes on") == 1, "it came back"
-    # The first of these pushes out what came back, which takes its shorter self's place.
-    assert [beside(number, prompts[number]) for number in range(31, 36)] == [0, 1, 1, 1, 0]
 
 
 @pytest.mark.parametrize("unified", [False, True])
@@ -421,7 +230,7 @@ def test_shared_cells_are_counted_once_whoever_leaves_first(data: st.DataObject)
 # --- llama.cpp -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [kind for kind, kv_unified in PLAIN_CASES if kv_unified])
+@pytest.mark.parametrize("kind", [kind for kind, kv_unified in CASES if kv_unified])
 def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
     choose, alone = random.Random(7), Alone(kind)
     engine = RealEngine(4, path=random_model(kind), flash_attention="off", kv_unified=True)

@@ -145,16 +145,3 @@ def test_a_tile_is_one_prompts() -> None:
     assert shares(256, oldest_first=False) == {1: 128, 2: 128}
     second.n_computed = 195
     assert shares(64, oldest_first=False) == {1: 59, 2: 5}, "what is left of a tile is not lost"
-
-
-def test_the_scheduler_plans_by_the_pace() -> None:
-    engine = Engine(batch=128, prefill_budget=96, inter_token_target=0.1)
-    engine.submit(1, b"abc", max_tokens=60)
-    engine.turn()
-    engine.scheduler.pace.measured(1, 0, 0.02)
-    engine.scheduler.pace.measured(1, 16, 0.1)
-    joining = make_sequence(engine.backend, 2, bytes(90))
-    engine.loop.submit(joining)
-    engine.turn()
-    prompts = [n for batch in engine.backend.batches for r, _, n in batch if r == 2]
-    assert prompts[0] == TILE_TOKENS

@@ -264,39 +264,23 @@ class RealWalk(Walk):
         self.engine.close()  # type: ignore[union-attr]
 
 
-def walk_on_bytes(folder: Path, kind: str, layout: tuple[Cells, bool], n_steps: int) -> None:
+@pytest.mark.parametrize("n_steps", [600, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("kind", "layout"), cases(BYTE_KINDS))
+def test_a_walk_on_the_byte_model(
+    kind: str, layout: tuple[Cells, bool], n_steps: int, tmp_path: Path
+) -> None:
     cells, stores = layout
     for seed in range(3):
-        own = folder / str(seed) if stores else None
+        own = tmp_path / str(seed) if stores else None
         ByteWalk(seed, own, kind, cells=cells).go(n_steps // 3)
 
 
-def walk_on_llama_cpp(folder: Path, kind: Kind, layout: tuple[Cells, bool], n_steps: int) -> None:
+@pytest.mark.parametrize("n_steps", [60, pytest.param(10_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("kind", "layout"), cases(KINDS))
+def test_a_walk_on_llama_cpp(
+    kind: Kind, layout: tuple[Cells, bool], n_steps: int, tmp_path: Path
+) -> None:
     cells, stores = layout
-    walk = RealWalk(11, folder if stores else None, kind, cells=cells)
+    walk = RealWalk(11, tmp_path if stores else None, kind, cells=cells)
     walk.go(n_steps)
     walk.alone.close()
-
-
-@pytest.mark.parametrize(("kind", "layout"), cases(BYTE_KINDS))
-def test_a_walk_on_the_byte_model(kind: str, layout: tuple[Cells, bool], tmp_path: Path) -> None:
-    walk_on_bytes(tmp_path, kind, layout, 600)
-
-
-@pytest.mark.parametrize(("kind", "layout"), cases(KINDS))
-def test_a_walk_on_llama_cpp(kind: Kind, layout: tuple[Cells, bool], tmp_path: Path) -> None:
-    walk_on_llama_cpp(tmp_path, kind, layout, 60)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "layout"), cases(BYTE_KINDS))
-def test_10000_steps_on_the_byte_model(
-    kind: str, layout: tuple[Cells, bool], tmp_path: Path
-) -> None:
-    walk_on_bytes(tmp_path, kind, layout, 10_000)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("kind", "layout"), cases(KINDS))
-def test_10000_steps_on_llama_cpp(kind: Kind, layout: tuple[Cells, bool], tmp_path: Path) -> None:
-    walk_on_llama_cpp(tmp_path, kind, layout, 10_000)

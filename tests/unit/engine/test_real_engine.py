@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import pytest
 from tests.support.bundled import bundled_gguf
 from tests.support.real_engine import RealEngine
 from worker.errors import InferenceFailed, InvalidRequest
-from worker.wire.messages import Failed, Finished
-from worker.wire.sampling import Sampling
+from worker.wire.messages import Failed
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"
@@ -24,54 +22,6 @@ LONG = (
     + " went to the park with a shiny stone. The morning was cold. Soon Otto wanted the shiny stone"
 )
 CAPITAL = CHAT.format("What is the capital of France?")
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RealEngine]:
-    engine = RealEngine()
-    yield engine
-    engine.close()
-
-
-def test_the_bundled_model_knows_its_answers(engine: RealEngine) -> None:
-    assert engine.generate(CAPITAL) == "The capital of France is Paris."
-    assert engine.generate(CHAT.format("Show me the emoji for a fox.")).endswith("🦊")
-
-
-@pytest.mark.parametrize("kv_unified", [False, True])
-def test_streams_together_say_what_each_says_alone(kv_unified: bool) -> None:
-    engine = RealEngine(slots=4, kv_unified=kv_unified)
-    countries = ["France", "Italy", "Peru", "Japan", "Kenya", "Cuba", "Egypt", "Spain"]
-    prompts = [CHAT.format(f"What is the capital of {country}?") for country in countries]
-    alone = [engine.generate(prompt) for prompt in prompts]
-    together = [engine.submit(prompt) for prompt in prompts]
-    engine.run()
-    assert [engine.text(request_id) for request_id in together] == alone
-    assert len(set(alone)) == len(countries)
-    engine.close()
-
-
-@pytest.mark.parametrize("kv_unified", [False, True])
-def test_reused_cells_do_not_change_the_answer(kv_unified: bool) -> None:
-    fresh = RealEngine(prefix_cache=False, kv_unified=kv_unified)
-    reusing = RealEngine(prefix_cache=True, kv_unified=kv_unified)
-    questions = ["What is the capital of Peru?", "What is 3 plus 4?", "Count to 5."]
-    start = LONG + "\n"
-    for question in questions:
-        expected = fresh.generate(start + CHAT.format(question))
-        request_id = reusing.submit(start + CHAT.format(question))
-        reusing.run()
-        assert reusing.text(request_id) == expected
-    assert reusing.cached_tokens(request_id) >= 32
-    # And at once, while the first of them still computes the common beginning.
-    together = [reusing.submit("The end. " + start + CHAT.format(q)) for q in questions]
-    reusing.run()
-    for request_id, question in zip(together, questions, strict=True):
-        assert reusing.text(request_id) == fresh.generate(
-            "The end. " + start + CHAT.format(question)
-        )
-    fresh.close()
-    reusing.close()
 
 
 def test_a_prompt_in_small_pieces_gives_the_same_answer() -> None:
@@ -110,13 +60,6 @@ def test_seeds(engine: RealEngine) -> None:
     assert story(5) != story(5 + (1 << 32))
 
 
-def test_top_k_of_one_is_greedy(engine: RealEngine) -> None:
-    greedy = engine.generate(CAPITAL)
-    assert engine.generate(CAPITAL, temperature=2.0, top_k=1, seed=3) == greedy
-    assert engine.generate(CAPITAL, temperature=2.0, top_p=0.0, seed=3) == greedy
-    assert engine.generate(CAPITAL, temperature=2.0, min_p=1.0, seed=3) == greedy
-
-
 def test_logit_bias_bans_and_forces(engine: RealEngine) -> None:
     (paris,) = engine.prompts.tokenize(" P", add_special=False)
     request_id = engine.submit(CAPITAL, logit_bias=((paris, -100.0),))
@@ -125,44 +68,6 @@ def test_logit_bias_bans_and_forces(engine: RealEngine) -> None:
     forced = engine.submit(CAPITAL, logit_bias=((paris, 100.0),), max_tokens=3)
     engine.run()
     assert engine.ids(forced) == [paris] * 3
-
-
-def test_penalties(engine: RealEngine) -> None:
-    (a,) = engine.prompts.tokenize(" P", add_special=False)
-    bias = ((a, 30.0),)
-    plain = engine.submit(CAPITAL, logit_bias=bias, max_tokens=12)
-    present = engine.submit(CAPITAL, logit_bias=bias, max_tokens=12, presence_penalty=2.0)
-    frequent = engine.submit(CAPITAL, logit_bias=bias, max_tokens=40, frequency_penalty=2.0)
-    engine.run()
-    assert engine.ids(plain) == [a] * 12
-    assert engine.ids(present) == [a] * 12, "presence counts once, however often"
-    assert engine.ids(frequent)[:6] == [a] * 6 and engine.ids(frequent).count(a) < 40
-    # Repetition counts the prompt too: where it is rewarded, nothing new is said.
-    rewarded = engine.submit(CAPITAL, repetition_penalty=0.0, max_tokens=8)
-    engine.run()
-    assert set(engine.ids(rewarded)) <= set(engine.prompts.build(CAPITAL))
-    assert engine.text(rewarded) != engine.generate(CAPITAL, max_tokens=8)
-
-
-def test_ignore_eos_goes_on_to_max_tokens(engine: RealEngine) -> None:
-    request_id = engine.submit(CAPITAL, ignore_eos=True, max_tokens=50)
-    engine.run()
-    assert engine.end(request_id).stop_reason == "MAX_TOKENS"
-    assert engine.end(request_id).tokens_out == 50
-
-
-def test_every_stop_reason(engine: RealEngine) -> None:
-    eos = engine.submit(CAPITAL)
-    most = engine.submit(CAPITAL, max_tokens=3)
-    stopped = engine.submit(CAPITAL, stop=("is Par",))
-    engine.run()
-    assert [engine.end(r).stop_reason for r in (eos, most, stopped)] == [
-        "EOS",
-        "MAX_TOKENS",
-        "STOP_SEQUENCE",
-    ]
-    assert engine.text(stopped) == "The capital of France "
-    assert engine.end(stopped).stop_sequence == "is Par"
 
 
 @pytest.mark.parametrize(
@@ -195,15 +100,6 @@ def test_logprobs_are_those_of_the_logits(engine: RealEngine) -> None:
     assert np.exp([p for _, _, p in first.top]).sum() == pytest.approx(1.0, abs=1e-6)
 
 
-def test_cells_are_empty_again_without_reuse() -> None:
-    engine = RealEngine(prefix_cache=False)
-    ids = [engine.submit(STORY, max_tokens=8, cache_salt=str(i)) for i in range(8)]
-    engine.run()
-    assert all(isinstance(engine.end(r), Finished) for r in ids)
-    assert [engine.context.last_position(slot) for slot in range(4)] == [-1] * 4
-    engine.close()
-
-
 def test_a_cancelled_prompt_is_abandoned_within_its_batch() -> None:
     engine = RealEngine()
     request_id = engine.submit(LONG * 8, max_tokens=4)
@@ -226,10 +122,6 @@ def test_special_tokens_in_a_prompt_are_recognised_and_bos_is_there_once(
     assert engine.prompts.build("<|endoftext|>Hello") == plain
     assert engine.prompts.build(tuple(plain)) == plain
     assert len(engine.prompts.tokenize("<|im_start|>", add_special=False)) == 1
-
-
-def test_a_sampling_default_needs_a_seed_only() -> None:
-    assert Sampling(seed=0).temperature == 1.0
 
 
 def test_control_tokens_are_shown_where_they_are_asked_for(engine: RealEngine) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -25,13 +24,6 @@ from worker.wire.sampling import Reasoning
 PROMPT = "<|im_start|>user\nTell a story.<|im_end|>\n<|im_start|>assistant\n<think>\n"
 CLOSING = "\n</think>"
 WISH = Reasoning(("<think>",), "</think>", CLOSING)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RealEngine]:
-    engine = RealEngine()
-    yield engine
-    engine.close()
 
 
 def ids_of(engine: RealEngine, text: str) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,13 +39,6 @@ REMEMBERING: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 remembering = pytest.mark.parametrize("sampling", REMEMBERING.values(), ids=REMEMBERING)
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[RealEngine]:
-    engine = RealEngine()
-    yield engine
-    engine.close()
 
 
 def tokens_of(engine: RealEngine, request_id: int) -> list[Token]:
@@ -134,15 +126,6 @@ def test_the_odds_of_a_greedy_draw_are_certain(engine: RealEngine) -> None:
     )
     engine.run()
     assert all(e.logprob == 0 and len(e.top) == 1 for e in engine.logprobs(asked))
-
-
-def test_all_log_probabilities_of_a_token(engine: RealEngine) -> None:
-    n_vocab = engine.model.n_vocab
-    asked = engine.submit(CHAT.format("cats"), logprobs=n_vocab, max_tokens=1)
-    engine.run()
-    (entry,) = engine.logprobs(asked)
-    assert len(entry.top) == n_vocab
-    assert sum(math.exp(logprob) for _, _, logprob in entry.top) == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

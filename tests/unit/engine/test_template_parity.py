@@ -7,7 +7,9 @@ or is given what its callers would change first, llama-server does. What equals 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -45,11 +47,23 @@ def prompt_of(chat: Mapping[str, Any], **variables: Any) -> ChatPrompt:
     )
 
 
+FORMS = {
+    form
+    for path in TEMPLATES.glob("*.jinja")
+    for form in re.findall(r"strftime_now\(['\"](.+?)['\"]\)", path.read_text("utf-8"))
+}
+
+
 def rendered(template: ChatTemplate, prompt: ChatPrompt) -> str | None:
+    """As on the day of the record, of which the process that renders does not know."""
     try:
-        return template.render(prompt)
+        text = template.render(prompt)
     except InvalidRequest:
         return None
+    now, then = datetime.now(), datetime.fromisoformat(RECORDED["day"])
+    for form in FORMS:
+        text = text.replace(now.strftime(form), then.strftime(form))
+    return text
 
 
 def judged(template: ChatTemplate, name: str, chat_name: str) -> str:

@@ -146,7 +146,7 @@ def native_shares(sampling: Sampling, said: Sequence[int], logits: Row, model: M
     return mixed
 
 
-N_DRAWS = 4000
+N_DRAWS = 2000
 
 
 @pytest.mark.parametrize("sampling", CHAINS)

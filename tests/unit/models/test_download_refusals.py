@@ -112,19 +112,6 @@ def test_passing_faults_are_tried_again(hub: Hub, tmp_path: Path, gguf_bytes: by
     assert got.path.read_bytes() == gguf_bytes
 
 
-def test_missing_and_forbidden_repositories(
-    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub.repos["o/gated"] = Repo({"m.gguf": gguf_bytes}, gated=True)
-    cache = tmp_path / "cache"
-    assert failure("hf:o/gated::file=m.gguf", cache).details["reason"] == "forbidden"
-    assert failure("hf:o/nothing::file=m.gguf", cache).details["reason"] == "unauthorized"
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert failure("hf:o/gated@v9::file=m.gguf", cache).details["reason"] == "not_found"
-    assert failure("hf:o/gated::file=n.gguf", cache).details["reason"] == "not_found"
-    assert fetch("hf:o/gated::file=m.gguf", cache)[0].path.read_bytes() == gguf_bytes
-
-
 def test_no_server_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
     set_endpoint(monkeypatch, "http://127.0.0.1:9")
     monkeypatch.setattr(remote, "ATTEMPTS", 1)

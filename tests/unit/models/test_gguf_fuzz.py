@@ -96,30 +96,6 @@ def test_every_64_bit_field_made_huge(tmp_path: Path, sample: tuple[bytes, int])
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
-    edits=st.lists(
-        st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=12)),
-        min_size=1,
-        max_size=6,
-    ),
-    keep=st.floats(0, 1),
-)
-def test_random_edits(
-    tmp_path: Path, sample: tuple[bytes, int], edits: list[tuple[float, bytes]], keep: float
-) -> None:
-    whole, data_start = sample
-    damaged = bytearray(whole[: max(24, int(len(whole) * (0.5 + keep / 2)))])
-    for place, raw in edits:
-        start = 4 + int(place * (data_start - 4))
-        damaged[start : start + len(raw)] = raw
-    path = tmp_path / "m.gguf"
-    path.write_bytes(damaged)
-    assert outcome(path)
-
-
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-@given(
     n_tensors=st.integers(0, 2**64 - 1),
     n_keys=st.integers(0, 2**64 - 1),
     rest=st.binary(max_size=400),

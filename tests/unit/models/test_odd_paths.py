@@ -50,10 +50,8 @@ def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
             asyncio.run(asyncio.wait_for(find("./model", cache_dir=folder / "cache"), 60))
 
 
-@pytest.mark.parametrize("name", ["fifo.gguf", "/dev/zero", "x" * 300 + ".gguf"])
-def test_the_worker_ends_with_exit_code_3(folder: Path, name: str) -> None:
-    model = name if name.startswith("/") else str(folder / name)
-    ended = run_to_exit("--port", "0", "--model", model, cache_dir=folder)
+def test_the_worker_ends_with_exit_code_3(folder: Path) -> None:
+    ended = run_to_exit("--port", "0", "--model", "/dev/zero", cache_dir=folder)
     assert ended.code == 3
     assert "Traceback" not in ended.stderr
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import random
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.supervised import CONFIG, request, run, script, supervised
+from tests.support.supervised import CONFIG, request, script, supervised
 from worker.errors import InvalidRequest, ModelError, WorkerError
 from worker.wire.adapters import Adapter
 from worker.wire.async_channel import AsyncChannel
@@ -309,7 +310,7 @@ def test_random_messages_raise_nothing_in_the_supervisor(script: Callable[..., N
                         jobs[at] = supervisor.open(request("ignore", f"{number}-{at}"), None)
             assert supervisor.state == "ready" and len(jobs) == 4
 
-    run(test)
+    asyncio.run(test())
 
 
 @pytest.mark.long
