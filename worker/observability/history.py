@@ -9,9 +9,10 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from worker.observability.metrics import Metrics
+from worker.wire.messages import CacheTier
 
 STEP_SECONDS = 10.0
 KEPT_SECONDS = 3600.0
@@ -31,7 +32,7 @@ class History:
         self._rows: deque[Row] = deque(maxlen=round(KEPT_SECONDS / STEP_SECONDS))
         self._at: float | None = None
         """Unix time in seconds of the last sample, of which the next two are as well."""
-        self._tokens_out = 0.0
+        self._counts: dict[str, float] = {}
         self._buckets: dict[str, Buckets] = {}
 
     async def keep(self, status: Callable[[], Any]) -> None:
@@ -43,8 +44,8 @@ class History:
     def take(self, status: Any, at: float) -> None:
         """Take a sample of a `WorkerStatus` and of the counters. Each but the first ends a row:
         rates and quantiles of the step, gauges at its end."""
-        before = self._at, self._tokens_out, self._buckets
-        self._at, self._tokens_out = at, self._metrics.value("worker_tokens_generated_total")
+        before = self._at, self._counts, self._buckets
+        self._at, self._counts = at, _counts(self._metrics)
         self._buckets = {name: self._metrics.buckets(key) for name, key in LATENCIES.items()}
         if before[0] is None:
             return
@@ -52,12 +53,13 @@ class History:
         n_used = stats.kv_cells_used - stats.kv_cells_cached
         row: Row = {
             "at": round(at, 1),
-            "tokens_per_second": round((self._tokens_out - before[1]) / seconds, 2),
             "running": status.running,
             "waiting": status.queued,
             "cells_used": _percent(n_used, stats.kv_cells_total),
             "cells_cached": _percent(stats.kv_cells_cached, stats.kv_cells_total),
         }
+        for name, n in self._counts.items():
+            row[f"{name}_per_second"] = round((n - before[1][name]) / seconds, 2)
         for name, after in self._buckets.items():
             for label, q in QUANTILES.items():
                 row[f"{name}_ms_{label}"] = _milliseconds(quantile(before[2][name], after, q))
@@ -69,6 +71,18 @@ class History:
         A quantile is `None` where nothing was observed. Cells are per cent of all.
         """
         return {name: [row[name] for row in self._rows] for name in names}
+
+
+def prompt_tokens(metrics: Metrics) -> dict[str, float]:
+    """Of all prompts started so far: the tokens found in each tier, and those `computed`."""
+    value = metrics.value
+    found = {tier: value("worker_tokens_reused_total", tier=tier) for tier in get_args(CacheTier)}
+    return found | {"computed": value("vllm:prefix_cache_queries_total") - sum(found.values())}
+
+
+def _counts(metrics: Metrics) -> dict[str, float]:
+    prompts = {f"prompt_{tier}": n for tier, n in prompt_tokens(metrics).items()}
+    return {"tokens": metrics.value("worker_tokens_generated_total"), **prompts}
 
 
 def quantile(before: Sequence[tuple[float, float]], after: Buckets, q: float) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
+from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
 from worker.api.http.page import NO_CHAT, has_chat
 
@@ -18,7 +19,7 @@ def test_the_page_is_light_and_closed(worker: WorkerProcess) -> None:
     assert sum(p.stat().st_size for p in served) < 200_000
     for path in served:
         name = path.relative_to(folder).as_posix()
-        answer = worker.get("/" if name == "index.html" else f"/page/{name}")
+        answer = worker.get({"index.html": "/", "docs.html": "/docs/"}.get(name, f"/page/{name}"))
         assert answer.content == path.read_bytes()
     assert worker.get("/page/../../settings.py").status_code == 404
 
@@ -28,6 +29,8 @@ def test_the_chat_is_there_or_a_sentence_says_how_to_get_it(worker: WorkerProces
     if not has_chat():
         assert response.status_code == 404
         assert response.json()["message"] == NO_CHAT
+        paths = {each["path"] for each in worker.get("/status").json()["refusals"]}
+        assert not paths & {"/chat", "/chat/"}, "the status page itself asks"
         return
     policy = response.headers["content-security-policy"]
     scripts = policy.partition("script-src ")[2].partition(";")[0]
@@ -55,6 +58,14 @@ def test_the_api_is_served_below_the_chat_too(worker: WorkerProcess) -> None:
     assert worker.post("/chat/v1/chat/completions", {}).status_code == 400
     assert worker.get("/chat/chat/props").status_code == 404
     assert worker.get("/chat/nothing").status_code == 404
+
+
+def test_without_pages_there_is_none(start_worker: StartWorker) -> None:
+    worker = start_worker("--no-page")
+    assert "<html" not in worker.get("/").text
+    for path in ("/docs", "/chat/", "/chat/props", "/page/app.js"):
+        assert worker.get(path).status_code == 404
+    assert worker.get("/status").status_code == 200
 
 
 def test_the_vendored_libraries_are_the_published_ones() -> None:

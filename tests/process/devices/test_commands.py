@@ -276,6 +276,11 @@ def test_bench_measures_a_worker_of_its_own(warm_cache: Path) -> None:
         assert load["output_tokens"] == 48 * load["streams"]
         assert load["tokens_per_second"] > 0
         assert 0 < load["first_token_ms"] < 60_000
+    table = run("bench", "--threads", "1", cache=warm_cache).stdout
+    heads = ("streams", "tok/s", "first token", "between tokens")
+    assert all(head in table for head in heads)
+    rows = re.findall(r"^\D+(\d+) \D+([\d.]+) \D+(\d+) ms \D+([\d.]+) ms", table, re.M)
+    assert [int(streams) for streams, *_ in rows] == [1, 4, 16]
     ended = run("bench", "--model", "./nowhere.gguf", cache=warm_cache)
     assert ended.returncode == 3
     assert "nowhere.gguf" in ended.stderr.splitlines()[-1]

@@ -7,15 +7,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
+from tests.process.api.test_reasoning_budget import thinker
 from tests.support.worker import WorkerProcess
 from tests.system.page.chatting import Chat
 from tests.system.page.mcp_server import running_mcp
 from tests.system.page.watching import expect, own_hosts, violations
 
 pytestmark = pytest.mark.long
+__all__ = ["thinker"]
 TOKEN = "correct-horse-battery"
 FRANCE = "What is the capital of France?"
 RICH = (
@@ -103,6 +106,39 @@ def test_code_formulas_and_tables_are_rendered(tab: Any, worker: WorkerProcess) 
     expect(last.locator("table td").first).to_have_text("1")
 
 
+def test_reasoning_is_shown_apart_from_the_answer(tab: Any, worker: WorkerProcess) -> None:
+    chat = Chat(tab, worker.base_url, **writes("<think>\nFrance. Oslo?\n</think>\n\nParis."))
+    answer = chat.ask(FRANCE)
+    assert "Paris." in answer and "think>" not in answer and "Oslo" not in answer
+    chat.answers.last.get_by_role("button", name="Reasoning").click()
+    expect(chat.answers.last).to_contain_text("France. Oslo?")
+
+
+def test_reasoning_is_ended_by_a_click(tab: Any, tmp_path: Path, thinker: Path) -> None:
+    """A model that would think on for ever."""
+    flags = ("--model", str(thinker), "--context-length", "8192")
+    running = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
+    try:
+        chat = Chat(tab, running.base_url, customJson='{"ignore_eos": true, "max_tokens": 8000}')
+        chat.send("Tell me a story.")
+        tab.get_by_role("button", name="Skip reasoning").click()
+        expect(tab.get_by_role("button", name="Skip reasoning")).to_have_count(0)
+        expect(tab.get_by_text("Reasoning", exact=True)).to_be_visible()
+        chat.stop.click()
+    finally:
+        running.kill()
+
+
+def test_what_only_llama_server_has_is_hidden(tab: Any, worker: WorkerProcess) -> None:
+    """Tools that run on the server, and a router's models."""
+    chat = Chat(tab, worker.base_url)
+    expect(chat.box).to_be_visible()
+    tab.get_by_role("button", name="Settings", exact=True).first.click()
+    tab.get_by_text("Tools", exact=True).first.click()
+    expect(tab.get_by_text(re.compile("browser", re.I)).first).to_be_visible()
+    expect(tab.get_by_text(re.compile("server tools|built-in|failed", re.I))).to_have_count(0)
+
+
 def test_a_hostile_answer_is_harmless(tab: Any, worker: WorkerProcess) -> None:
     asked = own_hosts(tab)
     chat = Chat(tab, worker.base_url, **writes(HOSTILE))
@@ -165,6 +201,27 @@ def test_a_served_name_is_the_one_that_it_sends(tab: Any, tmp_path: Path) -> Non
         assert "my-model" in chat.ask(FRANCE) and "Paris" in chat.answers.last.inner_text()
     finally:
         running.kill()
+
+
+def test_both_pages_live_below_a_prefix(tab: Any, tmp_path: Path) -> None:
+    running = WorkerProcess.start(
+        "--api-prefix", "/llm/v2", folder=tmp_path, cache_dir=tmp_path / "cache", wait_ready=False
+    )
+    asked: list[tuple[str, int]] = []
+    tab.on("response", lambda each: asked.append((urlsplit(each.url).path, each.status)))
+    try:
+        running.wait_log("worker.ready")
+        chat = Chat(tab, f"{running.base_url}/llm/v2")
+        assert "Paris" in chat.ask(FRANCE)
+        tab.goto(f"{running.base_url}/llm/v2/")
+        tab.get_by_role("link", name="API").click()
+        expect(tab.locator("#operations")).to_contain_text("POST /execute")
+        tab.get_by_role("link", name="Status").click()
+        tab.get_by_role("link", name="Chat").click()
+        expect(tab.get_by_text(FRANCE).first).to_be_attached()
+    finally:
+        running.kill()
+    assert [path for path, status in asked if status >= 400 or "/llm/v2/" not in path] == []
 
 
 def test_the_worker_may_go_and_come_back(tab: Any, tmp_path: Path) -> None:

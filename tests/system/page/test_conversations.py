@@ -1,12 +1,12 @@
 """Conversations in the chat page by other ways than typing and clicking: the keyboard alone, a
-picture, a fork."""
+file, a fork, reasoning."""
 
 from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +18,14 @@ from tests.support.worker import WorkerProcess
 from tests.system.page.chatting import Chat
 from tests.system.page.keyboard import is_focus_seen, tab_to
 from tests.system.page.watching import expect, own_hosts
+from tests.system.worker.test_sounds import sound
 
 pytestmark = pytest.mark.long
 FRANCE = "What is the capital of France?"
-DROP = """([name, data]) => {
+DROP = """([name, type, data]) => {
   const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
   const transfer = new DataTransfer();
-  transfer.items.add(new File([bytes], name, {type: 'image/png'}));
+  transfer.items.add(new File([bytes], name, {type}));
   const target = document.querySelector('textarea');
   for (const kind of ['dragenter', 'dragover', 'drop']) {
     const given = {bubbles: true, cancelable: true, dataTransfer: transfer};
@@ -114,36 +115,77 @@ def test_an_edited_question_keeps_what_was_before(tab: Any, worker: WorkerProces
     expect(mine).to_contain_text("1/2")
 
 
+PDF = b"""%PDF-1.4
+1 0 obj <</Type /Catalog /Pages 2 0 R>> endobj
+2 0 obj <</Type /Pages /Kids [3 0 R] /Count 1>> endobj
+3 0 obj <</Type /Page /Parent 2 0 R /MediaBox [0 0 200 99] /Contents 4 0 R /Resources
+  <</Font <</F <</Type /Font /Subtype /Type1 /BaseFont /Helvetica>>>>>>>> endobj
+4 0 obj <</Length 46>> stream
+BT /F 20 Tf 20 40 Td (A fox was brave.) Tj ET
+endstream endobj
+trailer <</Root 1 0 R>>
+"""
+SENSES = {
+    "seeing": lambda: (random_model("dense", renamed=AROUND_TILES), random_projector("gemma3")),
+    "hearing": lambda: (random_model("dense"), random_projector("qwen2a")),
+}
+FILES = {
+    "noise.png": ("image/png", lambda: picture(1)),
+    "noise.wav": ("audio/wav", sound),
+    "fox.pdf": ("application/pdf", lambda: PDF),
+}
+
+
 @pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    folder = tmp_path_factory.mktemp("seeing")
-    model = random_model("dense", renamed=AROUND_TILES)
-    flags = ("--model", str(model), "--mmproj", str(random_projector("gemma3")))
-    worker = WorkerProcess.start(
-        *flags, "--context-length", "2048", "--slots", "2",
-        folder=folder, cache_dir=folder / "cache",
-    )  # fmt: skip
-    yield worker
-    worker.kill()
+def with_sense(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A function that gives the worker whose model has a sense."""
+    running: dict[str, WorkerProcess] = {}
+
+    def start(sense: str) -> WorkerProcess:
+        if sense not in running:
+            folder = tmp_path_factory.mktemp(sense)
+            model, projector = SENSES[sense]()
+            running[sense] = WorkerProcess.start(
+                "--model", str(model), "--mmproj", str(projector),
+                "--context-length", "2048", "--slots", "2",
+                folder=folder, cache_dir=folder / "cache",
+            )  # fmt: skip
+        return running[sense]
+
+    yield start
+    for worker in running.values():
+        worker.kill()
 
 
-@pytest.mark.parametrize("is_dropped", [False, True], ids=["chosen", "dropped"])
-def test_a_picture_is_seen_by_the_model(
-    tab: Any, seeing: WorkerProcess, tmp_path: Path, is_dropped: bool
+@pytest.mark.parametrize(
+    "sense, name, way, kind",
+    [
+        ("seeing", "noise.png", "chosen", "image_url"),
+        ("seeing", "noise.png", "dropped", "image_url"),
+        ("seeing", "fox.pdf", "chosen", "text"),
+        ("seeing", "fox.pdf", "as pictures", "image_url"),
+        ("hearing", "noise.wav", "chosen", "input_audio"),
+    ],
+)
+def test_a_file_comes_to_the_model(
+    tab: Any, with_sense: Any, sense: str, name: str, way: str, kind: str
 ) -> None:
+    worker: WorkerProcess = with_sense(sense)
     asked, sent = own_hosts(tab), []
     tab.on("request", lambda each: sent.append(each) if "completions" in each.url else None)
-    chat = Chat(tab, seeing.base_url, customJson='{"max_tokens": 16}')
+    chat = Chat(
+        tab, worker.base_url, customJson='{"max_tokens": 16}', pdfAsImage=way == "as pictures"
+    )
     expect(chat.box).to_be_visible()
-    if is_dropped:
-        tab.evaluate(DROP, ["noise.png", base64.b64encode(picture(1)).decode()])
+    media_type, made = FILES[name]
+    if way == "dropped":
+        tab.evaluate(DROP, [name, media_type, base64.b64encode(made()).decode()])
     else:
-        (tmp_path / "noise.png").write_bytes(picture(1))
-        tab.locator("input[type=file]").set_input_files(tmp_path / "noise.png")
-    expect(tab.get_by_role("img", name="noise.png").first).to_be_visible()
+        file = {"name": name, "mimeType": media_type, "buffer": made()}
+        tab.locator("input[type=file]").set_input_files(file)
+    expect(tab.get_by_role("button", name=re.compile("Remove")).first).to_be_attached()
     chat.ask("What is it?")
-    body = json.loads(sent[0].post_data)
-    kinds = [part["type"] for part in body["messages"][-1]["content"]]
-    assert sorted(kinds) == ["image_url", "text"]
-    expect(tab.get_by_label("User message with actions").get_by_role("img")).to_be_visible()
-    assert {host for host in asked if host} == {seeing.base_url.removeprefix("http://")}
+    parts = json.loads(sent[0].post_data)["messages"][-1]["content"]
+    assert sorted(part["type"] for part in parts) == sorted([kind, "text"])
+    assert kind != "text" or any("A fox was brave." in part["text"] for part in parts)
+    assert {host for host in asked if host} == {worker.base_url.removeprefix("http://")}

@@ -1,4 +1,4 @@
-"""Lighthouse's judgement of both pages, as a browser on the worker's own machine sees them."""
+"""Lighthouse's judgement of the pages, as a browser on the worker's own machine sees them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def judged(url: str, report: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("path", ["/", "/chat/"])
+@pytest.mark.parametrize("path", ["/", "/chat/", "/docs/"])
 def test_lighthouse_finds_little_to_say(worker: WorkerProcess, tmp_path: Path, path: str) -> None:
     best: dict[str, float] = {}
     for _ in range(ATTEMPTS):

@@ -115,17 +115,30 @@ def test_a_running_request_is_seen_without_its_text(page: Any, worker: WorkerPro
 
 def test_charts_show_the_last_hour(page: Any, worker: WorkerProcess) -> None:
     figures = page.locator("#charts figure")
-    expect(figures).to_have_count(5)
+    expect(figures).to_have_count(6)
     with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
         for _ in response.iter_raw():
             continue
-    rate = figures.filter(has_text="Tokens a second").locator(".values")
+    rate = figures.filter(has_text="Tokens written").locator(".values")
     expect(rate).to_have_text(re.compile(r"[1-9]"))
     first = figures.filter(has_text="First token").locator(".values")
     expect(first).to_have_text(re.compile(r"p50 \d.*p95 \d"))
     columns = worker.get("/status/history").json()
     assert {len(column) for column in columns.values()} == {len(columns["at"])}
     assert any(columns["tokens_per_second"])
+
+
+def test_a_worker_of_some_seconds_has_charts_of_minutes(page: Any, worker: WorkerProcess) -> None:
+    columns = worker.get("/status/history").json()
+    first = {name: [0] for name in columns} | {"at": [1_700_000_000.0]}
+    span = page.evaluate(
+        "async (columns) => { const { Charts } = await import('/page/charts.js');"
+        " const made = new Charts(document.createElement('div')); made.show(columns);"
+        " await new Promise((drawn) => setTimeout(drawn, 100));"
+        " const { min, max } = made.plots[0].plot.scales.x; return max - min; }",
+        first,
+    )
+    assert span == 300
 
 
 def test_a_refusal_is_told_with_its_reason_and_nothing_of_the_body(
@@ -143,25 +156,48 @@ def test_links_lead_to_what_they_say(page: Any, worker: WorkerProcess) -> None:
         assert worker.get(f"/{path}").status_code == 200
 
 
-def test_it_asks_no_other_host(browser: Any, worker: WorkerProcess) -> None:
+PAGES = {"/": "#facts dd", "/docs/": "#operations details"}
+"""Each with what is there once it is drawn."""
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_it_asks_no_other_host(browser: Any, worker: WorkerProcess, path: str) -> None:
     opened = browser.new_page()
     asked = own_hosts(opened)
-    opened.goto(worker.base_url)
-    opened.wait_for_selector("#facts dd", state="attached")
+    opened.goto(worker.base_url + path)
+    opened.wait_for_selector(PAGES[path], state="attached")
     opened.wait_for_timeout(3000)
     opened.close()
     assert set(asked) == {worker.base_url.removeprefix("http://")}
 
 
+@pytest.mark.parametrize("path", PAGES)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_reader_who_cannot_see_can_use_it(
-    browser: Any, worker: WorkerProcess, scheme: str
+    browser: Any, worker: WorkerProcess, scheme: str, path: str
 ) -> None:
+    for _ in range(5):  # a list of refusals that scrolls
+        worker.post("/v1/completions", {"max_tokens": "many"})
     opened = browser.new_page(color_scheme=scheme)
-    opened.goto(worker.base_url)
-    opened.wait_for_selector("#facts dd", state="attached")
+    opened.goto(worker.base_url + path)
+    opened.wait_for_selector(PAGES[path], state="attached")
+    opened.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    opened.wait_for_timeout(500)
     assert violations(opened) == []
     opened.close()
+
+
+def test_the_api_is_described_with_every_path_and_field(page: Any, worker: WorkerProcess) -> None:
+    document = worker.get("/openapi.json").json()
+    page.get_by_role("link", name="API").click()
+    expect(page.locator("#docs-text")).to_contain_text(document["info"]["version"])
+    paths = [each.strip() for each in re.split(r"\s|,", page.inner_text("#operations"))]
+    assert set(document["paths"]) <= set(paths)
+    page.locator("#operations summary", has_text="/execute Run").click()
+    page.get_by_role("link", name="ExecuteRequest").click()
+    shown = page.locator("#ExecuteRequest tbody tr td:first-child")
+    fields = document["components"]["schemas"]["ExecuteRequest"]["properties"]
+    expect(shown).to_have_text(list(fields))
 
 
 def test_the_status_is_asked_for_only_while_the_page_is_seen(page: Any) -> None:

@@ -48,7 +48,7 @@ def keep(picture: bytes, name: str, *, is_for_readme: bool = True) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.png"
     whole = Image.open(io.BytesIO(picture)).convert("RGB")
-    kinds = Image.Quantize.MAXCOVERAGE
+    kinds = Image.Quantize.MEDIANCUT  # keeps the colours of flat areas as they are
     whole.quantize(N_COLOURS, kinds, dither=Image.Dither.NONE).save(path, optimize=True)
     assert not is_for_readme or path.stat().st_size <= LARGEST_BYTES
 

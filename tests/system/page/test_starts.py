@@ -52,27 +52,57 @@ def test_the_load_is_seen_moving(browser: Any, downloading: WorkerProcess) -> No
     page.close()
 
 
-def test_a_token_is_asked_for_and_forgotten(browser: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def secret(tmp_path: Path) -> Iterator[WorkerProcess]:
+    """A worker that wants a token."""
     env = {"LLORCH_WORKER_TOKEN": TOKEN}
     running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache", env=env)
+    yield running
+    running.kill()
+
+
+def give(page: Any, token: str) -> None:
+    page.locator("#token").fill(token)
+    page.get_by_role("button", name="Use it").click()
+
+
+def test_a_token_is_asked_for_and_forgotten(browser: Any, secret: WorkerProcess) -> None:
     page = browser.new_page()
     faults = faults_of(page)
-    try:
-        page.goto(running.base_url)
-        expect(page.locator("#token-form")).to_be_visible()
-        assert page.locator("#facts dd").count() == 0
-        page.locator("#token").fill("wrong")
-        page.get_by_role("button", name="Use it").click()
-        expect(page.locator("#token-text")).to_contain_text("does not take this token")
-        page.locator("#token").fill(TOKEN)
-        page.get_by_role("button", name="Use it").click()
-        expect(page.locator("#facts")).to_contain_text("tiny-model")
-        expect(page.locator("#token-form")).to_be_hidden()
-        kept = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
-        assert TOKEN not in page.evaluate(kept) and TOKEN not in page.content()
-        page.reload()
-        expect(page.locator("#token-form")).to_be_visible()
-        assert faults == []
-    finally:
-        page.close()
-        running.kill()
+    page.goto(secret.base_url)
+    expect(page.locator("#token-form")).to_be_visible()
+    assert page.locator("#facts dd").count() == 0
+    give(page, "wrong")
+    expect(page.locator("#token-text")).to_contain_text("does not take this token")
+    give(page, TOKEN)
+    expect(page.locator("#facts")).to_contain_text("tiny-model")
+    expect(page.locator("#token-form")).to_be_hidden()
+    expect(page.locator("#refusals-text")).to_have_text("None.")  # what the page tried is none
+    kept = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
+    assert TOKEN not in page.evaluate(kept) and TOKEN not in page.content()
+    page.reload()
+    expect(page.locator("#token-form")).to_be_visible()
+    page.goto(f"{secret.base_url}/docs")
+    give(page, TOKEN)
+    expect(page.locator("#operations")).to_contain_text("POST /execute")
+    assert faults == []
+    page.close()
+
+
+def test_a_late_refusal_of_no_token_is_none_of_the_token(
+    browser: Any, secret: WorkerProcess
+) -> None:
+    """One that was on its way when the token was given."""
+    page = browser.new_page()
+    page.goto(secret.base_url)
+    expect(page.locator("#token-form")).to_be_visible()
+    held: list[Any] = []
+    page.route("**/status", lambda route: route.continue_() if held else held.append(route))
+    with page.expect_request("**/status"):
+        pass
+    give(page, TOKEN)
+    page.wait_for_timeout(200)
+    held[0].continue_()
+    expect(page.locator("#facts")).to_contain_text("tiny-model")
+    expect(page.locator("#token-form")).to_be_hidden()
+    page.close()

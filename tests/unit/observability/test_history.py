@@ -54,12 +54,15 @@ def test_columns_are_the_growth_of_the_counters() -> None:
     history = History(metrics)
     history.take(Now(), 100.0)
     metrics.tokens(30, None)
+    metrics.looked_up(50, 40, "memory")
     metrics.first_token.observe(0.2)
     history.take(Now(running=3, queued=2), 110.0)
     history.take(Now(), 120.0)
     columns = history.columns(Columns.__annotations__)
     assert columns["at"] == [110.0, 120.0]
     assert columns["tokens_per_second"] == [3.0, 0.0]
+    assert columns["prompt_memory_per_second"] == [4.0, 0.0]
+    assert columns["prompt_computed_per_second"] == [1.0, 0.0]
     assert columns["running"] == [3, 0] and columns["waiting"] == [2, 0]
     first, none = columns["first_token_ms_p50"]
     assert first == pytest.approx(175, abs=75) and none is None

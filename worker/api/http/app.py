@@ -64,7 +64,7 @@ class Surface:
         bind_key(key)
 
     def refused(self, path: str, status: int, error: WorkerError) -> None:
-        """An operation that is no probe has failed before its answer began."""
+        """An operation that is no probe, and that no page repeats, has failed before its answer."""
 
     def answered(self, operation: Operation | None, **told: Any) -> None:
         """A request has ended."""
@@ -126,7 +126,7 @@ class Surface:
                 )
             except WorkerError as error:
                 response = error_response(error, place.dialect.errors, correlation_id)
-                if operation is not None and not is_probe:
+                if operation is not None and not (is_probe or operation.quiet):
                     self.refused(path, response.status_code, error)
             except ClientDisconnect:  # before its body was read; nobody reads this answer
                 response = Response(status_code=499)

@@ -1,4 +1,4 @@
-"""The pages: the worker's state at `/`, and llama-server's own chat at `/chat/`.
+"""The pages: the state at `/`, the API at `/docs`, and llama-server's own chat at `/chat/`.
 
 Static files, read when they are first asked for. The state's lie in `worker.assets.page`; the
 chat's in the package `llorch_chat`, which `make ui` builds and which may be missing. Their content
@@ -27,6 +27,8 @@ from worker.api.http.state import AppState
 from worker.errors import PathNotFound
 
 CHAT = "/chat"
+_PATHS = {"index.html": "/", "docs.html": "/docs"}
+"""Of the pages themselves; each is a folder, whose links are relative."""
 NO_CHAT = "The chat page is not built; 'make ui' builds it"
 _CLOSED = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _STATE_POLICY = (
@@ -59,7 +61,7 @@ _IS_HASHED = re.compile(r"/immutable/")
 def pages() -> list[Dialect]:
     """The files of both pages, which hold no secret and need no token."""
     state = [
-        _served("/" if path == "index.html" else f"/page/{path}", file, _STATE_POLICY)
+        _served(_PATHS.get(path, f"/page/{path}"), file, _STATE_POLICY)
         for path, file in _files(importlib.resources.files("worker") / "assets" / "page")
     ]
     return [Dialect(state, FLAT), Dialect(_chat(), FLAT, api_below=CHAT)]
@@ -80,8 +82,8 @@ def _chat_folder() -> Traversable | None:
 def _chat() -> list[Operation]:
     folder = _chat_folder()
     if folder is None:
-        nothing = "Where a page would be"
-        return [Operation("GET", CHAT, _no_chat, nothing, {}, public=True, asks="none")]
+        nothing = "Where a page would be; the state's asks for it"
+        return [Operation("GET", CHAT, _no_chat, nothing, {}, public=True, quiet=True, asks="none")]
     return [
         _served(CHAT if path == "index.html" else f"{CHAT}/{path}", file, _CHAT_POLICY)
         for path, file in _files(folder)
@@ -173,5 +175,5 @@ class _File:
 
 def _served(path: str, stored: Traversable, policy: str) -> Operation:
     file = _File(path, stored, policy)
-    answer = file.answer_folder if path in ("/", CHAT) else file.answer
+    answer = file.answer_folder if path in (*_PATHS.values(), CHAT) else file.answer
     return Operation("GET", path, answer, "A file of a page", {}, public=True, asks="none")

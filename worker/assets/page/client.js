@@ -13,7 +13,8 @@ export function onUnauthorized(callback) { askForToken = callback; }
 // The answer to a request; an Error with a sentence if there is none, or none to use.
 export async function call(path, { body, signal, anyone = false } = {}) {
   const headers = worker === null || anyone ? {} : { "x-llorch-worker": worker };
-  if (token !== null) headers.authorization = `Bearer ${token}`;
+  const sent = token;
+  if (sent !== null) headers.authorization = `Bearer ${sent}`;
   if (body !== undefined) headers["content-type"] = "application/json";
   let response;
   try {
@@ -26,7 +27,7 @@ export async function call(path, { body, signal, anyone = false } = {}) {
     if (error.name === "AbortError") throw error;
     throw new Error("The worker does not answer: it has stopped, or the network between is cut.");
   }
-  if (response.status === 401) askForToken();
+  if (response.status === 401 && sent === token) askForToken(); // else another one was given meanwhile
   return response;
 }
 

@@ -1,14 +1,9 @@
 // The workers of a fleet by their groups, of which one is shown below. A single worker has none.
 
 import { answer, useWorker } from "./client.js";
+import { element, made } from "./dom.js";
 
-const table = document.getElementById("workers");
-
-function cell(tag, text = "") {
-  const node = document.createElement(tag);
-  node.textContent = text;
-  return node;
-}
+const table = element("workers");
 
 export class Fleet {
   // `changed` is called when the user chooses another worker.
@@ -21,7 +16,7 @@ export class Fleet {
 
   // Shows the gateway's view of all workers; the id of that which answers from now on, if any.
   show(workers) {
-    document.getElementById("fleet").hidden = false;
+    element("fleet").hidden = false;
     const ids = workers.map(({ id }) => id).sort().join();
     if (ids !== [...this.rows.keys()].sort().join()) this.draw(workers);
     for (const { id, well, running } of workers) {
@@ -46,15 +41,15 @@ export class Fleet {
     for (const body of [...table.tBodies]) body.remove();
     for (const group of new Set(workers.map(({ model }) => model))) {
       const body = table.createTBody();
-      const head = cell("th");
+      const head = made("th");
       head.scope = "rowgroup";
       head.colSpan = 3;
       body.insertRow().append(head);
       this.sums.set(group, head);
       for (const { id } of workers.filter(({ model }) => model === group)) {
-        const button = cell("button", id);
-        const cells = [cell("td"), cell("td")];
-        const name = cell("td");
+        const button = made("button", id);
+        const cells = [made("td"), made("td")];
+        const name = made("td");
         name.append(button);
         body.insertRow().append(name, ...cells);
         button.addEventListener("click", () => { this.choose(id); this.changed(); });

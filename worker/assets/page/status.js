@@ -1,7 +1,8 @@
 // What the worker says of itself: /ready for everybody, /status and /info for those with the token.
 
 import { answer, json } from "./client.js";
-import { Charts } from "./charts.js";
+import { Charts, rounded } from "./charts.js";
+import { element, made, row } from "./dom.js";
 import { Fleet } from "./fleet.js";
 import { startTry } from "./try.js";
 
@@ -23,7 +24,6 @@ const TIERS = {
   device: ["found in KV cells", "kv"], memory: ["found in memory", "cached"],
   disk: ["found on disk", "states"], computed: ["computed", "compute"],
 };
-const element = (id) => document.getElementById(id);
 const count = (n) => n.toLocaleString("en");
 
 export function bytes(n) {
@@ -37,19 +37,6 @@ function duration(seconds) {
   if (seconds < 90) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
   return seconds < 172_800 ? `${(seconds / 3600).toFixed(1)} h` : `${Math.round(seconds / 86_400)} days`;
-}
-
-function made(tag, text = "", className = "") {
-  const node = document.createElement(tag);
-  node.textContent = text;
-  if (className) node.className = className;
-  return node;
-}
-
-function row(...texts) {
-  const line = document.createElement("tr");
-  line.append(...texts.map((text) => made("td", text)));
-  return line;
 }
 
 // The rows of a description list.
@@ -182,7 +169,7 @@ export class Status {
     const asked = Object.values(now.prompt_tokens).reduce((sum, n) => sum + n, 0);
     const found = asked - now.prompt_tokens.computed;
     const tiles = {
-      "tokens a second": rate === undefined ? "–" : rate.toFixed(rate < 10 ? 1 : 0),
+      "tokens a second": rate === undefined ? "–" : rounded(rate),
       "running": `${now.running} of ${now.slots} slots`,
       "waiting": now.queued ? `${now.queued} (${count(now.queued_prompt_tokens)} prompt tokens)` : "0",
       "prompt tokens reused": asked ? `${(100 * found / asked).toFixed(0)} %` : "–",
@@ -239,6 +226,7 @@ export class Status {
   facts() {
     const { model, engine, residency, backend, version, limits, worker_id: id, engine_crashes: crashes } = this.info;
     element("serves").textContent = `${this.info.model_ref} on ${engine.device}`;
+    document.title = `${model.name} · llorch-worker`;
     const { speculation, kv } = engine;
     definitions(element("facts"), {
       model: `${model.name} · ${model.architecture} · ${model.quant_kind} · ${(model.n_params / 1e6).toFixed(0)} M parameters · ${bytes(model.size_bytes)}`,

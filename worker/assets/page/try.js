@@ -1,8 +1,8 @@
 // A small pane for models that a chat is nothing for: a completion, a similarity table, a ranking.
 
 import { answer, call, events } from "./client.js";
+import { element, made, table } from "./dom.js";
 
-const element = (id) => document.getElementById(id);
 const MAX_TOKENS = 200;
 const PANES = {
   completion: {
@@ -27,9 +27,14 @@ export function startTry(name) {
   element("try-title").textContent = pane.title;
   element("try-label").textContent = pane.label;
   element("try-send").textContent = pane.button;
-  if (listens) return;
+  if (listens) return clear(); // what another worker of the fleet said
   element("try-form").addEventListener("submit", (event) => { event.preventDefault(); send(); });
   element("try-stop").addEventListener("click", () => running?.abort());
+}
+
+function clear() {
+  element("try-said").textContent = "";
+  element("try-answer").replaceChildren();
 }
 
 async function send() {
@@ -37,8 +42,7 @@ async function send() {
   running = new AbortController();
   element("try-send").disabled = true;
   element("try-stop").disabled = false;
-  element("try-said").textContent = "";
-  element("try-answer").replaceChildren();
+  clear();
   try {
     element("try-said").textContent = await pane.run(element("try-text").value, running.signal);
   } catch (error) {
@@ -56,9 +60,7 @@ async function complete(prompt, signal) {
   const body = { prompt, max_tokens: MAX_TOKENS, stream: true, stream_options: { include_usage: true } };
   const response = await call("v1/completions", { body, signal });
   if (!response.ok) throw new Error((await response.json()).error.message);
-  const shown = document.createElement("p");
-  shown.className = "plain";
-  shown.textContent = prompt;
+  const shown = made("p", prompt, "plain");
   element("try-answer").append(shown);
   let said = "The answer ended too early.";
   for await (const data of events(response)) {
@@ -81,7 +83,7 @@ async function compare(text, signal) {
   const size = (a) => Math.hypot(...a);
   const cosine = (a, b) => a.reduce((sum, x, i) => sum + x * b[i], 0) / (size(a) * size(b) || 1);
   const rows = vectors.map((a, i) => [`${i + 1}. ${input[i]}`, ...vectors.map((b) => cosine(a, b).toFixed(3))]);
-  table(["", ...input.map((_, i) => `${i + 1}.`)], rows);
+  element("try-answer").replaceChildren(table(["text", ...input.map((_, i) => `${i + 1}.`)], rows));
   return `${input.length} texts, vectors of ${vectors[0].length} numbers`;
 }
 
@@ -89,23 +91,7 @@ async function rank(text, signal) {
   const [query, ...documents] = lines(text);
   if (documents.length === 0) return "A question and one document at least are needed, each in a line.";
   const { results } = await answer("v1/rerank", { body: { query, documents }, signal });
-  table(["relevance", "document"], results.map(({ index, relevance_score: score }) => [score.toFixed(4), documents[index]]));
+  const rows = results.map(({ index, relevance_score: score }) => [score.toFixed(4), documents[index]]);
+  element("try-answer").replaceChildren(table(["relevance", "document"], rows));
   return `${documents.length} documents`;
-}
-
-function table(heads, rows) {
-  const made = document.createElement("table");
-  const head = made.createTHead().insertRow();
-  for (const text of heads) {
-    const cell = document.createElement("th");
-    cell.scope = "col";
-    cell.textContent = text;
-    head.append(cell);
-  }
-  const body = made.createTBody();
-  for (const texts of rows) {
-    const line = body.insertRow();
-    for (const text of texts) line.insertCell().textContent = text;
-  }
-  element("try-answer").replaceChildren(made);
 }

@@ -138,6 +138,11 @@ class History(TypedDict):
 
     at: list[float]
     tokens_per_second: list[float]
+    prompt_computed_per_second: list[float]
+    """Tokens of the prompts started, as those reused from each tier."""
+    prompt_device_per_second: list[float]
+    prompt_memory_per_second: list[float]
+    prompt_disk_per_second: list[float]
     running: list[int]
     waiting: list[int]
     cells_used: list[float]

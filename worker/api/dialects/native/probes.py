@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from typing import get_args
 
 from msgspec.structs import asdict
 from starlette.requests import Request
@@ -29,9 +28,10 @@ from worker.api.http.event_stream import EventStream
 from worker.api.http.operation import JSON, SSE, Events, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
+from worker.observability.history import prompt_tokens
 from worker.observability.metrics import CONTENT_TYPE
 from worker.supervisor.status import WorkerStatus
-from worker.wire.messages import CacheTier, Progress
+from worker.wire.messages import Progress
 
 
 async def health(request: Request, state: AppState) -> object:
@@ -142,7 +142,7 @@ async def status(request: Request, state: AppState) -> Status:
         },
         "memory": _memory(now),
         "device_bytes": now.info.device_total_bytes if now.info is not None else 0,
-        "prompt_tokens": _prompt_tokens(state),
+        "prompt_tokens": prompt_tokens(state.metrics),
         "tokens_out": state.metrics.value("worker_tokens_generated_total"),
         "engine_crashes": state.metrics.value("worker_engine_crashes_total"),
         "refusals": [*reversed(state.refusals)],
@@ -168,13 +168,6 @@ def _memory(now: WorkerStatus) -> list[MemoryPart]:
         parts.append({"part": "kv_cached", "bytes": cached})
         parts.append({"part": "kv_free", "bytes": n_bytes - used - cached})
     return parts
-
-
-def _prompt_tokens(state: AppState) -> dict[str, float]:
-    """Of all started prompts: what was found in each tier, and what was computed."""
-    value = state.metrics.value
-    found = {tier: value("worker_tokens_reused_total", tier=tier) for tier in get_args(CacheTier)}
-    return found | {"computed": value("vllm:prefix_cache_queries_total") - sum(found.values())}
 
 
 async def history(request: Request, state: AppState) -> dict[str, list[float | None]]:

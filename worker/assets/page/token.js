@@ -1,0 +1,22 @@
+// The form that asks for the token where the worker wants one.
+
+import { hasToken, onUnauthorized, useToken } from "./client.js";
+import { element } from "./dom.js";
+
+// `given` is called once there is a token to try.
+export function askForToken(given) {
+  const form = element("token-form");
+  onUnauthorized(() => {
+    if (!form.hidden) return;
+    if (hasToken()) element("token-text").textContent = "The worker does not take this token. Try another one.";
+    form.hidden = false;
+    element("token").focus();
+  });
+  form.addEventListener("submit", (event) => {
+    event.preventDefault();
+    useToken(element("token").value);
+    element("token").value = "";
+    form.hidden = true;
+    given();
+  });
+}
