@@ -6,7 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -129,7 +129,7 @@ SENSES = {
     "seeing": lambda: (random_model("dense", renamed=AROUND_TILES), random_projector("gemma3")),
     "hearing": lambda: (random_model("dense"), random_projector("qwen2a")),
 }
-FILES = {
+FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
     "noise.png": ("image/png", lambda: picture(1)),
     "noise.wav": ("audio/wav", sound),
     "fox.pdf": ("application/pdf", lambda: PDF),
