@@ -198,10 +198,11 @@ KNOWN = (
         when=_several("n", "n_cmpl", "prompt"),
     ),
     Known(
-        "what looks like a control token in a message is a text: nobody writes turns for others",
+        "what looks like a control token in a message, document or file is a text: nobody writes "
+        "turns for others",
         ("*",),
         "both",
-        CHATS,
+        (*CHATS, "*rerank*", "/infill"),
         when=_says(CONTROL),
     ),
     Known(
