@@ -79,7 +79,8 @@ class Profile:
         self._now.clear()
 
 
-def drain(end: socket.socket) -> None:
+def drain(end: socket.socket, senders: socket.socket) -> None:
+    senders.close()
     while end.recv(1 << 16):
         pass
 
@@ -94,7 +95,7 @@ def profiled(
 ) -> Profile:
     settings = EngineSettings(backend_name, slots=n_streams, confine=confine)
     own, other = socket.socketpair()
-    reader = multiprocessing.get_context("fork").Process(target=drain, args=(other,), daemon=True)
+    reader = multiprocessing.get_context("fork").Process(target=drain, args=(other, own))
     reader.start()
     other.close()
     walls = Walls(settings, [path]) if confine else None
@@ -129,7 +130,8 @@ def profiled(
         decoding = [each.is_decoding for each in scheduler.running]
         profile.end_step(keep=len(decoding) == n_streams and all(decoding))
     outbox.flush()  # a sender that loses its reader ends the process
-    reader.terminate()
+    own.shutdown(socket.SHUT_WR)  # inside the walls no other process may be signalled
+    reader.join()
     backend.close()
     context.close()
     model.close()

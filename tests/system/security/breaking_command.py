@@ -1,4 +1,4 @@
-"""`llorch-cpu` whose engine process is `breaking_engine`."""
+"""`llorch-BACKEND` whose engine process is `breaking_engine`; the backend is the first argument."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ if __name__ == "__main__":
         "-m",
         "tests.system.security.breaking_engine",
     )
-    from worker.cli import cpu
+    from worker import cli
 
-    cpu()
+    getattr(cli, sys.argv.pop(1))()

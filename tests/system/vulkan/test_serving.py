@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 
 from tests.support import sse
 from tests.support.worker import WorkerProcess, run_to_exit, until
+from tests.system.security.test_confinement import BREAKING, breaks_out_in_vain
 from tests.system.vulkan.cards import Cards, NoCards, drivers
 from tools import survival
 from worker.devices.select import wheel_stamp
@@ -46,7 +47,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     cache_dir = tmp_path_factory.mktemp("cache")
     started: list[WorkerProcess] = []
 
-    def start(described: str, *flags: str) -> WorkerProcess:
+    def start(described: str, *flags: str, command: Sequence[str] | None = None) -> WorkerProcess:
         folder = tmp_path_factory.mktemp("worker")
         cards = Cards(described, folder / "cards")
         worker = WorkerProcess.start(
@@ -54,6 +55,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             folder=folder,
             cache_dir=cache_dir,
             backend="vulkan",
+            command=command,
             env=cards.environment(),
             wait_ready=False,
         )
@@ -69,6 +71,11 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 @pytest.fixture(scope="module")
 def worker(start: Start) -> WorkerProcess:
     return start("discrete:500", *SHAPE, *PATIENT)
+
+
+def test_no_attempt_to_break_out_of_the_engine_succeeds(start: Start) -> None:
+    """The driver has made its connections by then."""
+    breaks_out_in_vain(start("discrete:500", *PATIENT, command=[*BREAKING, "vulkan"]))
 
 
 @pytest.fixture(scope="module")
