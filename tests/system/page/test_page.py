@@ -228,11 +228,14 @@ def test_a_worker_that_stops_and_comes_back_is_noticed(browser: Any, tmp_path: P
     try:
         opened.goto(running.base_url)
         expect(opened.locator("#state .dot")).to_have_class("dot ready")
+        expect(opened.locator("#known")).to_be_visible()
         running.kill()
-        expect(opened.locator("#state")).to_contain_text("does not answer")
+        expect(opened.locator("#state")).to_contain_text(re.compile(r"last seen: \d\d:"))
+        expect(opened.locator("#known")).to_have_css("filter", "grayscale(1)")
         running = WorkerProcess.start("--port", port, folder=tmp_path, cache_dir=tmp_path / "cache")
         expect(opened.locator("#state .dot")).to_have_class("dot ready")
         expect(opened.locator("#facts")).to_contain_text("tiny-model")
+        expect(opened.locator("#known")).to_have_css("filter", "none")
         assert faults == []
     finally:
         opened.close()

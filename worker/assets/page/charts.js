@@ -7,6 +7,10 @@ const LEAST_SECONDS = 300;
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const clock = (at) => new Date(at * 1000).toLocaleTimeString([], { hourCycle: "h23", hour: "2-digit", minute: "2-digit" });
 
+// Where there are values of a line with none beside them: no line is drawn there.
+const alone = (plot, line) => plot.data[line].flatMap(
+  (value, at, column) => value !== null && (column[at - 1] ?? column[at + 1] ?? null) === null ? [at] : []);
+
 export const rounded = (value) => value.toFixed(value < 100 && value % 1 ? 1 : 0);
 
 // Each line: its name, its colour and its column.
@@ -51,7 +55,7 @@ export class Charts {
       cursor: { drag: { x: false, y: false }, y: false },
       scales: { x: { range: () => this.span() }, y: { range: (_, low, high) => [0, Math.max(1.15 * (high ?? 0), 1)] } },
       axes: [{ ...axis, size: 26, space: 80, values: (_, ticks) => ticks.map(clock) }, axis],
-      series: [{}, ...lines.map(([, colour]) => ({ stroke: style(colour), width: 2, points: { size: 4, fill: style(colour) } }))],
+      series: [{}, ...lines.map(([, colour]) => ({ stroke: style(colour), width: 2, points: { show: true, size: 6, fill: style(colour), filter: alone } }))],
       hooks: { setCursor: [(plot) => this.showValues({ values, lines }, plot.cursor.idx)] },
     };
     return { figure, values, lines, plot: new uPlot(options, [[], ...lines.map(() => [])], figure) };

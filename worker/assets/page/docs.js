@@ -105,6 +105,7 @@ async function show() {
       details.id = key;
       return details;
     }));
+    element("described").hidden = false; // at once, so that nothing jumps
     unfold();
   } catch (error) {
     element("docs-text").textContent = error.message;

@@ -77,6 +77,7 @@ export class Status {
     this.crashes = -1;
     this.timer = null;
     this.historyAt = -Infinity;
+    this.seen = null;
     this.fleet = new Fleet(() => this.refresh());
     this.isAsking = false;
     this.asksAgain = false;
@@ -93,7 +94,7 @@ export class Status {
     try {
       if (await this.round()) period = LOADING_PERIOD_MS;
     } catch (error) {
-      this.state("unreachable", "the worker does not answer");
+      this.state("unreachable", `the worker does not answer; last seen: ${this.seen ?? "never"}`);
       this.info = null;
     }
     this.isAsking = false;
@@ -137,6 +138,8 @@ export class Status {
   }
 
   state(kind, text) {
+    element("known").classList.toggle("old", kind === "unreachable");
+    if (kind !== "unreachable") this.seen = new Date().toLocaleTimeString([], { hourCycle: "h23" });
     document.querySelector("#state .dot").className = `dot ${kind}`;
     if (element("state-text").textContent !== text) element("state-text").textContent = text;
   }
