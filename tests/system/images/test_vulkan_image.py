@@ -41,7 +41,6 @@ def worker(
         "VK_LAYER_PATH": "/layer",
         "VK_INSTANCE_LAYERS": LAYER,
         "VK_TEST_CARDS": "discrete:600",
-        "VK_TEST_STATE": "/cache/cards",
         "LP_NUM_THREADS": "2",
     }
     options = [f"--env={name}={value}" for name, value in environment.items()]

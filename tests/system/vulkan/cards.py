@@ -12,9 +12,12 @@ import json
 import os
 import platform
 import re
+import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -24,6 +27,10 @@ from builds.errors import BuildError
 
 LAYER = "VK_LAYER_TEST_cards"
 _SOURCE = Path(__file__).with_name("layer.c")
+_SHARE = struct.Struct("i4x8Q")
+"""`Share` of `layer.c`: a process and its bytes on each card."""
+_LAST_SHARE = 255
+"""Of the state file; processes with a GPU take the first that are free."""
 
 
 class NoCards(Exception):
@@ -42,6 +49,7 @@ class Cards:
         """The variables that a process needs to see these cards alone."""
         loader, driver = drivers()
         folder = self.state.parent
+        self.state.touch()
         files = [folder / f"card{n}.json" for n in range(len(self.described.split(",")))]
         for file in files:  # the loader takes each as a driver with a device of its own
             icd = {"library_path": str(driver), "api_version": "1.3.0"}
@@ -56,8 +64,21 @@ class Cards:
             "MESA_SHADER_CACHE_DIR": str(shaders),
             "LP_NUM_THREADS": "2",
             "VK_TEST_CARDS": self.described,
-            "VK_TEST_STATE": str(self.state),
+            "VK_TEST_CACHE": str(self.state),  # the engine's walls let it write to caches alone
         }
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """While this lasts, no card has memory for anything more."""
+        with self.state.open("r+b") as state:
+            state.seek(_LAST_SHARE * _SHARE.size)
+            state.write(_SHARE.pack(os.getpid(), *[1 << 40] * 8))
+            state.flush()
+            try:
+                yield
+            finally:
+                state.seek(_LAST_SHARE * _SHARE.size)
+                state.write(bytes(_SHARE.size))
 
 
 @cache

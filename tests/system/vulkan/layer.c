@@ -1,8 +1,9 @@
 /* A Vulkan layer for tests: each software device looks like a GPU with a memory that is really bounded.
  *
  * VK_TEST_CARDS="discrete:600,integrated:900:no-budget" (MiB) describes one card for each device that the
- * drivers have, in their order. VK_TEST_STATE names a file in which processes tell each other how much
- * they have allocated, as on one card; the share of a process that has ended counts no more.
+ * drivers have, in their order. VK_TEST_CACHE names a file in which processes tell each other how much
+ * they have allocated, as on one card; the share of a process that has ended counts no more. Without it a
+ * process is alone.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -75,13 +76,11 @@ static int is_alive(int pid) { return kill(pid, 0) == 0 || errno == EPERM; }
 
 static void join_the_others(void) {
     if (own) return;
-    const char *path = getenv("VK_TEST_STATE");
+    const char *path = getenv("VK_TEST_CACHE");
     size_t size = sizeof(Share) * MOST_PROCESSES;
     int file = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
-    if (file >= 0 && ftruncate(file, (off_t)size) == 0)
-        shares = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    else
-        shares = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (path && (file < 0 || ftruncate(file, (off_t)size))) abort();
+    shares = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | (path ? 0 : MAP_ANONYMOUS), file, 0);
     if (file >= 0) close(file);
     if (shares == MAP_FAILED) abort();
     for (int i = 0; i < MOST_PROCESSES && !own; i++) {

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support import sse
+from tests.support.pool_manager import serving
 from tests.support.worker import WorkerProcess, run_to_exit, until
 from tests.system.security.test_confinement import BREAKING, breaks_out_in_vain
 from tests.system.vulkan.cards import Cards, NoCards, drivers
@@ -47,9 +48,13 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     cache_dir = tmp_path_factory.mktemp("cache")
     started: list[WorkerProcess] = []
 
-    def start(described: str, *flags: str, command: Sequence[str] | None = None) -> WorkerProcess:
+    def start(
+        described: str | Cards, *flags: str, command: Sequence[str] | None = None
+    ) -> WorkerProcess:
         folder = tmp_path_factory.mktemp("worker")
-        cards = Cards(described, folder / "cards")
+        cards = described
+        if isinstance(cards, str):
+            cards = Cards(cards, folder / "cards")
         worker = WorkerProcess.start(
             *flags,
             folder=folder,
@@ -157,6 +162,41 @@ def test_streams_go_on_after_the_engine_was(
     assert health["resident"] is True and health["vram_bytes_used"] == used
 
 
+@pytest.mark.parametrize("for_good", [False, True], ids=["for a while", "for good"])
+def test_memory_that_is_gone_while_a_prompt_needs_it_ends_the_engine(
+    for_good: bool, tmp_path: Path, start: Start
+) -> None:
+    """The driver's library computes with quantised cells of a long prompt in memory that it takes
+    then, and ends the process where there is none, as CUDA's does."""
+    cards = Cards("discrete:500", tmp_path / "cards")
+    flags = ("--slots", "2", "--kv-type", "q8_0", "--prefill-budget", "512", "--crash-limit", "3")
+    worker = start(cards, *flags, *PATIENT)
+    asked = {"max_tokens": 8, "temperature": 0}
+    with ThreadPoolExecutor(1) as pool:
+        with cards.full():
+            answer = pool.submit(worker.execute, PROMPTS[0] + " and the fox" * 190, **asked)
+            until(
+                lambda: len(worker.logs("engine.crashed")) > 1,
+                SHADER_SECONDS,
+                lambda: worker.stderr[-2000:],
+            )
+            first, second = worker.logs("engine.crashed")[:2]
+            assert first["how"] == "killed by SIGABRT"
+            assert "does not fit on Vulkan0" in second["start_error"]
+            assert "ErrorOutOfDeviceMemory" in worker.stderr, "the log has the driver's words"
+            if for_good:
+                assert worker.wait(SHADER_SECONDS) == 8
+                assert "last: The model does not fit on Vulkan0" in worker.stderr.splitlines()[-1]
+                assert answer.result().error["code"] == "ENGINE_CRASH_LOOP"
+                return
+            health = worker.get("/health").json()
+            assert health["state"] == "recovering" and health["resident"] is False
+            assert worker.get("/ready").status_code == 503
+        assert answer.result(SHADER_SECONDS).end["engine_restarts"] == 1
+    assert worker.execute(PROMPTS[0], **asked).end["tokens_out"] == 8
+    assert worker.get("/health").json()["resident"] is True
+
+
 def test_a_start_that_does_not_fit_is_refused_with_what_would(tmp_path: Path, start: Start) -> None:
     cards = Cards("discrete:290", tmp_path / "cards")
     left = run_to_exit(
@@ -178,9 +218,17 @@ def test_a_model_that_fits_on_two_cards_alone_is_served_by_them(
         "--port", "0", *SHAPE, cache_dir=tmp_path, backend="vulkan", env=cards.environment()
     )
     assert left.code == 5, left.stderr
-    both = start("discrete:290,discrete:290", *SHAPE, "--vulkan-device", "0,1", *PATIENT)
+    with serving() as manager:
+        told = (*SHAPE, *PATIENT, *manager.flags())
+        both = start("discrete:290,discrete:290", "--vulkan-device", "0,1", *told)
+        manager.wait_for(n_callbacks=1)
+        manager.wait_for_status("ready")
+        assert manager.verdict() == []
+        messages = [*manager.callbacks, *manager.beats]
     health = both.get("/health").json()
     assert health["resident"] is True and health["device"] == ["Vulkan0", "Vulkan1"]
+    named = [each.payload["device"] for each in messages if each.payload["vram_bytes"]]
+    assert len(named) > 1 and all(each == health["device"] for each in named)
     clear = [each for each in CASES if each["smallest_margin"] > 1]
     for case in clear:
         stream = both.execute(
