@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,12 @@ def test_a_forced_call_comes_whole_and_streamed(client: Anthropic, choice: Any) 
     with client.messages.stream(**(ASKED | fields)) as stream:
         [streamed] = stream.get_final_message().content
     assert streamed.type == "tool_use" and streamed.input == call.input
+
+
+def test_an_answer_follows_a_schema(client: Anthropic) -> None:
+    form = {"type": "json_schema", "schema": WEATHER["input_schema"]}
+    [block] = ask(client, output_config={"format": form}).content
+    assert set(json.loads(block.text)) == {"city"}
 
 
 def test_a_tools_result_is_part_of_the_chat(client: Anthropic) -> None:

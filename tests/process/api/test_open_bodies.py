@@ -35,7 +35,7 @@ def content_of(answer: httpx.Response) -> str:
         ({"metadata": {"a": "b"}, "store": True}, "metadata, store"),
         ({"user": "", "service_tier": "auto"}, "service_tier"),
         ({"reasoning_effort": "low", "verbosity": "low"}, None),
-        ({"functions": [], "prediction": {"type": "content"}}, "functions, prediction"),
+        ({"functions": [], "prediction": {"type": "content"}}, "prediction"),
         ({"tools": [], "tool_choice": "auto", "parallel_tool_calls": False}, None),
         ({"stream_options": {"include_usage": None, "x": 1}}, "stream_options.x"),
         ({"stop": ["", *(f"<{n}>" for n in range(20))]}, None),
@@ -75,6 +75,24 @@ def test_what_would_change_a_completion_is_refused(
     assert answer.json()["error"]["param"] in fields
     nothing = {"echo": False, "suffix": "", "best_of": None}
     assert worker.post("/v1/completions", {"prompt": "Once", **nothing}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"functions": [{"name": "f"}]}, "functions is not honoured here; send them as tools"),
+        (
+            {"messages": [*FRANCE, {"role": "assistant", "function_call": {"name": "f"}}]},
+            "messages[1].function_call is not honoured here; send it in tool_calls",
+        ),
+    ],
+)
+def test_what_tools_took_the_place_of_is_refused(
+    worker: WorkerProcess, fields: dict[str, Any], words: str
+) -> None:
+    answer = chat(worker, **fields)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == words
 
 
 def test_a_replayed_message_may_have_anything_beside_its_text(worker: WorkerProcess) -> None:

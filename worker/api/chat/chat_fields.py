@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, AliasChoices, Field
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.fields import Many, TextOr, TextOrMany, needed_by
+from worker.api.chat.fields import Many, TextOr, TextOrMany, needed_by, refused
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import Chat, Message, OneTool, Part, Reasoning, Tool, ToolCall
 from worker.api.http.body import Flag, JsonObject, OpenBody
@@ -107,6 +107,9 @@ class MessageFields(OpenBody):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: Many[ToolCallFields] = Field((), max_length=MAX_CALLS)
+    function_call: Annotated[JsonObject, refused("send it in tool_calls")] = Field(
+        {}, description="not honoured; tool_calls took its place"
+    )
     reasoning_content: str | None = Field(
         None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )

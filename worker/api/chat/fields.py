@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import AliasChoices, BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from worker.api.chat.media import MAX_MEDIA, medium_of
@@ -71,6 +79,17 @@ def needed_by(kind: str, name: str) -> Any:
         return body
 
     return model_validator(mode="after")(check)
+
+
+def refused(instead: str) -> Any:
+    """A check of a field that may be there only if it asks for nothing; `instead` is what to do."""
+
+    def check(given: Any) -> Any:
+        if given:
+            raise PydanticCustomError("body.unsupported", f"is not honoured here; {instead}")
+        return given
+
+    return AfterValidator(check)
 
 
 Schema = TextOr[JsonObject]

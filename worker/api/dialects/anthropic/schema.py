@@ -15,6 +15,7 @@ from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import (
     Chat,
     Generate,
+    JsonSchema,
     Message,
     OneTool,
     Part,
@@ -92,8 +93,14 @@ class Thinking(OpenBody):
     budget_tokens: Integer | None = Field(None, ge=0, le=2**31 - 1)
 
 
+class OutputFormat(OpenBody):
+    type: Literal["json_schema"]
+    schema_: JsonObject = Field(validation_alias="schema", description="a JSON schema")
+
+
 class OutputConfig(OpenBody):
     effort: str | None = None
+    format: OutputFormat | None = Field(None, description="a schema that the answer follows")
 
 
 class PromptBody(OpenBody):
@@ -128,12 +135,14 @@ def read(body: MessagesBody, state: AppState) -> Generate:
     Raises:
         InvalidRequest: the messages and their tool results are too many.
     """
+    form = body.output_config.format
     return Generate(
         id=f"msg_{uuid.uuid4().hex}",
         input=chat_of(body),
         sampling=body.sampling(state),
         model=body.model,
         max_tokens=body.max_tokens,
+        format=JsonSchema(form.schema_, "output_config.format.schema") if form else None,
         stop=tuple(stop for stop in body.stop_sequences if stop),
         streams=body.stream,
     )

@@ -6,8 +6,7 @@ import uuid
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, Tag
-from pydantic_core import PydanticCustomError
+from pydantic import Field, Tag
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
 from worker.api.chat.fields import (
@@ -16,6 +15,7 @@ from worker.api.chat.fields import (
     ByKind,
     Many,
     Stops,
+    refused,
     stops_of,
 )
 from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
@@ -26,13 +26,6 @@ from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, Prompt
-
-
-def _none(given: Any) -> Any:
-    if given:
-        raise PydanticCustomError("body.unsupported", "is not honoured here; leave it out")
-    return given
-
 
 Images = Annotated[tuple[str, ...], Field(max_length=MAX_MEDIA, description="pictures in base64")]
 Format = Annotated[
@@ -91,7 +84,7 @@ class GenerationBody(OpenBody):
     options: Options = Field(default_factory=lambda: Options.model_validate({}))
     logprobs: Flag = False
     top_logprobs: Integer = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
-    template: Annotated[str, AfterValidator(_none)] = Field("", description="not honoured")
+    template: Annotated[str, refused("leave it out")] = Field("", description="not honoured")
 
     @property
     def reasoning(self) -> Reasoning:
@@ -134,7 +127,7 @@ class GenerateBody(GenerationBody):
     system: str = ""
     raw: Flag = Field(False, description="the prompt is not put into the chat template")
     images: Images = ()
-    context: Annotated[tuple[Any, ...], AfterValidator(_none)] = Field(
+    context: Annotated[tuple[Any, ...], refused("send the conversation to /api/chat")] = Field(
         (), description="not honoured; send the conversation to /api/chat"
     )
 

@@ -7,7 +7,7 @@ field is ignored and reported by name. Any thread.
 from __future__ import annotations
 
 import uuid
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
@@ -22,6 +22,7 @@ from worker.api.chat.fields import (
     Many,
     prompts_of,
     prompts_of_at_most,
+    refused,
 )
 from worker.api.chat.request import Chat, Format, Generate, JsonSchema, OneTool, Reasoning
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
@@ -75,6 +76,9 @@ class ChatBody(GenerationFields, ChatFields):
     )
     reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
         None, description="none: reasoning stays in the text; else it is reasoning_content"
+    )
+    functions: Annotated[tuple[Any, ...], refused("send them as tools")] = Field(
+        (), description="not honoured; tools took their place"
     )
     verbosity: str | None = Field(None, description="a variable of the template")
     enable_thinking: Flag | None = Field(None, description="false: the model does not reason")
