@@ -17,7 +17,7 @@ from worker.api.dialects.llama_server.running import LookupBody
 from worker.api.dialects.openai.embeddings import EmbeddingBody
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.responses.schema import ResponsesBody
-from worker.flags import _parser
+from worker.flags import _flag_hint, _parser
 from worker.setting_faults import ENV_ONLY, flag
 from worker.settings import FIELDS
 from worker.wire.backends import BACKENDS
@@ -121,6 +121,18 @@ def test_each_flag_of_llama_server_has_an_answer() -> None:
     assert len(declared) > 300
     named = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", TEXTS["docs/from-llama-server.md"]))
     assert not declared - named
+
+
+def test_a_flag_of_llama_server_is_answered_with_what_the_page_says() -> None:
+    table = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")[0]
+    parser = _parser("cpu", None)
+    for theirs, ours in re.findall(r"^\| (`-.*?) \| (.*) \|$", table, re.MULTILINE):
+        answers = re.findall(r"`(--[a-z][\w-]*)|(the variable `\w+)", ours)
+        for name in re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", theirs):
+            if answers and name not in parser._option_string_actions:
+                hint = _flag_hint(name, parser)
+                told = hint.removeprefix("; did you mean ").removesuffix("?")
+                assert told in {"".join(each).replace("`", "") for each in answers}, (name, hint)
 
 
 INTERNAL = {"caps", "elem", "err", "error_data", "event_obj", "rank"}

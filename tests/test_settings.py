@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import os
 import tomllib
 from itertools import chain
@@ -11,12 +13,17 @@ from typing import Any, get_args
 import pytest
 
 from builds import pins
+from worker.commands import convert, install_engine
 from worker.errors import ConfigError
 from worker.flags import _OTHER_NAMES, _parser, parse_flags
+from worker.fleet import command
 from worker.installation import own_version
 from worker.setting_faults import ENV_ONLY
 from worker.settings import BACKEND_FIELDS, FIELDS, Settings
 from worker.wire.backends import BACKENDS, BackendName
+
+PROJECT = tomllib.loads((pins.FOLDER.parent / "pyproject.toml").read_text())["project"]
+SCRIPTS = PROJECT["scripts"]
 
 
 @pytest.fixture(autouse=True)
@@ -190,9 +197,7 @@ def test_a_set_of_devices_is_named_with_commas(
 
 
 def test_each_backend_has_a_command_and_a_wheel() -> None:
-    project = tomllib.loads((pins.FOLDER.parent / "pyproject.toml").read_text())["project"]
-    commands = project["scripts"]
-    assert all(commands[f"llorch-{name}"] == f"worker.cli:{name}" for name in BACKENDS)
+    assert all(SCRIPTS[f"llorch-{name}"] == f"worker.cli:{name}" for name in BACKENDS)
     assert set(BACKENDS) == set(pins.BACKENDS) == set(get_args(BackendName))
     for backend in BACKENDS.values():
         assert set(backend.fields) <= set(FIELDS)
@@ -258,6 +263,10 @@ def test_several_faults_are_told_together() -> None:
         (["--slot", "2"], "did you mean --slots?"),
         (["docter"], "did you mean doctor?"),
         (["my/model.gguf"], "a model is given as --model my/model.gguf."),
+        (["serve"], "it serves without one, and a model is given as --model serve."),
+        (["help"], "did you mean --help?"),
+        (["-V"], "did you mean --version?"),
+        (["--qqqq"], "--help lists them."),
     ],
 )
 def test_what_another_program_takes_is_answered_with_our_name(given: list[str], words: str) -> None:
@@ -271,11 +280,28 @@ def test_other_programs_names_are_none_of_ours() -> None:
     assert not ours & {each for names in _OTHER_NAMES.values() for each in names}
 
 
-def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_command_tells_its_version(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", [name, "--version"])
+    module, _, function = SCRIPTS[name].partition(":")
     with pytest.raises(SystemExit) as ended:
-        load("--version")
+        getattr(importlib.import_module(module), function)()
     assert ended.value.code == 0
-    assert capsys.readouterr().out == f"llorch-cpu {own_version()}\n"
+    assert capsys.readouterr().out == f"{name} {own_version()}\n"
+
+
+@pytest.mark.parametrize("module", [convert, command, install_engine])
+def test_each_argument_is_explained(module: Any) -> None:
+    parsers = [module._parser()]
+    for parser in parsers:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+                assert [each.dest for each in action._choices_actions] == [*action.choices]
+            else:
+                assert action.help, (parser.prog, action.dest)
 
 
 def test_the_help_shows_each_default_as_it_is_given() -> None:

@@ -76,9 +76,9 @@ def path_of(loc: Iterable[int | str]) -> str:
     return path
 
 
-def closest(name: str, candidates: Iterable[str]) -> str:
-    """`; did you mean …?` for an unknown name, or nothing."""
-    match = difflib.get_close_matches(name, list(candidates), n=1)
+def closest(name: str, candidates: Iterable[str], likeness: float = 0.6) -> str:
+    """`; did you mean …?` for an unknown name, or nothing. A likeness of 1 is the name itself."""
+    match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=likeness)
     return f"; did you mean {match[0]}?" if match else ""
 
 

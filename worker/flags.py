@@ -34,8 +34,12 @@ _EXIT_CODES = (
 
 
 _OTHER_NAMES = {
-    "--model": ("-m", "-hf", "--hf-repo"),
-    "--draft": ("-md", "--model-draft", "--speculative-model"),
+    "--model": ("-m", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"),
+    "--lora": ("--lora-scaled", "--lora-init-without-apply"),
+    "--draft": (
+        *("-md", "--model-draft", "--spec-draft-model", "--speculative-model"),
+        *("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"),
+    ),
     "--mmproj": ("-mm",),
     "--served-model-name": ("-a", "--alias"),
     "--context-length": ("-c", "--ctx-size", "--max-model-len"),
@@ -43,11 +47,21 @@ _OTHER_NAMES = {
     "--batch": ("-b", "--batch-size", "--max-num-batched-tokens"),
     "--micro-batch": ("-ub", "--ubatch-size"),
     "--n-gpu-layers": ("-ngl", "--ngl", "--gpu-layers"),
-    "--threads": ("-t",),
+    "--threads": ("-t", "-tb", "--threads-batch"),
+    "--mmap": ("-lm", "--load-mode"),
+    "--speculate": ("--spec-type",),
+    "--pooling": ("--embedding", "--embeddings", "--rerank", "--reranking"),
     "--flash-attention": ("-fa", "--flash-attn"),
     "--kv-type": ("--kv-cache-dtype",),
     "--kv-type-k": ("-ctk", "--cache-type-k"),
     "--kv-type-v": ("-ctv", "--cache-type-v"),
+    "--kv-unified": ("-kvu", "-no-kvu", "--kv-unified-per-slot"),
+    "--no-prefix-cache": ("--cache-prompt", "--no-cache-prompt", "--no-enable-prefix-caching"),
+    "--kv-store": ("--slot-save-path",),
+    "--snapshot-mib": (
+        *("-cram", "--cache-ram", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
+        *("-cms", "--checkpoint-min-step", "--cache-idle-slots", "--no-cache-idle-slots"),
+    ),
     "--yarn-orig-ctx": ("--yarn-orig-context",),
     "--control-vector": ("--control-vector-scaled",),
     "--ssl-certfile": ("--ssl-cert-file",),
@@ -60,7 +74,20 @@ _OTHER_NAMES = {
     "--mirostat-tau": ("--mirostat-ent",),
     "--dynatemp-exponent": ("--dynatemp-exp",),
     "--samplers": ("--sampling-seq", "--sampler-seq"),
-    "--log-level": ("-v", "--verbose"),
+    "--reasoning": ("-rea", "--reasoning-format"),
+    "--slow-reader-timeout": ("-to", "--timeout"),
+    "--keepalive": ("--sse-ping-interval",),
+    "--allow-origin": ("--cors-origins",),
+    "--no-page": ("--ui", "--webui", "--no-ui", "--no-webui"),
+    "--log-level": ("-v", "--verbose", "-lv", "--verbosity", "--log-verbose", "--log-verbosity"),
+    "--log-format": (
+        *("--log-jsonl", "--no-log-jsonl", "--log-colors", "--log-prefix", "--no-log-prefix"),
+        *("--log-timestamps", "--no-log-timestamps"),
+    ),
+    "--help": ("--usage", "--completion-bash"),
+    "--version": ("-V",),
+    "the variable HF_TOKEN": ("-hft", "--hf-token"),
+    "the variable HF_HUB_OFFLINE": ("--offline",),
     f"the variable {ENV_PREFIX}WORKER_TOKEN": ("--api-key", "--worker-token"),
 }
 """What llama-server and vLLM call the same thing."""
@@ -91,7 +118,8 @@ def parse_flags(
             hint = _flag_hint(first, parser)
         else:
             what = f"{first!r} is none of the subcommands {', '.join(SUBCOMMANDS)}"
-            hint = closest(first, [*SUBCOMMANDS]) or f"; a model is given as --model {first}."
+            hint = closest(first, [*SUBCOMMANDS, "--help", "--version"])
+            hint = hint or f"; it serves without one, and a model is given as --model {first}."
         raise ConfigError(what + hint, field=first)
     return given
 
@@ -100,7 +128,8 @@ def _flag_hint(unknown: str, parser: _Parser) -> str:
     for ours, names in _OTHER_NAMES.items():
         if unknown in names:
             return f"; did you mean {ours}?"
-    return closest(unknown, [each for each in parser._option_string_actions if each[:2] == "--"])
+    known = [each for each in parser._option_string_actions if each[:2] == "--"]
+    return closest(unknown, known, 0.75) or "; --help lists them."
 
 
 def _parser(backend: BackendName, name: str | None) -> _Parser:

@@ -21,6 +21,7 @@ from typing import get_args
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
 from worker.errors import ConfigError, ModelError, WorkerError
+from worker.installation import own_version
 
 _MOST_THREADS = 1024
 _COMMANDS = ("convert", "verify", "inspect", "list", "cache", "adapter")
@@ -32,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code. The fault is on stderr, or in the last JSON line."""
-    if not arguments or arguments[0] not in (*_COMMANDS, "-h", "--help"):
+    if arguments and arguments[0] not in (*_COMMANDS, "-h", "--help", "--version"):
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)
     report = Reporter(options.progress)
@@ -149,40 +150,44 @@ def _destination(options: argparse.Namespace) -> Path:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="llorch-convert", description="SafeTensors in, a verified GGUF out."
+        prog="llorch-convert",
+        description="SafeTensors in, a verified GGUF out. `llorch-convert SOURCE DESTINATION` is "
+        "the command convert.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     convert = commands.add_parser("convert", help="write a GGUF from SafeTensors")
     _add_source(convert)
     _add_destination(convert)
-    convert.add_argument("--outtype", choices=[*FORMATS], default="q8_0")
+    text = "type of the weights (default: q8_0)"
+    convert.add_argument("--outtype", choices=[*FORMATS], default="q8_0", help=text)
     convert.add_argument("--imatrix", type=Path, help="importance matrix, for K-quants")
     convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
     convert.add_argument(
-        "--mmproj", action="store_true", help="the projector of pictures and sounds instead"
+        "--mmproj", action="store_true", help="write the projector of pictures and sounds"
     )
     _add_pre_tokenizer(convert)
     convert.add_argument(
-        "--threads", type=_n_threads, metavar="N", help="default: one more than processors"
+        "--threads", type=_n_threads, metavar="N", help="without it one more than processors"
     )
     convert.set_defaults(run=_convert)
 
     verify = commands.add_parser("verify", help="compare a GGUF with the SafeTensors it came of")
     _add_source(verify)
-    verify.add_argument("file", type=Path)
+    verify.add_argument("file", type=Path, help="what llorch-convert wrote of it")
     verify.add_argument("--name", help="as it was given to the conversion")
     verify.add_argument("--imatrix", type=Path, help="as it was given to the conversion")
     _add_pre_tokenizer(verify)
     verify.set_defaults(run=_verify)
 
     inspect = commands.add_parser("inspect", help="print a GGUF's metadata and tensors")
-    inspect.add_argument("file", type=Path)
+    inspect.add_argument("file", type=Path, help="a GGUF file")
     inspect.set_defaults(run=_inspect)
 
     aliases = commands.add_parser("list", help="show the aliases, or the families")
     _add_models_file(aliases)
     aliases.add_argument(
-        "--families", action="store_true", help="the architectures that can be converted instead"
+        "--families", action="store_true", help="show the architectures that can be converted"
     )
     aliases.set_defaults(run=_list)
 
@@ -202,7 +207,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_destination(adapter)
     adapter.set_defaults(run=_adapter)
     for command in commands.choices.values():
-        command.add_argument("--progress", choices=get_args(Style), default="bar")
+        text = "what is shown meanwhile: lines of JSON, a bar (default) or nothing"
+        command.add_argument("--progress", choices=get_args(Style), default="bar", help=text)
     return parser
 
 
@@ -222,7 +228,7 @@ def _add_models_file(parser: argparse.ArgumentParser) -> None:
 
 def _add_destination(command: argparse.ArgumentParser) -> None:
     command.add_argument("destination", type=Path, help="the GGUF file to write")
-    command.add_argument("--overwrite", action="store_true", help="if that file is there already")
+    command.add_argument("--overwrite", action="store_true", help="replace what is there")
 
 
 def _add_pre_tokenizer(parser: argparse.ArgumentParser) -> None:

@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     install = commands.add_parser(
         "install-engine", help="build llama.cpp's wheel for a backend and install it here"
     )
-    install.add_argument("backend", choices=list(BACKENDS))
+    install.add_argument("backend", choices=list(BACKENDS), help="as in the command llorch-…")
     install.add_argument(
         "--native", action="store_true", help="for this processor alone, which builds sooner"
     )

@@ -58,7 +58,7 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
     outtype = recorded.get(manifest.OUTTYPE)
     if outtype not in FORMATS:
         raise ModelError(
-            f"{file} does not say what it was converted to: {manifest.OUTTYPE} is {outtype!r}"
+            f"{file} was not written by llorch-convert: its {manifest.OUTTYPE} is {outtype!r}"
         )
     is_projector = recorded.get(Keys.General.TYPE) == "mmproj"
     options = replace(options, outtype=str(outtype), scratch=file.parent, projector=is_projector)

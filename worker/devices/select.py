@@ -216,12 +216,16 @@ def _check_stamp(
     if built_for != backend:
         raise BackendMismatch(
             f"llorch-{backend} needs a llama-cpp-python wheel built for {backend}, but the "
-            f"installed one is built for {built_for}; start llorch-{built_for} or install the "
-            f"{backend} wheel. Found: {_listed(devices)}.",
+            f"installed one is built for {built_for}; start llorch-{built_for} or "
+            f"{_install(backend)}. Found: {_listed(devices)}.",
             backend=backend,
             wheel_backend=built_for,
             found=[device.name for device in devices],
         )
+
+
+def _install(backend: BackendName) -> str:
+    return f"install that wheel: llorch-worker install-engine {backend}"
 
 
 def _listed(devices: list[library.Device]) -> str:
@@ -250,14 +254,14 @@ def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
         raise BackendMismatch(
             "llorch-cpu needs a CPU wheel, but the installed llama-cpp-python offers "
             + _listed(others)
-            + "; start the command of that backend or install the CPU wheel.",
+            + f"; start the command of that backend or {_install('cpu')}.",
             backend="cpu",
             found=[device.name for device in others],
         )
     if plugin := _gpu_plugin(*BACKENDS):
         raise BackendMismatch(
             f"llorch-cpu needs a CPU wheel, but the installed llama-cpp-python carries "
-            f"{plugin.name}; start the command of that backend or install the CPU wheel.",
+            f"{plugin.name}; start the command of that backend or {_install('cpu')}.",
             backend="cpu",
             found=[plugin.name],
         )

@@ -26,6 +26,7 @@ from worker.fleet.cluster import (
     require_ray,
 )
 from worker.fleet.settings import MAX_REPLICAS, Fleet, WorkerGroup, load
+from worker.installation import own_version
 
 POLL_SECONDS = 0.5
 START_ATTEMPTS = 3
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 done, 1 Ray refuses or is not there, 2 usage or file, 3 the workers "
         "do not start. RAY_DASHBOARD_ADDRESS names a cluster other than this machine's.",
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="start what the file describes, or change what runs to it")
     up.add_argument("file", type=Path, metavar="FILE", help="a TOML file of workers")

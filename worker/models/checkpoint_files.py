@@ -50,7 +50,9 @@ def check_checkpoint(folder: Path) -> None:
     if not folder.is_dir():
         raise ModelError(f"The folder {str(folder)!r} does not exist.", path=str(folder))
     if not (folder / "config.json").is_file():
-        raise _not_a_checkpoint(folder, "it has no config.json")
+        ggufs = sorted(path.name for path in folder.glob("*.gguf"))
+        hint = f", but {ggufs[0]}: give that file" if ggufs else ""
+        raise _not_a_checkpoint(folder, f"it has no config.json{hint}")
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise _not_a_checkpoint(folder, f"it has none of {', '.join(TOKENIZERS)}")
     weight_files(folder)

@@ -58,6 +58,13 @@ def parse(text: str) -> Reference:
     return text if is_alias(text) else Path(os.path.expanduser(text))
 
 
+def is_like_repository(text: str) -> bool:
+    """Whether a path that is not there may be `owner/repo`, written without `hf:`."""
+    location = text.partition("::")[0].partition("@")[0]
+    is_repo = "/" in location and _REPO.fullmatch(location.partition(":")[0]) is not None
+    return is_repo and not location.endswith((".gguf", ".safetensors"))
+
+
 def is_alias(text: str) -> bool:
     is_other = text.startswith("hf:") or text.endswith((".gguf", ".safetensors"))
     return _ALIAS.fullmatch(text) is not None and not is_other
@@ -67,7 +74,8 @@ def _parse_hub(text: str) -> HubReference:
     location, *options = text.removeprefix("hf:").split("::")
     repo, at, revision = location.partition("@")
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
-        raise _wrong(text, "must name its repository as hf:owner/repo")
+        form = "hf:owner/repo, and a file in it as hf:owner/repo::file=name.gguf"
+        raise _wrong(text, f"must name its repository as {form}")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise _wrong(text, "has an empty or ill-formed revision after the @")
     file: str | None = None

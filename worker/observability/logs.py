@@ -60,6 +60,7 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
         if json_lines
         else [
             _drop_empty,
+            *[_drop_failure] * is_for_people(level, format),
             structlog.dev.ConsoleRenderer(
                 colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),
@@ -120,6 +121,13 @@ def _redact(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
 
 def _drop_empty(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
     return {key: value for key, value in event.items() if value is not None}
+
+
+def _drop_failure(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    """A person reads the sentence behind it, which says the same."""
+    if event["event"] == "worker.failed":
+        raise structlog.DropEvent
+    return event
 
 
 def _adopt_standard_logging(

@@ -237,7 +237,10 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     text = tmp_path / "story.gguf"
     text.write_text("Once upon a time")
     assert "b'Once'" in refused(str(text), tmp_path).message
-    assert "does not exist" in refused(str(tmp_path / "none.gguf"), tmp_path).message
+    for ref in (str(tmp_path / "none.gguf"), "./o/r", "o/r.gguf", "o/r/s"):
+        assert refused(ref, tmp_path).message.endswith("does not exist.")
+    for ref in ("o/r", "o/r@main", "o/r:Q4_K_M", "o/r::file=m.gguf"):
+        assert refused(ref, tmp_path).message.endswith(f"for a repository give hf:{ref}.")
     vocab = write_gguf(tmp_path / "vocab.gguf", tensors=False)
     assert "vocabulary without weights" in refused(str(vocab), tmp_path).message
     assert all(
@@ -274,7 +277,9 @@ def test_gguf_files_split_ones_and_local_aliases(
     (tmp_path / "models.toml").write_text("[models.mine]\npath = 'm.gguf'\n")
     assert resolved("mine", tmp_path).gguf_path == path
     (tmp_path / "plain").mkdir()
-    assert "no config.json" in refused("plain", tmp_path).message
+    assert "no config.json." in refused("plain", tmp_path).message
+    write_gguf(tmp_path / "plain/m.gguf")
+    assert "no config.json, but m.gguf: give that file." in refused("plain", tmp_path).message
 
 
 def test_a_child_that_dies_is_told_with_its_last_words(

@@ -434,5 +434,5 @@ def _divided(plan: Plan) -> Plan:
     parts = [
         f"{n} parts of {divided(plan.kv_cells, n).context_length:,}" for n in plan.kv_divisions
     ]
-    reason = f"{plan.kv_reason}, or while all fit in {' or '.join(parts)}"
+    reason = f"{plan.kv_reason}; while all fit, it is divided into {' or '.join(parts)}"
     return replace(plan, kv_reason=reason)

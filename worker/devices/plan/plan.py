@@ -146,6 +146,8 @@ class Plan:
         text = f"{self.context_length:,} tokens"
         if self.capped and self.context_length < self.trained_context_length:
             text += f" (of the model's {self.trained_context_length:,}, as many as fit)"
+        elif self.context_length > self.trained_context_length:
+            text += f" (the model was trained for {self.trained_context_length:,})"
         return text
 
     def _advice(self) -> str:

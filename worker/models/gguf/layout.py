@@ -182,16 +182,15 @@ def _reader(path: Path, position: int = 0) -> Iterator[_Reader]:
             file.seek(position)
             yield _Reader(path, file, status.st_size, position)
     except FileNotFoundError:
-        raise ModelError(f"The model file {str(path)!r} does not exist.", path=str(path)) from None
+        raise ModelError(f"The file {str(path)!r} does not exist.", path=str(path)) from None
     except IsADirectoryError:
         raise ModelError(
             f"{str(path)!r} is a folder where a .gguf file is needed.", path=str(path)
         ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ModelError(
-            f"The model file {str(path)!r} cannot be read: {reason}.", path=str(path)
-        ) from error
+        text = f"The file {str(path)!r} cannot be read: {reason}."
+        raise ModelError(text, path=str(path)) from error
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -351,7 +350,7 @@ class _Reader:
 
     def skip_strings(self, key: str, length: int) -> None:
         if length > self.strings_left or length > (self.size - self.position) // 8:
-            raise self.fault(f"the array {key!r} claims {length} strings, more than can be there")
+            raise self.fault(f"the array {key!r} claims {length} strings, more than fit in it")
         self.strings_left -= length
         while length:
             n_skipped, end = _whole_strings(self.file.read(_BLOCK_BYTES), length)
