@@ -130,6 +130,8 @@ def _model_of(client: httpx.Client) -> str:
         WorkerError: the worker does not say, for example because it wants another token.
     """
     response = client.get("/v1/models")
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        raise WorkerError("The worker needs its token or a key: set LLORCH_WORKER_TOKEN to it.")
     if not response.is_success:
         raise WorkerError(_message(response.text))
     return str(response.json()["data"][0]["id"])

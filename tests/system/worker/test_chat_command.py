@@ -65,7 +65,10 @@ def test_a_token_is_sent_and_its_lack_is_a_sentence(
     assert chat(*flags, said=FRANCE, cache=tmp_path, env=env).returncode == 0
     refused = chat(*flags, said=FRANCE, cache=tmp_path)
     assert refused.returncode == 1
-    assert "token" in refused.stderr.splitlines()[-1] and "Traceback" not in refused.stderr
+    assert (
+        "LLORCH_WORKER_TOKEN" in refused.stderr.splitlines()[-1]
+        and "Traceback" not in refused.stderr
+    )
 
 
 def test_a_worker_with_a_certificate_is_asked_over_https(

@@ -87,7 +87,8 @@ class Gate:
         tokens, n_given = tokens_in(head), len(head.get(b"authorization", ()))
         digest = _digest(tokens[0]) if n_given <= 1 and len(tokens) == 1 else b""
         if digest not in self._keys:
-            raise Unauthorized("this worker needs a valid bearer token (Authorization)")
+            how = "Authorization: Bearer … or x-api-key"
+            raise Unauthorized(f"this worker needs its token or a key, as {how}")
         return self._keys[digest]
 
     def cors(self, head: Head) -> list[tuple[bytes, bytes]]:

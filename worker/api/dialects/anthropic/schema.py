@@ -100,7 +100,7 @@ class OutputFormat(OpenBody):
 
 class OutputConfig(OpenBody):
     effort: str | None = None
-    format: OutputFormat | None = Field(None, description="a schema that the answer follows")
+    format: OutputFormat | None = None
 
 
 class PromptBody(OpenBody):
