@@ -127,7 +127,8 @@ class Plan:
 
     def as_table(self) -> str:
         """The plan for people: one row for each part, in MiB, with its bar."""
-        shape = f"{self.slots} slots, each up to {self._length_sentence()}"
+        slots = "1 slot" if self.slots == 1 else f"{self.slots} slots, each"
+        shape = f"{slots} up to {self._length_sentence()}"
         where = ", ".join(share.device for share in self.shares)
         lines = [f"{self.model} on {where}: {shape}", f"  cells: {self.kv_reason}"]
         for share in self.shares:
