@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from builds import pins, sdist
@@ -31,6 +33,7 @@ from worker.errors import ResidencyViolation
 from worker.llama import library
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
+from worker.llama.pooled import PooledContext
 from worker.models.gguf.header import read_header
 from worker.wire.engine_info import Buffer, Residency
 
@@ -49,8 +52,9 @@ def loaded(
     )
     model = Model(config.model_path, replace(load, **options))
     embeds = header.pooling is not None
+    length = config.settings.context_length or 256
     wanted = context_options(
-        config.settings, a_part_each(config.settings, 256), threads=1, embeds=embeds
+        config.settings, a_part_each(config.settings, length), threads=1, embeds=embeds
     )
     context = Context(model, replace(wanted, offload=wanted.offload and offload_kv))
     try:
@@ -133,6 +137,18 @@ def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
         assert planned == 4 * 256 * (other.VOCABULARY + other.WIDTH) > output
         later = planned - output if backend == "cpu" else 0
     assert known_bytes(plan) - later == pytest.approx(size_of(on_device), rel=0.01)
+
+
+def test_an_encoder_takes_a_text_as_long_as_any_context(config: MakeConfig, tmp_path: Path) -> None:
+    path = str(other.encoder(tmp_path / "model.gguf"))
+    for length in random.Random(0).sample(range(1, other.CONTEXT), 16):
+        given = config("cpu", model_path=path, context_length=length)
+        selected, header = select_device(given.settings), read_header(path)
+        plan = memory.plan(header, given.settings, selected.devices, cpu_budget(1), "m")
+        assert plan.context_length == length
+        with loaded(given, selected, mmap=False) as (_, context):
+            (vector,) = PooledContext(context)([[1] * length])
+        assert np.isfinite(vector).all(), length
 
 
 def test_llama_cpp_makes_the_output_layer_first_for_the_architectures_that_are_named() -> None:

@@ -44,13 +44,15 @@ def context_options(
     """The options of the context, the same for the plan and the engine.
 
     A pooled text is computed in one batch, because attention looks both ways. Several texts share a
-    decode and the cells of one text.
+    decode and the cells of one text. llama.cpp reserves as many rows for each of them, and ends the
+    process unless these make the whole batch.
     """
+    pooled = -(-kv.context_length // POOLED_AT_ONCE) * POOLED_AT_ONCE
     return ContextOptions(
         n_ctx=kv.context_length if embeds else kv.cells,
         n_seq_max=POOLED_AT_ONCE if embeds else slots or settings.slots,
-        n_batch=kv.context_length if embeds else settings.batch,
-        n_ubatch=kv.context_length if embeds else settings.micro_batch,
+        n_batch=pooled if embeds else settings.batch,
+        n_ubatch=pooled if embeds else settings.micro_batch,
         threads=threads,
         kv_types=settings.kv_types,
         rope=settings.rope,
