@@ -47,8 +47,6 @@ _REFUSED = {
     "target_parameters": "matrices for bare parameters",
 }
 Matrix = npt.NDArray[np.float32]
-
-
 Pair = tuple[str, Matrix, Matrix]
 """A weight of the base model, and its change `b @ a`, times alpha / rank: a of the shape (rank,
 inputs), b of (outputs, rank)."""

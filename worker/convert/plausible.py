@@ -19,13 +19,10 @@ _SLACK = 4
 
 
 def check_config(config: Config, checkpoint: Checkpoint) -> None:
+    n = len(checkpoint.tensors)
     for key in _COUNTS:
-        value = config.values.get(key)
-        if type(value) is int and value > len(checkpoint.tensors):
-            raise ModelError(
-                f"{config.name}: {key} is {value}, the checkpoint has {len(checkpoint.tensors)} "
-                "tensors"
-            )
+        if type(value := config.values.get(key)) is int and value > n:
+            raise ModelError(f"{config.name}: {key} is {value}, the checkpoint has {n} tensors")
 
 
 def check_dims(config: Config, d: Dims, checkpoint: Checkpoint) -> None:
@@ -33,7 +30,5 @@ def check_dims(config: Config, d: Dims, checkpoint: Checkpoint) -> None:
     most = _SLACK * max((*(n for shape in shapes for n in shape), len(checkpoint.tensors)))
     for name, size in {**asdict(d), **d.more}.items():
         if isinstance(size, int) and size > most and name != "n_positions":
-            raise ModelError(
-                f"{config.name}: a size ({name}) of {size} is more than the tensors of the "
-                "checkpoint can have"
-            )
+            said = f"{config.name}: a size ({name}) of {size} is more than the checkpoint's tensors"
+            raise ModelError(f"{said} can have")

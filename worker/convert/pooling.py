@@ -13,8 +13,6 @@ from worker.errors import ModelError
 from worker.models.checkpoint_files import DENSE_MODULES, read_json
 
 MODULES = "modules.json"
-
-
 _FLAGS = {
     "pooling_mode_mean_tokens": PoolingType.MEAN,
     "pooling_mode_cls_token": PoolingType.CLS,

@@ -24,6 +24,7 @@ from worker.convert.pooling import read_pooling
 from worker.convert.quantize import tensor_type
 from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor, plan_tensors
+from worker.convert.tokenizer import sentencepiece
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.convert.tokenizer.special_tokens import chat_templates, special_tokens
@@ -215,6 +216,9 @@ def _set_vocabulary(made: Conversion, options: Options) -> None:
 def _add_vocabulary(made: Conversion, vocabulary: Vocabulary, *, embeds: bool) -> None:
     made.metadata |= vocabulary.metadata()
     made.metadata |= special_tokens(made.checkpoint, vocabulary, embeds=embeds)
+    tokenizer = made.checkpoint.json("tokenizer.json")
+    if made.architecture == "gemma4" and vocabulary.model == "llama" and tokenizer:
+        made.metadata |= sentencepiece.by_merges(tokenizer)
     made.vocabulary, made.chat_template = vocabulary, chat_templates(made.checkpoint)
     made.notes += vocabulary.notes
 

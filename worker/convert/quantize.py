@@ -79,12 +79,8 @@ def is_finite(data: npt.NDArray[np.uint8], kind: TensorType) -> bool:
     """Whether the bytes of a tensor hold no infinity and no NaN."""
     if kind == "Q8_0":
         data, kind = np.ascontiguousarray(data.reshape(-1, Q8_BLOCK_BYTES)[:, :2]), "F16"
-    exponents: dict[str, Any] = {
-        "F16": np.uint16(0x7C00),
-        "BF16": np.uint16(0x7F80),
-        "F32": np.uint32(0x7F800000),
-    }
-    ones = exponents[kind]
+    exponent = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F800000}[kind]
+    ones: Any = np.uint32(exponent) if kind == "F32" else np.uint16(exponent)
     return not bool(((data.view(ones.dtype) & ones) == ones).any())
 
 

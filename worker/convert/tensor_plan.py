@@ -1,8 +1,8 @@
 """Plans the output: each GGUF tensor as row ranges of source tensors.
 
 The plan is made from the checkpoint's headers and the family's description. A surplus or misshapen
-tensor, and one that other layers have, is an error before the first byte is written; what all lack
-llama.cpp asks for before that, too (`tokenizer.check`).
+tensor, and one that other layers have, is an error before the first byte is written; so is what
+all lack, for which the family asks (`Family.needs`) or llama.cpp (`tokenizer.check`).
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def plan_tensors(
     """Plan every tensor of the output, in the order of writing.
 
     Raises:
-        ModelError: a layer lacks a tensor that others of its kind have, or the checkpoint has one
-            that nothing becomes of, or one of a wrong shape.
+        ModelError: a layer lacks a tensor that others of its kind have, or all lack what the
+            configuration says, or there is one that nothing becomes of, or of a wrong shape.
     """
     if d.kinds and len(d.kinds) != d.n_layers:
         raise ModelError(f"{config.name} gives {len(d.kinds)} kinds of layers for {d.n_layers}")
@@ -104,6 +104,13 @@ def plan_tensors(
             raise ModelError(f"{instance.name} lacks some of the members up to {last}")
         _check_readable(checkpoint, instance, members)
         outputs[instance.name] = _output(instance, members, d, made_shape)
+    there = {re.sub(r"^blk\.\d+\.", "", name) for name in outputs}
+    for name in family.lacking(config, there):
+        raise ModelError(
+            f"{checkpoint.folder} lacks what becomes {name}, which a model of the "
+            f"{family.architecture} family with this {config.name} has",
+            tensor=name,
+        )
     if family.head != "none":
         _tie_head(family, outputs, config)
     return sorted(outputs.values(), key=_position)

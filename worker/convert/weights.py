@@ -24,12 +24,8 @@ _HEADROOM_BYTES = 64 << 20
 def write_tensors(
     conversion: Conversion, out: OutputFile, options: Options, report: Report
 ) -> None:
-    out.write_header(
-        conversion.architecture,
-        conversion.metadata,
-        conversion.chat_template,
-        conversion.tensors,
-    )
+    c = conversion
+    out.write_header(c.architecture, c.metadata, c.chat_template, c.tensors)
 
     def work(placed: PlacedTensor, values: npt.NDArray[Any], offset: int, _size: int) -> None:
         data = encode(values, placed.kind)

@@ -90,6 +90,7 @@ class Source:
         self.scores: list[float] | None = read("scores")
         self.merges: list[str] | None = read("merges")
         self.unk: int = read("unknown_token_id") or 0
+        self.adds_space = read("add_space_prefix") is not False
 
     def base(self) -> dict[str, int]:
         """The vocabulary that the merges are about. The `tokenizers` library counts what is added
@@ -135,15 +136,13 @@ def write_sentencepiece_json(source: Source, folder: Path) -> None:
     ids = {text: i for i, text in enumerate(source.tokens)}
     merges = []
     for i, (text, kind) in enumerate(zip(source.tokens, source.types, strict=True)):
-        for cut in range(1, len(text)) if kind == 1 else ():
+        for cut in range(1, len(text)) if kind == 1 and not source.merges else ():
             pair = text[:cut], text[cut:]
             if pair[0] in ids and pair[1] in ids:
                 merges.append((-source.scores[i], ids[pair[0]], ids[pair[1]], pair))
     merges.sort(key=lambda m: m[:3])
-    steps = [
-        {"type": "Prepend", "prepend": "\u2581"},
-        {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"},
-    ]
+    steps: list[dict[str, Any]] = [{"type": "Prepend", "prepend": "\u2581"}] * source.adds_space
+    steps.append({"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"})
     write_json(
         folder,
         {
@@ -156,7 +155,7 @@ def write_sentencepiece_json(source: Source, folder: Path) -> None:
                 "fuse_unk": True,
                 "byte_fallback": True,
                 "vocab": ids,
-                "merges": [list(pair) for *_, pair in merges],
+                "merges": source.merges or [list(pair) for *_, pair in merges],
             },
         },
     )

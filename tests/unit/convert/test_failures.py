@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,8 +16,12 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.held import stopped_before_renaming_to
-from tests.unit.convert.test_parity import DATA, checkpoint
+from tests.unit.convert.test_parity import DATA, MODELS, checkpoint
 from worker.commands import convert as cli
+from worker.convert.family.rules import Place
+from worker.convert.prepare import Options, prepare_checked
+from worker.errors import ModelError
+from worker.models import safetensors
 from worker.models.gguf.header import read_header
 
 TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"
@@ -56,11 +61,23 @@ def rename(file: Path, old: str, new: str) -> None:
     file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
 
 
-def leave_out(folder: Path, *layers: int) -> None:
-    for i in layers:
-        layer = f"model.layers.{i}."
-        path = folder / "model.safetensors"
-        rename(path, f"{layer}mlp.up_proj.weight", f"{layer}rotary_emb.inv_freq")
+def leave_out(folder: Path, *names: str) -> None:
+    for file in folder.glob("*.safetensors"):
+        data, kept = file.read_bytes(), b""
+        length = int.from_bytes(data[:8], "little")
+        header, values = json.loads(data[8 : 8 + length]), data[8 + length :]
+        for name in names:
+            header.pop(name, None)
+        for entry in header.values():
+            if span := entry.get("data_offsets"):
+                first = len(kept)
+                kept += values[slice(*span)]
+                entry["data_offsets"] = [first, len(kept)]
+        text = json.dumps(header).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text + kept)
+
+
+UP = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1)]
 
 
 CASES: list[tuple[Callable[[Path], object], str]] = [
@@ -74,8 +91,8 @@ CASES: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: edit(f / "config.json", intermediate_size=128), "shape"),
     (lambda f: edit(f / "config.json", num_hidden_layers=3), "lacks tensor"),
     (lambda f: edit(f / "config.json", num_hidden_layers=1), "not known"),
-    (lambda f: leave_out(f, 1), "lacks tensor model.layers.1.mlp.up_proj.weight"),
-    (lambda f: leave_out(f, 0, 1), "'blk.0.ffn_up.weight' not found"),
+    (lambda f: leave_out(f, UP[1]), f"lacks tensor {UP[1]}"),
+    (lambda f: leave_out(f, *UP), "'blk.0.ffn_up.weight' not found"),
     (lambda f: edit(f / "config.json", hidden_size="wide"), "hidden_size"),
     (lambda f: edit(f / "config.json", hidden_act="relu"), "hidden_act"),
     (lambda f: edit(f / "config.json", rope_parameters={"rope_type": "novel"}), "novel"),
@@ -89,6 +106,26 @@ def test_damage_is_named(
     source = checkpoint("llama", tmp_path)
     damage(source)
     assert words in fails(source, capsys)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "llama-shards"])
+def test_a_tensor_that_all_layers_lack_is_missed(name: str, tmp_path: Path) -> None:
+    """Each kind of tensor in turn, whether llama.cpp asks for it or could do without."""
+    source = checkpoint(name, tmp_path)
+    kinds: dict[str, list[str]] = {}
+    for info in safetensors.read_header(source / "model.safetensors"):
+        kinds.setdefault(Place.of(info.name).form, []).append(info.name)
+    for form, names in kinds.items():
+        kept = {file: file.read_bytes() for file in source.glob("*.safetensors")}
+        leave_out(source, *names)
+        try:
+            prepare_checked(source, Options()).close()
+        except ModelError:
+            pass
+        else:
+            assert re.match(r"visual\.|pooler\.", form), f"{form} is not missed"
+        for file, data in kept.items():
+            file.write_bytes(data)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

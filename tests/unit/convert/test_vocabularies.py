@@ -10,8 +10,10 @@ from builds import sdist
 from builds.errors import BuildError
 from builds.pins import pins
 from tests.unit.convert import rebuild
+from worker.convert import prepare
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import write_layout
+from worker.convert.prepare import Conversion
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.llama.model import LoadOptions, Model
@@ -22,6 +24,7 @@ CASES = [
     ("llama-bpe", "llama-bpe"),
     ("qwen2", "qwen2"),
     ("llama-spm", "tokenizer.json"),
+    ("gemma-4", "tokenizer.json"),
     ("llama-spm", "tokenizer.model"),
     pytest.param("starcoder", "starcoder", marks=LONG),
     pytest.param("deepseek-coder", "deepseek-coder", marks=LONG),
@@ -52,12 +55,17 @@ def test_tokens_equal_the_shipped_vectors(
         rebuild.write_model(source, tmp_path)
     else:
         rebuild.write_byte_level(source, form, tmp_path)
-    vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), len(source.tokens))
+    architecture = "gemma4" if name == "gemma-4" else "llama"
+    made = Conversion(Checkpoint(tmp_path, {}, {}), architecture, {}, [])
+    vocabulary = read_vocabulary(made.checkpoint, len(source.tokens))
+    prepare._add_vocabulary(made, vocabulary, embeds=False)
+    kinds = {"gemma-4": "gemma4", "llama-spm": "llama", "phi-3": "llama"}  # As llama.cpp's script.
+    assert made.metadata["tokenizer.ggml.model"] == kinds.get(name, "gpt2")
     with TokenCheck(tmp_path) as tokens:
-        assert tokens.check("llama", vocabulary.metadata()).n_texts > 50
+        assert tokens.check(architecture, made.metadata).n_texts > 50
 
     target = tmp_path / "vocabulary.gguf"
-    write_layout(target, "llama", vocabulary.metadata())
+    write_layout(target, architecture, made.metadata)
     model = Model(str(target), LoadOptions(vocab_only=True))
     vectors = rebuild.vectors(shipped, name)
     got = [model.tokenize(text, add_special=False, parse_special=False) for text, _ in vectors]

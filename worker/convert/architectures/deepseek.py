@@ -120,8 +120,8 @@ DEEPSEEK_V3 = replace(
     metadata=_metadata(gating=2),
     ignores_extra_layers=True,
     requires=_REQUIRES,
+    needs="exp_probs_b.bias",
 )
-
 
 GLM4_MOE_LITE = replace(DEEPSEEK_V3, names=("Glm4MoeLiteForCausalLM",), multimodal=())
 
@@ -152,6 +152,8 @@ GLM_DSA = replace(
     tensors_of="",
     names=("GlmMoeDsaForCausalLM",),
     metadata={**DEEPSEEK_V32.metadata, "{arch}.attention.indexer.types": _indexed},
+    needs="exp_probs_b.bias indexer.k_norm indexer.k_norm.bias indexer.proj indexer.attn_k "
+    "indexer.attn_q_b",
 )
 
 MISTRAL4 = replace(

@@ -11,7 +11,7 @@ from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, renamed
 from worker.convert.family.metadata import flag, if_given, norm_epsilon, number, sections, sizes
-from worker.convert.family.rules import Family, Metadata, Setting, transposed
+from worker.convert.family.rules import QKV_BIASES, Family, Metadata, Setting, transposed
 from worker.errors import ModelError
 
 _GELU = ("gelu_pytorch_tanh", "gelu_new")
@@ -89,6 +89,7 @@ SEED_OSS = Family(
     "seed_oss",
     ("SeedOssForCausalLM",),
     requires={"hidden_act": "silu", "attention_out_bias": False, "mlp_bias": False},
+    needs="-attn_output.bias",
 )
 
 ERNIE4_5 = Family(
@@ -98,10 +99,13 @@ ERNIE4_5 = Family(
 # --- Qwen --------------------------------------------------------------------------------------
 
 QWEN2 = Family(
-    "qwen2", ("Qwen2ForCausalLM",), requires={"hidden_act": "silu", "use_sliding_window": False}
+    "qwen2",
+    ("Qwen2ForCausalLM",),
+    requires={"hidden_act": "silu", "use_sliding_window": False},
+    needs=QKV_BIASES,
 )
 
-QWEN3 = replace(QWEN2, architecture="qwen3", names=("Qwen3ForCausalLM", "Qwen3Model"))
+QWEN3 = replace(QWEN2, architecture="qwen3", names=("Qwen3ForCausalLM", "Qwen3Model"), needs="")
 
 QWEN2_VL = replace(
     QWEN2,
@@ -178,6 +182,7 @@ GLM4 = Family(
     ("Glm4ForCausalLM",),
     sources={"post_attention_layernorm.weight": "ffn_norm"},
     rotary=0.5,
+    needs="-attn_output.bias",
 )
 
 # --- norms of other kinds ----------------------------------------------------------------------
@@ -232,6 +237,7 @@ STABLELM = Family(
     metadata={Keys.LLM.USE_PARALLEL_RESIDUAL: flag("use_parallel_residual")},
     head="always",
     ignored=LLAMA.ignored,
+    needs=lambda config: "ffn_norm ffn_norm.bias" * (not config.flag("use_parallel_residual")),
 )
 
 STARCODER2 = Family(
@@ -259,6 +265,7 @@ PHI2 = Family(
     rotary=0.5,
     head="always",
     requires={"hidden_act": _GELU, "qk_layernorm": False},
+    needs=QKV_BIASES,
 )
 
 HUNYUAN = Family("hunyuan-dense", ("HunYuanDenseV1ForCausalLM",))

@@ -10,7 +10,7 @@ from gguf.constants import Keys, PoolingType
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, renamed
 from worker.convert.family.metadata import integer, number, require, sizes
-from worker.convert.family.rules import Array, Family, Metadata
+from worker.convert.family.rules import QKV_BIASES, Array, Family, Metadata
 from worker.errors import ModelError
 
 
@@ -64,6 +64,7 @@ BERT = Family(
     ignored=(r"pooler\..*", r"embeddings\.position_ids", r"cls\..*"),
     requires={"hidden_act": "gelu", "position_embedding_type": "absolute"},
     check=_check_bert,
+    needs=f"token_types {QKV_BIASES} attn_output.bias ffn_up.bias ffn_down.bias",
 )
 
 XLM_ROBERTA = replace(
@@ -80,7 +81,6 @@ XLM_ROBERTA = replace(
     dims=_roberta_dims,
     ignored=(r"pooler\..*", r"embeddings\.position_ids", r"lm_head\..*"),
 )
-
 
 _NOMIC_KEYS = {
     "hidden_size": "n_embd",
@@ -117,13 +117,11 @@ NOMIC_BERT = Family(
         "hidden_act": "silu",
         "activation_function": "swiglu",
         "rotary_emb_fraction": 1.0,
-        "prenorm": False,
-        "causal": False,
-        "qkv_proj_bias": False,
-        "mlp_fc1_bias": False,
-        "rotary_emb_interleaved": False,
+        **dict.fromkeys(("prenorm", "causal", "rotary_emb_interleaved"), False),
+        **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias"), False),
     },
     ropes=("default",),
+    needs="token_types",
 )
 
 
@@ -147,7 +145,6 @@ def _check_modern_bert(config: Config, d: Dims) -> None:
 MODERN_BERT = Family(
     "modern-bert",
     ("ModernBertModel", "ModernBertForMaskedLM"),
-    # The first layer has no norm: its input is normed already.
     common=_encoder,
     metadata={
         Keys.Attention.LAYERNORM_EPS: number("norm_eps", default=1e-5),
@@ -165,9 +162,7 @@ MODERN_BERT = Family(
     ignored=(r"head\..*", r"decoder\..*", r"classifier\..*"),
     requires={
         "hidden_activation": "gelu",
-        "norm_bias": False,
-        "attention_bias": False,
-        "mlp_bias": False,
+        **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), False),
     },
     check=_check_modern_bert,
 )

@@ -53,6 +53,7 @@ MIXTRAL = replace(
     LLAMA,
     names=("MixtralForCausalLM",),
     dims=with_experts("num_local_experts", width="intermediate_size"),
+    needs="ffn_gate_exps",
 )
 
 OLMOE = replace(
@@ -135,6 +136,7 @@ GLM4_MOE = Family(
     ),
     ignores_extra_layers=True,
     requires={"hidden_act": "silu", "n_group": 1},
+    needs="-attn_output.bias exp_probs_b.bias",
 )
 
 SOLAR_OPEN = replace(GLM4_MOE, names=("SolarOpenForCausalLM",), rotary=1.0)
@@ -194,10 +196,10 @@ ERNIE4_5_MOE = Family(
         "moe_layer_interval": 1,
         "moe_layer_end_index": lambda d: (d.n_layers - 1, -1),
     },
+    needs="ffn_gate_exps exp_probs_b.bias",
 )
 
 # --- experts in one tensor ------------------------------------------------------------------------
-
 
 GRANITE_MOE = replace(
     GRANITE,
@@ -250,4 +252,5 @@ LLAMA4 = Family(
         "use_qk_norm": lambda d: d.n_expert != 128,
         "no_rope_layers": lambda d: ([int((i + 1) % 4 != 0) for i in range(d.n_layers)], []),
     },
+    needs="-attn_q_norm -attn_k_norm",
 )

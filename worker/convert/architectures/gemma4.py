@@ -119,4 +119,7 @@ GEMMA4 = Family(
         "use_bidirectional_attention": (None, "vision"),
     },
     check=_check,
+    needs=lambda config: (
+        "layer_output_scale attn_v" + " ffn_down_exps.scale" * config.flag("enable_moe_block")
+    ),
 )

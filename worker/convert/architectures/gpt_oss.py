@@ -33,8 +33,7 @@ def _every_other(first: int) -> Make:
 
 
 def _every_other_turned(first: int) -> Make:
-    """Experts are stored as (inputs, outputs)."""
-    return lambda sources, _d: np.ascontiguousarray(sources[0][..., first::2].T)
+    return lambda sources, d: transposed([sources[0][..., first::2]], d)
 
 
 def _packed(target: str, rows: slice, name: str) -> Into:
@@ -79,5 +78,5 @@ GPT_OSS = Family(
     head="always",
     yarn={"beta_fast": 32.0, "beta_slow": 1.0},  # It always rounds, see `_notes`.
     notes=_notes,
-    requires={"hidden_act": "silu", "swiglu_limit": 7.0},
+    requires={"hidden_act": "silu", "swiglu_limit": 7.0, "attention_bias": True},
 )

@@ -132,10 +132,7 @@ NEMOTRON_H = Family(
     applies=lambda config: "moe" not in _pattern(config),
     requires={
         "mlp_hidden_act": "relu2",
-        "use_bias": False,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "mamba_proj_bias": False,
+        **dict.fromkeys(("use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias"), False),
         "use_conv_bias": True,
         "n_group": 1,
         "moe_latent_size": None,
@@ -190,7 +187,6 @@ LFM2 = Family(
     dims=_lfm2_dims,
     requires={"conv_bias": False},
 )
-
 
 LFM2_MOE = replace(
     LFM2,

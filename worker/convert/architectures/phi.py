@@ -67,4 +67,5 @@ PHI3 = Family(
     ignores_window=True,
     extra_tensors=_factors,
     ropes=("default", "longrope", "su"),
+    needs="attn_qkv",
 )

@@ -99,6 +99,7 @@ QWEN3_NEXT = Family(
     dims=with_experts("num_experts", shared_width="shared_expert_intermediate_size", of=_dims),
     # The tensors that predict further tokens are left out.
     ignored=(r"mtp\..*",),
+    needs="attn_qkv attn_gate",
     requires={
         **_DENSE_REQUIRES,
         "norm_topk_prob": True,
@@ -123,7 +124,11 @@ QWEN3_5_MOE = replace(
         "ssm_alpha": _tiled_heads(),
         "ssm_beta": _tiled_heads(),
     },
-    metadata={**QWEN3_NEXT.metadata, Keys.Rope.DIMENSION_SECTIONS: sections(_SECTIONS)},
+    metadata={
+        **QWEN3_NEXT.metadata,
+        Keys.Rope.DIMENSION_SECTIONS: sections(_SECTIONS),
+        Keys.LLM.FEED_FORWARD_LENGTH: None,  # Ollama takes it for a mark of its own files.
+    },
 )
 
 QWEN3_5 = replace(
@@ -131,6 +136,7 @@ QWEN3_5 = replace(
     architecture="qwen35",
     names=("Qwen3_5ForCausalLM",),
     multimodal=("Qwen3_5ForConditionalGeneration",),
+    metadata={**QWEN3_5_MOE.metadata, Keys.LLM.FEED_FORWARD_LENGTH: integer("intermediate_size")},
     dims=_dims,
     requires=_DENSE_REQUIRES,
 )

@@ -3,13 +3,13 @@
 The `gguf` package knows which tensors llama.cpp's implementation of an architecture has, and what
 checkpoints call them. A description says only what differs: another name, a part of a tensor, a
 function that reorders values. Shapes are not said: they are those of the sources. That a model has
-all that it needs, llama.cpp itself checks (`tokenizer.check`).
+all that it needs, llama.cpp itself checks (`tokenizer.check`), but for `Family.needs`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal, NamedTuple
@@ -140,6 +140,16 @@ F32_ALWAYS = frozenset(
     time_mix_w1 time_mix_w2""".split()
 )
 """Routers, positions and small filters; so are all norms, biases and scales."""
+QKV_BIASES = "attn_q.bias attn_k.bias attn_v.bias"
+_QK_NORMS = "attn_q_norm attn_k_norm"
+_NEEDED = {
+    "attention_bias": f"{QKV_BIASES} attn_output.bias",
+    "mlp_bias": "ffn_gate.bias ffn_up.bias ffn_down.bias",
+    **dict.fromkeys(("use_qkv_bias", "use_bias"), QKV_BIASES),
+    **dict.fromkeys(("use_qk_norm", "qk_layernorm"), _QK_NORMS),
+    **dict.fromkeys(("use_conv_bias", "mamba_conv_bias"), "ssm_conv1d.bias"),
+}
+"""What `Family.needs` has, by the setting that says so: biases only of weights that are there."""
 _NOT_TEXT = (
     r"(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision"
     r"|embed_audio)\..*"
@@ -204,6 +214,9 @@ class Family:
     model's root."""
     varies: str = ""
     """A regular expression for tensors of a layer that others of its kind may lack."""
+    needs: str | Callable[[Config], str] = ""
+    """Tensors that the model has and llama.cpp would do without: names in the GGUF, as in
+    `Into.target`. Behind a minus, what it has not whatever its settings."""
     scales_as_llama3: bool = False
     """llama.cpp reads the factors of Llama 3's rope scaling in this family."""
     ropes: tuple[str, ...] = ()
@@ -250,6 +263,16 @@ class Family:
         within = "blk.{i}." if layer else ""
         listed = given if isinstance(given, tuple) else (given,)
         return tuple(self._completed(each, within) for each in listed)
+
+    def lacking(self, config: Config, there: Set[str]) -> Iterator[str]:
+        """What of `needs`, and of what follows from settings, is not among the names `there`."""
+        own = (self.needs(config) if callable(self.needs) else self.needs).split()
+        said = {**self.requires, **{k: v for k, v in config.values.items() if v is not None}}
+        usual = " ".join(names for key, names in _NEEDED.items() if said.get(key) is True).split()
+        of_weights = [n for n in usual if n.replace("bias", "weight") in there or "." not in n]
+        for name in (*own, *of_weights):
+            if not there & {name, f"{name}.weight"} and name[0] != "-" and f"-{name}" not in own:
+                yield name
 
     def _completed(self, given: str | Into, within: str) -> Into:
         into = Into(given) if isinstance(given, str) else given

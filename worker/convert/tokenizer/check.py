@@ -30,7 +30,6 @@ from worker.models.gguf.header import read_header
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-
 TIMEOUT_SECONDS = 600
 _NORMALISERS = {
     "t5": "at combining marks that its normaliser composes",
@@ -68,10 +67,7 @@ class TokenCheck:
         self._child.communicate()
 
     def check(
-        self,
-        architecture: str,
-        metadata: Metadata,
-        tensors: Sequence[OutputTensor] = (),
+        self, architecture: str, metadata: Metadata, tensors: Sequence[OutputTensor] = ()
     ) -> CheckedTokens:
         """Let llama.cpp load a file with these tensors, whose values are holes, and compare the
         texts of `corpus`; may be called once only.

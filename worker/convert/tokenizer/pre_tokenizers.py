@@ -66,10 +66,7 @@ KNOWN: tuple[PreTokenizer, ...] = (
         ),
     ),
     PreTokenizer("smollm", (DIGITS, _GPT2)),
-    PreTokenizer(
-        "falcon",
-        (PUNCTUATION_RUNS, _GPT2, DIGIT_RUNS, split("[0-9][0-9][0-9]")),
-    ),
+    PreTokenizer("falcon", (PUNCTUATION_RUNS, _GPT2, DIGIT_RUNS, split("[0-9][0-9][0-9]"))),
     PreTokenizer(
         "deepseek-coder",
         (

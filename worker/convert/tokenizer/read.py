@@ -92,20 +92,13 @@ def _added_tokens(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[
 
 
 def _added(entry: Mapping[str, Any]) -> AddedToken:
-    return AddedToken(
-        str(entry["content"]),
-        special=bool(entry.get("special", False)),
-        lstrip=bool(entry.get("lstrip", False)),
-        rstrip=bool(entry.get("rstrip", False)),
-    )
+    flags = {key: bool(entry.get(key)) for key in ("special", "lstrip", "rstrip")}
+    return AddedToken(str(entry["content"]), **flags)
 
 
 def _check_unique(vocabulary: Vocabulary, folder: Path) -> None:
     """Refuse a text that two ids share: llama.cpp would abort its process."""
-    if len(set(vocabulary.tokens)) == len(vocabulary.tokens):
-        return
-    seen: dict[str, int] = {}
+    last = {text: i for i, text in enumerate(vocabulary.tokens)}
     for i, text in enumerate(vocabulary.tokens):
-        if text in seen:
-            raise ModelError(f"{folder}: tokens {seen[text]} and {i} are both {text!r}")
-        seen[text] = i
+        if last[text] != i:
+            raise ModelError(f"{folder}: tokens {i} and {last[text]} are both {text!r}")

@@ -55,14 +55,9 @@ def _from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
     bytes_too = any(piece.kind == 6 for piece in model.pieces)
     if model.algorithm == 2:
         vocab = {piece.text: i for i, piece in enumerate(model.pieces)}
+        merges, unk = _merges(model, vocab), model.pieces[model.unk_id].text
         tokenizer = Tokenizer(
-            models.BPE(
-                vocab,
-                _merges(model, vocab),
-                unk_token=model.pieces[model.unk_id].text,
-                fuse_unk=True,
-                byte_fallback=bytes_too,
-            )
+            models.BPE(vocab, merges, unk_token=unk, fuse_unk=True, byte_fallback=bytes_too)
         )
     else:
         scored = [(piece.text, piece.score) for piece in model.pieces]

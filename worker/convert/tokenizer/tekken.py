@@ -1,6 +1,5 @@
 """Mistral's `tekken.json`, where a repository has no `tokenizer.json`: byte strings by rank, behind
-a fixed number of special tokens.
-"""
+a fixed number of special tokens."""
 
 from __future__ import annotations
 
@@ -41,11 +40,9 @@ def read(folder: Path) -> dict[str, Any]:
     if len(ranks) != n_ranks:
         raise ModelError(f"{folder / FILE} has {len(ranks)} tokens instead of {n_ranks}")
     special = [f"<SPECIAL_{i}>" for i in range(n_special)]
-    old: list[dict[str, Any]] = [
-        {"rank": i, "token_str": text} for i, text in enumerate(_OLD_SPECIAL)
-    ]
-    listed = tekken.get("special_tokens")
-    for entry in old if listed is None else listed:
+    if (listed := tekken.get("special_tokens")) is None:
+        listed = [{"rank": i, "token_str": text} for i, text in enumerate(_OLD_SPECIAL)]
+    for entry in listed:
         special[int(entry["rank"])] = str(entry["token_str"])
     added = [{"id": i, "content": text, "special": True} for i, text in enumerate(special)]
     return tiktoken.of_ranks(ranks, PRE_TOKENIZER, added, first_id=n_special)

@@ -7,7 +7,6 @@ split; that code is not run, and only Kimi's expression is known.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,14 +43,12 @@ def of_ranks(
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
         for expression in pre_tokenizers.split_of(pre)
     ]
-    letters = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    letters = dict.fromkeys(("add_prefix_space", "use_regex"), False) | {"trim_offsets": True}
+    steps = [*cuts, {"type": "ByteLevel", **letters}]
     return {
         "version": "1.0",
         "added_tokens": [{**_ADDED, **token} for token in added],
-        "pre_tokenizer": {
-            "type": "Sequence",
-            "pretokenizers": [*cuts, {**letters, "use_regex": False}],
-        },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "model": {
             "type": "BPE",
             "ignore_merges": True,
@@ -67,7 +64,7 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
         try:
             token, rank = line.split()
             found[base64.b64decode(token, validate=True)] = int(rank)
-        except (ValueError, binascii.Error):
+        except ValueError:
             raise ModelError(
                 f"{path}: line {number} is not a byte string in base64 and a rank", path=str(path)
             ) from None
