@@ -6,6 +6,8 @@ empty lists included, and now and then a value that no server should take.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from random import Random
@@ -17,12 +19,6 @@ TEXTS = (
     "Once upon a time", "The fox", "What is 3 plus 4?", "Ünïcode: 媽 🤗", " leading blank",
     "a\nb\n\nc", "<|im_start|>user\nHi<|im_end|>\n", "The capital of France is", "1, 2, 3, 4",
 )  # fmt: skip
-GRAMMAR = 'root ::= ("yes" | "no") " " [a-z]+ "."'
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "age": {"type": "integer"}},
-    "required": ["name", "age"],
-}
 _Fields = Mapping[str, Sequence[Any]]
 
 SAMPLING: _Fields = {
@@ -53,10 +49,6 @@ SAMPLING: _Fields = {
     "ignore_eos": (True, False),
     "stop": ("the", ["the", "fox"], [], None, ["zzz"], [""], "."),
 }  # fmt: skip
-FORMS: _Fields = {
-    "grammar": (GRAMMAR, ""),
-    "json_schema": (SCHEMA, {"type": "boolean"}, {"enum": ["fox", "bird"]}),
-}
 RUNNING: _Fields = {
     "cache_prompt": (True, False),
     "timings_per_token": (True, False),
@@ -87,6 +79,99 @@ def drawn(rng: Random, least: int, *pools: _Fields) -> dict[str, Any]:
     return {name: rng.choice(fields[name]) for name in rng.sample(sorted(fields), n_fields)}
 
 
+# --- forms of answers ---
+
+WORDS = ("yes", "no ", "fox", " the", '"', "é", "\\", "\n", "1", ".")
+SETS = ("[a-z]", "[0-9_]", "[A-Za-z ]", '[^"\\n]', "[.,!-]")
+TIMES = ("", "", "?", "{2}", "{1,3}", "{0,4}")
+ENOUGH = 400
+"""Tokens for the longest text of a form: one that is cut says nothing of what would follow."""
+
+
+def grammar(rng: Random) -> str:
+    """One in GBNF, of bounded texts; its last line has the same texts' regular expression."""
+    rules: list[str] = []
+
+    def part(depth: int) -> tuple[str, str]:
+        kind = rng.choice(("word", "set", "rule", "several", "either")[: 5 if depth else 2])
+        if kind == "word":
+            word = rng.choice(WORDS)
+            return json.dumps(word, ensure_ascii=False), re.escape(word).replace("\n", "n")
+        if kind == "set":
+            chars, times = rng.choice(SETS), rng.choice(TIMES)
+            return chars + times, chars + times
+        inside = [part(depth - 1) for _ in range(rng.choice((2, 3)))]
+        written, expressions = zip(*inside, strict=True)
+        if kind == "several":
+            times = rng.choice(TIMES)
+            return f"({' '.join(written)}){times}", f"(?:{''.join(expressions)}){times}"
+        if kind == "rule":
+            rules.append(f"r{len(rules)} ::= {' '.join(written)}")
+            return rules[-1].split()[0], "".join(expressions)
+        return f"({' | '.join(written)})", f"(?:{'|'.join(expressions)})"
+
+    written, expressions = zip(*(part(2) for _ in range(2)), strict=True)
+    return "\n".join((f"root ::= {' '.join(written)}", *rules, f"# {''.join(expressions)}", ""))
+
+
+def schema(rng: Random, depth: int = 2) -> dict[str, Any]:
+    """One whose texts are bounded."""
+    small: Sequence[dict[str, Any]] = (
+        {"type": "string", "maxLength": rng.choice((1, 8))},
+        {"type": "string", "pattern": "^[a-c]{1,3}$"},
+        {"type": "string", "format": "date"},
+        {"type": "integer"},
+        {"type": "integer", "minimum": -3, "maximum": 120},
+        {"type": "boolean"},
+        {"type": "null"},
+        {"enum": ["fox", "bird", 7, None]},
+        {"const": "é"},
+    )
+    kind = rng.choice(("small", "object", "array", "either")) if depth else "small"
+    if kind == "object":
+        return object_schema(rng, depth)
+    if kind == "array":
+        most = rng.choice((1, 3))
+        return {"type": "array", "items": schema(rng, depth - 1), "minItems": 1, "maxItems": most}
+    if kind == "either":
+        return {"anyOf": [schema(rng, depth - 1) for _ in range(2)]}
+    return rng.choice(small)
+
+
+def object_schema(rng: Random, depth: int = 2) -> dict[str, Any]:
+    names = rng.sample(("name", "age", "a b", "ü"), rng.choice((1, 2, 3)))
+    return {
+        "type": "object",
+        "properties": {name: schema(rng, depth - 1) for name in names},
+        "required": names[: rng.choice((0, len(names)))],
+        "additionalProperties": False,
+    }
+
+
+def tools(rng: Random, schema_field: str = "parameters") -> list[dict[str, Any]]:
+    names = rng.sample(("weather", "add", "get-time"), rng.choice((1, 1, 2)))
+    return [
+        {"name": name, "description": f"It does {name}", schema_field: object_schema(rng)}
+        for name in names
+    ]
+
+
+def formed(rng: Random, most: str, *others: Mapping[str, Any]) -> dict[str, Any]:
+    """Now and then a grammar, a schema or one of the `others`, with the tokens that its texts take
+    in the field `most` and without what would cut them."""
+    forms: Sequence[Mapping[str, Any]] = (
+        {"grammar": grammar(rng)}, {"json_schema": schema(rng)}, *others,
+    )  # fmt: skip
+    if rng.random() < 0.6:
+        return {most: rng.choice((1, 6, 12)), **rng.choice(({}, {}, {"grammar": ""}))}
+    both: Mapping[str, Any] = rng.choice(forms) if rng.random() < 0.1 else {}
+    whole = {most: ENOUGH, "max_completion_tokens": ENOUGH, "stop": []}
+    return {**whole, **both, **rng.choice(forms)}
+
+
+# --- requests that generate ---
+
+
 def completion(rng: Random) -> dict[str, Any]:
     prompts: Sequence[Any] = (
         *TEXTS, [0, 100, 101, 102], ["Once upon a time", "The fox"], [[0, 100], [0, 101, 102]],
@@ -95,9 +180,9 @@ def completion(rng: Random) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "prompt": rng.choice(prompts),
-        "n_predict": rng.choice((1, 6, 12)),
         "temperature": 0,
-        **drawn(rng, 0, SAMPLING, RUNNING, FORMS),
+        **drawn(rng, 0, SAMPLING, RUNNING),
+        **formed(rng, "n_predict"),
         **drawn(
             rng, 0, {
                 "n_probs": (0, 1, 3, None),
@@ -132,9 +217,9 @@ def infill(rng: Random) -> dict[str, Any]:
 def openai_completion(rng: Random) -> dict[str, Any]:
     return {
         "prompt": rng.choice((*TEXTS, [0, 100, 101], ["The fox", "Once"])),
-        "max_tokens": rng.choice((1, 6, 12)),
         "temperature": 0,
-        **drawn(rng, 0, SAMPLING, RUNNING, FORMS, OPENAI),
+        **drawn(rng, 0, SAMPLING, RUNNING, OPENAI),
+        **formed(rng, "max_tokens"),
         **drawn(rng, 0, {"stream": (True, False), "logprobs": (1, 3, None)}),
     }
 
@@ -143,20 +228,6 @@ def message(rng: Random, role: str = "user") -> dict[str, Any]:
     text = rng.choice(TEXTS)
     parts = [{"type": "text", "text": text}, {"type": "text", "text": "And you?"}]
     return {"role": role, "content": rng.choice((text, text, parts))}
-
-
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "description": "The weather of a place",
-        "parameters": {
-            "type": "object",
-            "properties": {"place": {"type": "string", "maxLength": 6}},
-            "required": ["place"],
-        },
-    },
-}
 
 
 def messages(rng: Random) -> list[dict[str, Any]]:
@@ -169,11 +240,7 @@ def messages(rng: Random) -> list[dict[str, Any]]:
 
 
 CHAT: _Fields = {
-    "response_format": (
-        {"type": "text"}, {"type": "json_object"},
-        {"type": "json_object", "schema": SCHEMA},
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}, None,
-    ),
+    "response_format": ({"type": "text"}, None),
     "tools": ([], None),
     "add_generation_prompt": (True,),
     "chat_template_kwargs": ({}, {"enable_thinking": False}),
@@ -189,11 +256,25 @@ def chat(rng: Random) -> dict[str, Any]:
     scored = rng.choice(({}, {}, {"logprobs": True, "top_logprobs": 2}, {"logprobs": False}))
     return {
         "messages": messages(rng),
-        "max_tokens": rng.choice((1, 6, 12)),
         "temperature": 0,
-        **drawn(rng, 0, SAMPLING, RUNNING, FORMS, OPENAI, CHAT, {"stream": (True, False)}),
+        **drawn(rng, 0, SAMPLING, RUNNING, OPENAI, CHAT, {"stream": (True, False)}),
         **scored,
-        **rng.choice(({}, {}, {"tools": [TOOL], "tool_choice": "required"})),
+        **formed(
+            rng,
+            "max_tokens",
+            {"response_format": {"type": "json_object", "schema": schema(rng)}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": schema(rng)},
+                }
+            },
+            {
+                "tools": [{"type": "function", "function": each} for each in tools(rng)],
+                "tool_choice": rng.choice(("auto", "required", "required")),
+                "parallel_tool_calls": False,
+            },
+        ),
     }
 
 
@@ -212,7 +293,6 @@ def responses(rng: Random) -> dict[str, Any]:
     )  # fmt: skip
     return {
         "input": rng.choice(inputs),
-        "max_output_tokens": rng.choice((4, 16)),
         "temperature": 0,
         **drawn(
             rng, 0, {
@@ -227,6 +307,13 @@ def responses(rng: Random) -> dict[str, Any]:
                 "parallel_tool_calls": (True,),
             },
         ),
+        **rng.choice((
+            {"max_output_tokens": 4}, {"max_output_tokens": 16},
+            {"max_output_tokens": ENOUGH, "tool_choice": "required", "parallel_tool_calls": False,
+             "tools": [{"type": "function", **each} for each in tools(rng)]},
+            {"max_output_tokens": ENOUGH,
+             "text": {"format": {"type": "json_schema", "name": "x", "schema": schema(rng)}}},
+        )),
     }  # fmt: skip
 
 
@@ -234,7 +321,6 @@ def anthropic(rng: Random) -> dict[str, Any]:
     turns = [each for each in messages(rng) if each["role"] in ("user", "assistant")]
     return {
         "messages": turns,
-        "max_tokens": rng.choice((4, 16)),
         "temperature": 0,
         **drawn(
             rng, 0, {
@@ -249,6 +335,12 @@ def anthropic(rng: Random) -> dict[str, Any]:
                 "tools": ([],),
             },
         ),
+        **rng.choice((
+            {"max_tokens": 4}, {"max_tokens": 16},
+            {"max_tokens": ENOUGH, "stop_sequences": [],
+             "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+             "tools": tools(rng, "input_schema")},
+        )),
     }  # fmt: skip
 
 
@@ -307,7 +399,7 @@ def ollama_text(rng: Random) -> dict[str, Any]:
 
 def _ollama(rng: Random) -> dict[str, Any]:
     options = {"temperature": 0, "num_predict": rng.choice((1, 8)), **drawn(rng, 0, SAMPLING)}
-    fields = {"stream": (True, False), "format": ("json", SCHEMA, ""), "think": (True, False)}
+    fields = {"stream": (True, False), "format": ("json", schema(rng), ""), "think": (True, False)}
     return {"options": options, **drawn(rng, 0, fields)}
 
 

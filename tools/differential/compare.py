@@ -26,6 +26,8 @@ class Difference(NamedTuple):
     theirs: Any
     """`ABSENT` where only the worker has the field."""
     ours: Any
+    answer: Any = None
+    """The worker's, whole."""
 
 
 def differences(theirs: Any, ours: Any, path: str = "") -> Iterator[Difference]:
@@ -84,6 +86,7 @@ class Report:
         if found and found[0].path == "status":
             found = found[:1]  # the answers have nothing in common
         for each in found:
+            each = each._replace(answer=ours.comparable)
             if (why := reason_of(asked, each)) is not None:
                 self.known[why] += 1
             else:

@@ -7,9 +7,12 @@ name. A stream is named by the sum of its events of each kind.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from tools.differential.asking import Asked
@@ -42,11 +45,104 @@ def _typical_behind_sigma(asked: Asked, found: Difference) -> bool:
     return {"typical_p", "top_n_sigma"} <= set(asked.body or ())
 
 
+def _punishes_answers(asked: Asked, found: Difference) -> bool:
+    body = asked.body or {}
+    punishes = body.get("frequency_penalty") or body.get("presence_penalty")
+    return bool(punishes) and body.get("repeat_last_n") is None
+
+
 def _keeps_the_end(asked: Asked, found: Difference) -> bool:
     """Whether there are stops, and the worker has llama-server's text and a little more."""
     stops = asked.body.get("stop") or asked.body.get("stop_sequences")
     texts = isinstance(found.theirs, str) and isinstance(found.ours, str)
     return bool(stops) and texts and found.ours.startswith(found.theirs)
+
+
+def _equal_documents(asked: Asked, found: Difference) -> bool:
+    documents = asked.body.get("documents") or asked.body.get("texts") or ()
+    return bool(documents) and documents[found.theirs] == documents[found.ours]
+
+
+_BEGINNINGS = ("content_block_start*", "*.added", "response.created", "response.in_progress")
+"""Events whose texts and calls are still empty."""
+_ECHOES = ("generation_settings", "tools", "prompt")
+
+
+def _texts(answer: Any, name: str = "") -> Iterator[str]:
+    """The texts of an answer, but not its calls."""
+    if isinstance(answer, str) and answer and name in ("content", "text"):
+        yield answer
+    for key, value in _parts(answer):
+        yield from _texts(value, key or name)
+
+
+def _calls(answer: Any) -> Iterator[tuple[str | None, str]]:
+    """The calls of an answer: a name, if it stands beside them, and arguments."""
+    if isinstance(answer, dict):
+        for field in "arguments", "partial_json", "input":
+            if isinstance(given := answer.get(field), str | dict) and given:
+                text = given if isinstance(given, str) else json.dumps(given)
+                yield answer.get("name"), text
+    for _, value in _parts(answer):
+        yield from _calls(value)
+
+
+def _parts(answer: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(answer, list):
+        yield from (("", each) for each in answer)
+    elif isinstance(answer, dict):
+        for key, value in answer.items():
+            begins = any(fnmatchcase(key, pattern) for pattern in _BEGINNINGS)
+            if not begins and key not in _ECHOES:
+                yield key, value
+
+
+def _is_of(schema: Any, text: str) -> bool:
+    try:
+        return bool(Draft202012Validator(schema).is_valid(json.loads(text)))
+    except ValueError:
+        return False
+
+
+def _fits(asked: Asked, found: Difference) -> bool:
+    """Whether the request has a form, and the worker's texts and calls are wholly of it: of two
+    forms, of one."""
+    body = asked.body or {}
+    texts, calls = list(_texts(found.answer)), list(_calls(found.answer))
+    fits = []
+    if body.get("grammar"):
+        expression = re.compile(body["grammar"].removesuffix("\n").rpartition("\n# ")[2])
+        fits.append(bool(texts) and all(map(expression.fullmatch, texts)))
+    given = [body.get("response_format"), (body.get("text") or {}).get("format")]
+    for form in [each for each in given if each and each["type"] != "text"]:
+        schema = (form.get("json_schema") or form).get("schema", {"type": "object"})
+        fits.append(bool(texts) and all(_is_of(schema, text) for text in texts))
+    if "json_schema" in body:
+        fits.append(bool(texts) and all(_is_of(body["json_schema"], text) for text in texts))
+    if tools := [each.get("function", each) for each in body.get("tools") or ()]:
+        schemas = {each["name"]: each.get("parameters", each.get("input_schema")) for each in tools}
+        are_of = all(
+            any(_is_of(of, text) for called, of in schemas.items() if name in (None, called))
+            for name, text in calls
+        )
+        # Where no call is forced, another text is right: a template without tools is told of them.
+        fits.append(are_of and (body.get("tool_choice") == "auto" or bool(calls) and not texts))
+    return any(fits)
+
+
+def _is_of_nothing(asked: Asked, found: Difference) -> bool:
+    """Whether llama-server's event is without a text, also where its last has other fields."""
+    if isinstance(found.theirs, dict):
+        return not found.theirs.get("content")
+    return (
+        found.path == "stream.None"
+        or "response_fields" in asked.body
+        and not list(_texts(found.answer))
+    )
+
+
+def _is_half(found: Difference) -> bool:
+    return isinstance(found.ours, str) and found.ours.rstrip("\ufffd") == found.theirs
 
 
 def _numbers(asked: Asked, found: Difference) -> bool:
@@ -208,8 +304,7 @@ KNOWN = (
     Known(
         "an empty text of instructions is none, and so is null",
         ("*",),
-        "both",
-        ("*/responses*",),
+        paths=("*/responses*",),
         when=_says('"instructions": ""', '"instructions": null'),
     ),
     Known(
@@ -218,11 +313,18 @@ KNOWN = (
         when=_ends_more,
     ),
     Known(
-        "a control token is spelled out among the likely ones, not left empty",
-        ("*.top_logprobs.token", "*.top_logprobs.bytes", "*.top_probs.token", "*.top_probs.bytes"),
+        "a control token is spelled out among the likely ones, not left empty; half a character "
+        "is told by a sign",
+        ("*probs.token", "*probs.bytes", "*_probabilities.token", "*_probabilities.bytes"),
         "both",
+        when=lambda asked, found: not found.theirs or _is_half(found),
     ),
-    Known("an event without anything in it is not sent", ("stream.None",), "theirs"),
+    Known(
+        "an event without anything in it is not sent",
+        ("stream.None", "stream.event*"),
+        "theirs",
+        when=_is_of_nothing,
+    ),
     Known(
         "the bias of a text is told as it was sent",
         ("*.generation_settings.logit_bias*",),
@@ -231,15 +333,22 @@ KNOWN = (
     ),
     # --- what is computed ---
     Known(
-        "where a grammar allows one text alone, it is written in the tokenizer's own tokens",
-        _OF_TEXT,
-        when=_says('"grammar": "root'),
+        "of the texts that a form allows it has another: what must come is written in the "
+        "tokenizer's own tokens, JSON may have white space, and Responses and Messages force calls",
+        (*_OF_TEXT, "*.output*", "*.stop_reason"),
+        when=_fits,
     ),
     Known(
         "a template that knows no tools is told of them in words",
-        (*_OF_TEXT, "*.input_tokens", "*.prompt"),
+        ("*.input_tokens", "*.prompt"),
         paths=CHATS,
         when=_says('"tools": [{'),
+    ),
+    Known(
+        "without repeat_last_n, frequency and presence penalties count an answer's tokens, as "
+        "OpenAI's; llama-server's count the last 64, the prompt's too",
+        _OF_TEXT,
+        when=_punishes_answers,
     ),
     Known(
         "llama.cpp's typical_p computes with NaN behind top_n_sigma, which leaves zeros behind",
@@ -257,8 +366,8 @@ KNOWN = (
         when=_says('"stop": [""]'),
     ),
     Known(
-        "JSON may have white space where a schema allows it; llama-server's grammars forbid it",
-        (*_OF_TEXT, "*.generation_settings.grammar"),
+        "a schema is no grammar of llama.cpp's",
+        ("*.generation_settings.grammar",),
         when=_says("json_schema", '"schema"', "json_object"),
     ),
     Known(
@@ -285,6 +394,13 @@ KNOWN = (
         ("/infill",),
         when=_says("filename", "input_extra"),
     ),
+    Known("equal documents are in any order", ("*.index",), when=_equal_documents),
+    Known(
+        "a stop that has ended a message is its reason, as Anthropic's",
+        ("*.stop_reason",),
+        paths=("/v1/messages",),
+        when=lambda asked, found: (found.theirs, found.ours) == ("end_turn", "stop_sequence"),
+    ),
     # --- what is taken ---
     Known(
         "of two forms for an answer one counts: a forced call, else the first",
@@ -294,8 +410,13 @@ KNOWN = (
     ),
     Known(
         "llama-server fails in itself, such as over a grammar that ends where no end may come",
-        ("status",),
-        when=lambda asked, found: found.theirs == 500,
+        ("status", "stream.*"),
+        when=lambda asked, found: (
+            found.theirs == 500
+            or found.theirs == ABSENT
+            and asked.body.get("ignore_eos") is True
+            and _fits(asked, found)
+        ),
     ),
     Known("null is absent, everywhere", ("status",), when=_null),
     Known(

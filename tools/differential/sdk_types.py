@@ -21,10 +21,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from tools.differential.asking import Answered, Asked
 
 EXTRA = {
-    "timings", "prompt_progress", "reasoning_content", "prompt_logprobs",
+    "timings", "prompt_progress", "reasoning_content", "prompt_logprobs", "name",
     "aliases", "tags", "root", "parent", "meta", "architecture", "status", "store",
 }  # fmt: skip
-"""OpenAI's own that its SDK lacks; llama-server's and vLLM's, which llama-swap, llama.cpp's page,
+"""OpenAI's own that its SDK lacks, such as the name of a call whose arguments are done;
+llama-server's and vLLM's, which llama-swap, llama.cpp's page,
 routers and chat pages read."""
 
 WHOLE: dict[str, Any] = {

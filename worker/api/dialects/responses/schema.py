@@ -75,6 +75,14 @@ class TextFormat(OpenBody):
 
     _has_schema = needed_by("json_schema", "schema_")
 
+    @property
+    def told(self) -> JsonObject:
+        """In an answer: OpenAI's SDK wants all of a schema's fields."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        named = {"name": self.name or "", "schema": self.schema_, "strict": self.strict}
+        return {"type": self.type, **named}
+
 
 class TextOptions(OpenBody):
     format: TextFormat | None = None

@@ -135,7 +135,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             if isinstance(choice, NamedChoice)
             else choice or "auto",
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "text": {"format": {"type": form.type if form is not None else "text"}},
+            "text": {"format": {"type": "text"} if form is None else form.told},
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "previous_response_id": None,
             "truncation": "disabled",
