@@ -1,7 +1,9 @@
 """10,000 random connections beside sixteen streams.
 
 `python -m tests.system.security.test_connections PORT SEED` is the attack, a process of its own
-which is nicer than all others: its own computing is not what is measured.
+which is nicer than all others: its own computing is not what is measured. It opens connections when
+it is told to, so that windows with and without them take turns and what the machine does meanwhile
+falls on both.
 """
 
 from __future__ import annotations
@@ -17,8 +19,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 import psutil
 import pytest
@@ -26,13 +29,16 @@ import pytest
 from tests.conftest import StartWorker
 from tests.process.api.test_crowd import health_times, p99
 from tests.support.worker import ROOT, WorkerProcess, new_job_id
+from tests.system.security.test_network import computed_s
 
 pytestmark = pytest.mark.long
 
 N_STREAMS = 16
 N_CONNECTIONS = 10_000
 PER_SECOND = 150
-QUIET_SECONDS = 20.0
+ROUNDS = 10
+SETTLING_SECONDS = 4.0
+"""After this most of a window's connections are over, and the others only stay open."""
 N_WARM = 1_000
 """Connections before anything is measured: allocators keep what they got."""
 HEALTH_MS = 20.0
@@ -115,7 +121,8 @@ async def connection(port: int, dice: Dice, outcomes: Counter[str]) -> None:
         writer.close()
 
 
-async def attack(port: int, seed: int, count: int) -> Counter[str]:
+async def attack(port: int, seed: int) -> Counter[str]:
+    """As many connections as each line of stdin says; a line is answered when all are open."""
     outcomes: Counter[str] = Counter()
     dice = Dice(seed)
 
@@ -126,15 +133,31 @@ async def attack(port: int, seed: int, count: int) -> Counter[str]:
             outcomes[type(error).__name__] += 1
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(count):
-            group.create_task(one(Dice(dice.random())))
-            await asyncio.sleep(dice.expovariate(PER_SECOND))
+        while count := await asyncio.to_thread(sys.stdin.readline):
+            for _ in range(int(count)):
+                group.create_task(one(Dice(dice.random())))
+                await asyncio.sleep(dice.expovariate(PER_SECOND))
+            print(flush=True)
     return outcomes
 
 
-def attacked(worker: WorkerProcess, seed: int, count: int) -> str:
-    module = [sys.executable, "-m", __name__, str(worker.port), str(seed), str(count)]
-    return subprocess.run(module, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+@contextmanager
+def attacker(worker: WorkerProcess, seed: int) -> Iterator[Callable[[int], str]]:
+    """What opens so many connections; none at all ends it, and gives what came of all."""
+    module = [sys.executable, "-m", __name__, str(worker.port), str(seed)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(module, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdin is not None and process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def opens(count: int) -> str:
+            if count:
+                print(count, file=stdin, flush=True)
+            else:
+                stdin.close()
+            return stdout.readline()
+
+        yield opens
 
 
 # --- the streams beside it ---------------------------------------------------------------
@@ -173,38 +196,66 @@ class Streams:
                     if b"event: end" not in last:
                         self.failures.append(last.decode())
 
-    def pace(self, meanwhile: Callable[[], None]) -> list[float]:
-        """Tokens a second of each, while this runs."""
-        before, began = list(self.tokens), time.monotonic()
-        meanwhile()
-        seconds = time.monotonic() - began
-        return [(n - old) / seconds for n, old in zip(self.tokens, before, strict=True)]
+
+@dataclass
+class Window:
+    """What was seen while nobody attacked, or while somebody did, over all rounds."""
+
+    seconds: float = 0.0
+    computed: float = 0.0
+    """Seconds of the API process."""
+    tokens: list[int] = field(default_factory=lambda: [0] * N_STREAMS)
+    times: dict[str, list[float]] = field(default_factory=lambda: {"health": [], "control": []})
+
+    def look(
+        self, worker: WorkerProcess, streams: Streams, meanwhile: Callable[[], object]
+    ) -> None:
+        with health_times(worker) as times:
+            began, computed, tokens = time.monotonic(), computed_s(worker), list(streams.tokens)
+            meanwhile()
+            self.seconds += time.monotonic() - began
+            self.computed += computed_s(worker) - computed
+            new = zip(self.tokens, streams.tokens, tokens, strict=True)
+            self.tokens = [sum + now - before for sum, now, before in new]
+        for name, found in times.items():
+            self.times[name] += found
+
+    @property
+    def paces(self) -> list[float]:
+        return [n / self.seconds for n in self.tokens]
+
+    def __str__(self) -> str:
+        health, idle = (p99(sorted(self.times[name])) for name in ("health", "control"))
+        return (
+            f"{sum(self.paces):.0f} tokens/s, the API process {self.computed / self.seconds:.0%} "
+            f"of a core, /health p99 {health:.1f} ms (an idle server {idle:.1f})"
+        )
 
 
 def test_ten_thousand_random_connections(start_worker: StartWorker, counts: list[str]) -> None:
     worker = start_worker("--slots", "16")
     process, seed = psutil.Process(worker.pid), random.randrange(10**6)
-    found: list[str] = []
-    with Streams(worker) as streams:
-        attacked(worker, seed - 1, N_WARM)
+    alone, beside = Window(), Window()
+    n_at_once = N_CONNECTIONS // ROUNDS
+    with Streams(worker) as streams, attacker(worker, seed) as opens:
+        opens(N_WARM)
+        time.sleep(SETTLING_SECONDS)
         before = process.memory_info().rss
-        with health_times(worker) as quiet:
-            alone = streams.pace(lambda: time.sleep(QUIET_SECONDS))
-        with health_times(worker) as times:
-            beside = streams.pace(lambda: found.append(attacked(worker, seed, N_CONNECTIONS)))
+        for _ in range(ROUNDS):
+            beside.look(worker, streams, lambda: opens(n_at_once))
+            time.sleep(SETTLING_SECONDS)
+            alone.look(worker, streams, lambda: time.sleep(n_at_once / PER_SECOND))
         growth = process.memory_info().rss - before
-    slower = [1 - there / here for there, here in zip(beside, alone, strict=True)]
-    health, idle = times["health"], times["control"]
+        outcomes = opens(0)
+    slower = [1 - there / here for there, here in zip(beside.paces, alone.paces, strict=True)]
     counts.append(
-        f"seed {seed}: {found[0].strip()}; "
-        f"/health p50 {health[len(health) // 2]:.1f}, p99 {p99(health):.1f} ms (without the attack "
-        f"{p99(quiet['health']):.1f}), idle server p99 {p99(idle):.1f} ms (without "
-        f"{p99(quiet['control']):.1f}); {sum(alone):.0f} tokens/s alone, {sum(beside):.0f} beside, "
-        f"slowest {max(slower):+.1%}; {growth / 2**20:+.1f} MiB"
+        f"seed {seed}, {PER_SECOND} connections a second: {outcomes.strip()}; without: {alone}; "
+        f"with: {beside}; slower {1 - sum(beside.paces) / sum(alone.paces):.1%}, the slowest "
+        f"stream {max(slower):.1%}; {growth / 2**20:+.1f} MiB"
     )
     print(counts[-1])
     assert streams.failures == []
-    assert p99(health) <= HEALTH_MS + p99(idle)
+    assert p99(sorted(beside.times["health"])) <= HEALTH_MS + p99(sorted(beside.times["control"]))
     assert growth <= GROWTH_BYTES
     assert max(slower) <= SLOWER
     assert worker.get("/health").status_code == 200 and not worker.logs("request.broken")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
 import pytest
 
 from tests.conftest import StartWorker
+from tests.process.api.test_crowd import health_times, p99
 from tests.support.worker import WorkerProcess
 
 JSON = {"Content-Type": "application/json"}
@@ -200,14 +202,27 @@ def test_what_frames_a_body_is_bounded(worker: WorkerProcess, begin: bytes) -> N
     assert is_healthy(worker)
 
 
-def test_a_body_in_chunks_of_a_byte_is_read(worker: WorkerProcess) -> None:
-    content = b'{"content":"' + b"a" * 50_000 + b'"}'
+def test_bodies_in_chunks_of_a_byte_hold_up_nobody(worker: WorkerProcess) -> None:
+    """One made `/health` take 2.7 s and the process 275 MiB larger."""
+    content = b'{"content":"' + b"a" * 300_000 + b'"}'
     chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
-    with connected(
-        worker, CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    ) as client:
-        client.sendall(chunks + b"0\r\n\r\n")
-        assert answer_of(client).startswith(b"HTTP/1.1 200")
+    closing = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    process = psutil.Process(worker.pid)
+    before = process.memory_info().rss
+
+    def upload(_: int) -> bytes:
+        with connected(worker, closing) as client:
+            client.sendall(chunks + b"0\r\n\r\n")
+            return answer_of(client)
+
+    with health_times(worker) as times, ThreadPoolExecutor() as pool:
+        answers = list(pool.map(upload, range(8)))
+    growth = process.memory_info().rss - before
+    assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
+    told = ", ".join(f"{name} p99 {p99(found):.1f} ms" for name, found in times.items())
+    print(f"{told}, {growth / 2**20:+.1f} MiB")
+    assert p99(times["health"]) < 100 + p99(times["control"])
+    assert growth < 50 * 2**20
 
 
 def test_uploads_that_stop_before_their_end_keep_no_small_body_out(

@@ -33,6 +33,8 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         while (await receive()).get("more_body"):
             pass
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    for _ in range(64 if scope["path"].startswith("/large") else 0):
+        await send({"type": "http.response.body", "body": b"x" * 2**20, "more_body": True})
     await send({"type": "http.response.body", "body": b"x"})
 
 
@@ -205,3 +207,25 @@ def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None
     chunked_badly = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
     assert asyncio.run(exchanged(chunked_badly)) == connection._BAD_REQUEST
     assert asyncio.run(exchanged(earlier + chunked_badly)) == b""
+
+
+def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "most_connections", lambda: 8)
+
+    async def crowd() -> None:
+        async with served() as (port, connections):
+            lazy = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+            for client in lazy:
+                client.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+            while len(connection._unread) < 8:
+                await asyncio.sleep(0.01)
+            for _ in range(3):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+                assert (await reader.read()).startswith(b"HTTP/1.1 200")
+                writer.close()
+            assert len(connections) == 7
+            for client in lazy:
+                client.close()
+
+    asyncio.run(crowd())

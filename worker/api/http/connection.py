@@ -5,7 +5,8 @@ client owes something, and there is a time in which it must come (`SECONDS`). Wh
 is parsed in turns of the event loop, because thousands of requests or chunks may be in it. A head
 has a size limit, and so has what frames a body (the heads of chunks, a trailer). Answers that are
 not read are bounded in time and in bytes. So is the number of connections: when one too many comes,
-the one that has owed the rest of a request for longest is closed.
+the one that has owed the rest of a request for longest is closed; if none does, the one that has
+left its answer unread for longest.
 """
 
 from __future__ import annotations
@@ -118,7 +119,11 @@ class WorkerProtocol(HttpToolsProtocol):
         self.flow: _Flow = _Flow(transport)
         self._enter("idle")
         if len(self.connections) > self._most_connections:
-            next(iter(_owing))._abort()
+            owing = next(iter(_owing))
+            if owing is self and _unread:
+                next(iter(_unread))._cut()
+            else:
+                owing._abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
