@@ -203,15 +203,13 @@ class GroupState:
     running: int
     wanted: int
     replicas: list[ReplicaState]
+    waits_for_a_device: bool
+    """Whether all that do not run are not placed, though they need what Ray counts. One that needs
+    nothing is only slow to start."""
 
     @property
     def is_up(self) -> bool:
         return self.status == "RUNNING"
-
-    @property
-    def waits_for_a_device(self) -> bool:
-        waiting = [each for each in self.replicas if each.state != "RUNNING"]
-        return bool(waiting) and all(each.node is None for each in waiting)
 
     @property
     def has_failed(self) -> bool:
@@ -226,14 +224,21 @@ def _state(name: str, app: Mapping[str, Any]) -> GroupState:
     deployments: Iterable[Mapping[str, Any]] = app["deployments"].values()
     found = [each for deployment in deployments for each in deployment["replicas"]]
     messages = [app.get("message") or "", *(each.get("message") or "" for each in deployments)]
+    replicas = [
+        ReplicaState(each["replica_id"], each["state"], each.get("node_ip") or None)
+        for each in found
+    ]
+    waiting = [each for each in replicas if each.state != "RUNNING"]
+    (asked,) = (app.get("deployed_app_config") or {}).get("deployments") or [{}]
+    needs = asked.get("ray_actor_options", {"num_cpus": 1})
     return GroupState(
         name=name,
         status=str(app["status"]),
         message=max(messages, key=len),
         running=sum(each["state"] == "RUNNING" for each in found),
         wanted=sum(int(each.get("target_num_replicas") or 0) for each in deployments),
-        replicas=[
-            ReplicaState(each["replica_id"], each["state"], each.get("node_ip") or None)
-            for each in found
-        ],
+        replicas=replicas,
+        waits_for_a_device=bool(waiting)
+        and any(needs.values())
+        and all(each.node is None for each in waiting),
     )

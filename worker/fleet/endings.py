@@ -6,12 +6,12 @@ itself would have used. Nothing here does I/O.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from worker.api.http.body import BOM, parse_json
 from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.operation import SSE, StreamForm
-from worker.errors import WorkerError
+from worker.errors import InvalidRequest, WorkerError
 
 
 class Tail:
@@ -60,9 +60,9 @@ def error_of_response(status: int, body: bytes) -> WorkerError:
 
 
 def json_object(text: bytes) -> dict[str, Any]:
-    """The text as a JSON object; empty if it is none."""
+    """The text as a JSON object; empty if it is none that a worker would read."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = parse_json(text.removeprefix(BOM))
+    except InvalidRequest:
         return {}
     return value if isinstance(value, dict) else {}

@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote
@@ -24,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from worker.api.app import DIALECTS
 from worker.api.http.app import Surface
-from worker.api.http.body import read_parts
+from worker.api.http.body import SMALL_BYTES, in_background, read_parts
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import FLAT
 from worker.api.http.gate import Gate
@@ -53,7 +55,8 @@ from worker.settings import Settings
 
 FEED_SECONDS = 15.0
 """How long the feed of changes stays open. A browser has six connections for all of its tabs."""
-_JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream"))
+METRICS_SECONDS = 0.5
+_JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream", "/cancel"))
 _NO_STATE: Any = None
 """Of a worker, for operations that need none."""
 
@@ -89,6 +92,8 @@ class Gateway(Surface):
         """Requests by the name of their key."""
         self.body_bytes = 0
         """Of all bodies that are being read."""
+        self._exposition: asyncio.Future[str] | None = None
+        self._asked_at = 0.0
 
     def use(self, fleet: Fleet) -> None:
         """Serve this fleet from now on; raises `ConfigError` if its token or its keys cannot be
@@ -140,16 +145,25 @@ class Gateway(Surface):
             return await operation.endpoint(request, _NO_STATE)
         body = b"".join(await read_parts(request, self, self._fleet.max_body_bytes))
         self.body_bytes -= len(body)
-        ask = self._ask(place, operation, request.scope, body)
+        ask = self._ask(place, operation, request.scope, body, await self._fields_of(request, body))
         response = await self._own_answer(ask, operation)
         if response is None:
             await self._relay(ask, request.receive, send)
         return response
 
-    def _ask(self, place: Place, operation: Operation, scope: Scope, body: bytes) -> Ask:
-        """The request with the fields that routing needs. If its body is no object, the worker
-        reports that."""
-        fields = json_object(body) if scope["method"] == "POST" else {}
+    async def _fields_of(self, request: Request, body: bytes) -> dict[str, Any]:
+        """The body's fields. If it is no object, or too much for the parser, there are none, and
+        the worker reports that."""
+        if request.method != "POST":
+            return {}
+        if len(body) <= SMALL_BYTES:
+            return json_object(body)
+        return await in_background(partial(json_object, body))
+
+    def _ask(
+        self, place: Place, operation: Operation, scope: Scope, body: bytes, fields: dict[str, Any]
+    ) -> Ask:
+        """The request with the fields that routing needs."""
         # An Origin was checked here, where the host that it belongs to is known.
         headers = [(name, value) for name, value in scope["headers"] if name != b"origin"]
         if not any(name in (b"x-correlation-id", b"x-request-id") for name, _ in headers):
@@ -266,6 +280,15 @@ class Gateway(Surface):
         return json_response(told, 503 if asks_for_readiness and not n_well else 200)
 
     async def _metrics(self) -> Response:
+        """Of all workers, asked twice a second at most: whoever asks needs no key."""
+        now = time.monotonic()
+        if self._exposition is None or now > self._asked_at + METRICS_SECONDS:
+            self._asked_at = now
+            self._exposition = asyncio.ensure_future(self._exposed())
+        text = await asyncio.shield(self._exposition)
+        return Response(text, headers={"content-type": CONTENT_TYPE})
+
+    async def _exposed(self) -> str:
         workers = self._table.workers()
         asked = (fetch(worker.address, "GET", "/metrics") for worker in workers)
         texts = {
@@ -273,7 +296,7 @@ class Gateway(Surface):
             for worker, answer in zip(workers, await asyncio.gather(*asked), strict=True)
             if answer is not None and answer.status == 200
         }
-        return Response(merged(texts, self._by_key), headers={"content-type": CONTENT_TYPE})
+        return merged(texts, self._by_key)
 
     async def _holder(self, ask: Ask) -> Worker | None:
         """The worker that keeps the stream that the request names, of several the one whose began
@@ -290,8 +313,7 @@ class Gateway(Surface):
     async def _of_all(self, ask: Ask, operation: Operation) -> Response:
         """The answer about what any worker may have. Where this gateway knows which worker has the
         job, that one alone is asked."""
-        job_id = json_object(ask.body).get("job_id")
-        running = self._jobs.get(job_id) if isinstance(job_id, str) else None
+        running = None if ask.job_id is None else self._jobs.get(ask.job_id)
         if running is None or operation.path != "/cancel":
             return await self._of_several(self._table.workers(), ask, operation)
         running.cancelled = True
@@ -300,7 +322,7 @@ class Gateway(Surface):
             answer = await self._of_several(workers, ask, operation)
             if answer.status_code != JobNotFound.status:
                 return answer
-        return json_response({"job_id": job_id, "status": "cancelled"}, 202)
+        return json_response({"job_id": ask.job_id, "status": "cancelled"}, 202)
 
     async def _of_several(
         self, workers: Iterable[Worker], ask: Ask, operation: Operation

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from worker.api.http.gate import head_of
+from worker.api.http.resume import OWNER, owner_in
 from worker.fleet.affinity import bound, ranked
 from worker.fleet.upstream import HOP_BY_HOP, Headers, fetch
 
@@ -21,8 +23,9 @@ MAX_MISSES = 3
 AVOIDED_SECONDS = 2.0
 """How long a worker that could not be reached gets no request while another is well."""
 _OURS = frozenset(
-    (b"host", b"content-length", b"expect", b"x-llorch-late-head", b"authorization", b"x-api-key")
-)
+    (b"host", b"content-length", b"expect", b"x-llorch-late-head", b"authorization", b"x-api-key",
+     OWNER)
+)  # fmt: skip
 """A client's headers that the gateway replaces."""
 
 
@@ -53,10 +56,11 @@ class Worker:
         return parts.hostname or "", parts.port or 80
 
     def headers_for(self, headers: Headers) -> Headers:
-        """A client's headers as this worker gets them: with its host and its token."""
+        """A client's headers as this worker gets them: with its host, its token, and who asks."""
         kept = [(k, v) for k, v in headers if k not in HOP_BY_HOP and k not in _OURS]
         host = self.uri.removeprefix("http://").encode()
-        return [(b"host", host), (b"authorization", b"Bearer " + self.token.encode()), *kept]
+        token, owner = b"Bearer " + self.token.encode(), owner_in(head_of(headers)).encode()
+        return [(b"host", host), (b"authorization", token), (OWNER, owner), *kept]
 
     def avoid(self) -> None:
         self.avoided_until = time.monotonic() + AVOIDED_SECONDS

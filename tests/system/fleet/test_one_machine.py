@@ -13,7 +13,9 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.bundled import bundled_gguf
 from tests.support.certificate import own_certificate
+from tests.support.random_adapters import random_adapter
 from tests.system.fleet.running import Running, file
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
@@ -50,20 +52,24 @@ def test_a_fleet_of_one_machine(alone: Running) -> None:
         assert time.monotonic() - began < 10
         assert all(each["well"] for each in client.get("/health").json()["workers"])
 
-        # A group more, a token, and a key with a name.
+        # A group more, with an adapter; a token, and a key with a name.
         (alone.folder / "keys").write_text(f"ann:{KEY}\n")
-        keys = 'api_key_file = "keys"\n'
-        done = alone.up(keys + group("tiny") + group("second"), LLORCH_WORKER_TOKEN=TOKEN)
+        random_adapter(bundled_gguf(), alone.folder / "fox.gguf", 1)
+        text = 'api_key_file = "keys"\n' + group("tiny") + group("second")
+        done = alone.up(text + 'lora = "fox=fox.gguf"\n', LLORCH_WORKER_TOKEN=TOKEN)
         assert done.returncode == 0, done.stderr
-        body = {"model": "second", "prompt": "Once", "max_tokens": 3}
+        body = {"model": "second", "prompt": "Once", "max_tokens": 8, "temperature": 0}
         assert client.post("/v1/completions", json=body).status_code == 401
         answer = client.post("/v1/completions", json=body, headers=HEADERS)
         assert (answer.status_code, answer.json()["model"]) == (200, "second")
         listed = [each["id"] for each in client.get("/v1/models", headers=HEADERS).json()["data"]]
-        assert listed == ["tiny", "second"]
+        assert listed == ["tiny", "second", "fox"]
+        texts = []
         for name in listed:
             answer = client.post("/v1/completions", json={**body, "model": name}, headers=HEADERS)
             assert (answer.status_code, answer.json()["model"]) == (200, name)
+            texts.append(answer.json()["choices"][0]["text"])
+        assert texts[0] == texts[1] != texts[2], "the adapter speaks where it is named"
         answer = client.post("/v1/completions", json=body, headers={"x-api-key": KEY})
         assert answer.status_code == 200
         counted = 'worker_key_requests_total{key="ann",model="",worker="gateway"} 1.0'

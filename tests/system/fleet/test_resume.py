@@ -99,6 +99,22 @@ async def test_a_conversation_is_found_read_and_ended(gateways: tuple[Gateway, G
     assert listed == [] and b"data: [DONE]\n" in old.body
 
 
+async def test_only_its_owner_may_read_a_stream(gateways: tuple[Gateway, Gateway]) -> None:
+    """All clients have the gateway's credential at a worker."""
+    first, second = gateways
+    ask = {"messages": [{"role": "user", "content": "Hi."}], "stream": True, "max_tokens": 5}
+    mine, name = {"authorization": "Bearer mine"}, {"x-conversation-id": "secret"}
+    whole = await call(first, "/v1/chat/completions", ask, headers={**mine, **name})
+    query, asked = b"conv_id=secret", {"conversation_ids": ["secret"]}
+    for other in {}, {"authorization": "Bearer other"}, {"x-llorch-owner": "mine"}:
+        got = await call(second, "/v1/stream", query=query, headers=other)
+        assert got.status == 404
+        assert (await call(second, "/v1/streams/lookup", asked, headers=other)).json == []
+        await call(second, "/v1/stream", method="DELETE", query=query, headers=other)
+    got = await call(second, "/v1/stream", query=query, headers=mine)
+    assert (got.status, got.body) == (200, whole.body)
+
+
 async def test_an_end_of_a_stream_has_nothing_more(gateways: tuple[Gateway, Gateway]) -> None:
     first, second = gateways
     whole = await call(first, "/execute", {**JOB, "max_tokens": 5, "job_id": "e"}, headers=RESUME)

@@ -100,7 +100,7 @@ class Got:
 async def call(
     gateway: Gateway,
     path: str,
-    body: Mapping[str, Any] | None = None,
+    body: Mapping[str, Any] | bytes | None = None,
     *,
     headers: Mapping[str, str] | None = None,
     leave_after_chunks: int | None = None,
@@ -109,7 +109,9 @@ async def call(
 ) -> Got:
     """One request; the client leaves after so many chunks, if that is given."""
     got, left = Got(), asyncio.Event()
-    text = b"" if body is None else json.dumps(body).encode()
+    text = body or b""
+    if not isinstance(text, bytes):
+        text = json.dumps(body).encode()
     sent: list[dict[str, Any]] = [{"type": "http.request", "body": text}]
 
     async def receive() -> dict[str, Any]:

@@ -69,6 +69,22 @@ async def test_bytes_and_headers_pass() -> None:
     assert request.headers["connection"] == "close"
 
 
+async def test_reading_a_body_holds_up_nobody() -> None:
+    """What a worker would refuse is given on unread; what is large is read by a thread."""
+    for held in (b"{}", b"[0]"):
+        body = b'{"model": "tiny", "x": [' + held + b", " + (held + b", ") * 700_000 + b"0]}"
+        async with fleet_of(answers) as (gateway, _, (worker,)):
+            calling = asyncio.create_task(call(gateway, "/execute", body))
+            waits, last = [], time.monotonic()
+            while not calling.done():
+                await asyncio.sleep(0)
+                waits.append(time.monotonic() - last)
+                last += waits[-1]
+            assert (await calling).status == 200 and worker.requests[0].body == body
+        print(f"{max(waits) * 1000:.0f} ms")
+        assert max(waits) < 0.1, held
+
+
 async def test_what_fails_before_the_first_token_is_tried_elsewhere() -> None:
     for fails in (vanishes, is_full, drains, crashes):
         async with fleet_of(fails, fails, answers) as (gateway, table, workers):
@@ -481,3 +497,15 @@ async def test_a_page_sees_several_models_as_those_of_a_router(
         assert time.monotonic() - began > 0.19, "it would be asked for every second"
     async with fleet_of(props, props) as (gateway, _, _):
         assert "role" not in (await call(gateway, "/chat/props")).json
+
+
+async def test_metrics_are_asked_for_once_however_many_want_them() -> None:
+    async def tells(conversation: Conversation) -> None:
+        conversation.writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\na 1\n")
+
+    async with fleet_of(tells) as (gateway, _, (worker,)):
+        asked = await asyncio.gather(*(call(gateway, "/metrics") for _ in range(20)))
+        assert {(got.status, got.body.splitlines()[-1]) for got in asked} == {
+            (200, b'a{model="tiny",worker="tiny-0"} 1.0')
+        }
+        assert len(worker.requests) == 1

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.errors import WorkerError
-from worker.fleet import cluster, command
+from worker.errors import ModelError, WorkerError
+from worker.fleet import cluster, command, deploy
 from worker.fleet.cluster import Cluster, NoCluster
 from worker.fleet.settings import Fleet
 
@@ -107,3 +107,31 @@ def test_a_ray_that_ends_while_it_starts_is_started_again(
     with pytest.raises(WorkerError, match="the port is taken"):
         command._cluster_details(Started(node), FLEET)  # type: ignore[arg-type]
     assert node.starts == command.START_ATTEMPTS
+
+
+@pytest.mark.parametrize("device", [None, "card"])
+def test_only_a_group_that_needs_a_device_waits_for_one(
+    monkeypatch: pytest.MonkeyPatch, device: str | None
+) -> None:
+    """The groups that a file leaves out make room for it; for one that starts slowly they stay."""
+    monkeypatch.setattr(command, "PLACING_SECONDS", 0.0)
+    monkeypatch.setattr(command, "POLL_SECONDS", 0.001)
+    fleet = Fleet.model_validate({"workers": [{"name": "tiny", "device": device}]})
+    left = ["DEPLOYING"] * 9 + ["DEPLOY_FAILED"]
+
+    class Starting:
+        def details(self) -> dict[str, object]:
+            replica = {"replica_id": "a", "state": "STARTING", "node_ip": None}
+            app = {
+                "status": left.pop(0),
+                "deployed_app_config": deploy.configuration(fleet)["applications"][0],
+                "deployments": {"worker": {"target_num_replicas": 1, "replicas": [replica]}},
+            }
+            return {"applications": {"tiny": app}}
+
+    if device is None:
+        with pytest.raises(ModelError, match="tiny does not start"):
+            command._wait(Starting(), unless_for_a_device=True)  # type: ignore[arg-type]
+    else:
+        command._wait(Starting(), unless_for_a_device=True)  # type: ignore[arg-type]
+        assert left

@@ -54,7 +54,7 @@ MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
 _LEAVES = frozenset({str, int, float, bool, dict, type(None)})
 """Types of fields that hold no body; asking a model's class takes several times as long."""
 _SLICE_BYTES = 64 * 1024
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 """Of a string; of one that is cut off, up to there."""
 _readers = background_thread("bodies")
@@ -172,7 +172,7 @@ def _read(
     parts: list[bytearray], model: type[AnyBody], form: Callable[[AnyBody], Form]
 ) -> tuple[Form, list[str]]:
     """The body in its form, and the names of its fields that are not looked at."""
-    text = b"".join(parts).removeprefix(_BOM)
+    text = b"".join(parts).removeprefix(BOM)
     if not text or text.isspace():
         raise refusal("", "type", "is empty; it must be a JSON object")
     value = parse_json(text)

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from worker.api.http.event_stream import EventStream
 from worker.api.http.faults import refusal
-from worker.api.http.gate import head_of, tokens_in
+from worker.api.http.gate import Head, head_of, tokens_in
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
 from worker.observability.logs import digest
@@ -22,6 +22,9 @@ CONVERSATION = "x-conversation-id"
 BEGAN = "x-llorch-began"
 """Of a kept stream: when it began, in Unix seconds. A gateway reads the latest of its workers'."""
 
+OWNER = b"x-llorch-owner"
+"""What a gateway tells its clients apart by, all of which have its own credential here."""
+
 
 def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:
     """The names under which a stream is to be kept; none if it is not."""
@@ -33,9 +36,14 @@ def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:
 
 
 def owner_of(request: Request) -> str:
-    """Who asks: a digest of the credential, which is empty where none is sent."""
-    tokens = tokens_in(head_of(request.scope["headers"]))
-    return digest(tokens[0]) if tokens else ""
+    """Who asks: a digest of the credential, which is empty where none is sent; of a gateway's, with
+    that of its client. Whoever else sends that header becomes nobody who has a stream."""
+    return owner_in(head_of(request.scope["headers"]))
+
+
+def owner_in(head: Head) -> str:
+    parts = [*(tokens_in(head)[:1] or [b""]), *head.get(OWNER, ())]
+    return digest(b"\0".join(parts)) if any(parts) else ""
 
 
 def reading(log: StreamLog, offset: int, state: AppState) -> EventStream:
