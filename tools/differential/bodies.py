@@ -151,7 +151,7 @@ def object_schema(rng: Random, depth: int = 2) -> dict[str, Any]:
 def tools(rng: Random, schema_field: str = "parameters") -> list[dict[str, Any]]:
     names = rng.sample(("weather", "add", "get-time"), rng.choice((1, 1, 2)))
     return [
-        {"name": name, "description": f"It does {name}", schema_field: object_schema(rng)}
+        {"name": name, "description": f"It does {name}", schema_field: object_schema(rng, 1)}
         for name in names
     ]
 

@@ -31,7 +31,7 @@ from tools.bench.servers import (
 from tools.differential import bodies
 from tools.differential.asking import Answered, Asked, answered
 
-SHAPE = Shape(slots=4, context_per_slot=2048)
+SHAPE = Shape(slots=4, context_per_slot=1024)
 PATIENCE_S = 60.0
 
 
