@@ -60,6 +60,7 @@ def test_flags_win_over_variables_over_the_file_over_defaults(
 
 VALID = {
     "adaptive_decay": "0.5",
+    "allow_origin": "https://chat.example",
     "batch": "1024",
     "callback_url": "http://manager:9200/ready",
     "context_length": "64",
@@ -111,8 +112,12 @@ def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.Monk
     assert load().engine.device_indices == (), "it is the CUDA worker's alone"
     monkeypatch.setenv("LLORCH_MODEL", "/other.gguf")
     assert load().model == "/other.gguf"
-    monkeypatch.setenv("BIND_ADDR", "nonsense")
-    assert "BIND_ADDR" in refusal()
+    for wrong in ("nonsense", "0.0.0.0:65536"):
+        monkeypatch.setenv("BIND_ADDR", wrong)
+        assert "BIND_ADDR" in refusal()
+    monkeypatch.delenv("BIND_ADDR")
+    monkeypatch.setenv("LLORCH_FOO", "1")
+    assert refusal().endswith("LLORCH_FOO is not a setting")
 
 
 def test_each_start_has_its_own_worker_id() -> None:
@@ -140,6 +145,9 @@ def test_switches_have_two_sides() -> None:
         (["--callback-url", "ftp://manager/x"], ["--callback-url", "http://"]),
         (["--worker-id", "two words"], ["--worker-id", "without spaces"]),
         (["--worker-id", ""], ["--worker-id"]),
+        (["--served-model-name", ""], ["--served-model-name", "at least 1 character"]),
+        (["--allow-origin", "chat.example"], ["--allow-origin", "https://"]),
+        (["--allow-origin", "https://a.example/chat"], ["--allow-origin", "https://"]),
         (["--context-length", "1"], ["--context-length", "at least"]),
         (["--batch", "0"], ["--batch", "at least 1"]),
         (["--slots", "300"], ["--slots", "256"]),

@@ -119,7 +119,8 @@ def parse_flags(
         else:
             what = f"{first!r} is none of the subcommands {', '.join(SUBCOMMANDS)}"
             hint = closest(first, [*SUBCOMMANDS, "--help", "--version"])
-            hint = hint or f"; it serves without one, and a model is given as --model {first}."
+            serves = "" if name else "it serves without one, and "
+            hint = hint or f"; {serves}a model is given as --model {first}."
         raise ConfigError(what + hint, field=first)
     return given
 

@@ -104,10 +104,9 @@ def _pair(value: Any) -> Any:
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_separated)]
-Hosts = Annotated[
-    tuple[Annotated[str, Field(min_length=1)], ...], NoDecode, BeforeValidator(_each_separated)
-]
+Name = Annotated[str, Field(min_length=1)]
+Names = Annotated[tuple[Name, ...], NoDecode, BeforeValidator(_separated)]
+Hosts = Annotated[tuple[Name, ...], NoDecode, BeforeValidator(_each_separated)]
 Indices = Annotated[
     tuple[Annotated[int, Field(ge=0, le=255)], ...],
     NoDecode,
@@ -295,11 +294,12 @@ class Settings(_TableFields):
         """Name or address and port of each of `allow_media_host`."""
         return tuple(map(_media_host, self.allow_media_host))
 
-    @field_validator("allow_media_host", "control_vector", check_fields=False)
+    @field_validator("allow_media_host", "allow_origin", "control_vector", check_fields=False)
     @classmethod
     def _can_be_read(cls, given: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        readers = {"allow_media_host": _media_host, "allow_origin": _check_origin}
         for each in given:
-            (_media_host if info.field_name == "allow_media_host" else parse_control_vector)(each)
+            readers.get(str(info.field_name), parse_control_vector)(each)
         return given
 
     @field_validator("lora")
@@ -427,6 +427,12 @@ def _media_host(text: str) -> tuple[str, int | None]:
     return host.removesuffix("."), port
 
 
+def _check_origin(text: str) -> None:
+    scheme, _, host = text.rstrip("/").partition("://")
+    if text != "*" and not (scheme and host and "/" not in host):
+        raise ValueError(f"must be an origin such as https://chat.example, or *; {text!r} is not")
+
+
 def _refusal(settings: Settings, field: str, why: str) -> ConfigError:
     value = getattr(settings, field)
     return ConfigError(f"{flag(field)} is {value!r}, but {why}.", field=field)
@@ -454,7 +460,7 @@ def _aliases(backend: BackendName) -> dict[str, Any]:
         values["model"] = model
     if address := os.environ.get("BIND_ADDR"):
         match = re.fullmatch(r"(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^:]+)):(?P<port>\d+)", address)
-        if match is None:
+        if match is None or int(match["port"]) > 65535:
             raise ConfigError(
                 f"BIND_ADDR is {address!r}; it must be host:port, such as 127.0.0.1:8080.",
                 field="host",
@@ -493,7 +499,7 @@ def _refuse_unknown_environment(backend: BackendName) -> None:
         if name in FIELDS:
             _refuse_other_backend(name, variable, backend)
         elif not _SERVICE_LINK.search(variable):
-            hint = closest(variable, [variable_of(each) for each in FIELDS])
+            hint = closest(variable, [variable_of(each) for each in FIELDS], 0.8)
             raise ConfigError(
                 f"The environment variable {variable} is not a setting{hint}", field=name
             )
