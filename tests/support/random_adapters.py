@@ -10,11 +10,15 @@ from gguf import GGUFReader, GGUFType, GGUFWriter
 from gguf.constants import Keys
 from gguf.quants import dequantize
 
+MOST_ROWS = 512
+"""Of a matrix, which tell the size of its weights."""
+
 
 @functools.cache
-def random_adapters(base: Path, n: int = 2) -> tuple[Path, ...]:
+def random_adapters(base: Path, n: int = 2, rank: int = 4) -> tuple[Path, ...]:
     """Adapters of `base`, beside it."""
-    return tuple(random_adapter(base, base.with_suffix(f".lora{i}.gguf"), i) for i in range(n))
+    files = [base.with_suffix(f".lora{i}.gguf") for i in range(n)]
+    return tuple(random_adapter(base, file, i, rank=rank) for i, file in enumerate(files))
 
 
 def random_adapter(
@@ -30,13 +34,14 @@ def random_adapter(
     writer.add_float32(Keys.Adapter.LORA_ALPHA, float(rank))
     dice = np.random.default_rng(seed)
     for tensor in model.tensors:
-        width, *heights = (int(n) for n in tensor.shape)
-        if not tensor.name.startswith("blk.") or len(heights) != 1 or min(width, *heights) < 16:
+        *experts, height, width = (1, *(int(n) for n in reversed(tensor.shape)))
+        if not tensor.name.startswith("blk.") or min(width, height) < 16:
             continue
-        size = float(dequantize(tensor.data, tensor.tensor_type).std())
+        rows = tensor.data.reshape(-1, tensor.data.shape[-1])[:MOST_ROWS]
+        size = float(dequantize(rows, tensor.tensor_type).std())
         each = (size * strength / rank**0.5) ** 0.5
-        a = dice.standard_normal((rank, width), np.float32) * each
-        b = dice.standard_normal((heights[0], rank), np.float32) * each
+        a = dice.standard_normal((*experts[1:], rank, width), np.float32) * each
+        b = dice.standard_normal((*experts[1:], height, rank), np.float32) * each
         writer.add_tensor(f"{tensor.name}.lora_a", a)
         writer.add_tensor(f"{tensor.name}.lora_b", b)
     writer.write_header_to_file()

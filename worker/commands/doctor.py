@@ -231,10 +231,10 @@ def _port(settings: Settings) -> str:
 def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Questions:
     """What native code shall try, with the files of the settings as far as they are here."""
     resolved = _model(settings, found, cache_fault)
-    adapters, draft, projector = settings.adapters, None, None
+    adapters, draft, projector = settings.adapters[:0], None, None
     if resolved is None:
         for name, given in (
-            *(("adapter", adapter.path) for adapter in adapters),
+            *(("adapter", adapter.path) for adapter in settings.adapters),
             ("draft", settings.draft),
             ("projector", settings.mmproj),
         ):
@@ -244,7 +244,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
     else:
         model = resolved.gguf_path
         with found.check("adapter"):
-            adapters = asyncio.run(resolve_adapters(adapters, model, settings.cache_path))
+            adapters = asyncio.run(resolve_adapters(settings.adapters, model, settings.cache_path))
             for adapter in adapters:
                 found.ok("adapter", f"{adapter.name} at scale {adapter.scale:g}")
         with found.check("draft"):
@@ -263,7 +263,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
         trial,
         str(resolved.gguf_path) if resolved is not None else None,
         settings.model or "bundled",
-        sum(adapter.size_bytes for adapter in adapters),
+        tuple(adapter.path for adapter in adapters),
         draft.path if draft is not None else None,
         projector.path if projector is not None else None,
         driver_cache=str(settings.cache_path / "drivers"),

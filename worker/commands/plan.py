@@ -41,7 +41,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
         settings.engine,
         plan_path=path,
         model_ref=resolved.model_ref,
-        adapter_bytes=sum(adapter.size_bytes for adapter in adapters),
+        adapter_paths=tuple(adapter.path for adapter in adapters),
         draft_path=draft.path if draft else None,
         projector_path=projector.path if projector else None,
     )

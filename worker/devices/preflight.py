@@ -44,8 +44,8 @@ class Questions(msgspec.Struct, frozen=True):
     """The model to plan."""
     model_ref: str = ""
     """The plan's name for the model."""
-    adapter_bytes: int = 0
-    """Of all adapters that are served with it."""
+    adapter_paths: tuple[str, ...] = ()
+    """The adapters that are served with it."""
     draft_path: str | None = None
     """The model that guesses for it."""
     projector_path: str | None = None

@@ -68,7 +68,7 @@ def main() -> None:
 
 def _walls(questions: Questions) -> Walls:
     models = (questions.trial_path, questions.plan_path)
-    beside = (questions.draft_path, questions.projector_path)
+    beside = (*questions.adapter_paths, questions.draft_path, questions.projector_path)
     files = [part for path in (*models, *beside) if path for part in parts_beside(Path(path))]
     files += [Path(os.path.expanduser(each.path)) for each in questions.settings.control_vectors]
     cache = Path(questions.driver_cache) if questions.driver_cache is not None else None
@@ -148,7 +148,7 @@ def _plan(questions: Questions, _walls: Walls) -> Plan:
         selected.devices,
         cpu_budget(settings.threads),
         questions.model_ref,
-        memory.Beside(questions.adapter_bytes, draft, projector),
+        memory.Beside(tuple(map(read_header, questions.adapter_paths)), draft, projector),
     )
 
 

@@ -213,8 +213,8 @@ def _cpu_budget(settings: EngineSettings) -> CpuBudget:
 def _plan(config: LoadModel, header: GgufHeader, selected: Selected, budget: CpuBudget) -> Plan:
     draft = read_header(Path(config.draft.path)) if config.draft else None
     projector = read_header(Path(config.projector.path)) if config.projector else None
-    adapter_bytes = sum(adapter.size_bytes for adapter in config.adapters)
-    beside = memory.Beside(adapter_bytes, draft, projector)
+    adapters = tuple(read_header(Path(adapter.path)) for adapter in config.adapters)
+    beside = memory.Beside(adapters, draft, projector)
     plan = memory.plan(header, config.engine, selected.devices, budget, config.model_ref, beside)
     log.info("engine.plan", **plan.as_dict())
     return plan

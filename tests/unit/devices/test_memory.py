@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.devices import clock
 from tests.support.devices.fixtures import SHAPES, Given, MakeConfig
+from tests.support.random_adapters import random_adapter
+from tests.support.random_models import KINDS, Kind, random_model
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof as residency
+from worker.devices.residency.load_report import parse
 from worker.devices.select import Selected, select_device
 from worker.errors import ConfigError, InsufficientVram
+from worker.llama import library
+from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import read_header
@@ -35,11 +42,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def planned(config: Given, budget: CpuBudget | None = None) -> tuple[Plan, Selected]:
+def planned(
+    config: Given, budget: CpuBudget | None = None, adapters: Sequence[Path] = ()
+) -> tuple[Plan, Selected]:
     selected = select_device(config.settings)
     header = read_header(config.model_path)
     budget = budget or cpu_budget(1)
-    return memory.plan(header, config.settings, selected.devices, budget, "model"), selected
+    beside = memory.Beside(tuple(map(read_header, adapters)))
+    plan = memory.plan(header, config.settings, selected.devices, budget, "model", beside)
+    return plan, selected
 
 
 def allocated(config: Given, plan: Plan, selected: Selected) -> dict[str, int]:
@@ -78,6 +89,36 @@ def test_the_plan_is_what_is_then_allocated(
         assert plan.parts[part] == pytest.approx(actual[part], rel=0.05), part
     total = plan.needed_bytes - plan.parts["margin"] - plan.parts.get("states", 0)
     assert total == pytest.approx(sum(actual.values()), rel=0.01)
+
+
+@pytest.mark.parametrize("flash_attention", ["on", "off"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_adapters_take_while_they_are_computed_is_planned(
+    kind: Kind, flash_attention: str, config: MakeConfig, tmp_path: Path
+) -> None:
+    path = random_model(kind, width=4)
+    files = [random_adapter(path, tmp_path / str(rank), rank, rank=rank) for rank in (4, 64, 256)]
+    given = config("cpu", slots=1, context_length=512, flash_attention=flash_attention)
+    given = replace(given, model_path=str(path))
+    plain, _ = planned(given)
+    plan, _ = planned(given, adapters=files)
+    model = Model(str(path), LoadOptions(mmap=False))
+    for file in files:
+        model.load_adapter(str(file))
+    kv = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
+    context = Context(model, context_options(given.settings, kv, threads=1, embeds=False))
+    batch = Batch(context.options.n_batch)
+    batch.add(0, 0, [1] * context.options.n_ubatch, logits=True)
+    context.apply(tuple((number, 1.0) for number in range(len(files))))
+    with library.log.capture() as lines:
+        assert context.decode(batch) == "ok"
+    batch.close()
+    context.close()
+    model.close()
+    taken = parse(lines).bytes_of("compute")
+    without, bound = (each.parts["compute"] for each in (plain, plan))
+    print(f"{kind}, flash attention {flash_attention}: {without:,} → {taken:,}, planned {bound:,}")
+    assert without <= taken <= bound < taken + plan.parts["margin"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)

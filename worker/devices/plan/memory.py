@@ -31,6 +31,7 @@ from worker.devices.plan.plan import Plan, Share
 from worker.devices.plan.projector import EMBEDDINGS_BYTES, device_bytes
 from worker.errors import ConfigError, InsufficientVram, ModelError
 from worker.llama import library
+from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader
 from worker.wire.backends import BACKENDS
 from worker.wire.engine_settings import EngineSettings
@@ -61,8 +62,8 @@ _MOST_CELLS = 1 << 20
 class Beside:
     """What is loaded together with the model."""
 
-    adapter_bytes: int = 0
-    """Of all adapters' tensors, which lie beside the weights."""
+    adapters: tuple[GgufHeader, ...] = ()
+    """Whose tensors lie beside the weights."""
     draft: GgufHeader | None = None
     """The draft model."""
     projector: GgufHeader | None = None
@@ -112,7 +113,10 @@ class _Planner:
             self._layers = shared_out(header, left)
         self._model = Unloaded(header, devices, self._layers)
         layers = self._layers or (1,)
-        added_bytes = beside.adapter_bytes
+        added_bytes = sum(adapter.size_bytes for adapter in beside.adapters)
+        self._adapted_bytes = max(
+            (_adapted_bytes(each, header) for each in beside.adapters), default=0
+        )
         if settings.control_vector:
             added_bytes += _FLOAT_BYTES * (header.embedding_length or 0) * (header.block_count or 0)
         adapter = [added_bytes * n // sum(layers) for n in layers]
@@ -349,7 +353,9 @@ class _Planner:
             kv = KvCache(cells, length, unified)
             settings = replace(self._settings, slots=slots)
             options = context_options(settings, kv, threads=1, embeds=self._embeds)
-            return self._model.lay_out(options)
+            layout = self._model.lay_out(options)
+            adapted = self._adapted_bytes * min(options.n_ubatch, options.n_ctx)
+            return replace(layout, compute=tuple(n + adapted for n in layout.compute))
         # llama.cpp keeps a record of every cell even without allocating it, so a far too large
         # cache would take minutes to lay out, and it ends the process where a device cannot address
         # the cells. Beyond this size, all parts grow evenly.
@@ -422,6 +428,18 @@ class _Planner:
             lambda n: self._at(plan.context_length, n).fits,
         )
         return replace(plan, largest_context_length=length, largest_slots=slots).refusal()
+
+
+def _adapted_bytes(adapter: GgufHeader, base: GgufHeader) -> int:
+    """What a token's row of a step takes beside the model's own while the widest adapted matrix is
+    computed: the products with both factors, of each expert that is used."""
+    n_used = base.unsigned(constants().Keys.LLM.EXPERT_USED_COUNT) or 1
+    rows = (
+        sum(factor.shape[:2]) * (n_used if len(factor.shape) > 2 else 1)
+        for factor in adapter.tensors
+        if factor.name.endswith(".lora_b")
+    )
+    return _FLOAT_BYTES * max(rows, default=0)
 
 
 def _divided(plan: Plan) -> Plan:
