@@ -122,7 +122,7 @@ image-test: setup ## build the CPU and the Vulkan image on a bootstrapped Debian
 qemu-test: setup ## run the CPU wheel on processors that are not here, arm64 by a cross compiler (long; needs qemu-user-static, podman)
 	$(VENV)/bin/pytest -m long tests/system/builds/test_qemu.py tests/system/builds/test_arm64.py
 
-parity-data: ## make the reference data of converter and chat templates anew, in a venv of its own with PyTorch and transformers
+parity-data: setup ## make the reference data of converter and chat templates anew, in a venv of its own with PyTorch and transformers
 	$(PYTHON) -m venv $(VENV)-parity
 	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
 	$(VENV)-parity/bin/python -m tools.reference.make_parity_data
@@ -132,6 +132,7 @@ parity-data: ## make the reference data of converter and chat templates anew, in
 	$(VENV)-parity/bin/python -m tools.reference.make_loglikelihoods
 	$(VENV)-parity/bin/python -m tools.reference.make_adapter_data
 	$(VENV)-parity/bin/python -m tools.reference.make_prompt_data
+	PYTHONPATH=$$(echo $(VENV)-parity/lib/python3*/site-packages) $(PY) -m tools.reference.make_picture_data
 
 bench-convert: setup ## the converter against llama.cpp's own script, in parity-data's venv (minutes; BENCH="--outtypes f16")
 	$(PYTHON) -m venv $(VENV)-parity

@@ -15,7 +15,7 @@ from gguf import GGUFWriter
 from tests.support.random_models import N_DEEPSTACK
 
 ProjectorKind = Literal["gemma3", "idefics3", "qwen3vl_merger", "pixtral", "qwen2a"]
-WIDTH, FEED_FORWARD, N_LAYERS, N_HEADS = 32, 64, N_DEEPSTACK, 2
+WIDTH, HEAD, N_LAYERS = 32, 16, N_DEEPSTACK
 IMAGE, PATCH, MERGE = 96, 8, 2
 N_TOKENS = (IMAGE // PATCH // MERGE) ** 2
 """Of a picture for gemma3, or of a tile for idefics3."""
@@ -28,10 +28,13 @@ AROUND_TILES = ("ĊĊ", "<fake_token_around_image>", "<global-img>")
 
 
 @functools.cache
-def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Path:
+def random_projector(
+    kind: ProjectorKind, n_embd: int = 64, seed: int = 0, width: int = WIDTH
+) -> Path:
     """`gemma3`: one part a picture, whose rows see each other; `idefics3`: an overview and tiles;
     `qwen3vl_merger`: one part, whose rows have positions in time and space, and more for the
-    model's first layers; `pixtral`: one part of as many rows as the picture's shape wants.
+    model's first layers; `pixtral`: one part of as many rows as the picture's shape wants. All but
+    `qwen2a`, which hears, may have another `width`.
     Removed at the end of the process."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -46,11 +49,11 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
     numbers = {
         "image_size": IMAGE,
         "patch_size": PATCH,
-        "embedding_length": WIDTH,
-        "feed_forward_length": FEED_FORWARD,
+        "embedding_length": width,
+        "feed_forward_length": 2 * width,
         "block_count": N_LAYERS,
         "projection_dim": n_embd,
-        "attention.head_count": N_HEADS,
+        "attention.head_count": width // HEAD,
         "projector.scale_factor": MERGE,
         "spatial_merge_size": MERGE,
     }
@@ -73,38 +76,38 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
         if has_bias:
             weights(f"{name}.bias", rows)
 
-    def norm(name: str, width: int = WIDTH, *, bias: bool = has_bias) -> None:
-        writer.add_tensor(f"{name}.weight", np.ones(width, dtype=np.float32))
+    def norm(name: str, n: int = width, *, bias: bool = has_bias) -> None:
+        writer.add_tensor(f"{name}.weight", np.ones(n, dtype=np.float32))
         if bias:
-            weights(f"{name}.bias", width)
+            weights(f"{name}.bias", n)
 
-    weights("v.patch_embd.weight", WIDTH, 3, PATCH, PATCH)
+    weights("v.patch_embd.weight", width, 3, PATCH, PATCH)
     if kind == "qwen3vl_merger":
-        weights("v.patch_embd.weight.1", WIDTH, 3, PATCH, PATCH)
+        weights("v.patch_embd.weight.1", width, 3, PATCH, PATCH)
     if kind == "pixtral":
         norm("v.pre_ln")
     else:
-        weights("v.patch_embd.bias", WIDTH)
-        weights("v.position_embd.weight", (IMAGE // PATCH) ** 2, WIDTH)
+        weights("v.patch_embd.bias", width)
+        weights("v.position_embd.weight", (IMAGE // PATCH) ** 2, width)
         norm("v.post_ln")
-    merged = WIDTH * MERGE * MERGE
+    merged = width * MERGE * MERGE
     for layer in range(N_LAYERS):
         block = f"v.blk.{layer}"
         if kind == "qwen3vl_merger":
-            linear(f"{block}.attn_qkv", 3 * WIDTH, WIDTH)
+            linear(f"{block}.attn_qkv", 3 * width, width)
             norm(f"v.deepstack.{layer}.norm", merged)
             linear(f"v.deepstack.{layer}.fc1", merged, merged)
             linear(f"v.deepstack.{layer}.fc2", n_embd, merged)
         else:
             for name in ("attn_q", "attn_k", "attn_v"):
-                linear(f"{block}.{name}", WIDTH, WIDTH)
-        linear(f"{block}.attn_out", WIDTH, WIDTH)
+                linear(f"{block}.{name}", width, width)
+        linear(f"{block}.attn_out", width, width)
         for name in ("ln1", "ln2"):
             norm(f"{block}.{name}")
-        linear(f"{block}.ffn_up", FEED_FORWARD, WIDTH)
-        linear(f"{block}.ffn_down", WIDTH, FEED_FORWARD)
+        linear(f"{block}.ffn_up", 2 * width, width)
+        linear(f"{block}.ffn_down", width, 2 * width)
         if kind == "pixtral":
-            linear(f"{block}.ffn_gate", FEED_FORWARD, WIDTH)
+            linear(f"{block}.ffn_gate", 2 * width, width)
     if kind == "idefics3":
         weights("mm.model.fc.weight", n_embd, merged)
     elif kind == "qwen3vl_merger":
@@ -112,12 +115,12 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, seed: int = 0) -> Pa
         linear("mm.2", n_embd, merged)
     elif kind == "pixtral":
         norm("mm.input_norm")
-        weights("mm.patch_merger.weight", WIDTH, merged)
-        linear("mm.1", n_embd, WIDTH)
+        weights("mm.patch_merger.weight", width, merged)
+        linear("mm.1", n_embd, width)
         linear("mm.2", n_embd, n_embd)
         weights("v.token_embd.img_break", n_embd)
     else:
-        weights("mm.input_projection.weight", WIDTH, n_embd)
+        weights("mm.input_projection.weight", width, n_embd)
         norm("mm.soft_emb_norm", bias=False)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -134,10 +137,10 @@ def _write_ear(path: Path, n_embd: int, seed: int) -> None:
     writer.add_bool("clip.use_gelu", True)
     numbers = {
         "embedding_length": WIDTH,
-        "feed_forward_length": FEED_FORWARD,
+        "feed_forward_length": 2 * WIDTH,
         "block_count": N_LAYERS,
         "projection_dim": n_embd,
-        "attention.head_count": N_HEADS,
+        "attention.head_count": WIDTH // HEAD,
         "num_mel_bins": MEL_BINS,
     }
     for name, number in numbers.items():
@@ -163,9 +166,9 @@ def _write_ear(path: Path, n_embd: int, seed: int) -> None:
             weights(f"{block}.{name}.weight", WIDTH, WIDTH)
             if name != "attn_k":
                 weights(f"{block}.{name}.bias", WIDTH)
-        weights(f"{block}.ffn_up.weight", FEED_FORWARD, WIDTH)
-        weights(f"{block}.ffn_up.bias", FEED_FORWARD)
-        weights(f"{block}.ffn_down.weight", WIDTH, FEED_FORWARD)
+        weights(f"{block}.ffn_up.weight", 2 * WIDTH, WIDTH)
+        weights(f"{block}.ffn_up.bias", 2 * WIDTH)
+        weights(f"{block}.ffn_down.weight", WIDTH, 2 * WIDTH)
         weights(f"{block}.ffn_down.bias", WIDTH)
     weights("mm.a.fc.weight", n_embd, WIDTH)
     weights("mm.a.fc.bias", n_embd)

@@ -87,11 +87,11 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
     stored = getattr(torch, dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            drawn = _values(name, parameter, generator, GAIN.get(kind, 1.2))
+            drawn = random_values(name, parameter, generator, GAIN.get(kind, 1.2))
             parameter.copy_(drawn.to(stored).float())
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):
-                buffer.copy_(_values(name, buffer, generator, 1.0).to(stored).float())
+                buffer.copy_(random_values(name, buffer, generator, 1.0).to(stored).float())
         tokens = torch.randint(3, N_VOCAB, (N_TOKENS,), generator=generator)
         found = model(tokens[None])
         expected = pooled(found.last_hidden_state[0], pooling) if pooling else found.logits[0]
@@ -134,7 +134,7 @@ def write_dense(
     n = len(vector)
     widths = {"2_Dense": (n, 4 * n), "3_Dense": (4 * n, n)}
     for name, sizes in widths.items():
-        weight = _values(name, torch.empty(sizes[::-1]), generator, 1.0).to(stored)
+        weight = random_values(name, torch.empty(sizes[::-1]), generator, 1.0).to(stored)
         vector = weight.float() @ vector
         settings: dict[str, Any] = {"in_features": sizes[0], "out_features": sizes[1]}
         settings |= {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
@@ -146,7 +146,7 @@ def write_dense(
     return vector
 
 
-def _values(
+def random_values(
     name: str, parameter: torch.Tensor, generator: torch.Generator, gain: float
 ) -> torch.Tensor:
     drawn = torch.randn(parameter.shape, generator=generator)

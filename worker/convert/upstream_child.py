@@ -30,7 +30,7 @@ def main() -> None:
     for name in [name for name in sys.modules if name.partition(".")[0] == "gguf"]:
         del sys.modules[name]  # The script's own is newer.
     meant = _record(Path(target))
-    _forgive_vocabularies()
+    _mend()
     _keep_settings()
     sys.argv = ["convert_hf_to_gguf.py", source, "--outfile", target, "--outtype", outtype]
     sys.argv += flags
@@ -82,16 +82,24 @@ def _record(target: Path) -> dict[str, str]:
     return found
 
 
-def _forgive_vocabularies() -> None:
+def _mend() -> None:
     """A vocabulary that the script cannot read is no reason to stop: ours replaces it, and token
-    ids are compared with the source's own tokenizer in any case."""
+    ids are compared with the source's own tokenizer in any case. A projector of Pixtral's kind
+    needs a row of the token embeddings, which the script passes over."""
     import conversion  # type: ignore[import-not-found]
 
     original = conversion.get_model_class
 
-    def forgiving(name: str, mmproj: bool = False) -> Any:
+    def mended(name: str, mmproj: bool = False) -> Any:
         kind = original(name, mmproj)
         if mmproj:
+            if hasattr(kind, "img_break_tok_id"):
+                passed = kind.filter_tensors
+
+                def filter_tensors(item: tuple[str, Any]) -> Any:
+                    return item if item[0].endswith("embed_tokens.weight") else passed(item)
+
+                kind.filter_tensors = staticmethod(filter_tensors)
             return kind
         read = kind.set_vocab
 
@@ -104,7 +112,7 @@ def _forgive_vocabularies() -> None:
         kind.set_vocab = set_vocab
         return kind
 
-    conversion.get_model_class = forgiving
+    conversion.get_model_class = mended
 
 
 def _keep_settings() -> None:

@@ -13,7 +13,32 @@ _LEAST_COMPUTE = 16 << 20
 _POSITIONS = 1500
 """Of thirty seconds of sound, for encoders of Whisper's kind."""
 _LARGEST_SIDE = 1024
-"""Pixels of a picture's side for which libmtmd reserves, where the file names none."""
+"""Pixels of a picture's side, where the file names none."""
+_MOST_TOKENS = {
+    "kimik25": (4096, 2),
+    "glm4v": (4096, 2),
+    "ling3vl": (4096, 2),
+    "muse-glimmer": (4096, 2),
+    "qwen2.5vl_merger": (4096, 2),
+    "qwen2vl_merger": (4096, 2),
+    "qwen3vl_merger": (4096, 2),
+    "gemma4uv": (1120, 1),
+    "gemma4v": (1120, 3),
+    "kimivl": (1024, 2),
+    "pixtral": (1024, 1),
+    "minimax_m3": (576, 2),
+    "lfm2": (256, 2),
+}
+"""Of a picture as large as it may be, by the kind of a projector that takes any size; and how many
+positions of each side become one token, where the file does not say."""
+
+
+def kind_of(header: GgufHeader) -> str:
+    """What libmtmd calls a projector's kind; that of pictures, if it has two."""
+    for key in ("clip.vision.projector_type", "clip.projector_type"):
+        if isinstance(kind := header.metadata.get(key), str):
+            return kind
+    return ""
 
 
 def device_bytes(header: GgufHeader) -> int:
@@ -24,7 +49,8 @@ def device_bytes(header: GgufHeader) -> int:
 
 def _compute_bytes(header: GgufHeader, side: str) -> int:
     """An upper bound of the compute buffer of one encoder: a layer's activations in 32-bit floats,
-    and its attention's scores as if it had no flash attention."""
+    and for a picture of the size that the encoder is made for, its attention's scores as if it had
+    no flash attention."""
 
     def number(name: str, default: int) -> int:
         value = header.metadata.get(f"clip.{side}.{name}", default)
@@ -33,8 +59,12 @@ def _compute_bytes(header: GgufHeader, side: str) -> int:
     width, feed_forward = number("embedding_length", 0), number("feed_forward_length", 0)
     if not width:
         return 0
-    n_positions = _POSITIONS
+    usual = most = _POSITIONS
     if side == "vision":
-        n_positions = (number("image_size", _LARGEST_SIDE) // number("patch_size", 14)) ** 2
-    scores = number("attention.head_count", 1) * n_positions**2
-    return 4 * (n_positions * (6 * width + 2 * feed_forward) + scores)
+        usual = (number("image_size", _LARGEST_SIDE) // number("patch_size", 14)) ** 2
+        most_tokens, merged = _MOST_TOKENS.get(kind_of(header), (0, 1))
+        merged = number("spatial_merge_size", number("projector.scale_factor", merged))
+        most = most_tokens * merged**2
+    scores = number("attention.head_count", 1) * usual**2
+    row = 6 * width + 2 * feed_forward
+    return 4 * max(usual * row + scores, most * row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from worker.devices.plan.projector import kind_of
 from worker.devices.residency import projector as proof
 from worker.devices.select import Selected
 from worker.errors import ModelError, WorkerError
@@ -76,14 +77,12 @@ def _proven(
         tokens = [token for piece in pieces if isinstance(piece, tuple) for token in piece]
         if min(tokens, default=0) < 0:
             raise _unusable(file, "the model's vocabulary lacks tokens that stand around a picture")
-    kind = header.metadata.get("clip.projector_type") or header.metadata.get(
-        "clip.vision.projector_type", ""
-    )
+    kind = kind_of(header)
     if kind in _COUNTED:
         raise _unusable(file, f"{kind} counts a prompt's pictures, which is not served")
     buffers = proof.prove(projector.load_log, selected, header)
     info = ProjectorInfo(
-        Path(file.path).name, str(kind), projector.sees, projector.hears, header.tensor_bytes
+        Path(file.path).name, kind, projector.sees, projector.hears, header.tensor_bytes
     )
     return projector, info, replace(residency, buffers=residency.buffers + buffers)
 
