@@ -16,6 +16,7 @@ MAX_MEDIA = 64
 """In one request."""
 _SOUND = re.compile(rb"RIFF....WAVE|ID3|fLaC|\xff[\xe0-\xff]", re.DOTALL)
 """How WAV, MP3 and FLAC begin."""
+_BLANKS = b" \t\r\n"
 _FETCHED = re.compile("https?://", re.IGNORECASE)
 _DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
 
@@ -52,7 +53,7 @@ def medium_of(kind: Literal["image", "audio"] | None, encoded: str, field: str) 
         InvalidRequest: it is no base64, or empty.
     """
     try:
-        data = base64.b64decode("".join(encoded.split()), validate=True)
+        data = base64.b64decode(encoded.encode("ascii").translate(None, _BLANKS), validate=True)
     except (binascii.Error, ValueError):
         raise refusal(field, "base64", "must be base64") from None
     if not data:

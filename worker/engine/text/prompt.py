@@ -74,7 +74,7 @@ class PromptBuilder:
         return tokens
 
     def count(self, prompt: Prompt) -> int:
-        """The number of a prompt's tokens, also if there are too many."""
+        """The number of a prompt's tokens, also if there are too many; otherwise as `read`."""
         return len(self._read_all(prompt).ids)
 
     def _read_all(self, prompt: Prompt) -> PromptTokens:
@@ -91,10 +91,10 @@ class PromptBuilder:
             case ChatPrompt():
                 return self._chat(prompt)
 
-    def _fitting(self, tokens: list[int]) -> list[int]:
+    def _fitting(self, tokens: list[int], more: str = "") -> list[int]:
         if len(tokens) > self._context_length:
             raise ContextLengthExceeded(
-                f"prompt: it has {len(tokens)} tokens, and a request may have "
+                f"prompt: it has {len(tokens)} tokens{more}, and a request may have "
                 f"{self._context_length} here",
                 field="prompt",
                 prompt_tokens=len(tokens),
@@ -270,6 +270,8 @@ class PromptBuilder:
                 field=medium.field,
             )
         self._media.read(medium, prompt)
+        # A small file may be a large picture, or a long sound: no more of them are decoded.
+        self._fitting(prompt.ids, f" up to {medium.field}")
 
     def system_tokens(self, prompt: Prompt, tokens: list[int]) -> int:
         """How many of a chat's `tokens` precede its user's first words; 0 if that is unknown. Other
