@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,23 +15,63 @@ import pytest
 from tests.support.devices import other_architectures as other
 from tests.support.devices.fixtures import SHAPES
 from tests.support.devices.tiny_gguf import write
+from tests.support.worker import WorkerProcess
 from tests.system.vulkan.cards import Cards, NoCards, drivers
 from worker.devices.select import wheel_stamp
 
 ROOT = Path(__file__).resolve().parents[3]
 Prove = Callable[..., dict[str, Any]]
 MakeCards = Callable[[str], Cards]
+StartOnCards = Callable[..., WorkerProcess]
+SHADER_SECONDS = 900
+"""The driver compiles each shader once, at its first use; later runs find it in the cache."""
+PATIENT = ("--stall-timeout", str(SHADER_SECONDS))
 
 
-@pytest.fixture
-def cards(tmp_path: Path) -> MakeCards:
+@pytest.fixture(scope="session", autouse=True)
+def needed() -> None:
     if wheel_stamp().get("backend") != "vulkan":
         pytest.skip("needs the Vulkan wheel: make vulkan-test")
     try:
         drivers()
     except NoCards as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def cards(tmp_path: Path) -> MakeCards:
     return lambda described: Cards(described, tmp_path / "cards")
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartOnCards]:
+    """Start a worker on the cards that are described."""
+    cache_dir = tmp_path_factory.mktemp("cache")
+    started: list[WorkerProcess] = []
+
+    def start(
+        described: str | Cards, *flags: str, command: Sequence[str] | None = None
+    ) -> WorkerProcess:
+        folder = tmp_path_factory.mktemp("worker")
+        cards = described
+        if isinstance(cards, str):
+            cards = Cards(cards, folder / "cards")
+        worker = WorkerProcess.start(
+            *flags,
+            folder=folder,
+            cache_dir=cache_dir,
+            backend="vulkan",
+            command=command,
+            env=cards.environment(),
+            wait_ready=False,
+        )
+        started.append(worker)
+        worker.wait_ready(SHADER_SECONDS)
+        return worker
+
+    yield start
+    for worker in started:
+        worker.kill()
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,9 +17,9 @@ from tests.support import sse
 from tests.support.pool_manager import serving
 from tests.support.worker import WorkerProcess, run_to_exit, until
 from tests.system.security.test_confinement import BREAKING, breaks_out_in_vain
-from tests.system.vulkan.cards import Cards, NoCards, drivers
+from tests.system.vulkan.cards import Cards
+from tests.system.vulkan.conftest import PATIENT, SHADER_SECONDS, StartOnCards
 from tools import survival
-from worker.devices.select import wheel_stamp
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -28,57 +28,16 @@ CASES = json.loads(
 )["cases"]
 N_STREAMS, N_TOKENS = 16, 40
 STALL_SECONDS = 40
-SHADER_SECONDS = 900
-"""The driver compiles each shader once, at its first use; later runs find it in the cache."""
-PATIENT = ("--stall-timeout", str(SHADER_SECONDS))
 SHAPE = ("--slots", "16", "--context-length", "1024")
 PROMPTS = [survival.prompt(f"{name} {n}") for n in (1, 2) for name in survival.NAMES]
-Start = Callable[..., WorkerProcess]
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Start a worker on the cards that are described."""
-    if wheel_stamp().get("backend") != "vulkan":
-        pytest.skip("needs the Vulkan wheel: make vulkan-test")
-    try:
-        drivers()
-    except NoCards as error:
-        pytest.skip(str(error))
-    cache_dir = tmp_path_factory.mktemp("cache")
-    started: list[WorkerProcess] = []
-
-    def start(
-        described: str | Cards, *flags: str, command: Sequence[str] | None = None
-    ) -> WorkerProcess:
-        folder = tmp_path_factory.mktemp("worker")
-        cards = described
-        if isinstance(cards, str):
-            cards = Cards(cards, folder / "cards")
-        worker = WorkerProcess.start(
-            *flags,
-            folder=folder,
-            cache_dir=cache_dir,
-            backend="vulkan",
-            command=command,
-            env=cards.environment(),
-            wait_ready=False,
-        )
-        started.append(worker)
-        worker.wait_ready(SHADER_SECONDS)
-        return worker
-
-    yield start
-    for worker in started:
-        worker.kill()
-
-
-@pytest.fixture(scope="module")
-def worker(start: Start) -> WorkerProcess:
+def worker(start: StartOnCards) -> WorkerProcess:
     return start("discrete:500", *SHAPE, *PATIENT)
 
 
-def test_no_attempt_to_break_out_of_the_engine_succeeds(start: Start) -> None:
+def test_no_attempt_to_break_out_of_the_engine_succeeds(start: StartOnCards) -> None:
     """The driver has made its connections by then."""
     breaks_out_in_vain(start("discrete:500", *PATIENT, command=[*BREAKING, "vulkan"]))
 
@@ -131,7 +90,9 @@ def test_a_disconnect_gives_the_cells_back(worker: WorkerProcess) -> None:
 
 
 @pytest.fixture(scope="module")
-def mortal(start: Start, worker: WorkerProcess, alone: dict[str, survival.Alone]) -> WorkerProcess:
+def mortal(
+    start: StartOnCards, worker: WorkerProcess, alone: dict[str, survival.Alone]
+) -> WorkerProcess:
     """One whose engine is soon missed; all shaders are compiled by now. Its card has no room for a
     second engine."""
     at_once(worker)
@@ -164,7 +125,7 @@ def test_streams_go_on_after_the_engine_was(
 
 @pytest.mark.parametrize("for_good", [False, True], ids=["for a while", "for good"])
 def test_memory_that_is_gone_while_a_prompt_needs_it_ends_the_engine(
-    for_good: bool, tmp_path: Path, start: Start
+    for_good: bool, tmp_path: Path, start: StartOnCards
 ) -> None:
     """The driver's library computes with quantised cells of a long prompt in memory that it takes
     then, and ends the process where there is none, as CUDA's does."""
@@ -197,7 +158,9 @@ def test_memory_that_is_gone_while_a_prompt_needs_it_ends_the_engine(
     assert worker.get("/health").json()["resident"] is True
 
 
-def test_a_start_that_does_not_fit_is_refused_with_what_would(tmp_path: Path, start: Start) -> None:
+def test_a_start_that_does_not_fit_is_refused_with_what_would(
+    tmp_path: Path, start: StartOnCards
+) -> None:
     cards = Cards("discrete:290", tmp_path / "cards")
     left = run_to_exit(
         *("--port", "0", "--log-format", "json", "--slots", "64", "--context-length", "1024"),
@@ -211,7 +174,7 @@ def test_a_start_that_does_not_fit_is_refused_with_what_would(tmp_path: Path, st
 
 
 def test_a_model_that_fits_on_two_cards_alone_is_served_by_them(
-    tmp_path: Path, start: Start
+    tmp_path: Path, start: StartOnCards
 ) -> None:
     cards = Cards("discrete:290", tmp_path / "cards")
     left = run_to_exit(

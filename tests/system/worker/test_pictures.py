@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import http.server
 import os
 import random
@@ -10,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -231,6 +232,14 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     assert answer.status_code == 400 and "pixels" in answer.json()["error"]["message"]
 
 
+def test_what_no_longer_fits_is_not_decoded(seeing: WorkerProcess) -> None:
+    body = question(picture(1))
+    image, unread = body["messages"][0]["content"][1], question(b"no picture")
+    body["messages"][0]["content"] = [image] * 30 + [unread["messages"][0]["content"][1]]
+    answer = seeing.post("/v1/chat/completions", body).json()
+    assert answer["error"]["code"] == "context_length_exceeded"
+
+
 def mutate(encoded: bytes, random: random.Random) -> bytes:
     """A few bytes changed, some cut out or doubled."""
     damaged = bytearray(encoded)
@@ -398,13 +407,21 @@ def test_a_vocabulary_without_a_projectors_tokens_stops_the_start(warm_cache: Pa
 
 
 @contextmanager
-def llama_server(model: Path, projector: Path, folder: Path) -> Iterator[str]:
+def llama_server(
+    model: Path,
+    projector: Path,
+    folder: Path,
+    *flags: str,
+    program: str | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[str]:
     """The peer with the same files; its address."""
-    program, port = build_peers(pins(), os.cpu_count() or 1).program("llama-server"), free_port()
+    program = program or build_peers(pins(), os.cpu_count() or 1).program("llama-server")
+    port = free_port()
     files = ["-m", str(model), "--mmproj", str(projector)]
     shape = ["-np", "1", "-c", "2048", "-fa", "off", "-t", "2", "--port", str(port), "--jinja"]
     with (folder / "peer.log").open("wb") as log:
-        peer = subprocess.Popen([program, *files, *shape], stdout=log, stderr=log)
+        peer = subprocess.Popen([program, *files, *shape, *flags], stdout=log, stderr=log, env=env)
     base = f"http://127.0.0.1:{port}"
 
     def is_ready() -> bool:
@@ -421,17 +438,37 @@ def llama_server(model: Path, projector: Path, folder: Path) -> Iterator[str]:
         peer.wait()
 
 
-def same_as_peers(worker: WorkerProcess, base: str, body: dict[str, Any]) -> bool:
+QUESTIONS = [
+    question(picture(seed, (300 - 100 * seed, 120)), text)
+    for seed, text in ((1, "and say what it is"), (1, "and on"), (2, "and say what it is"))
+]
+
+
+def same_as_peers(
+    worker: WorkerProcess, base: str, body: dict[str, Any], rounding: float = 0
+) -> bool:
+    """Whether the worker says what the peer says, up to a token whose log-probability is nearer
+    than `rounding` to the next best."""
     answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=120).json()
     theirs = str(answer["choices"][0]["message"]["content"])
+    scored = worker.post("/v1/chat/completions", body | {"logprobs": True, "top_logprobs": 2})
+    [choice] = scored.json()["choices"]
     # A character that is cut off at the end is told, or left out.
-    return asked(worker, body).rstrip("\ufffd") == theirs.rstrip("\ufffd")
+    if choice["message"]["content"].rstrip("\ufffd") == theirs.rstrip("\ufffd"):
+        return True
+    decoder, said = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    tokens = choice["logprobs"]["content"]
+    for token in tokens:
+        said += decoder.decode(bytes(token["bytes"]), final=token is tokens[-1])
+        if not theirs.startswith(said):
+            best, second = (each["logprob"] for each in token["top_logprobs"])
+            print(f"they part at {said!r} of {theirs!r}, by {best - second:.3f}")
+            return bool(best - second < rounding)
+    return False
 
 
 @pytest.mark.long
 def test_llama_server_answers_the_same(seeing: WorkerProcess, tmp_path: Path) -> None:
     kind = seeing.get("/info").json()["engine"]["projector"]["kind"]
     with llama_server(model(kind), random_projector(kind), tmp_path) as base:
-        for seed, text in ((1, "and say what it is"), (1, "and on"), (2, "and say what it is")):
-            body = question(picture(seed, (300 - 100 * seed, 120)), text)
-            assert same_as_peers(seeing, base, body)
+        assert all(same_as_peers(seeing, base, body) for body in QUESTIONS)
