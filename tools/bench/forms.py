@@ -12,7 +12,7 @@ from typing import Any
 
 from tools.bench.client import Request
 from tools.bench.errors import BenchError
-from tools.bench.loads import Flavour, Load, Metrics, Prompt, text_of
+from tools.bench.loads import Flavour, Load, Metrics, Prompt, request_of, text_of
 from tools.bench.model import INSTRUCT
 from tools.bench.streams import TokenStream
 
@@ -113,7 +113,7 @@ def requests_with(form: dict[str, Any]) -> Callable[..., list[Request]]:
             }
             if not form:
                 body["ignore_eos"] = True
-            requests.append(Request("/v1/chat/completions", body))
+            requests.append(request_of("/v1/chat/completions", body, prompt))
         return requests
 
     return requests_of

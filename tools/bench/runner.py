@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from tools.bench import agents, cancel, forms, open_arrivals
+from tools.bench import agents, beside, cancel, forms, open_arrivals
 from tools.bench.client import drive
 from tools.bench.errors import BenchError
 from tools.bench.limit import limit_of
@@ -75,7 +75,7 @@ class Runner:
 
     def run_round(self, number: int) -> None:
         order = self._rotated(self.subjects, number)
-        known = LOADS | agents.LOADS | forms.LOADS
+        known = LOADS | agents.LOADS | forms.LOADS | beside.LOADS
         if "start" in self.loads:
             for subject in order:
                 if subject.flavour == "completions":
@@ -101,6 +101,8 @@ class Runner:
     def _run_shape(
         self, model: str, shape: Shape | None, loads: list[Load], order: list[Subject], number: int
     ) -> None:
+        if self.models(model).flags:
+            order = [each for each in order if each.is_worker or each.name == REFERENCE]
         with self._servers(order, model, shape) as servers:
             for repeat in range(self.repeats):
                 run = (number - 1) * self.repeats + repeat + 1
@@ -147,7 +149,8 @@ class Runner:
     def _server(
         self, kind: ServerKind, shape: Shape | None, model: str = RANDOM
     ) -> Iterator[RunningServer]:
-        server = RunningServer(kind, self.models(model).path, shape, self.scratch)
+        served = self.models(model)
+        server = RunningServer(kind.with_flags(served.flags), served.path, shape, self.scratch)
         try:
             self._warm_up(server)
             yield server
