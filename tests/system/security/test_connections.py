@@ -4,6 +4,9 @@
 which is nicer than all others: its own computing is not what is measured. It opens connections when
 it is told to, so that windows with and without them take turns and what the machine does meanwhile
 falls on both.
+
+On two cores, where the engine computes with both, 150 connections a second cost the API process 5 %
+of a core and the streams 9.5 %, what the attack computes on the same cores included.
 """
 
 from __future__ import annotations
