@@ -331,6 +331,11 @@ KNOWN = (
         "both",
         when=_says("logit_bias"),
     ),
+    Known(
+        "a text without anything in it is empty, as OpenAI's, and not null",
+        ("stream.*.delta.content",),
+        when=lambda asked, found: (found.theirs, found.ours) == (None, ""),
+    ),
     # --- what is computed ---
     Known(
         "of the texts that a form allows it has another: what must come is written in the "
