@@ -86,6 +86,8 @@ class ByteBackend:
     n_cells: int
     batch: int
     recurrent: bool = False
+    most_back: int = 0
+    """How many tokens of the last batch a recurrent memory can take back."""
     window: int = 0
     unified: bool = False
     contents: dict[int, int] = field(default_factory=dict)
@@ -115,7 +117,10 @@ class ByteBackend:
     def __post_init__(self) -> None:
         self.part = self.n_cells // self.n_slots
         kind = MemoryKind(recurrent=self.recurrent, window=self.window)
+        if self.recurrent:
+            kind = replace(kind, most_back=self.most_back)
         self.memory_kind = replace(kind, moves_states=kind.cuts_anywhere)
+        self.rows_a_pass = self.batch
 
     def sampler(self) -> ByteSampler:
         return ByteSampler(self.samplers)
@@ -202,6 +207,15 @@ class ByteBackend:
         self.states[slot] = self.states[slot][:length]
         if not length:
             self.longest[slot] = 0
+        return True
+
+    def take_back(self, slot: int, length: int) -> bool:
+        start = next(c.start for c in self._chunks if c.sequence.slot == slot)
+        if self.recurrent and len(self.held[slot]) - length > self.memory_kind.most_back:
+            return False
+        assert length > start, "the newest is of the last batch"
+        del self.held[slot][length:], self.states[slot][length:]
+        self.longest[slot] = min(self.longest[slot], start + 1)
         return True
 
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:

@@ -35,6 +35,7 @@ class Backend(Protocol):
 
     context_length: int
     memory_kind: MemoryKind
+    rows_a_pass: int
 
     def encode(self, span: Span, salt: str | None) -> bool:
         """Have the embeddings of a part of a medium at hand for `fill`; false if they were kept
@@ -74,6 +75,10 @@ class Backend(Protocol):
 
         Returns false, without a change, if the memory cannot be cut there. A cut to 0 always works.
         """
+
+    def take_back(self, slot: int, length: int) -> bool:
+        """Keep the first `length` tokens of a slot, of which the last batch has computed the newest
+        and all that go, in one pass. Returns false if the memory cannot take back so many."""
 
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
         """Copy the first `length` tokens of `source` to the empty slot `target`.
@@ -126,6 +131,7 @@ class LlamaBackend:
         """The slots of the last batch of single rows, and the order of its rows."""
         self._eog = model.eog
         self.context_length = context_length
+        self.rows_a_pass = context.options.n_ubatch
         has_still_tokens = projector is not None and projector.has_four_positions
         self.memory_kind = replace(context.memory_kind, has_still_tokens=has_still_tokens)
         self.decode = partial(context.decode, self._batch)
@@ -134,6 +140,7 @@ class LlamaBackend:
         self.first_position = context.first_position
         self.last_position = context.last_position
         self.truncate = context.truncate
+        self.take_back = context.take_back
         self.copy = context.copy
         self.snapshot = context.snapshot
         self.state_bytes = context.state_bytes

@@ -61,8 +61,8 @@ def start_guessing(
 def _why_not(context: Context) -> str:
     if context.options.embeddings:
         return "the model embeds texts and says nothing"
-    if not context.memory_kind.cuts_anywhere:
-        return "the model's memory is recurrent or windowed: no guess could be taken out of it"
+    if not context.memory_kind.most_back:
+        return "the model's memory is recurrent: no guess could be taken out of it"
     return ""
 
 

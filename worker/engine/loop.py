@@ -13,7 +13,7 @@ from worker.engine.answers import Answers, Drawn, prompt_events
 from worker.engine.backend import Backend
 from worker.engine.cache.carrier import Carrier
 from worker.engine.cache.disk import Counts, Disk
-from worker.engine.cache.moves import Truncate
+from worker.engine.cache.moves import TakeBack, Truncate
 from worker.engine.media.span import Span
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
@@ -44,10 +44,12 @@ class Loop:
         self.carrier = Carrier(scheduler.cache, backend, disk, self.call, clock)
         self.speculation: Speculation | None = None
         self._cuts_anywhere = backend.memory_kind.cuts_anywhere
-        # Where memory cannot be cut back, a wrong guess could not be taken out again.
-        if drafter is not None and self._cuts_anywhere:
+        self._n_held: dict[Sequence, int] = {}
+        """The tokens in the cells of those for whom guesses were computed in this step."""
+        if drafter is not None and (most_back := backend.memory_kind.most_back):
+            most_rows = min(scheduler.limits.batch, backend.rows_a_pass)
             self.speculation = Speculation(
-                drafter, backend.is_eog, scheduler.pace, scheduler.limits.batch, clock
+                drafter, backend.is_eog, scheduler.pace, most_rows, clock, most_back
             )
         self._in_hand = (black_box or BlackBox()).in_hand
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -199,10 +201,15 @@ class Loop:
                     n_rows += sum(map(len, drafts.values()))
                     self._pace.measured(n_rows - n_prompt, n_prompt, seconds)
                 self._batch_seconds = seconds
+                if drafts:
+                    self._n_held = {
+                        s: c.end + len(drafts[s]) for c in chunks if (s := c.sequence) in drafts
+                    }
                 return chunks
             if drafts:
                 drafts.clear()
                 self._roll_back(chunks)
+                chunks = [c for c in chunks if c.start == c.sequence.n_computed]
                 continue
             if outcome == "no_room":
                 chunks = self._make_room(chunks)
@@ -271,14 +278,12 @@ class Loop:
         return drawn
 
     def _verify(self, sequence: Sequence, index: int, draft: list[int], token: int) -> list[Drawn]:
-        """Draw on while the guesses behind chunk number `index` are right, and free the cells of
-        the wrong ones. Those of the right ones belong to the sequence."""
+        """Draw on while the guesses behind chunk number `index` are right. Their cells belong to
+        the sequence."""
         drawn: list[Drawn] = []
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
             token = self._backend.sample(sequence.sampler, index, len(drawn) + 1)
             drawn.append((sequence, index, token))
-        if len(drawn) < len(draft) and sequence.slot is not None:
-            self.carrier.carry_out([Truncate(sequence.slot, len(sequence.tokens) + len(drawn))])
         sequence.n_computed += len(drawn)
         return drawn
 
@@ -294,18 +299,24 @@ class Loop:
             end = answers.take(sequence, index, token, events)
             if end is not None:
                 answers.finish(sequence, *end, now, events)
+                self._take_back(sequence)
                 self._release(sequence, keep_cells=True)
+        for sequence in list(self._n_held):
+            self._take_back(sequence)
         self._in_hand[LOOP] = 0
+
+    def _take_back(self, sequence: Sequence) -> None:
+        """Free the cells of guesses that were wrong, or behind the end."""
+        n_held = self._n_held.pop(sequence, 0)
+        sequence.n_computed = min(sequence.n_computed, len(sequence.tokens))
+        if sequence.slot is not None and n_held > sequence.n_computed:
+            self.carrier.carry_out([TakeBack(sequence.slot, sequence.n_computed)])
 
     def _fail(self, sequence: Sequence, error: WorkerError) -> None:
         self._events.append(Failed(sequence.request_id, error))
         self._release(sequence, keep_cells=False)
 
     def _release(self, sequence: Sequence, *, keep_cells: bool) -> None:
-        if sequence.slot is not None and sequence.n_computed > len(sequence.tokens):
-            # It ended before the last of its tokens in this step.
-            sequence.n_computed = len(sequence.tokens)
-            self.carrier.carry_out([Truncate(sequence.slot, sequence.n_computed)])
         del self._sequences[sequence.request_id]
         if self.speculation is not None:
             self.speculation.forget(sequence)

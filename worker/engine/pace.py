@@ -21,7 +21,7 @@ _LEAST_ROW_COST = 0.02
 """…and the least, as a share of the nearest step that was measured."""
 _NEWEST = 0.3
 """Weight of the newest measurement in a running mean."""
-_FORGOTTEN = 0.001
+_FORGOTTEN = 0.03
 """The share of the measured cost of further rows that `forget_beyond` forgets."""
 
 

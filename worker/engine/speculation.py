@@ -39,6 +39,8 @@ _MARGIN = 1.2
 _MOST_ACCEPTANCE = 0.99
 _STAKE = 0.01
 """The share of all time that guesses may lose for good."""
+_FORGET_STEPS = 32
+"""Steps without guesses after which the cost of their rows is forgotten a bit."""
 _FIRST_CREDIT, _MOST_CREDIT = 4, 32
 """What guesses may lose in the beginning, in plain steps, and the largest win that is remembered.
 """
@@ -95,10 +97,12 @@ class Speculation:
         pace: Pace,
         batch: int,
         clock: Callable[[], float] = time.monotonic,
+        most_back: int = MOST_GUESSES,
     ) -> None:
-        """`batch`: the most rows of one batch, of which the streams' own tokens have some."""
+        """`batch`: the most rows of one pass, of which the streams' own tokens have some.
+        `most_back`: the most guesses for a stream that can be taken back."""
         self._drafter, self._is_eog, self._pace, self._clock = drafter, is_eog, pace, clock
-        self._batch = batch
+        self._batch, self._most_back = batch, most_back
         self._streams: dict[int, _Stream] = {}
         self._acceptance = list(drafter.kinds)
         """The means of all streams."""
@@ -108,6 +112,8 @@ class Speculation:
         """The plain steps that guesses have won, less those that they have lost."""
         self._tried: dict[int, list[Guess]] = {}
         """The guesses of this step, by request."""
+        self._n_plain = 0
+        """Steps without guesses."""
         self._n_streams, self._plain = 1, 0.0
         """Of this step, and the seconds of one that brings each of them a token."""
         self.n_drafted = self.n_accepted = 0
@@ -132,9 +138,10 @@ class Speculation:
         if any([n > 1 for _, _, n in chunks]):
             return {}
         self._book(_STAKE)
-        most = min(MOST_GUESSES if len(chunks) == 1 else _MOST_EACH, self._batch - n_rows)
+        most = MOST_GUESSES if len(chunks) == 1 else _MOST_EACH
+        most = min(most, self._batch - n_rows, self._most_back)
         if n_rows > 1 and not self._may_pay(0, 0.0, 1.0, most):
-            self._pace.forget_beyond(n_rows)
+            self._forget_costs(n_rows)
             return {}
         room = {}
         for sequence, start, n_tokens in chunks:
@@ -147,7 +154,7 @@ class Speculation:
             drafts = self._looked_up(room)
         self._tried = {s.request_id: guesses for s, guesses in drafts.items() if guesses}
         if not self._tried:
-            self._pace.forget_beyond(n_rows)
+            self._forget_costs(n_rows)
         return {s: [g.token for g in guesses] for s, guesses in drafts.items() if guesses}
 
     def verified(self, right: dict[int, int], seconds: float) -> None:
@@ -196,6 +203,8 @@ class Speculation:
                 rows.append(_Row(chance, sequence.request_id))
                 if not self._may_pay(len(guesses), tokens, chance, most):
                     break
+        if not rows:
+            return {}
         rows.sort(key=lambda row: row.chance, reverse=True)
         counts = Counter(row.request_id for row in rows[: self._worth(rows)])
         for sequence, guesses in found.items():
@@ -226,6 +235,11 @@ class Speculation:
         self.seconds = ended - began
         self._book((began - ended) / self._plain)
         return guesses
+
+    def _forget_costs(self, n_rows: int) -> None:
+        self._n_plain += 1
+        if self._n_plain % _FORGET_STEPS == 0:
+            self._pace.forget_beyond(n_rows)
 
     # --- what they are worth -------------------------------------------------------------------
 

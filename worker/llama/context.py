@@ -256,6 +256,8 @@ class Context:
             window = int(self._flat.llama_model_n_swa(self.model.pointer))
         n_caches = sum("llama_kv_cache: size = " in line for line in self.load_log)
         kind = MemoryKind(recurrent=self.model.is_recurrent, window=window)
+        if kind.recurrent:
+            kind = replace(kind, most_back=int(self._flat.llama_n_rs_seq(self.pointer)))
         return replace(kind, moves_states=kind.cuts_anywhere and n_caches == 1)
 
     def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
@@ -271,6 +273,14 @@ class Context:
             n_held, first = self.last_position(slot) + 1, self.first_position(slot)
             if not self.memory_kind.can_cut(length, n_held, first):
                 return False
+        return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))
+
+    def take_back(self, slot: int, length: int) -> bool:
+        """Keep the first `length` positions of a sequence, of which the last pass has computed the
+        newest and all that go.
+
+        Returns false if the memory cannot take back so many.
+        """
         return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))
 
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:

@@ -16,6 +16,9 @@ class MemoryKind:
     """Tokens after which some layers give up a cell; 0 if none does."""
     has_still_tokens: bool = False
     """Whether some of a medium's tokens do not advance the position of what follows."""
+    most_back: int = 1 << 16
+    """How many of a sequence's tokens can be taken back after the pass that has computed them: all,
+    unless there is a recurrent state. No window has lost a cell yet that it needs without them."""
     moves_states: bool = False
     """Whether a state fits into every layout of the cells: the memory is a single cache that keeps
     all cells."""

@@ -44,6 +44,7 @@ class Engine:
     prefix_cache: bool = True
     recurrent: bool = False
     window: int = 0
+    most_back: int = 0
     drafter: Drafter | None = None
     batch: int = 32
     prefill_budget: int = 8
@@ -66,6 +67,7 @@ class Engine:
             n_cells,
             self.batch,
             recurrent=self.recurrent,
+            most_back=self.most_back,
             window=self.window,
             unified=self.unified,
         )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.support.bundled import bundled_gguf
 from tests.support.byte_backend import answer_byte, expected_answer, make_sequence
-from tests.support.random_models import random_model
+from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_loop import CONTEXT, Engine
@@ -81,6 +81,7 @@ def guessed(engine: Engine | RealEngine) -> Speculation:
     st.lists(st.sampled_from(["ok", "ok", "no_room", "aborted"]), max_size=30),
     st.integers(0, 1000),
     st.booleans(),
+    st.sampled_from([{}, {"window": 12}, {"recurrent": True, "most_back": 5}]),
 )
 def test_answers_are_what_they_are_without_guesses(
     jobs: list[tuple[bytes, int, int]],
@@ -88,10 +89,12 @@ def test_answers_are_what_they_are_without_guesses(
     outcomes: list[DecodeOutcome],
     seed: int,
     unified: bool,
+    memory: dict[str, Any],
 ) -> None:
-    engine = Engine(n_slots=2, unified=unified, drafter=Prophet(seed, computes=bool(seed % 2)))
+    drafter = Prophet(seed, computes=bool(seed % 2))
+    engine = Engine(n_slots=2, unified=unified, drafter=drafter, **memory)
     speculation = guessed(engine)
-    engine.backend.outcomes = list(outcomes)
+    engine.backend.outcomes = [o for o in outcomes if not (engine.recurrent and o == "aborted")]
     for request_id, (prompt, max_tokens, pause) in enumerate(jobs):
         engine.submit(request_id, prompt, max_tokens=max_tokens, stop=stop)
         for _ in range(pause):
@@ -383,7 +386,6 @@ def test_a_good_draft_model_wins() -> None:
 
 def test_nothing_is_guessed_where_it_cannot_be() -> None:
     assert Engine(recurrent=True, drafter=Lookup()).loop.speculation is None
-    assert Engine(window=12, drafter=Lookup()).loop.speculation is None
     engine = Engine(drafter=Lookup())
     speculation = guessed(engine)
     alone = make_sequence(engine.backend, 1, b"abcabcabcabc", deterministic=True)
@@ -453,3 +455,27 @@ def test_several_streams_in_one_pool_are_guessed_for(temperature: float) -> None
             assert engine.loop.speculation.n_accepted > 60
         engine.close()
     assert texts == [texts[0]] * 4
+
+
+@pytest.mark.parametrize("unified", [False, True])
+@pytest.mark.parametrize("kind", ["windowed", "experts"])
+def test_wrong_guesses_are_taken_back_from_windows(kind: Kind, unified: bool) -> None:
+    """Also where new cells take the places of those that a window has left."""
+    plain, guessing = (
+        RealEngine(2, path=random_model(kind), kv_unified=unified, drafter=drafter, batch=32)
+        for drafter in (None, Lookup())
+    )
+    speculation = guessed(guessing)
+    options: dict[str, Any] = {"max_tokens": 350, "ignore_eos": True}
+    for prompt in (LIST, STORY):
+        asked = {engine: engine.submit(prompt, **options) for engine in (plain, guessing)}
+        for engine in asked:
+            engine.run()
+        ours, theirs = (engine.ids(request_id) for engine, request_id in asked.items())
+        at = common_length(ours, theirs)
+        assert at == 350 or margin(plain, prompt, options, at) < 0.02, "but for a near tie"
+        more = prompt + guessing.text(asked[guessing])[:40]
+        assert guessing.generate(more, max_tokens=12) == plain.generate(more, max_tokens=12)
+    assert 0 < speculation.n_accepted < speculation.n_drafted
+    plain.close()
+    guessing.close()

@@ -301,7 +301,7 @@ class _Planner:
             of_one = sum(layout.kv) // (1 if kv.unified else slots)
             states = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
             host["kv_store"] = states
-        if self._draft is not None and layout.memory_kind.cuts_anywhere:
+        if self._draft is not None and layout.memory_kind.most_back:
             parts["draft"], host["draft"] = self._draft_bytes(self._draft, kv.context_length)
         if self._projector is not None:
             parts["projector"] = device_bytes(self._projector)

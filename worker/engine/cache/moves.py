@@ -50,6 +50,14 @@ class Truncate(NamedTuple):
     snapshot: Snapshot | None = None
 
 
+class TakeBack(NamedTuple):
+    """Keep the first `length` tokens of a slot, of which the last batch has computed the newest and
+    all that go."""
+
+    slot: int
+    length: int
+
+
 class Copy(NamedTuple):
     """Copy the first `length` tokens of `source` to the empty slot, likewise."""
 
@@ -83,4 +91,4 @@ class Divide(NamedTuple):
     unified: bool
 
 
-Move = Truncate | Copy | Save | Restore | Divide
+Move = Truncate | TakeBack | Copy | Save | Restore | Divide
