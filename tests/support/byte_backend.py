@@ -318,13 +318,14 @@ def make_sequence(
     cache_salt: str | None = None,
     adapters: Applied = (),
     deterministic: bool = False,
+    is_seeded: bool = False,
     deadline: float | None = None,
     produced: tuple[int, ...] = (),
 ) -> Sequence:
     request = InferenceRequest(
         job_id=str(request_id),
         prompt=tuple(prompt),
-        sampling=Sampling(seed=0, temperature=0.0),
+        sampling=Sampling(seed=0, temperature=0.0, is_seeded=is_seeded),
         max_tokens=max_tokens,
         stop=stop,
         cache_salt=cache_salt,

@@ -218,9 +218,9 @@ def other_settings(bench: Bench) -> str:
 
 
 def speculation(bench: Bench) -> str:
-    """Guesses by a draft model that is right, and by lookup, against none as by default."""
+    """Guesses by a draft model that is right, and none, against lookup as by default."""
     loads = "guessed1" if bench.short else "guessed1,guessed4,guessed16"
-    variants = ["--variant", "draft=--draft {draft}", "--variant", "lookup=--speculate ngram"]
+    variants = ["--variant", "draft=--draft {draft}", "--variant", "plain=--speculate off"]
     return _table(bench, "speculation", "--only", "worker", *variants, "--loads", loads)
 
 

@@ -41,7 +41,7 @@ def start_guessing(
     """
     wanted = config.engine.speculate
     if wanted == "auto":
-        wanted = "draft" if config.draft is not None else "off"
+        wanted = "draft" if config.draft is not None else "ngram"
     if wanted != "off" and (reason := _why_not(context)):
         if config.engine.speculate != "auto" or config.draft is not None:
             log.warning("engine.speculation_off", reason=reason)

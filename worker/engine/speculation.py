@@ -3,8 +3,9 @@
 Where a pass over the weights takes longer than its rows, guessed tokens go along as rows of their
 own, and the token behind each is drawn as it would be without: from the model's own logits, by the
 request's own dice. While the draws equal the guesses, a step brings more than one token; at the
-first that does not, the rest is cut off. Nothing about the answer changes: greedy ones stay what
-they are, and drawn ones keep their distribution and seed.
+first that does not, the rest is cut off. Nothing about the answer changes but for rounding: rows
+that are computed together have other last bits. So nothing is guessed for a request that gives a
+seed to have the same text again.
 
 Where the guesses come from is the drafter's business (`lookup`, `draft`); how many are tried is
 decided here. They go along while their measured hits are worth their measured rows, and one account
@@ -280,5 +281,7 @@ class Speculation:
 def _may_guess(sequence: Sequence) -> bool:
     request = sequence.request
     sampling = request.sampling
-    is_fixed = request.deterministic or sampling.logprobs is not None or sampling.learns
+    # Rows computed together round otherwise, and what is guessed depends on earlier requests.
+    is_fixed = request.deterministic or sampling.is_seeded
+    is_fixed = is_fixed or sampling.logprobs is not None or sampling.learns
     return not (is_fixed or sequence.spans)  # a drafter knows tokens alone

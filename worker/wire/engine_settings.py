@@ -83,7 +83,7 @@ class EngineSettings:
     micro_batch: int = _setting(512, "engine", "tokens in one compute graph at most", ge=1, le=2**20)
     prefill_budget: int | None = _setting(None, "engine", "prompt tokens in a step at most; without it a micro-batch, on a GPU as many of a batch as take a quarter of a second", ge=1, le=2**20)
     inter_token_target: int | None = _setting(None, "engine", "ms that a step shall take at most: running streams keep that pace while prompts join; without it 1000 on a CPU, 50 on a GPU", ge=1, le=3_600_000)
-    speculate: Literal["auto", "off", "ngram", "draft"] = _setting("auto", "engine", "tokens that are tried ahead where that is worth it; ngram: what followed the last tokens before, in the conversation or in an earlier answer; draft: what --draft says, for a stream that runs alone; tokens are drawn as without, but rows that are computed together round otherwise; auto: draft where --draft is given, else off")
+    speculate: Literal["auto", "off", "ngram", "draft"] = _setting("auto", "engine", "tokens that are tried ahead where that is worth it; ngram: what followed the last tokens before, in the conversation or in an earlier answer; draft: what --draft says, for a stream that runs alone; tokens are drawn as without, but rows that are computed together round otherwise, so there are no guesses for a request that gives a seed; auto: draft where --draft is given, else ngram")
     kv_type: KvType = _setting("f16", "engine", "type of the KV cache; quantised values need flash attention")
     kv_type_k: KvType | None = _setting(None, "engine", "type of its keys alone; without it --kv-type")
     kv_type_v: KvType | None = _setting(None, "engine", "type of its values alone; without it --kv-type")

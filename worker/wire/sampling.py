@@ -116,6 +116,8 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     """Texts that no repetition goes across."""
     logit_bias: tuple[tuple[int | str, float], ...] = ()
     """What is added to the logits of tokens: one by its id, or all that a text consists of."""
+    is_seeded: bool = False
+    """Whether the seed was given, so that it shall bring the same text again."""
     constraint: Constraint | None = None
     reasoning: Reasoning | None = None
     """`None` if nothing is known of the model's reasoning."""

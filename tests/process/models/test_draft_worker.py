@@ -18,7 +18,7 @@ PROMPT = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
 def test_a_draft_model_is_planned_resident_and_guesses(
     start_worker: StartWorker, warm_cache: Path
 ) -> None:
-    plain = start_worker("--no-mmap", wait_ready=True)
+    plain = start_worker("--no-mmap", "--speculate", "off", wait_ready=True)
     text = plain.execute(PROMPT, max_tokens=48, temperature=0.0).text
     alone = plain.get("/info").json()
     assert plain.stop() == 0

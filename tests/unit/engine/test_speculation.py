@@ -388,10 +388,13 @@ def test_nothing_is_guessed_where_it_cannot_be() -> None:
     assert Engine(recurrent=True, drafter=Lookup()).loop.speculation is None
     engine = Engine(drafter=Lookup())
     speculation = guessed(engine)
-    alone = make_sequence(engine.backend, 1, b"abcabcabcabc", deterministic=True)
-    alone.n_most = 100
-    assert not drafted(speculation, alone)
-    other = make_sequence(engine.backend, 2, b"abcabcabcabc")
+    text = b"abcabcabcabc"
+    alone = make_sequence(engine.backend, 1, text, deterministic=True)
+    seeded = make_sequence(engine.backend, 3, text, is_seeded=True)
+    for fixed in (alone, seeded):
+        fixed.n_most = 100
+        assert not drafted(speculation, fixed)
+    other = make_sequence(engine.backend, 2, text)
     other.n_most = 100
     assert drafted(speculation, other)
 

@@ -241,6 +241,7 @@ class SamplingFields(_Numbers):
         drawn = self.seed is None or self.seed == -1
         return Sampling(
             seed=secrets.randbits(64) if drawn else (self.seed or 0) & MAX_SEED,
+            is_seeded=not drawn,
             dry_sequence_breakers=self.dry_sequence_breakers,
             logit_bias=self.logit_bias + tuple((id, -math.inf) for id in self.custom_token_bans),
             logprobs=logprobs,

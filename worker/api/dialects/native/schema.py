@@ -135,6 +135,7 @@ def read_inference(body: InferenceBody, state: AppState) -> Generate:
         input=(body.prompt,),
         sampling=Sampling(
             seed=secrets.randbits(64) if body.seed is None else body.seed,
+            is_seeded=body.seed is not None,
             **{name: getattr(body, name) for name in PARAMETERS},
             samplers=body.samplers,
             dry_sequence_breakers=body.dry_sequence_breakers,
