@@ -42,7 +42,7 @@ _STAKE = 0.01
 """The share of all time that guesses may lose for good."""
 _FORGET_STEPS = 32
 """Steps without guesses after which the cost of their rows is forgotten a bit."""
-_FIRST_CREDIT, _MOST_CREDIT = 4, 32
+_FIRST_CREDIT, _MOST_CREDIT = 2, 32
 """What guesses may lose in the beginning, in plain steps, and the largest win that is remembered.
 """
 
