@@ -2,7 +2,8 @@
 
 `dense` keeps every token's cells, `windowed` those of its last tokens in three of four layers,
 `hybrid` a recurrent state beside the cells, `recurrent` the state alone; `experts` has windows in
-every other layer and attention sinks, as gpt-oss. They differ in what the engine may do with a
+every other layer and attention sinks, as gpt-oss, `convolved` short convolutions there, as LFM2,
+from which tokens can be taken back. They differ in what the engine may do with a
 sequence: cut it anywhere, or only go on with it.
 
 All experts are used. A router that chooses some of them has steps: where two experts are equally
@@ -27,7 +28,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from tests.support.bundled import bundled_gguf
 
-Kind = Literal["dense", "windowed", "hybrid", "recurrent", "experts"]
+Kind = Literal["dense", "windowed", "hybrid", "recurrent", "experts", "convolved"]
 KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent", "experts")
 ARCHITECTURES = {
     "dense": "llama",
@@ -35,6 +36,7 @@ ARCHITECTURES = {
     "hybrid": "falcon-h1",
     "recurrent": "mamba2",
     "experts": "gpt-oss",
+    "convolved": "lfm2",
 }
 WINDOW = 24
 CONTEXT_LENGTH = 8192
@@ -150,11 +152,14 @@ def _write_metadata(writer: GGUFWriter, kind: Kind, n_used_experts: int, size: S
     if kind != "recurrent":
         writer.add_feed_forward_length(size.n_ff)
         writer.add_head_count(size.n_heads)
-        writer.add_head_count_kv(size.n_kv_heads)
+        of_layers = [size.n_kv_heads * (layer % 2) for layer in range(N_LAYERS)]
+        writer.add_head_count_kv(of_layers if kind == "convolved" else size.n_kv_heads)
         writer.add_rope_dimension_count(size.head)
     else:
         writer.add_feed_forward_length(0)
         writer.add_head_count(0)
+    if kind == "convolved":
+        writer.add_shortconv_l_cache(CONV)
     if kind in ("windowed", "experts"):
         writer.add_sliding_window(WINDOW)
     if kind == "experts":
@@ -180,14 +185,21 @@ def _tensors(kind: Kind, n_vocab: int, size: Size, random: np.random.Generator) 
         return np.ones(n, dtype=np.float32)
 
     yield "token_embd.weight", weights(n_vocab, size.n_embd)
-    yield "output_norm.weight", norm(size.n_embd)
+    yield f"{'token_embd' if kind == 'convolved' else 'output'}_norm.weight", norm(size.n_embd)
     yield "output.weight", 4 * weights(n_vocab, size.n_embd)
     for layer in range(N_LAYERS):
         block: dict[str, npt.NDArray[np.float32]] = {}
         if kind in ("hybrid", "recurrent"):
             block |= _state_space(size, random)
             block["attn_norm.weight"] = norm(size.n_embd)
-        if kind != "recurrent":
+        has_attention = kind != "recurrent" and not (kind == "convolved" and layer % 2 == 0)
+        if kind == "convolved" and has_attention:
+            block |= {f"attn_{side}_norm.weight": norm(size.head) for side in "qk"}
+        elif kind == "convolved":
+            block["shortconv.conv.weight"] = weights(size.n_embd, CONV)
+            block["shortconv.in_proj.weight"] = weights(3 * size.n_embd, size.n_embd)
+            block["shortconv.out_proj.weight"] = weights(size.n_embd, size.n_embd)
+        if has_attention:
             block["attn_q.weight"] = weights(size.n_embd, size.n_embd)
             block["attn_k.weight"] = weights(size.kv_width, size.n_embd)
             block["attn_v.weight"] = weights(size.kv_width, size.n_embd)
@@ -198,9 +210,9 @@ def _tensors(kind: Kind, n_vocab: int, size: Size, random: np.random.Generator) 
             block["ffn_gate.weight"] = weights(size.n_ff, size.n_embd)
             block["ffn_up.weight"] = weights(size.n_ff, size.n_embd)
             block["ffn_down.weight"] = weights(size.n_embd, size.n_ff)
-        if kind == "dense":
+        if kind in ("dense", "convolved"):
             block["attn_norm.weight"] = norm(size.n_embd)
-        if kind in ("dense", "hybrid"):
+        if kind in ("dense", "hybrid", "convolved"):
             block["ffn_norm.weight"] = norm(size.n_embd)
         if kind == "windowed":
             block["attn_q_norm.weight"] = norm(size.n_embd)

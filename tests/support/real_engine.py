@@ -55,6 +55,7 @@ class RealEngine:
         binding: str = "of this model and layout",
         drafter: Drafter | None = None,
         batch: int = 2048,
+        n_back: int = 0,
         adapters: tuple[Path, ...] = (),
         **limits: Any,
     ) -> None:
@@ -71,6 +72,7 @@ class RealEngine:
             kv_types=("f32", "f32"),
             kv_unified=kv_unified,
             flash_attention=flash_attention,
+            n_back=n_back,
         )
         self.context = Context(self.model, options)
         self.backend = LlamaBackend(self.model, self.context, CONTEXT)

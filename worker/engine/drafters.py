@@ -62,7 +62,9 @@ def _why_not(context: Context) -> str:
     if context.options.embeddings:
         return "the model embeds texts and says nothing"
     if not context.memory_kind.most_back:
-        return "the model's memory is recurrent: no guess could be taken out of it"
+        if context.options.n_back:
+            return "llama.cpp cannot take a guess out of this architecture's recurrent memory"
+        return "no guess can be taken out of recurrent memory: --speculate says for which it can"
     return ""
 
 

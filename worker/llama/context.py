@@ -66,6 +66,9 @@ class ContextOptions:
     offload: bool = False
     """Whether the KV cache and attention are on the GPU; otherwise both are on the CPU."""
     embeddings: bool = False
+    n_back: int = 0
+    """How many tokens a recurrent state can take back, where llama.cpp can: it keeps as many more
+    states of each sequence."""
 
 
 def rows_with_logits(n_vocab: int, n_sequences: int) -> int:
@@ -109,6 +112,7 @@ class Context:
         if not options.embeddings:  # a pooled output needs all rows
             rows = options.n_seq_max * rows_with_logits(model.n_vocab, options.n_seq_max)
             params.n_outputs_max = min(options.n_ubatch, rows)
+        params.n_rs_seq = options.n_back
         params.swa_full = False  # layers with a window keep only the window's cells
         params.flash_attn_type = {
             "auto": flat.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -307,6 +311,9 @@ class Context:
             # A window's cell that two sequences share is not reused while both live, and there are
             # only as many cells as the windows need. Each sequence therefore gets cells of its own.
             snapshot = self.snapshot(target)
+        if snapshot is None and self.memory_kind.recurrent and self.memory_kind.most_back:
+            # llama.cpp copies the newest state, also where tokens were taken back since.
+            snapshot = self.snapshot(source)
         return self.truncate(target, length, snapshot)
 
     def snapshot(self, slot: int) -> bytes:

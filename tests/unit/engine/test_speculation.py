@@ -47,12 +47,15 @@ class Prophet:
     def follow(self, sequence: Sequence) -> bool:
         return self._random.random() < 0.9
 
+    def _next(self, tokens: list[int]) -> int:
+        return answer_byte(tokens)
+
     def guess(self, sequence: Sequence, most: int) -> list[Guess]:
         tokens = list(sequence.tokens)
         guesses: list[Guess] = []
         right = self._random.randint(0, most)
         for index in range(most):
-            token = answer_byte(tokens)
+            token = self._next(tokens)
             guesses.append(Guess(token if index < right else ord("!"), 0))
             tokens.append(guesses[-1].token)
         return guesses
@@ -215,7 +218,9 @@ def test_llama_cpp_says_the_same_with_guesses(
         assert right < (0.1 if drafter == "another" else 1)
 
 
-def margin(plain: RealEngine, prompt: str, options: dict[str, Any], at: int) -> float:
+def margin(
+    plain: RealEngine, prompt: str | tuple[int, ...], options: dict[str, Any], at: int
+) -> float:
     """Between the two likeliest tokens there: rounding depends on how many rows a batch has."""
     request_id = plain.submit(prompt, **(options | {"max_tokens": at + 1, "logprobs": 2}))
     plain.run()
@@ -460,25 +465,42 @@ def test_several_streams_in_one_pool_are_guessed_for(temperature: float) -> None
     assert texts == [texts[0]] * 4
 
 
+class Reader(Prophet):
+    """Knows some texts, and guesses as they go on."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.texts: list[list[int]] = []
+
+    def _next(self, tokens: list[int]) -> int:
+        n = len(tokens)
+        return next((text[n] for text in self.texts if text[:n] == tokens and text[n:]), 0)
+
+
 @pytest.mark.parametrize("unified", [False, True])
-@pytest.mark.parametrize("kind", ["windowed", "experts"])
-def test_wrong_guesses_are_taken_back_from_windows(kind: Kind, unified: bool) -> None:
+@pytest.mark.parametrize("kind", ["windowed", "experts", "convolved"])
+def test_wrong_guesses_are_taken_back_from_every_memory(kind: Kind, unified: bool) -> None:
     """Also where new cells take the places of those that a window has left."""
+    reader = Reader()
     plain, guessing = (
-        RealEngine(2, path=random_model(kind), kv_unified=unified, drafter=drafter, batch=32)
-        for drafter in (None, Lookup())
+        RealEngine(
+            2, path=random_model(kind), kv_unified=unified, drafter=drafter, batch=32, n_back=7
+        )
+        for drafter in (None, reader)
     )
     speculation = guessed(guessing)
-    options: dict[str, Any] = {"max_tokens": 350, "ignore_eos": True}
-    for prompt in (LIST, STORY):
-        asked = {engine: engine.submit(prompt, **options) for engine in (plain, guessing)}
-        for engine in asked:
-            engine.run()
-        ours, theirs = (engine.ids(request_id) for engine, request_id in asked.items())
-        at = common_length(ours, theirs)
-        assert at == 350 or margin(plain, prompt, options, at) < 0.02, "but for a near tie"
-        more = prompt + guessing.text(asked[guessing])[:40]
-        assert guessing.generate(more, max_tokens=12) == plain.generate(more, max_tokens=12)
+    for text in (LIST, STORY):
+        prompt = tuple(plain.prompts.build(text))
+        for n_out, stop in ((350, ()), (30, ()), (30, (" a", "e")), (30, ())):
+            options: dict[str, Any] = {"max_tokens": n_out, "stop": stop, "ignore_eos": True}
+            asked = {engine: engine.submit(prompt, **options) for engine in (plain, guessing)}
+            plain.run()
+            theirs = plain.ids(asked[plain])
+            reader.texts.append([*prompt, *theirs])
+            guessing.run()
+            at = common_length(guessing.ids(asked[guessing]), theirs)
+            assert at == len(theirs) or margin(plain, prompt, options, at) < 0.02, "but for a tie"
+            prompt += tuple(theirs[:40])
     assert 0 < speculation.n_accepted < speculation.n_drafted
     plain.close()
     guessing.close()

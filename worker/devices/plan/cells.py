@@ -16,6 +16,9 @@ LARGEST_SHARE = 4
 """The KV of one sequence is stored only if it is at most this fraction of the store's limit."""
 CELLS_STEP = 256
 """llama.cpp rounds context lengths up to multiples of this."""
+MOST_BACK = 7
+"""Guesses that a recurrent state can take back, if guesses are asked for: each takes the memory of
+one more state of each slot."""
 _SHORTEST_PART = 512
 """Of a pool; most conversations would soon leave shorter ones."""
 STATES_AT_ONCE = 2
@@ -60,6 +63,7 @@ def context_options(
         flash_attention=settings.flash_attention,
         offload=settings.on_gpu,
         embeddings=embeds,
+        n_back=0 if embeds or settings.speculate in ("auto", "off") else MOST_BACK,
     )
 
 
