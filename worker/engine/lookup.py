@@ -15,7 +15,7 @@ from worker.engine.speculation import Guess
 N_GRAM = 3
 _LENGTHS = (N_GRAM, 5, 8, 16)
 """The fewest equal tokens before a guess of each kind."""
-_MOST_TENANTS, _MOST_KEPT = 8, 1 << 15
+_MOST_TENANTS, _MOST_KEPT = 8, 1 << 13
 _BETWEEN = -1
 """No token: stands between two answers."""
 
