@@ -14,7 +14,8 @@ PROMPT_SHARE = 1.0
 """If decode rows take most of the target, prompts get this share of the decode time: streams then
 run at half of their pace, and no prompt waits for ever."""
 MEASURED_TOKENS = 64
-"""The fewest prompt tokens whose time tells the cost of a prompt token."""
+"""The fewest prompt tokens whose time tells the cost of a prompt token well. Until there were so
+many, a shorter prompt's tells it, which is higher."""
 _ROW_COST = 1.5
 """The expected time of one more decode row, in prompt tokens of a long prompt…"""
 _LEAST_ROW_COST = 0.02
@@ -35,6 +36,8 @@ class Pace:
         """Seconds per prompt token in steps with decode rows."""
         self.seconds_per_prompt_token = 0.0
         """Measured in batches of prompts alone, if there were any; 0 before the first prompt."""
+        self._n_told = 1
+        """The prompt tokens that this was measured with."""
         self._owed = 0.0
         """Seconds of encoding that no steps have made up for."""
 
@@ -45,7 +48,9 @@ class Pace:
             known = self._decode.get(n_decoding, seconds)
             self._decode[n_decoding] = known + _NEWEST * (seconds - known)
             return
-        if n_prompt >= MEASURED_TOKENS and not (n_decoding and self.seconds_per_prompt_token):
+        are_enough = n_prompt >= min(self._n_told, MEASURED_TOKENS)
+        if are_enough and not (n_decoding and self.seconds_per_prompt_token):
+            self._n_told = n_prompt
             self.seconds_per_prompt_token = seconds / (n_decoding + n_prompt)
         if n_decoding:
             if n_decoding not in self._decode and self.seconds_per_prompt_token:
