@@ -273,6 +273,7 @@ KNOWN = (
         )),
     ), "theirs"),
     Known("the prompt is told as it was sent", ("*.prompt",), paths=OWN),
+    Known("tokens are guessed here without being asked", ("answer.speculative",), "both"),
     Known(
         "ignore_eos forbids the ends of generation without a list of them",
         ("*.logit_bias",),
