@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from tools.gpu import pack, steps
-from tools.gpu.machine import Bench, Limit, device
+from tools.gpu.machine import Bench, Limit
 
 LONGEST_S = 540.0
 """Of a step, however patient: it must fit into a call of ten minutes."""
+LEAST_SHARE = 0.1
+"""Of its limit that is left of a call, for a step to be begun."""
 EXPECTED = Path(__file__).with_name("expected.json")
 
 STEPS: list[tuple[str, float, Callable[[Bench], Any]]] = [
@@ -52,14 +54,16 @@ def main(argv: list[str]) -> int:
         return pack.main(argv[1:])
     parser = argparse.ArgumentParser(prog="python -m tools.gpu", description=__doc__)
     parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cuda")
-    parser.add_argument("--only", default="", help="steps whose name contains this")
+    parser.add_argument(
+        "--only", default="", help="steps whose name contains this, also those that failed before"
+    )
     parser.add_argument("--out", type=Path, default=Path("gpu-report"))
     parser.add_argument("--short", action="store_true", help="small models and loads: a rehearsal")
     parser.add_argument(
         "--within",
         type=float,
         default=math.inf,
-        help="seconds: begin no step that may take longer than what is left; the next call goes on",
+        help="seconds: a step that is cut by their end is one for the next call",
     )
     parser.add_argument("--patience", type=float, default=1.0, help="times the steps' own limits")
     options = parser.parse_args(argv)
@@ -69,20 +73,21 @@ def main(argv: list[str]) -> int:
     bench = Bench(options.backend, out, expected, options.short, options.patience)
     end = time.monotonic() + options.within
     wanted = [step for step in STEPS if options.only in step[0]]
-    left = [step for step in wanted if step[0] not in recorded(bench)]
+    rows = recorded(bench).items()
+    done = {name for name, row in rows if row["outcome"] == "ok" or not options.only}
+    left = [step for step in wanted if step[0] not in done]
     for name, limit_s, step in left:
         limit_s = min(limit_s * bench.patience, LONGEST_S)
-        if time.monotonic() + limit_s > end:
+        if not run(bench, name, limit_s, step, end):
             break
-        run(bench, name, limit_s, step)
-    rows = recorded(bench)
-    text = report(options.backend, list(rows.values()))
+    found = recorded(bench)
+    text = report(bench, list(found.values()))
     (options.out / "report.md").write_text(text, "utf-8")
     print(text)
-    if missing := [name for name, *_ in wanted if name not in rows]:
+    if missing := [name for name, *_ in wanted if name not in found]:
         print(f"Left for the next call: {', '.join(missing)}.")
         return 3
-    return int(any(row["outcome"] != "ok" for row in rows.values()))
+    return int(any(row["outcome"] != "ok" for row in found.values()))
 
 
 def recorded(bench: Bench) -> dict[str, dict[str, Any]]:
@@ -94,15 +99,25 @@ def recorded(bench: Bench) -> dict[str, dict[str, Any]]:
     return {row["step"]: row for row in map(json.loads, lines)}
 
 
-def run(bench: Bench, name: str, limit_s: float, step: Callable[[Bench], Any]) -> dict[str, Any]:
-    """One step: its outcome, its seconds and what it found. A failure ends the step alone."""
-    print(f"gpu-report: {name} (at most {limit_s:.0f} s)", file=sys.stderr, flush=True)
+def run(
+    bench: Bench, name: str, limit_s: float, step: Callable[[Bench], Any], end: float = math.inf
+) -> bool:
+    """Record one step: its outcome, its seconds and what it found. A failure ends the step alone.
+
+    Returns false if it could not have all its time before `end`, and did not do with less.
+    """
     began = time.monotonic()
+    left_s = end - began
+    if left_s < limit_s * LEAST_SHARE:
+        return False
+    print(f"gpu-report: {name} (at most {limit_s:.0f} s)", file=sys.stderr, flush=True)
     row: dict[str, Any] = {"step": name, "outcome": "ok"}
     try:
-        with Limit(limit_s):
+        with Limit(min(limit_s, left_s)):
             row["found"] = step(bench)
     except Exception as error:
+        if time.monotonic() >= end and left_s < limit_s:
+            return False
         row |= {"outcome": "failed", "found": f"{type(error).__name__}: {error}"[:2000]}
         log = bench.out / "failures.log"
         with log.open("a", encoding="utf-8") as handle:
@@ -110,12 +125,12 @@ def run(bench: Bench, name: str, limit_s: float, step: Callable[[Bench], Any]) -
     row["seconds"] = round(time.monotonic() - began, 1)
     with (bench.out / "steps.jsonl").open("a", encoding="utf-8") as handle:
         handle.write(json.dumps(row) + "\n")  # at once: the machine may be taken back
-    return row
+    return True
 
 
-def report(backend: str, rows: list[dict[str, Any]]) -> str:
+def report(bench: Bench, rows: list[dict[str, Any]]) -> str:
     lines = [
-        f"# {backend}: {device()}",
+        f"# {bench.backend}: {bench.device}",
         "",
         "| step | outcome | s | found |",
         "| --- | --- | ---: | --- |",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,13 +14,16 @@ from typing import Any
 
 from tests.support.worker import PATIENCE_S, WorkerProcess
 from tools.bench.servers import patient
+from worker.devices import preflight
+from worker.wire.backends import BackendName
+from worker.wire.engine_settings import EngineSettings
 
 
 @dataclass
 class Bench:
     """What all steps share. Workers are started one at a time, with the backend's own command."""
 
-    backend: str
+    backend: BackendName
     out: Path
     expected: dict[str, Any]
     short: bool
@@ -34,6 +36,31 @@ class Bench:
         folder = self.out / "cache"
         folder.mkdir(exist_ok=True)
         return folder
+
+    def look(self) -> preflight.Findings:
+        """The device as another process finds it now."""
+        asked = preflight.Questions(EngineSettings(backend=self.backend))
+        return preflight.ask(asked, timeout_seconds=preflight.SECONDS * self.patience)
+
+    @property
+    def used_bytes(self) -> int | None:
+        """What the driver says is used on the device; `None` for a CPU."""
+        used = [
+            each.total_bytes - each.free_bytes
+            for each in self.look().device or ()
+            if each.total_bytes is not None and each.free_bytes is not None
+        ]
+        return sum(used) if used else None
+
+    @property
+    def device(self) -> str:
+        """The device's name, and its driver's versions."""
+        found = self.look()
+        chosen = {each.name for each in found.device or ()}
+        names = found.library.devices if found.library else ()
+        driver = found.library.driver if found.library else {}
+        told = [each.description for each in names if each.name in chosen]
+        return ", ".join(told + [f"{name} {version}" for name, version in driver.items()])
 
     @contextmanager
     def worker(self, *flags: str) -> Iterator[WorkerProcess]:
@@ -68,23 +95,3 @@ class Limit:
 
     def _over(self, _number: int, _frame: FrameType | None) -> None:
         raise TimeoutError(f"not done within {self.seconds:.0f} s")
-
-
-def device() -> str:
-    shown = _nvidia_smi("name,driver_version,memory.total")
-    return shown or "no NVIDIA GPU"
-
-
-def used_bytes() -> int | None:
-    """What the driver says is used on the first GPU; None where there is none."""
-    shown = _nvidia_smi("memory.used")
-    return int(shown.split()[0]) << 20 if shown else None
-
-
-def _nvidia_smi(fields: str) -> str:
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
-    try:
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=20)
-    except OSError:
-        return ""
-    return shown.stdout.strip().split("\n")[0] if shown.returncode == 0 else ""

@@ -58,16 +58,30 @@ def _lost(nvml: ctypes.CDLL, code: int) -> ResidencyViolation:
     return ResidencyViolation(f"The NVIDIA driver has lost the GPU: {reason.decode()}.")
 
 
+def count() -> int | None:
+    """How many cards there are; `None` if the library does not tell."""
+    number = ctypes.c_uint()
+    nvml = _library()
+    if nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(number)) != _SUCCESS:
+        return None
+    return number.value
+
+
 @cache
-def _nvml(pci_id: str) -> ctypes.CDLL | None:
-    """The management library; `None` if it is absent or did not know the device at first."""
+def _library() -> ctypes.CDLL | None:
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
     nvml.nvmlErrorString.restype = ctypes.c_char_p
-    handle = ctypes.c_void_p()
-    if nvml.nvmlInit_v2() != _SUCCESS:
+    return nvml if nvml.nvmlInit_v2() == _SUCCESS else None
+
+
+@cache
+def _nvml(pci_id: str) -> ctypes.CDLL | None:
+    """The management library; `None` if it is absent or did not know the device at first."""
+    if (nvml := _library()) is None:
         return None
+    handle = ctypes.c_void_p()
     code = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_id.encode(), ctypes.byref(handle))
     return nvml if code == _SUCCESS else None

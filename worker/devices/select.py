@@ -94,6 +94,12 @@ def select_device(settings: EngineSettings) -> Selected:
 
     Raises `BackendMismatch` naming what was found, if wheel or machine have no such device.
     """
+    for name in BACKENDS[settings.backend].deceptive:
+        if name in os.environ:
+            raise BackendMismatch(
+                f"{name} is set: with it, memory counts as a device's that is not its own. Unset "
+                "it: a worker's model lies wholly on its device."
+            )
     indices = hide_other_cards(settings)
     library.load()
     build = wheel_stamp()
@@ -135,7 +141,8 @@ def hide_other_cards(settings: EngineSettings) -> tuple[int, ...]:
 def _show_only(indices: tuple[int, ...], variable: str) -> tuple[int, ...]:
     if library.is_loaded():
         return indices
-    cards = list(map(str, range(max(indices) + 1)))
+    n_cards = nvidia.count() if variable == "CUDA_VISIBLE_DEVICES" else None
+    cards = list(map(str, range(n_cards or max(indices) + 1)))
     if (shown := os.environ.get(variable)) is not None:
         cards = [card.strip() for card in shown.split(",") if card.strip()]
     if max(indices) >= len(cards):

@@ -65,9 +65,10 @@ class WorkerReplica:
         # Made here and told to the gateways alone, so it is in no configuration, log or file.
         self._token = secrets.token_urlsafe(32)
         self._id = f"{self._group.name}-{id}"
+        ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         self._process = WorkerProcess(
             self._group.backend, host, self._token,
-            [*self._group.arguments(), "--worker-id", self._id],
+            [*self._group.arguments(ids), "--worker-id", self._id],
         )  # fmt: skip
         try:
             await self._process.until_ready()

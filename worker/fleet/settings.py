@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -85,7 +86,8 @@ class WorkerGroup(BaseModel):
     surge: bool = False
     """Whether a roll, once a device is free, starts a new worker before it stops an old one."""
     device: str | None = Field(None, min_length=1, max_length=100)
-    """The Ray resource of which each replica takes one; without it, `GPU` for the CUDA backend."""
+    """The Ray resource of which each replica takes one; without it, `GPU` for CUDA and Vulkan, of
+    which it takes as many as its settings name devices."""
     settings: dict[str, Value] = {}
     """Any other setting of the worker."""
 
@@ -154,7 +156,10 @@ class WorkerGroup(BaseModel):
         if device is None:
             return {"num_cpus": 0}
         if device == "GPU":
-            return {"num_cpus": 0, "num_gpus": 1}
+            return {
+                "num_cpus": 0,
+                "num_gpus": len(self._worker_settings.engine.device_indices) or 1,
+            }
         if device == "CPU":
             return {"num_cpus": 1}
         return {"num_cpus": 0, "resources": {device: 1}}
@@ -167,9 +172,10 @@ class WorkerGroup(BaseModel):
     def _worker_settings(self) -> Settings:
         return Settings.load(self.backend, self.settings)
 
-    def arguments(self) -> list[str]:
-        """The command-line flags that all workers of this group share."""
+    def arguments(self, reserved: Sequence[str] = ()) -> list[str]:
+        """The command-line flags of a worker for which Ray has reserved GPUs of these numbers."""
         given = {**self.settings, "served_model_name": list(self._model_names)}
+        given |= self._among(reserved)
         if self.model is not None:
             given["model"] = self.model
         line: list[str] = []
@@ -181,6 +187,14 @@ class WorkerGroup(BaseModel):
                 text = json.dumps(each) if isinstance(each, dict) else str(each)
                 line += [flag(name), text]
         return line
+
+    def _among(self, reserved: Sequence[str]) -> dict[str, Value]:
+        """The setting of the worker's devices, whose numbers count among those reserved. CUDA shows
+        it no others, as Ray tells it; Vulkan does."""
+        backend, indices = BACKENDS[self.backend], self._worker_settings.engine.device_indices
+        if backend.shown_by in (None, "CUDA_VISIBLE_DEVICES") or max(indices) >= len(reserved):
+            return {}
+        return {backend.fields[0]: ",".join(reserved[index] for index in indices)}
 
 
 class Fleet(BaseModel):

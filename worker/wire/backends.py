@@ -13,6 +13,7 @@ BackendName = Literal["cpu", "cuda", "vulkan", "metal", "accelerate"]
 
 _MIB = 1 << 20
 _NVIDIA = ("/dev/nvidia*", "/dev/dxg")
+_VULKAN_HOST = ("GGML_VK_PREFER_HOST_MEMORY", "GGML_VK_ALLOW_SYSMEM_FALLBACK")
 _VULKAN_CACHES = ("MESA_SHADER_CACHE_DIR", "__GL_SHADER_DISK_CACHE_PATH")
 
 
@@ -30,6 +31,8 @@ class Backend:
     """Settings that only its command has; the first chooses the device."""
     shown_by: str | None = None
     """The variable that restricts which cards the driver shows to a process."""
+    deceptive: tuple[str, ...] = ()
+    """Variables with which ggml calls memory a device's that is not its own."""
     ray_resource: str | None = None
     """What Ray calls one device of it."""
     nodes: tuple[str, ...] = ()
@@ -51,6 +54,7 @@ BACKENDS: Mapping[BackendName, Backend] = {
         margin_bytes=512 * _MIB,
         fields=("cuda_device",),
         shown_by="CUDA_VISIBLE_DEVICES",
+        deceptive=("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "GGML_CUDA_DEVICES"),
         ray_resource="GPU",
         nodes=(*_NVIDIA, "/dev/nvhost*", "/dev/nvmap", "/dev/nvgpu"),
         cache_variables=("CUDA_CACHE_PATH",),
@@ -61,6 +65,8 @@ BACKENDS: Mapping[BackendName, Backend] = {
         plugins=("vulkan",),
         fields=("vulkan_device", "allow_software_device"),
         shown_by="GGML_VK_VISIBLE_DEVICES",
+        deceptive=_VULKAN_HOST,
+        ray_resource="GPU",
         nodes=("/dev/dri", *_NVIDIA, "/dev/mali*", "/dev/kgsl*", "/dev/udmabuf"),
         cache_variables=_VULKAN_CACHES,
     ),
@@ -70,6 +76,7 @@ BACKENDS: Mapping[BackendName, Backend] = {
         registries=frozenset({"MTL", "ggml-virtgpu", "Vulkan"}),
         plugins=("metal", "vulkan", "virtgpu"),
         fields=("metal_device",),
+        deceptive=_VULKAN_HOST,
         nodes=("/dev/dri", "/dev/udmabuf"),
         cache_variables=_VULKAN_CACHES,
     ),

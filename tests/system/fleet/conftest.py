@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.fleet.nodes import free_port
-from tests.system.fleet.running import MARK, PATIENCE_SECONDS, ROOT, Running, cluster, file
+from tests.system.fleet.running import PATIENCE_SECONDS, Running, cluster, file, on_this_machine
 
 
 @pytest.fixture(scope="session")
@@ -33,18 +31,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Running]:
     """A fleet on a cluster of this machine that `llorch-ray up` starts itself."""
-    environment = {
-        **os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        MARK: str(tmp_path),
-    }  # fmt: skip
-    environment.pop("RAY_DASHBOARD_ADDRESS", None)
-    running = Running(environment, tmp_path, free_port())
-    done = running.up(file(2))
-    try:
-        assert done.returncode == 0, done.stdout + done.stderr
+    with on_this_machine(tmp_path, file(2)) as running:
         assert len(running.children()) == 2
         yield running
-    finally:
-        running.command("down")
-        for process in running.processes():
-            process.kill()

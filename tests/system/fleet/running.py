@@ -179,3 +179,22 @@ def cluster(folder: Path) -> Iterator[Running]:
         nodes.wait(120)
         nodes.stdout.close()
         log.close()
+
+
+@contextmanager
+def on_this_machine(folder: Path, text: str, **environment: str) -> Iterator[Running]:
+    """The fleet of this file on a cluster that `llorch-ray up` starts itself."""
+    inherited = {
+        **os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
+        MARK: str(folder),
+    }  # fmt: skip
+    inherited.pop("RAY_DASHBOARD_ADDRESS", None)
+    running = Running(inherited | environment, folder, free_port())
+    done = running.up(text)
+    try:
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield running
+    finally:
+        running.command("down")
+        for process in running.processes():
+            process.kill()

@@ -8,6 +8,7 @@ installed.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -27,8 +28,8 @@ from builds.errors import BuildError
 
 LAYER = "VK_LAYER_TEST_cards"
 _SOURCE = Path(__file__).with_name("layer.c")
-_SHARE = struct.Struct("i4x8Q")
-"""`Share` of `layer.c`: a process and its bytes on each card."""
+_SHARE = struct.Struct("8Q")
+"""`Share` of `layer.c`: a process's bytes on each card."""
 _LAST_SHARE = 255
 """Of the state file; processes with a GPU take the first that are free."""
 
@@ -72,13 +73,10 @@ class Cards:
         """While this lasts, no card has memory for anything more."""
         with self.state.open("r+b") as state:
             state.seek(_LAST_SHARE * _SHARE.size)
-            state.write(_SHARE.pack(os.getpid(), *[1 << 40] * 8))
+            state.write(_SHARE.pack(*[1 << 40] * 8))
             state.flush()
-            try:
-                yield
-            finally:
-                state.seek(_LAST_SHARE * _SHARE.size)
-                state.write(bytes(_SHARE.size))
+            fcntl.lockf(state, fcntl.LOCK_EX, 1, _LAST_SHARE)
+            yield
 
 
 @cache

@@ -2,13 +2,11 @@
  *
  * VK_TEST_CARDS="discrete:600,integrated:900:no-budget" (MiB) describes one card for each device that the
  * drivers have, in their order. VK_TEST_CACHE names a file in which processes tell each other how much
- * they have allocated, as on one card; the share of a process that has ended counts no more. Without it a
- * process is alone.
+ * they have allocated, as on one card. Each locks the byte whose offset is its share's number, so the share of
+ * a process that has ended counts no more. Without that file a process is alone.
  */
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,13 +27,13 @@ typedef struct {
 
 /* One process's bytes on each card. */
 typedef struct {
-    _Atomic int pid;
     _Atomic uint64_t used[MOST_CARDS];
 } Share;
 
 static Card cards[MOST_CARDS];
 static uint32_t n_described, n_found;
 static Share *shares, *own;
+static int state = -1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static VkInstance instance;
 static PFN_vkGetInstanceProcAddr next_instance_function;
@@ -72,32 +70,31 @@ static void describe(void) {
     free(text);
 }
 
-static int is_alive(int pid) { return kill(pid, 0) == 0 || errno == EPERM; }
+/* Locks a share's byte, or asks whether another process has done so. */
+static int lock_share(int i, int command) {
+    struct flock byte = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = i, .l_len = 1};
+    int result = fcntl(state, command, &byte);
+    return command == F_GETLK ? result == 0 && byte.l_type != F_UNLCK : result == 0;
+}
 
 static void join_the_others(void) {
     if (own) return;
     const char *path = getenv("VK_TEST_CACHE");
     size_t size = sizeof(Share) * MOST_PROCESSES;
-    int file = path ? open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600) : -1;
-    if (path && (file < 0 || ftruncate(file, (off_t)size))) abort();
-    shares = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | (path ? 0 : MAP_ANONYMOUS), file, 0);
-    if (file >= 0) close(file);
+    if (path) state = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (path && (state < 0 || ftruncate(state, (off_t)size))) abort();
+    shares = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | (path ? 0 : MAP_ANONYMOUS), state, 0);
     if (shares == MAP_FAILED) abort();
-    for (int i = 0; i < MOST_PROCESSES && !own; i++) {
-        int pid = atomic_load(&shares[i].pid);
-        if ((pid && is_alive(pid)) || !atomic_compare_exchange_strong(&shares[i].pid, &pid, getpid())) continue;
-        own = &shares[i];
-        for (int card = 0; card < MOST_CARDS; card++) atomic_store(&own->used[card], 0);
-    }
+    for (int i = 0; i < MOST_PROCESSES && !own; i++)
+        if (!path || lock_share(i, F_SETLK)) own = &shares[i];
     if (!own) abort();
+    for (int card = 0; card < MOST_CARDS; card++) atomic_store(&own->used[card], 0);
 }
 
 static uint64_t used_by_all(int card) {
     uint64_t sum = 0;
-    for (int i = 0; i < MOST_PROCESSES; i++) {
-        int pid = atomic_load(&shares[i].pid);
-        if (pid && is_alive(pid)) sum += atomic_load(&shares[i].used[card]);
-    }
+    for (int i = 0; i < MOST_PROCESSES; i++)
+        if (&shares[i] == own || lock_share(i, F_GETLK)) sum += atomic_load(&shares[i].used[card]);
     return sum;
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tests.system.security.test_confinement import BREAKING, breaks_out_in_vain
 from tests.system.vulkan.cards import Cards
 from tests.system.vulkan.conftest import PATIENT, SHADER_SECONDS, StartOnCards
 from tools import survival
+from worker.wire.backends import BACKENDS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
@@ -28,6 +30,7 @@ CASES = json.loads(
 )["cases"]
 N_STREAMS, N_TOKENS = 16, 40
 STALL_SECONDS = 40
+MARGIN_BYTES = BACKENDS["vulkan"].margin_bytes
 SHAPE = ("--slots", "16", "--context-length", "1024")
 PROMPTS = [survival.prompt(f"{name} {n}") for n in (1, 2) for name in survival.NAMES]
 
@@ -145,6 +148,9 @@ def test_memory_that_is_gone_while_a_prompt_needs_it_ends_the_engine(
             assert first["how"] == "killed by SIGABRT"
             assert "does not fit on Vulkan0" in second["start_error"]
             assert "ErrorOutOfDeviceMemory" in worker.stderr, "the log has the driver's words"
+            lacking = re.search(r"memory allocation of size (\d+) failed", worker.stderr)
+            beyond = worker.logs("engine.plan")[0]["parts"]["margin"] - MARGIN_BYTES
+            assert lacking is not None and 0 < int(lacking[1]) <= beyond, "it was planned"
             if for_good:
                 assert worker.wait(SHADER_SECONDS) == 8
                 assert "last: The model does not fit on Vulkan0" in worker.stderr.splitlines()[-1]

@@ -122,6 +122,26 @@ def test_what_adapters_take_while_they_are_computed_is_planned(
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+def test_vulkan_has_room_to_unpack_quantised_cells(
+    shape: str, config: MakeConfig, gpu: int
+) -> None:
+    """A layer's keys and values as 16-bit floats, for all cells."""
+    given = config("cuda", shape, cuda_device=gpu, **SETTINGS["small cells"])
+    [device] = select_device(given.settings).devices
+    header = read_header(given.model_path)
+
+    def margin(registry: str, **changes: Any) -> int:
+        settings, budget = replace(given.settings, **changes), cpu_budget(1)
+        devices = (replace(device, registry=registry),)
+        return memory.plan(header, settings, devices, budget, "model").parts["margin"]
+
+    width = SHAPES[shape].embedding * SHAPES[shape].kv_heads // SHAPES[shape].heads
+    more = margin("Vulkan") - margin("RPC")
+    assert more == pytest.approx(4 * 512 * 2 * 2 * width, rel=0.02)
+    assert margin("Vulkan", kv_type_v="f16") == margin("Vulkan", kv_type="f16") == margin("RPC")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_a_mapped_file_is_accounted_for(shape: str, config: MakeConfig) -> None:
     given = config("cpu", shape, mmap=True, slots=2, context_length=512)
     plan, selected = planned(given)

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.devices import clock
 from tests.support.devices.fixtures import MakeConfig
-from worker.devices import select
+from worker.devices import nvidia, select
 from worker.errors import BackendMismatch
 from worker.llama import library
 from worker.wire.backends import BACKENDS, BackendName
@@ -101,6 +101,18 @@ def test_a_gpu_command_on_a_cpu_wheel_names_what_is_there(
 def test_the_test_device_plays_the_gpu(config: MakeConfig, gpu: int) -> None:
     selected = select.select_device(config("cuda", cuda_device=gpu).settings)
     assert selected.names == ("RPC0",) and selected.is_gpu
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [(backend, name) for backend, each in BACKENDS.items() for name in each.deceptive],
+)
+def test_a_variable_that_lends_a_device_other_memory_is_refused(
+    backend: BackendName, name: str, config: MakeConfig, gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "1")
+    assert refused(config(backend)).message.startswith(f"{name} is set: ")
+    assert not select.select_device(config("cpu").settings).is_gpu
 
 
 def test_an_index_beyond_the_devices_names_them(config: MakeConfig, gpu: int) -> None:
@@ -224,20 +236,29 @@ def test_a_blas_plugin_that_does_not_load_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("shown", "chosen", "then_shown", "index"),
+    ("shown", "n_cards", "chosen", "then_shown", "index"),
     [
-        (None, 0, "0", 0),
-        (None, 3, "3", 0),
-        ("2,5", 1, "5", 0),
-        ("GPU-aaaa, GPU-bbbb", 1, "GPU-bbbb", 0),
-        ("2,5", 7, "2,5", 7),
-        ("", 0, "", 0),
+        (None, None, 0, "0", 0),
+        (None, None, 3, "3", 0),
+        (None, 4, 3, "3", 0),
+        (None, 2, 3, None, 3),
+        ("2,5", 8, 1, "5", 0),
+        ("GPU-aaaa, GPU-bbbb", 2, 1, "GPU-bbbb", 0),
+        ("2,5", 8, 7, "2,5", 7),
+        ("", 8, 0, "", 0),
     ],
 )
 def test_only_the_chosen_card_is_shown_to_the_driver(
-    shown: str | None, chosen: int, then_shown: str, index: int, monkeypatch: pytest.MonkeyPatch
+    shown: str | None,
+    n_cards: int | None,
+    chosen: int,
+    then_shown: str | None,
+    index: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Where the driver has no such card, it shows all that it has, so that they can be named."""
     variable = "CUDA_VISIBLE_DEVICES"
+    monkeypatch.setattr(nvidia, "count", lambda: n_cards)
     monkeypatch.setattr(library, "is_loaded", lambda: False)
     monkeypatch.setenv(variable, shown or "")
     if shown is None:
@@ -247,7 +268,7 @@ def test_only_the_chosen_card_is_shown_to_the_driver(
         settings = EngineSettings("cuda", cuda_device=(chosen,))
         assert select.hide_other_cards(settings) == (index,)
         assert select.hide_other_cards(settings) == (index,), "asked again"
-        assert os.environ[variable] == then_shown
+        assert os.environ.get(variable) == then_shown
         for others in (
             EngineSettings("metal", metal_device=(chosen,)),
             EngineSettings("vulkan", vulkan_device=(chosen,)),

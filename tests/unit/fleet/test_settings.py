@@ -66,6 +66,30 @@ model = "hf:owner/repo@main::file=model.gguf"
 
 
 @pytest.mark.parametrize(
+    ("chosen", "reserved", "told"),
+    [
+        (None, ["3"], "3"),
+        ("0,1", ["3", "5"], "3,5"),
+        ("1,0", ["3", "5"], "5,3"),
+    ],
+)
+def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
+    chosen: str | None, reserved: list[str], told: str
+) -> None:
+    """Ray hides the others from CUDA's driver; Vulkan's shows all of them."""
+    for backend in ("cuda", "vulkan"):
+        settings = {} if chosen is None else {f"{backend}_device": chosen}
+        [group] = fleet(backend=backend, settings=settings).workers
+        assert group.resources == {"num_cpus": 0, "num_gpus": len(reserved)}
+        with_ray, alone = group.arguments(reserved), group.arguments()
+        if backend == "vulkan":
+            assert with_ray[with_ray.index("--vulkan-device") :][:2] == ["--vulkan-device", told]
+            assert with_ray.count("--vulkan-device") == 1
+        else:
+            assert with_ray == alone
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "workers: it is missing"),

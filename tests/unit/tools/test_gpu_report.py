@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -14,32 +15,37 @@ from tools.gpu.machine import Bench
 def test_the_next_call_goes_on_with_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(Bench, "device", "a device")
     ran: list[str] = []
 
-    def step(name: str, limit_s: float, fails: bool = False) -> tuple[str, float, object]:
+    def step(name: str, limit_s: float) -> tuple[str, float, object]:
         def run(_bench: Bench) -> str:
             ran.append(name)
-            if fails:
-                raise AssertionError("wrong text")
+            if ran.count(name) == 1:
+                assert name != "wrong", "wrong text"
+                time.sleep(5 if name == "long" else 0)
             return "found"
 
         return name, limit_s, run
 
-    monkeypatch.setattr(gpu, "STEPS", [step("quick", 1), step("wrong", 1, True), step("long", 99)])
+    steps = [step("quick", 1), step("wrong", 1), step("long", 3), step("longer", 99)]
+    monkeypatch.setattr(gpu, "STEPS", steps)
     call = ["--backend", "cpu", "--out", str(tmp_path / "report")]
-    assert gpu.main([*call, "--within", "50"]) == 3
-    assert ran == ["quick", "wrong"]
-    assert "Left for the next call: long." in capsys.readouterr().out
+    assert gpu.main([*call, "--within", "1"]) == 3
+    assert ran == ["quick", "wrong", "long"], "it was cut, and for the next there was no time"
+    assert "Left for the next call: long, longer." in capsys.readouterr().out
     assert gpu.main([*call, "--within", "100"]) == 1, "one of them failed"
-    assert ran == ["quick", "wrong", "long"]
+    assert ran[3:] == ["long", "longer"]
     text = (tmp_path / "report" / "report.md").read_text()
-    assert text.count("| ok |") == 2 and "AssertionError: wrong text" in text
-    assert gpu.main([*call, "--only", "quick"]) == 1 and ran[-1] == "long", "nothing twice"
+    assert text.count("| ok |") == 3 and "AssertionError: wrong text" in text
+    assert gpu.main([*call, "--only", "quick"]) == 1 and ran[-1] == "longer", "nothing twice"
+    assert gpu.main([*call, "--only", "wrong"]) == 0 and ran[-1] == "wrong"
 
 
 def test_every_step_fits_into_a_call_however_patient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(Bench, "device", "a device")
     assert all(limit_s <= gpu.LONGEST_S for _, limit_s, _ in gpu.STEPS)
     monkeypatch.setattr(gpu, "STEPS", [("long", 300.0, lambda _bench: "found")])
     assert gpu.main(["--backend", "cpu", "--patience", "5", "--out", str(tmp_path)]) == 0

@@ -31,8 +31,10 @@ from worker.devices.plan.plan import Plan, Share
 from worker.devices.plan.projector import EMBEDDINGS_BYTES, device_bytes
 from worker.errors import ConfigError, InsufficientVram, ModelError
 from worker.llama import library
+from worker.llama.context import KV_TYPES
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader
+from worker.models.gguf.tensors import tensor_types
 from worker.wire.backends import BACKENDS
 from worker.wire.engine_settings import EngineSettings
 
@@ -107,6 +109,7 @@ class _Planner:
         self._lengths_differ = header.lengths_differ
         self._available = self._available_bytes()
         self._margin = BACKENDS[settings.backend].margin_bytes
+        self._unpacks = any(device.registry == "Vulkan" for device in devices)
         self._layers: tuple[int, ...] = ()
         if len(devices) > 1:
             left = [max(available - self._margin, 1) for available in self._available]
@@ -275,6 +278,7 @@ class _Planner:
         )
         layouts = [layout, *(self._layout(divided(cells, n).cells, n, False) for n in divisions)]
         computes = [max(each) for each in zip(*(each.compute for each in layouts), strict=True)]
+        margin = self._margin + self._unpacked_bytes(layout)
         each = zip(self._weight_bytes, layout.kv, computes, strict=True)
         all_parts = [
             {
@@ -282,7 +286,7 @@ class _Planner:
                 "kv": cached,
                 "compute": compute,
                 "output": 0,
-                "margin": self._margin,
+                "margin": margin,
             }
             for weights, cached, compute in each
         ]
@@ -327,6 +331,15 @@ class _Planner:
             kv_divisions=divisions,
             kv_reason=kv.reason,
         )
+
+    def _unpacked_bytes(self, layout: Layout) -> int:
+        """What Vulkan's code takes once a prompt goes over quantised cells: the keys and values of
+        one layer as 16-bit floats. CUDA's is in its compute buffer."""
+        types = [tensor_types()[KV_TYPES[each]] for each in self._settings.kv_types]
+        if not self._unpacks or any(elements == 1 for _, elements, _ in types):
+            return 0
+        of_element = max(n_bytes / elements for _, elements, n_bytes in types)
+        return round(2 * 2 * layout.largest_kv / of_element)
 
     def _of_draft(self, draft: Unloaded, context_length: int) -> tuple[int, int]:
         """Bytes of the draft model on the device and on the host.
@@ -373,6 +386,7 @@ class _Planner:
             compute=tuple(map(grown, first.compute, second.compute)),
             host_compute=grown(first.host_compute, second.host_compute),
             output=grown(first.output, second.output),
+            largest_kv=grown(first.largest_kv, second.largest_kv),
         )
 
     def _addressable_cells(self) -> int:
