@@ -77,7 +77,7 @@ class Checkpoint:
 
     def _join_scales(self) -> None:
         """Attach its scale to each quantised weight, and drop the scales as tensors."""
-        block = scaled.check_method(Config(self.config))
+        block, used = scaled.check_method(Config(self.config)), set()
         quantised = [info for info in self.tensors.values() if info.dtype in scaled.QUANTISED]
         for info in quantised:
             name = scaled.scale_name(info.name, self.tensors)
@@ -86,10 +86,9 @@ class Checkpoint:
             values = to_float32(self.read(self.tensors[name]))
             scale = scaled.scale_of(values, info.shape, block, name)
             self.scales[info.name] = scale
+            used.add(name)
         for name in list(self.tensors):
-            if name.endswith(("weight_scale_inv", "weight_scale")) or re.fullmatch(
-                scaled.UNUSED, name
-            ):
+            if name in used or re.fullmatch(scaled.UNUSED, name):
                 del self.tensors[name]
 
     def is_readable(self, info: TensorInfo) -> bool:

@@ -46,7 +46,7 @@ class Config:
 
     def number(self, *keys: str, default: float | None = None) -> float:
         return float(
-            self._checked(keys, default, "a number", (int, float), lambda n: abs(n) < MOST)
+            self._checked(keys, default, "a number", (int, float), lambda n: 0 <= n < MOST)
         )
 
     def flag(self, key: str, default: bool = False) -> bool:
@@ -88,5 +88,7 @@ class Config:
         theta = params.number(
             "rope_theta", default=self.number("rope_theta", default=default_theta)
         )
+        if not theta or params.values.get("factor") == 0:
+            raise ModelError(f"{self.name}: rope_theta and a rope's factor must be above 0")
         kind = params.text("rope_type", params.text("type", "default"))
         return Rope(theta, kind, params)

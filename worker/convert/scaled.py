@@ -52,6 +52,8 @@ def check_method(config: Config) -> tuple[int, int]:
     if not section.values:
         section = config.section("quantization")  # As MLX has it.
     if not section.values:
+        section = config.section("text_config").section("quantization_config")
+    if not section.values:
         return 0, 0
     method = section.text("quant_method", "MLX" if section.has("bits") else "compressed-tensors")
     if method == "fp8":
@@ -83,7 +85,9 @@ def scale_of(
     grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
     rows = block[0] if grid.shape[0] > 1 and block[0] else -(-shape[0] // grid.shape[0])
     columns = block[1] if grid.shape[1] > 1 and block[1] else -(-shape[1] // grid.shape[1])
-    if (-(-shape[0] // rows), -(-shape[1] // columns)) != grid.shape:
+    parts = zip(shape, (rows, columns), block, strict=True)
+    is_told = all(extent % size == 0 or size == given for extent, size, given in parts)
+    if (-(-shape[0] // rows), -(-shape[1] // columns)) != grid.shape or not is_told:
         raise ModelError(f"tensor {name} of shape {list(values.shape)} scales no {list(shape)}")
     return Scale(grid, rows, columns)
 

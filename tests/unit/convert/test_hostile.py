@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.convert.test_failures import edit
+from tests.unit.convert.test_failures import edit, rename
 from tests.unit.convert.test_parity import MODELS, checkpoint
 from worker.commands import convert as cli
 from worker.convert.adapter import convert_adapter
@@ -51,6 +51,17 @@ def shape(folder: Path, extent: int) -> None:
     change_header(folder, lambda header: header["model.norm.weight"].update(shape=[extent, 0]))
 
 
+def rope(folder: Path, **more: Any) -> None:
+    given = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    edit(folder / "config.json", rope_parameters={**given, **more})
+
+
+def spare_scale(folder: Path) -> None:
+    """Of a weight that needs none: whoever wrote it meant another value."""
+    name = "model.layers.0.mlp.up_proj.weight"
+    rename(folder / "model.safetensors", "model.norm.weight", f"{name}_scale")
+
+
 CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "token id": (lambda f: token_id(f, 5_000_000), "has the id 5000000"),
     "token id below zero": (lambda f: token_id(f, -5), "has the id -5"),
@@ -60,13 +71,20 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
     "5,000 digits": (long_number, "not readable JSON"),
     "infinity": (lambda f: edit(f / "config.json", rms_norm_eps=float("inf")), "must be a number"),
     "shape": (lambda f: shape(f, 10**400), "no valid shape"),
+    "below zero": (lambda f: edit(f / "config.json", rms_norm_eps=-1e-6), "must be a number"),
+    "no rotation": (lambda f: rope(f, rope_theta=0), "above 0"),
+    "no factor": (lambda f: rope(f, rope_type="linear", factor=0), "above 0"),
+    "half a head": (lambda f: rope(f, partial_rotary_factor=0.5), "whole heads"),
+    "windows": (lambda f: rope(f, sliding_attention={"rope_type": "yarn"}), "within windows"),
+    "gemma-3: kind": (lambda f: edit(f / "config.json", layer_types=["odd"]), "layer_types has"),
+    "scale": (spare_scale, "model.layers.0.mlp.up_proj.weight_scale"),
     "4,000 digits": (lambda f: edit(f / "config.json", rms_norm_eps=10**4000), "must be a number"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_checkpoint_is_a_sentence(name: str, tmp_path: Path) -> None:
-    source = checkpoint("llama", tmp_path)
+    source = checkpoint(name.rpartition(": ")[0] or "llama", tmp_path)
     CASES[name][0](source)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(ModelError, match=CASES[name][1]) as caught:

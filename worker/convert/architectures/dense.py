@@ -147,13 +147,9 @@ OLMO2 = Family("olmo2", ("Olmo2ForCausalLM",), head="always")
 
 
 def _check_olmo3(config: Config, d: Dims) -> None:
-    local = config.rope("sliding_attention")
     if config.section("rope_parameters").has("sliding_attention"):
-        if local.kind != "default" or local.theta != config.rope().theta:
-            raise ModelError(
-                f"{config.name}: within windows llama.cpp's olmo2 rotates without scaling and by "
-                "the same rope_theta as elsewhere"
-            )
+        if config.rope("sliding_attention").theta != config.rope().theta:
+            raise ModelError(f"{config.name}: llama.cpp's olmo2 has one rope_theta for all layers")
 
 
 OLMO3 = replace(OLMO2, names=("Olmo3ForCausalLM",), windows=4, check=_check_olmo3)

@@ -13,7 +13,6 @@ from worker.convert.config import Config
 from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import counted, if_given, of_dims
 from worker.convert.family.rules import Family, Setting
-from worker.errors import ModelError
 
 
 def _dims(config: Config) -> Dims:
@@ -77,12 +76,6 @@ def _frequencies(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32
     return {"rope_freqs.weight": values}
 
 
-def _check(config: Config, d: Dims) -> None:
-    for layers, kind in (("full_attention", "proportional"), ("sliding_attention", "default")):
-        if (found := config.rope(layers).kind) != kind:
-            raise ModelError(f"{config.name}: rope of {layers} is {found!r}, it must be {kind!r}")
-
-
 GEMMA4 = Family(
     "gemma4",
     ("Gemma4ForCausalLM",),
@@ -118,7 +111,6 @@ GEMMA4 = Family(
         "attention_bias": False,
         "use_bidirectional_attention": (None, "vision"),
     },
-    check=_check,
     needs=lambda config: (
         "layer_output_scale attn_v" + " ffn_down_exps.scale" * config.flag("enable_moe_block")
     ),

@@ -78,9 +78,10 @@ def sizes(d: Dims, n_positions: int) -> Metadata:
 
 def decoder(family: Family, config: Config, d: Dims) -> Metadata:
     """Of a decoder with rotary positions, some layers of which may have windows or experts."""
-    n_rotated = d.head_dim
-    if family.rotary is not None:
-        n_rotated = rotated(config, d.head_dim, family.rotary)
+    is_whole = family.rotary is None and not family.metadata.get(Keys.Rope.DIMENSION_COUNT)
+    n_rotated = rotated(config, d.head_dim, 1.0 if family.rotary is None else family.rotary)
+    if is_whole and n_rotated != d.head_dim:
+        raise ModelError(f"{config.name}: llama.cpp's {family.architecture} rotates whole heads")
     return {
         **sizes(d, config.integer("max_position_embeddings")),
         Keys.Attention.HEAD_COUNT_KV: d.n_head_kv,
@@ -116,6 +117,9 @@ def has_windows(config: Config) -> bool:
     return config.has("sliding_window") and config.values.get("sliding_window_pattern") != 1
 
 
+_WINDOWED = {"sliding_attention": True, "full_attention": False}
+
+
 def windows(config: Config, d: Dims, period: int) -> Metadata:
     """The sliding window and the layers that have it; without `layer_types`, all but every
     `period`-th."""
@@ -126,7 +130,9 @@ def windows(config: Config, d: Dims, period: int) -> Metadata:
             period = config.integer(key)
     layers = [(i + 1) % period != 0 for i in range(d.n_layers)]
     if config.has("layer_types"):
-        layers = [kind == "sliding_attention" for kind in config.items("layer_types")]
+        layers = [_WINDOWED.get(str(kind)) for kind in config.items("layer_types")]
+        if None in layers:
+            raise ModelError(f"{config.name}: layer_types has others than {', '.join(_WINDOWED)}")
     return {
         Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
         Keys.Attention.SLIDING_WINDOW_PATTERN: layers,
@@ -291,6 +297,9 @@ def check(family: Family, config: Config, d: Dims) -> None:
             f"{config.name}: rope scaling of type {kind!r} is not known for {family.architecture}"
             f" in llama.cpp{'; ' if family.ropes else ''}{' and '.join(family.ropes)}"
         )
+    local = config.section("rope_parameters").section("sliding_attention")
+    if local.text("rope_type", "default") != "default":
+        raise ModelError(f"{local.name}: llama.cpp scales no rotation within windows")
     require(config, d, family.requires)
     family.check(config, d)
 
