@@ -130,8 +130,9 @@ def windows(config: Config, d: Dims, period: int) -> Metadata:
             period = config.integer(key)
     layers = [(i + 1) % period != 0 for i in range(d.n_layers)]
     if config.has("layer_types"):
-        layers = [_WINDOWED.get(str(kind)) for kind in config.items("layer_types")]
-        if None in layers:
+        kinds = [str(kind) for kind in config.items("layer_types")]
+        layers = [_WINDOWED.get(kind, False) for kind in kinds]
+        if not _WINDOWED.keys() >= set(kinds):
             raise ModelError(f"{config.name}: layer_types has others than {', '.join(_WINDOWED)}")
     return {
         Keys.Attention.SLIDING_WINDOW: config.integer("sliding_window"),
