@@ -114,7 +114,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     )
     reader = None
     if projector is not None:
-        reader = MediaReader(projector, decoder(), context.options.n_ubatch)
+        reader = MediaReader(projector, decoder(), context.options.n_ubatch, context.options.n_ctx)
     elif config.projector is not None:
         decoder().close()
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)

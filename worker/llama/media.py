@@ -26,7 +26,7 @@ _TEXT = 0
 """The type of a chunk of tokens; others are parts of pictures and sounds."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class MediaChunk:
     """A part of a picture or sound, ready to be encoded: one pass through the projector."""
 

@@ -1,8 +1,9 @@
-"""What a projector makes of a picture, beside what transformers makes of it."""
+"""What a projector makes of a picture, beside what transformers makes of it, and what waits."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import psutil
@@ -11,9 +12,14 @@ import pytest
 from tests.support.random_models import random_model
 from tests.support.random_projectors import AROUND_TILES, ProjectorKind, random_projector
 from worker.devices.plan.projector import device_bytes
+from worker.engine.media.decoding import Decoder, Picture
+from worker.engine.media.reader import MOST_WAITING_TOKENS, MediaReader
+from worker.engine.media.span import PromptTokens
+from worker.errors import QueueFull
 from worker.llama.media import MediaChunk, Projector
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import read_header
+from worker.wire.work import Medium
 
 DATA = Path(__file__).parents[2] / "data/pictures"
 NAMES = sorted(folder.name for folder in DATA.iterdir())
@@ -57,5 +63,31 @@ def test_what_a_picture_of_any_size_takes_is_planned(kind: ProjectorKind) -> Non
     grown, planned = process.memory_info().rss - before, device_bytes(header) - header.tensor_bytes
     print(f"{kind}: {chunk.n_tokens} tokens, {grown:,} of {planned:,}")
     assert grown <= planned
+    projector.close()
+    model.close()
+
+
+def test_decoded_media_that_wait_are_bounded() -> None:
+    """What a request that has gone held makes room for the next ones."""
+
+    class Decoded:
+        def decode(self, medium: Medium, sample_rate: int) -> Picture:
+            return Picture(64, 64, bytes(3 * 64 * 64))
+
+    model = Model(str(random_model("dense")), LoadOptions(mmap=False))
+    projector = Projector(model, str(random_projector("gemma3")), None, 1)
+    reader = MediaReader(projector, cast(Decoder, Decoded()), 512, -MOST_WAITING_TOKENS + 600)
+    waiting: list[PromptTokens] = []
+    with pytest.raises(QueueFull):
+        for number in range(1000):
+            prompt = PromptTokens()
+            reader.read(Medium("image", bytes([number % 256]), "messages"), prompt)
+            waiting.append(prompt)
+    n_tokens = sum(span.n_tokens for prompt in waiting for span in prompt.spans)
+    assert 600 <= n_tokens < 600 + waiting[0].spans[0].n_tokens
+    waiting.pop()
+    prompt = PromptTokens()
+    reader.read(Medium("image", b"", "messages"), prompt)
+    assert prompt.spans
     projector.close()
     model.close()
