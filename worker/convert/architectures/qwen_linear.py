@@ -127,7 +127,7 @@ QWEN3_5_MOE = replace(
     metadata={
         **QWEN3_NEXT.metadata,
         Keys.Rope.DIMENSION_SECTIONS: sections(_SECTIONS),
-        Keys.LLM.FEED_FORWARD_LENGTH: None,  # Ollama takes it for a mark of its own files.
+        Keys.LLM.FEED_FORWARD_LENGTH: None,  # Some readers take it for a mark of their own files.
     },
 )
 
