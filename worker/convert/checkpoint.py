@@ -22,13 +22,7 @@ from worker.convert.config import Config
 from worker.convert.quantize import TensorType, to_float32
 from worker.convert.scaled import Scale
 from worker.errors import ModelError
-from worker.models.checkpoint_files import (
-    DENSE_MODULES,
-    INDEX,
-    read_json,
-    weight_files,
-    weight_map,
-)
+from worker.models.checkpoint_files import DENSE_MODULES, INDEX, read_json, weight_files, weight_map
 from worker.models.safetensors import TensorInfo, read_header
 
 READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}

@@ -95,11 +95,9 @@ def _mend() -> None:
         if mmproj:
             if hasattr(kind, "img_break_tok_id"):
                 passed = kind.filter_tensors
-
-                def filter_tensors(item: tuple[str, Any]) -> Any:
-                    return item if item[0].endswith("embed_tokens.weight") else passed(item)
-
-                kind.filter_tensors = staticmethod(filter_tensors)
+                kind.filter_tensors = staticmethod(
+                    lambda item: item if item[0].endswith("embed_tokens.weight") else passed(item)
+                )
             return kind
         read = kind.set_vocab
 
