@@ -1,14 +1,18 @@
-"""The engine process, with a llama.cpp whose load meets a failed assertion.
+"""The engine process, with a llama.cpp that meets a failed assertion: in its load, or with
+`LLAMA_ABORTS_FROM` in the first batch of so many rows.
 
 Files that fail one are refused before they get there, as far as they are known.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from worker.engine import process, start
 from worker.llama import library
+from worker.llama.batch import Batch
+from worker.llama.context import Context
 
 
 def fail(*_arguments: Any, **_options: Any) -> None:
@@ -17,6 +21,16 @@ def fail(*_arguments: Any, **_options: Any) -> None:
     abort(b"/somewhere/ggml.c", 7, b"GGML_ASSERT(%s) failed", b"n_dims > 0")
 
 
+class AbortingContext(Context):
+    def decode(self, batch: Batch) -> Any:
+        if batch.native.n_tokens >= int(os.environ["LLAMA_ABORTS_FROM"]):
+            fail()
+        return super().decode(batch)
+
+
 if __name__ == "__main__":
-    vars(start)["Model"] = fail
+    if "LLAMA_ABORTS_FROM" in os.environ:
+        vars(start)["Context"] = AbortingContext
+    else:
+        vars(start)["Model"] = fail
     process.main()

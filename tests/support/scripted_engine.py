@@ -42,6 +42,7 @@ from worker.wire.messages import (
     Answered,
     Cancel,
     Command,
+    EngineFailed,
     Event,
     Failed,
     Finished,
@@ -49,7 +50,6 @@ from worker.wire.messages import (
     Progress,
     Ready,
     Started,
-    StartFailed,
     Stats,
     Stop,
     Submit,
@@ -73,7 +73,7 @@ def main() -> None:
     channel.send([Progress("load", 50.0, 1e6)])
     match next_start(script):
         case "fail":
-            channel.send([StartFailed(ModelError("The file is gone.", path=config.model_path))])
+            channel.send([EngineFailed(ModelError("The file is gone.", path=config.model_path))])
             os._exit(3)
         case "die":
             os.kill(os.getpid(), signal.SIGABRT)

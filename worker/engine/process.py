@@ -19,19 +19,20 @@ import signal
 import socket
 import threading
 from concurrent.futures import Future
+from functools import partial
 
 from worker.background import die_with_parent
 from worker.engine.intake import Intake
 from worker.engine.loop import Loop
 from worker.engine.media.decoding import decoder
 from worker.engine.outbox import Outbox
-from worker.engine.start import start, walls_for
+from worker.engine.start import start, tell_abort, walls_for
 from worker.engine.text.renderer import renderer
-from worker.errors import BackendMismatch, WorkerError
+from worker.errors import BackendMismatch, EngineCrashed, WorkerError
 from worker.llama import library
 from worker.observability.logs import configure, get_logger
 from worker.wire.black_box import BlackBox
-from worker.wire.messages import LoadModel, Ready, StartFailed, Stop
+from worker.wire.messages import EngineFailed, LoadModel, Ready, Stop
 from worker.wire.transport import SyncChannel
 
 log = get_logger()
@@ -67,9 +68,9 @@ def main() -> None:
     try:
         engine = start(config, walls, channel, BlackBox(options.black_box))
     except WorkerError as error:
-        channel.send([StartFailed(error)])
+        channel.send([EngineFailed(error)])
         os._exit(error.exit_code)
-    library.on_abort(lambda message: log.error("engine.native_abort", line=message))
+    library.on_abort(partial(tell_abort, channel, EngineCrashed, "llama.cpp gave up"))
     gc.collect()
     gc.freeze()  # excludes permanent objects from garbage collection between steps
     channel.send([Ready(engine.info), engine.loop.stats()])

@@ -9,6 +9,7 @@ import hashlib
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from worker.confinement.walls import Walls
@@ -35,7 +36,7 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.text.chat_template import ChatTemplate, template_of
 from worker.engine.text.prompt import PromptBuilder
 from worker.engine.text.renderer import renderer
-from worker.errors import InsufficientVram, ModelError, VramOom
+from worker.errors import InsufficientVram, ModelError, VramOom, WorkerError
 from worker.llama import library, warmup
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, rows_with_logits
@@ -49,7 +50,7 @@ from worker.observability.logs import get_logger
 from worker.wire.black_box import BlackBox
 from worker.wire.engine_info import ControlInfo, EngineInfo, ModelInfo, named
 from worker.wire.engine_settings import EngineSettings
-from worker.wire.messages import LoadModel, Progress, StartFailed
+from worker.wire.messages import EngineFailed, LoadModel, Progress
 from worker.wire.transport import SyncChannel
 
 log = get_logger()
@@ -95,7 +96,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     embeds = header.pooling is not None
     budget = _cpu_budget(settings)
     selected = select_device(settings)
-    library.on_abort(lambda message: _aborting(message, channel))
+    library.on_abort(partial(tell_abort, channel, ModelError, "llama.cpp gave the model up"))
     plan = _plan(config, header, selected, budget)
     mapped = live_check.MappedFiles(header.parts if settings.maps_file else ())
     model = _load_model(config, channel, selected, plan, header)
@@ -193,10 +194,11 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     return Engine(info, loop, intake, outbox)
 
 
-def _aborting(message: str, channel: SyncChannel) -> None:
-    """Tell the parent why native code aborts this process during its start."""
+def tell_abort(channel: SyncChannel, kind: type[WorkerError], what: str, message: str) -> None:
+    """Tell the log and the parent why native code aborts this process."""
+    log.error("engine.native_abort", line=message)
     place, _, reason = message.strip().partition(": ")
-    channel.send([StartFailed(ModelError(f"llama.cpp gave the model up: {reason or place}."))])
+    channel.send([EngineFailed(kind(f"{what}: {reason or place}."))])
 
 
 def _cpu_budget(settings: EngineSettings) -> CpuBudget:

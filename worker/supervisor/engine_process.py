@@ -60,8 +60,8 @@ class EngineProcess:
         self.phase = "preflight"
         self.has_served = False
         """Whether it has finished a request."""
-        self.start_error: WorkerError | None = None
-        """Its own report of why its start failed."""
+        self.error: WorkerError | None = None
+        """Its own report of why it could not start, or not go on."""
         self.kill_reason: str | None = None
         self.is_lost = False
         """Whether its end of the pipe is closed."""

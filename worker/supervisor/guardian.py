@@ -19,7 +19,7 @@ from worker.supervisor.crash_history import Crash, CrashHistory
 from worker.supervisor.engine_process import EngineProcess
 from worker.wire.codec import check_sendable
 from worker.wire.engine_info import EngineInfo
-from worker.wire.messages import LoadModel, Progress, Ready, StartFailed, Stop
+from worker.wire.messages import EngineFailed, LoadModel, Progress, Ready, Stop
 
 if TYPE_CHECKING:
     from worker.supervisor.supervisor import Supervisor
@@ -120,11 +120,11 @@ class Guardian:
         while True:
             how = await self._one_engine(config)
             if self.info is None:
-                error = self.engine.start_error or start_failure(self.engine, how)
+                error = self.engine.error or start_failure(self.engine, how)
                 self.fail(error)
                 self._first_ready.set_exception(error)
                 return
-            if self._woken is not None and not self.engine.start_error and self.engine.ready_at:
+            if self._woken is not None and self.engine.ready_at is not None:
                 await self._woken.wait()
                 self.engine = self.engine.successor()
                 continue
@@ -167,8 +167,8 @@ class Guardian:
     def _record_crash(self, how: str) -> str:
         """Returns the cause."""
         engine = self.engine
-        trouble = engine.start_error.message if engine.start_error else None
-        cause = trouble or engine.kill_reason or how
+        told = engine.error.message if engine.error else None
+        cause = told or engine.kill_reason or how
         crash = Crash(cause, engine.ready_seconds, engine.has_served)
         self.crashes.record(crash)
         self._metrics.crashes.inc()
@@ -176,7 +176,7 @@ class Guardian:
             "engine.crashed",
             how=how,
             reason=engine.kill_reason,
-            start_error=trouble,
+            error=told,
             recent=self.crashes.recent,
             limit=self._settings.crash_limit,
             ready_seconds=round(crash.ready_seconds, 3),
@@ -185,21 +185,21 @@ class Guardian:
 
     # --- watch ---
 
-    def follow_start(self, event: Progress | StartFailed | Ready) -> None:
-        """Take what the engine tells of its start, until it is ready."""
+    def follow(self, event: Progress | EngineFailed | Ready) -> None:
+        """Take what the engine tells of itself: of its start until it is ready, and of its end."""
         engine = self.engine
-        if engine.ready_at is not None:
-            return
-        engine.heard_at = time.monotonic()
         match event:
+            case EngineFailed():
+                engine.error = event.error
+            case _ if engine.ready_at is not None:
+                return
             case Progress():
+                engine.heard_at = time.monotonic()
                 engine.phase = event.phase
                 self._supervisor.set_progress(event)
-            case StartFailed():
-                engine.start_error = event.error
             case Ready(info=info):
+                engine.ready_at = time.monotonic()
                 self.info, self._woken = info, None
-                engine.ready_at = engine.heard_at
                 seconds = engine.ready_at - engine.connected_at
                 self._metrics.load.observe(seconds)
                 self._log.info("engine.ready", pid=info.pid, seconds=round(seconds, 3))

@@ -37,13 +37,13 @@ from worker.wire.messages import (
     Answered,
     Cancel,
     EndReasoning,
+    EngineFailed,
     Event,
     Failed,
     Finished,
     LoadModel,
     Progress,
     Ready,
-    StartFailed,
     Stats,
     Submit,
 )
@@ -399,8 +399,8 @@ class Supervisor:
                         job.accept(event)
                         if job.ends_reasoning:
                             self._guardian.engine.send(EndReasoning(event.request_id))
-                case Progress() | StartFailed() | Ready():
-                    self._guardian.follow_start(event)
+                case Progress() | EngineFailed() | Ready():
+                    self._guardian.follow(event)
                 case _:
                     streams.setdefault(event.request_id, []).append(event)
         for request_id, stream in streams.items():

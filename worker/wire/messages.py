@@ -114,8 +114,8 @@ class Ready(Message, frozen=True):
     info: EngineInfo
 
 
-class StartFailed(Message, frozen=True):
-    """The engine cannot serve this model; its process exits after this event."""
+class EngineFailed(Message, frozen=True):
+    """The engine cannot serve this model, or cannot go on; its process ends after this event."""
 
     error: WorkerError
 
@@ -241,4 +241,4 @@ class Stats(Message, frozen=True):
 RequestEvent = (
     Accepted | Started | PromptProgress | PromptScored | Token | Finished | Answered | Failed
 )
-Event = Progress | Ready | StartFailed | Stats | RequestEvent
+Event = Progress | Ready | EngineFailed | Stats | RequestEvent

@@ -37,6 +37,8 @@ class ChatPrompt(Struct, frozen=True, tag=True):
     template_kwargs: Mapping[str, Any] | None = None
     media: tuple[Medium, ...] = ()
     """In the order of the parts of the types `image` and `audio` in the messages' contents."""
+    field: str = "messages"
+    """The request's field of the messages, for errors."""
 
 
 class InfillPrompt(Struct, frozen=True, tag=True):

@@ -146,6 +146,16 @@ def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
 # --- templates ---------------------------------------------------------------------------
 
 
+def test_a_role_that_only_the_template_names_is_taken(
+    start_worker: StartWorker, tmp_path: Any
+) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text("{% for m in messages if m.role == 'critic' %}{{ m.content }}{% endfor %}")
+    worker = start_worker("--chat-template", str(file))
+    body = {"messages": [{"role": "critic", "content": "Be kind."}]}
+    assert worker.post("/apply-template", body).json()["prompt"] == "Be kind."
+
+
 def test_a_template_of_the_operators(start_worker: StartWorker, tmp_path: Any) -> None:
     file = tmp_path / "template.jinja"
     file.write_text(
@@ -174,6 +184,7 @@ def test_a_response_that_is_cut_off_is_incomplete(worker: WorkerProcess) -> None
 # --- faults of clients ---------------------------------------------------------------------
 
 USE = {"type": "tool_use", "id": "1", "input": {}}
+CALL = USE | {"name": "look"}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "a"}
 
 
@@ -194,7 +205,15 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "a"}
             "text.format",
         ),
         ("/v1/responses", {"input": "a", "tool_choice": "required"}, "tool_choice"),
+        ("/v1/responses", {"input": "a " * 2000}, "input"),
         ("/v1/messages", {"messages": [{"role": "assistant", "content": [USE]}]}, "messages[0]"),
+        ("/v1/messages", {"messages": [{"role": "assistant", "content": [CALL]}]}, "messages"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "wizard", "content": "a"}]},
+            "messages[0].role",
+        ),
+        ("/v1/chat/completions", {"messages": user("a " * 2000)}, "messages"),
         ("/v1/messages", {"messages": [{"role": "user", "content": [RESULT] * 4097}]}, "messages"),
         (
             "/v1/messages",
@@ -208,7 +227,8 @@ def test_a_clients_fault_is_named(
 ) -> None:
     refused = worker.post(path, {"model": "m", "max_tokens": 8, **fields})
     assert refused.status_code == 400, refused.text
-    assert named in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert named in (error.get("param") or error["message"])
 
 
 def test_a_turn_is_put_together_as_the_model_wrote_it(worker: WorkerProcess) -> None:

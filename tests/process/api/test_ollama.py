@@ -74,6 +74,19 @@ def test_a_name_is_taken_with_and_without_its_tag(start_worker: StartWorker) -> 
         assert refused.status_code == 404 and refused.json().keys() == {"error"}
 
 
+def test_the_model_that_is_there_is_pulled_and_no_other(worker: WorkerProcess) -> None:
+    [line] = lines_of(worker.post("/api/pull", {"model": NAME}))
+    assert line == worker.post("/api/pull", {"name": NAME, "stream": False}).json()
+    assert line == {"status": "success"}
+    with worker.client() as client:
+        for method, name in (
+            *(("POST", name) for name in ("pull", "push", "create", "copy")),
+            ("DELETE", "delete"),
+        ):
+            refused = client.request(method, f"/api/{name}", json={"model": "llama3"})
+            assert refused.status_code == 404 and "--model" in refused.json()["error"]
+
+
 # --- chats and completions -----------------------------------------------------------------
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -117,6 +130,16 @@ def test_a_chat_is_streamed_unless_told_otherwise(worker: WorkerProcess) -> None
         check_end(end, "stop")
     assert last["eval_count"] == whole["eval_count"]
     check_end(chat(worker, stream=False, options=GREEDY | {"num_predict": 2}).json(), "length")
+
+
+def test_an_answer_goes_on_where_the_assistant_ends(worker: WorkerProcess) -> None:
+    begun = [*FRANCE, {"role": "assistant", "content": "The capital of"}]
+    assert (
+        chat(worker, messages=begun, stream=False).json()["message"]["content"]
+        == " France is Paris."
+    )
+    called = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    assert chat(worker, messages=[*FRANCE, called], stream=False).status_code == 200
 
 
 def test_options_are_honoured_or_named(worker: WorkerProcess) -> None:

@@ -40,6 +40,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/generate": {"model": "any", "prompt": "Once", "stream": False, "logprobs": True},
     "/tools": {"tool": "read_file", "params": {}},
     "/api/show": {"model": "any"},
+    "/api/pull": {"model": "tiny-model"},
     "/api/embed": {"model": "any", "input": []},
     "/api/embeddings": {"model": "any", "prompt": ""},
 }

@@ -146,7 +146,7 @@ def test_memory_that_is_gone_while_a_prompt_needs_it_ends_the_engine(
             )
             first, second = worker.logs("engine.crashed")[:2]
             assert first["how"] == "killed by SIGABRT"
-            assert "does not fit on Vulkan0" in second["start_error"]
+            assert "does not fit on Vulkan0" in second["error"]
             assert "ErrorOutOfDeviceMemory" in worker.stderr, "the log has the driver's words"
             lacking = re.search(r"memory allocation of size (\d+) failed", worker.stderr)
             beyond = worker.logs("engine.plan")[0]["parts"]["margin"] - MARGIN_BYTES

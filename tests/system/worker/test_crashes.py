@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -137,6 +138,19 @@ def test_logprobs_and_a_schema_are_continued(start_worker: StartWorker) -> None:
     assert len(answer) == 12 and all(len(each) >= 30 for each in answer)
     assert n_logprobs == len(text), "a log-probability for each token, and none twice"
     assert len(running.logs("engine.crashed")) == 1
+    assert running.stop() == 0
+
+
+def test_the_words_of_native_code_that_gives_up_are_told(start_worker: StartWorker) -> None:
+    command = [sys.executable, "-m", "tests.support.aborting_command"]
+    running = start_worker(command=command, env={"LLAMA_ABORTS_FROM": "200"})
+    assert running.execute("Once", max_tokens=3).end
+    lost = running.execute("one " * 300, max_tokens=3)
+    assert lost.error["code"] == "ENGINE_CRASHED"
+    crash = running.get("/info").json()["engine_crashes"][0]
+    assert crash["cause"] == "llama.cpp gave up: GGML_ASSERT(n_dims > 0) failed."
+    assert "SIGABRT" in running.wait_log("engine.crashed")["how"]
+    running.wait_ready()
     assert running.stop() == 0
 
 

@@ -147,7 +147,7 @@ def test_a_model_that_is_cut_ends_the_worker_with_a_sentence(
     assert worker.wait() == 8
     crashes = worker.logs("engine.crashed")
     assert "a file that is mapped became shorter" in crashes[0]["how"]
-    assert "model.gguf" in crashes[-1]["start_error"]
+    assert "model.gguf" in crashes[-1]["error"]
     assert "model.gguf" in worker.stderr.splitlines()[-1]
 
 

@@ -252,3 +252,21 @@ def test_the_forced_form_is_read_whatever_the_dialect() -> None:
     for name in TEMPLATES:
         for size in (1, 1000):
             assert parse(output, template(name), use, size).named == [("edit", arguments)]
+
+
+def test_a_forced_call_that_is_cut_off_is_no_text() -> None:
+    output = json.dumps({"name": "edit", "arguments": {"filename": "a"}})
+    begun = output.index(": {") + len(": {")
+    for name in TEMPLATES:
+        for end in range(len(output)):
+            cut = parse(output[:end], template(name), ToolUse.of(TOOLS, "*"), 3)
+            assert cut.content == "" and len(cut.calls) == (end >= begun)
+
+
+def test_reasoning_goes_on_to_its_end_mark() -> None:
+    parser = AnswerParser(conventions_of(None), None)
+    told = []
+    for piece in ("<think>", "\nIt", " is </", "think", ">", "\n\n", "Yes"):
+        parser.feed(piece)
+        told.append(parser.is_reasoning)
+    assert told == [True] * 4 + [False] * 3

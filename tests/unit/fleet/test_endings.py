@@ -85,7 +85,10 @@ def test_lines_of_json() -> None:
 
 def test_ollamas_lines() -> None:
     tail = Tail(ROUTES.at("/api/chat").dialect.streams[NDJSON], NDJSON)
-    line = b'{"model":"a","message":{"content":"a \\"done\\":true"},"done":false}\n'
+    line = (
+        b'{"model":"a","message":{"content":"a \\"done\\":true","tool_calls":'
+        b'[{"function":{"name":"end","arguments":{"done":true}}}]},"done":false}\n'
+    )
     assert tail.whole(line + b'{"mod') == line and not tail.has_ended
     assert tail.ending(EngineCrashed("lost")) == b'{"error":"lost"}\n'
     assert tail.whole(b'el":"a","done":true,"done_reason":"stop"}\n') and tail.has_ended

@@ -26,6 +26,7 @@ from worker.wire.messages import (
     Cancel,
     Command,
     DraftFile,
+    EngineFailed,
     Event,
     Failed,
     Finished,
@@ -34,7 +35,6 @@ from worker.wire.messages import (
     PromptScored,
     RequestEvent,
     Started,
-    StartFailed,
     Stats,
     Stop,
     Submit,
@@ -78,7 +78,7 @@ COMMANDS: list[Command] = [
     Stop(),
 ]
 FRAMES: list[list[Event]] = [
-    [Progress("load", 50.0, None), StartFailed(ModelError("Gone.", path="/a", parts=[1, 2]))],
+    [Progress("load", 50.0, None), EngineFailed(ModelError("Gone.", path="/a", parts=[1, 2]))],
     [Accepted(1, 5, b"\1\0\0\0"), Started(1, 2, "<think>"), PromptProgress(1, 5, 0.5)],
     [Token(n, "a story\u2028\U0001f994", (3, 4), (SCORED,)) for n in range(4)],
     [PromptScored(1, (SCORED, SCORED)), Stats(1, 2, 3, 4, 5, 6, 7, 8.0, 9.0, 1.0)],
@@ -96,7 +96,7 @@ def same(one: object, other: object) -> bool:
 
 def details(frame: object) -> list[object]:
     events = frame if isinstance(frame, list) else []
-    return [each.error.details for each in events if isinstance(each, Failed | StartFailed)]
+    return [each.error.details for each in events if isinstance(each, Failed | EngineFailed)]
 
 
 def test_an_integer_that_the_other_end_would_not_take_is_not_sent() -> None:

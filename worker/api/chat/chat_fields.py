@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, AliasChoices, Field
 from pydantic_core import PydanticCustomError
@@ -157,6 +157,9 @@ class ChatFields(OpenBody):
         None, max_length=64, description="variables of the template"
     )
 
+    goes_on: ClassVar[bool] = False
+    """Whether the answer goes on with a last message of the assistant unasked in this dialect."""
+
     def chat(
         self,
         tool_choice: Literal["auto", "none", "required"] | OneTool = "auto",
@@ -169,8 +172,11 @@ class ChatFields(OpenBody):
         Raises:
             InvalidRequest: two fields contradict each other.
         """
-        continues = self.continue_final_message
-        if continues and self.add_generation_prompt:
+        last = self.messages[-1]
+        continues = self.continue_final_message or (
+            self.goes_on and last.role == "assistant" and not last.tool_calls
+        )
+        if self.continue_final_message and self.add_generation_prompt:
             what = "must not be true where continue_final_message is"
             raise refusal("add_generation_prompt", "conflict", what)
         tools = (

@@ -79,9 +79,9 @@ class Choice:
         """The last one, of a request that reports it."""
         self.finished: Finished | None = None
         self.reasoning_tokens = 0
-        """Those of the reasoning, its marks included."""
-        self._n_read = self._n_unread = 0
-        """Tokens of the answer so far, and those since the last delta."""
+        """Those of the reasoning, its end mark included."""
+        self._n_read = 0
+        """Tokens of the answer so far."""
         self._parser: AnswerParser | None = None
         self._parser_of = parser_of
         self._echoed, self._scores_echo = echo, scores_echo
@@ -97,12 +97,11 @@ class Choice:
                 self._n_read += len(ids)
                 if self._parser is None:
                     return [Text(text, logprobs, ids)]
+                was_reasoning = self._parser.is_reasoning
                 deltas = self._parser.feed(text)
-                self._n_unread += len(ids)
-                if deltas:
-                    if any(isinstance(delta, Reasoning) for delta in deltas):
-                        self.reasoning_tokens += self._n_unread
-                    self._n_unread = 0
+                is_reasoning = was_reasoning or self._parser.is_reasoning
+                if is_reasoning or any(isinstance(delta, Reasoning) for delta in deltas):
+                    self.reasoning_tokens += len(ids)
                 return _scored(deltas, logprobs) if logprobs else deltas
             case Finished(logprobs=logprobs):
                 deltas = self._parser.finish() if self._parser is not None else []

@@ -15,15 +15,26 @@ from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import ChatPrompt
 
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+"""OpenAI's."""
+
 
 def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
     """
     Raises:
-        InvalidRequest: the model has no chat template.
+        InvalidRequest: the model has no chat template, or cannot take these messages.
     """
+    path, template = chat.path, state.served.chat_template
     if not state.served.has_chat_template:
         what = "need a chat template, and this model carries none; send a raw prompt"
-        raise refusal("messages", "unsupported", what)
+        raise refusal(path, "unsupported", what)
+    for index, role in enumerate(message.role for message in chat.messages):
+        is_named = role in ROLES or re.search(rf"""(["']){re.escape(role)}\1""", template)
+        if template and not is_named:
+            what = f"must be {', '.join(ROLES)} or another that the model's chat template names"
+            raise refusal(f"{path}[{index}].role", "enum", what)
+    if chat.continues and chat.messages[-1].tool_calls:
+        raise refusal(path, "conflict", "end with a call, which only its result can follow")
     return ChatPrompt(
         messages=tuple(map(_message, chat.messages)),
         tools=tuple(map(_tool, chat.tools)) if chat.tool_choice != "none" else (),
@@ -37,6 +48,7 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
             for part in message.content
             if part.medium is not None
         ),
+        field=path,
     )
 
 

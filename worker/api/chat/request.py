@@ -150,6 +150,8 @@ class Chat:
     reasoning: Reasoning = UNASKED
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Those that the request names itself."""
+    path: str = "messages"
+    """Of the messages in the request, for faults."""
 
 
 @dataclass(frozen=True, slots=True)

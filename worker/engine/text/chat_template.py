@@ -61,7 +61,7 @@ class ChatTemplate:
         began = time.monotonic()
         try:
             return self.rendered(chat, _PROBE_SECONDS)
-        except InvalidRequest:
+        except Refused:
             self._probing_seconds += time.monotonic() - began
             return None
 
@@ -89,8 +89,8 @@ class ChatTemplate:
             for form in self._forms:
                 chat = form(chat)
         except RecursionError as error:
-            raise _refused("the arguments of a call are nested too deeply") from error
-        return Reading(self, chat, prompt.continue_final_message)
+            raise _refused(prompt.field, "the arguments of a call are nested too deeply") from error
+        return Reading(self, chat, prompt.continue_final_message, prompt.field)
 
     def render(self, prompt: ChatPrompt) -> str:
         """The prompt text of a chat; raises as `Reading.text`."""
@@ -99,12 +99,9 @@ class ChatTemplate:
     def rendered(self, chat: Chat, seconds: float) -> str:
         """
         Raises:
-            InvalidRequest: the template refuses the chat, or takes too much time or memory.
+            Refused: the template refuses the chat, or takes too much time or memory.
         """
-        try:
-            return renderer().render(self.source, {**self._special_tokens, **chat}, seconds)
-        except Refused as error:
-            raise _refused(str(error)) from error
+        return renderer().render(self.source, {**self._special_tokens, **chat}, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,14 +111,19 @@ class Reading:
     template: ChatTemplate
     chat: Chat
     continues: bool
+    field: str
+    """The request's field of the messages, for errors."""
 
     def text(self) -> str:
         """
         Raises:
             InvalidRequest: the template refuses these messages, or takes too long.
         """
-        text = self.template.rendered(self.chat, MAX_RENDER_SECONDS)
-        return _before_end(text) if self.continues else text
+        try:
+            text = self.template.rendered(self.chat, MAX_RENDER_SECONDS)
+            return _before_end(text) if self.continues else text
+        except Refused as error:
+            raise _refused(self.field, str(error)) from error
 
 
 def _before_end(text: str) -> str:
@@ -129,14 +131,14 @@ def _before_end(text: str) -> str:
     mark = _END.rstrip()
     before, found, after = text.rpartition(mark)
     if not found:
-        raise _refused("it leaves out the last message, which is to be continued")
+        raise Refused("it leaves out the last message, which is to be continued")
     # The template has trimmed the message if it has trimmed the end of it.
     return before if after.startswith(_END[len(mark) :]) else before.rstrip()
 
 
-def _refused(reason: str) -> InvalidRequest:
+def _refused(field: str, reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"messages: the model's chat template refuses this chat: {reason}", field="messages"
+        f"{field}: the model's chat template refuses this chat: {reason}", field=field
     )
 
 

@@ -68,10 +68,21 @@ class PromptBuilder:
         tokens = self._read_all(prompt)
         if not tokens.ids and self._embeds:
             tokens.ids = [self._vocabulary.bos or 0]  # an empty text keeps its place among others
+        field = self._field_of(prompt)
         if not tokens.ids:
-            raise InvalidRequest("prompt: there is nothing to continue from", field="prompt")
-        self._fitting(tokens.ids)
+            raise InvalidRequest(f"{field}: there is nothing to continue from", field=field)
+        self._fitting(tokens.ids, field)
         return tokens
+
+    def _field_of(self, prompt: Prompt) -> str:
+        """The request's field of the prompt, for errors."""
+        match prompt:
+            case ChatPrompt(field=field) | MarkedPrompt(field=field):
+                return field
+            case InfillPrompt(fields=(field, _)):
+                return field
+            case _:
+                return "input" if self._embeds else "prompt"
 
     def count(self, prompt: Prompt) -> int:
         """The number of a prompt's tokens, also if there are too many; otherwise as `read`."""
@@ -91,12 +102,12 @@ class PromptBuilder:
             case ChatPrompt():
                 return self._chat(prompt)
 
-    def _fitting(self, tokens: list[int], more: str = "") -> list[int]:
+    def _fitting(self, tokens: list[int], field: str, more: str = "") -> list[int]:
         if len(tokens) > self._context_length:
             raise ContextLengthExceeded(
-                f"prompt: it has {len(tokens)} tokens{more}, and a request may have "
+                f"{field}: it has {len(tokens)} tokens{more}, and a request may have "
                 f"{self._context_length} here",
-                field="prompt",
+                field=field,
                 prompt_tokens=len(tokens),
                 context_length=self._context_length,
             )
@@ -153,13 +164,14 @@ class PromptBuilder:
             tokens: list[int] = []
             for text, has_control in texts:
                 tokens += model.tokenize(text, add_special=False, parse_special=has_control)
-            return self._fitting(self._with_bos(tokens))
+            return self._fitting(self._with_bos(tokens), "documents")
         first, second = (
             model.tokenize(text, add_special=False, parse_special=False)
             for text in (query, document)
         )
         ends = model.pair_ends
-        return self._fitting(self._with_bos([*first, *ends, *second, *ends[:1]]))
+        tokens = self._with_bos([*first, *ends, *second, *ends[:1]])
+        return self._fitting(tokens, "documents")
 
     @cached_property
     def _control_texts(self) -> tuple[str, ...]:
@@ -235,7 +247,7 @@ class PromptBuilder:
         else:
             chat, spelled = marking
             parts = spellings.split(replace(reading, chat=chat).text(), spelled)
-        return self._with_media(parts, mark, prompt.media, "messages")
+        return self._with_media(parts, mark, prompt.media, prompt.field)
 
     def _with_media(
         self, parts: Iterable[tuple[str, bool]], mark: str, media: tuple[Medium, ...], field: str
@@ -271,7 +283,7 @@ class PromptBuilder:
             )
         self._media.read(medium, prompt)
         # A small file may be a large picture, or a long sound: no more of them are decoded.
-        self._fitting(prompt.ids, f" up to {medium.field}")
+        self._fitting(prompt.ids, medium.field, " with all that precedes it")
 
     def system_tokens(self, prompt: Prompt, tokens: list[int]) -> int:
         """How many of a chat's `tokens` precede its user's first words; 0 if that is unknown. Other

@@ -2,14 +2,15 @@
 
 What the model wrote is given on as it wrote it. Only marks go: those of reasoning, of calls that
 were read, and the frames that some templates put around an answer's text. What looks like a call
-and is none of an offered function stays text, with its marks. Never raises, whatever the text.
+and is none of an offered function stays text, with its marks. Where a call is forced there is no
+text: what is none yet is the beginning of a call that was cut off. Never raises, whatever the text.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
 
-from worker.api.chat.delta import Delta, Reasoning, Text
+from worker.api.chat.delta import Delta, Reasoning
 from worker.api.chat.parse.calls import NO_TOOLS, Deltas, ToolUse
 from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
 from worker.api.chat.parse.json_calls import read_arguments, read_object, to_json
@@ -52,6 +53,8 @@ class AnswerParser:
         self._source = Source(written)
         self._deltas = Deltas(self._use, calls.id_length, len(written))
         self._steps = self._answer()
+        self.is_reasoning = False
+        """Whether what comes next belongs to reasoning, its end mark included."""
 
     def feed(self, text: str) -> list[Delta]:
         """Take more output; returns the deltas that are certain by now.
@@ -100,7 +103,7 @@ class AnswerParser:
             if not mark and (yield from source.peek()):
                 deltas.text(blank)
                 blank, has_text = "", True
-                mark = yield from source.until(self._marks, deltas.text, Text)
+                mark = yield from source.until(self._marks, deltas.text, deltas.grow_text)
             if not mark:
                 deltas.text("" if deltas.n_calls else blank)
                 return
@@ -131,10 +134,12 @@ class AnswerParser:
 
     def _think(self) -> Steps[None]:
         after_begin, before_end, after_end = self._thinking.pads
+        self.is_reasoning = True
         yield from self._source.drop(after_begin)
         ends = marks_of(before_end + self._thinking.end, self._thinking.end)
         if end := (yield from self._source.until(ends, self._deltas.reasoning, Reasoning)):
             self._source.take(end)
+            self.is_reasoning = False
             yield from self._source.drop(after_end)
 
     def _section(self, raw: str, *, is_bare: bool = False) -> Steps[tuple[str, bool]]:

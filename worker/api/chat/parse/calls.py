@@ -65,6 +65,8 @@ class Deltas:
         self._parts: list[str] = []
         self._ids: set[str] = set()
         self.n_calls = 0
+        self.grow_text: Grow | None = Text if use.forced is None else None
+        """Makes the delta of more text; `None` where there is none."""
 
     def take(self) -> list[Delta]:
         self._join()
@@ -72,7 +74,8 @@ class Deltas:
         return deltas
 
     def text(self, text: str) -> None:
-        self._add(Text, text[self.n_unwritten :])
+        if self.grow_text is not None:
+            self._add(Text, text[self.n_unwritten :])
         self.n_unwritten = max(self.n_unwritten - len(text), 0)
 
     def reasoning(self, text: str) -> None:

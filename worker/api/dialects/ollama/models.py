@@ -13,8 +13,17 @@ from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.ollama.naming import rfc3339, served, tagged
 from worker.api.http.body import Flag, OpenBody, read
-from worker.api.http.operation import Operation, joined_in
+from worker.api.http.encoding import json_line
+from worker.api.http.operation import (
+    JSON,
+    NDJSON,
+    AsInReference,
+    Events,
+    Operation,
+    joined_in,
+)
 from worker.api.http.state import AppState
+from worker.errors import ModelNotFound
 from worker.wire.sampling import PARAMETERS
 
 API_VERSION = "0.12.11"
@@ -23,10 +32,11 @@ _NEVER = "2300-01-01T00:00:00Z"
 """When the model is unloaded, for clients that read it as a time."""
 
 
-class ShowBody(OpenBody):
-    """`POST /api/show`."""
+class NamedBody(OpenBody):
+    """A model's name, by which `/api/show` and `/api/pull` ask for it."""
 
     model: str = Field(validation_alias=AliasChoices("model", "name"), max_length=1024)
+    stream: Flag = True
     verbose: Flag = False
 
 
@@ -49,7 +59,7 @@ async def running(request: Request, state: AppState) -> object:
 
 
 async def show(request: Request, state: AppState) -> object:
-    body = await read(request, state, ShowBody)
+    body = await read(request, state, NamedBody)
     state.require_model(name := served(body.model, state))
     model = state.loaded().model
     lines = [
@@ -72,6 +82,22 @@ async def show(request: Request, state: AppState) -> object:
         "capabilities": _capabilities(state),
         "modified_at": _started_at(state),
     }
+
+
+async def pull(request: Request, state: AppState) -> Response:
+    body = await read(request, state, NamedBody)
+    if served(body.model, state) not in state.all_names:
+        return await change(request, state)
+    media_type = NDJSON if body.stream else JSON
+    return Response(json_line({"status": "success"}), media_type=media_type)
+
+
+async def change(request: Request, state: AppState) -> Response:
+    names = " and ".join(map(repr, state.all_names))
+    raise ModelNotFound(
+        f"this worker serves {names} and no other model: --model names it at the start, and "
+        "nothing is pulled, made, copied, pushed or deleted"
+    )
 
 
 async def version(request: Request, state: AppState) -> object:
@@ -147,7 +173,16 @@ OPERATIONS = [
     ),
     Operation(
         "POST", "/api/show", show, "What is known of the model",
-        body=ShowBody, errors=(400, 404, 413, 503),
+        body=NamedBody, errors=(400, 404, 413, 503),
+    ),
+    Operation(
+        "POST", "/api/pull", pull, "The model, which is there from the start",
+        {JSON: AsInReference, NDJSON: Events}, body=NamedBody, errors=(400, 404, 413),
+    ),
+    *(
+        Operation(method, f"/api/{name}", change, "Refused: the model stays", errors=(404,))
+        for method, name in
+        (("POST", "create"), ("POST", "copy"), ("POST", "push"), ("DELETE", "delete"))
     ),
     Operation("GET", "/api/version", version, "Whose API this is"),
     Operation("GET", "/", is_running, "Is it there?", {"text/plain": str}, public=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 
 from typing_extensions import TypedDict
@@ -45,7 +46,9 @@ class OllamaError(TypedDict):
 
 ERRORS = ErrorForm(lambda error, correlation_id: {"error": error.message}, OllamaError)
 LINES = StreamForm(
-    # Quotes in a text are escaped, so no answer's text looks like this.
-    lambda line: b'"done":true' in line or line.startswith(b'{"error":'),
+    # Quotes in a text are escaped; an argument of a call may be called so, too.
+    lambda line: (
+        line.startswith(b'{"error":') or (b'"done":true' in line and json.loads(line)["done"])
+    ),
     lambda error, first, last: json_line({"error": error.message}),
 )

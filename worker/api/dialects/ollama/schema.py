@@ -118,6 +118,8 @@ class ChatBody(GenerationBody, ChatFields):
 
     messages: Many[Turn] = Field((), max_length=MAX_MESSAGES)
 
+    goes_on = True
+
 
 class GenerateBody(GenerationBody):
     """`POST /api/generate`; without a prompt, the model is loaded."""
@@ -148,7 +150,7 @@ def generate_request(body: GenerateBody, state: AppState) -> Generate:
         pictures = _pictures(body.images, "images")
         content = (*pictures, Part(body.prompt)) if pictures else body.prompt
         messages = (*system, Message("user", content))
-        return body.generate(Chat(messages, reasoning=body.reasoning), state)
+        return body.generate(Chat(messages, reasoning=body.reasoning, path="prompt"), state)
     if body.images:
         raise refusal("images", "conflict", "go with a prompt that is put into a chat template")
     if body.system:

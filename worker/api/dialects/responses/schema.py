@@ -162,6 +162,7 @@ def chat_of(body: ResponsesBody) -> Chat:
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning=Reasoning(effort=body.reasoning.effort),
         template_variables={} if verbosity is None else {"verbosity": verbosity},
+        path="input",
     )
 
 
