@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.convert import published
+from tests.unit.convert.files import write_hollow
 from tests.unit.convert.test_parity import MODELS, checkpoint
 from worker.models.safetensors import read_header
 
@@ -68,7 +68,7 @@ def test_a_large_tensor_is_held_twice_at_most(name: str, outtype: str, tmp_path:
     source = checkpoint(name, tmp_path)
     infos = read_header(source / "model.safetensors")
     weights = {info.name: tuple(sizes.get(n, n) for n in info.shape) for info in infos}
-    published.write_weights(source / "model.safetensors", weights.items())
+    write_hollow(source / "model.safetensors", weights.items())
     config = json.loads((source / "config.json").read_text())
     config.get("text_config", config).update(settings)
     (source / "config.json").write_text(json.dumps(config))

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.unit.convert.files import read
+
 Array = npt.NDArray[np.float32]
 
 
@@ -22,10 +24,7 @@ def load(folder: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     """`config.json` and all tensors in float32."""
     config = json.loads((folder / "config.json").read_text())
     weights: dict[str, Array] = {}
-    with (folder / "model.safetensors").open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-        data = file.read()
+    header, data = read(folder / "model.safetensors")
     for name, entry in header.items():
         if name == "__metadata__":
             continue

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import tokenizers
 
+from tests.unit.convert import files
+
 Shape = tuple[int, ...]
 N, V, FF, EXPERTS, HEAD = 64, 288, 96, 4, 64
 SIZES: dict[str, Any] = {"vocab_size": V, "hidden_size": N, "intermediate_size": FF}
@@ -206,8 +208,7 @@ def write(name: str, folder: Path) -> None:
         header[tensor] = {"dtype": kind, "shape": list(shape)}
         header[tensor]["data_offsets"] = [len(data), len(data) + len(values)]
         data += values
-    text = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
+    files.write(folder / "model.safetensors", header, data)
 
 
 def _values(name: str, shape: Shape, draw: np.random.Generator) -> tuple[str, bytes]:

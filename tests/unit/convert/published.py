@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.unit.convert.files import write_hollow
+
 Shape = tuple[int, ...]
 
 
@@ -19,7 +21,7 @@ def write(
     """`config.json`, and `model.safetensors` with what transformers' own classes save for it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    write_weights(folder / "model.safetensors", tensors(config) if weights is None else weights)
+    write_hollow(folder / "model.safetensors", tensors(config) if weights is None else weights)
 
 
 def write_shards(folder: Path, index: bytes, shapes: Mapping[str, Shape]) -> None:
@@ -29,22 +31,7 @@ def write_shards(folder: Path, index: bytes, shapes: Mapping[str, Shape]) -> Non
     for name, shard in json.loads(index)["weight_map"].items():
         shards[shard].append((name, shapes[name]))
     for shard, weights in shards.items():
-        write_weights(folder / shard, weights)
-
-
-def write_weights(path: Path, weights: Iterable[tuple[str, Shape]]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in weights:
-        start, size = end, 2
-        for extent in shape:
-            size *= extent
-        end = start + size
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+        write_hollow(folder / shard, weights)
 
 
 def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Shape]]:

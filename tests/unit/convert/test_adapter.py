@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from tests.unit.convert.files import converted
 from tests.unit.convert.test_failures import edit
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
@@ -31,10 +32,8 @@ EXPECTED: dict[str, list[Any]] = json.loads((ADAPTER / "expected.json").read_tex
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("base") / "model.gguf"
-    arguments = [str(bundled_folder()), str(path), "--outtype", "f32", "--progress", "none"]
-    assert cli.run(arguments) == 0
-    return path
+    target = tmp_path_factory.mktemp("base") / "model.gguf"
+    return converted(bundled_folder(), target, "--outtype", "f32")
 
 
 @pytest.fixture
@@ -149,10 +148,8 @@ def test_another_models_adapter_is_refused(base: Path, copy: Path, tmp_path: Pat
 def test_names_go_by_the_familys_table(
     tmp_path: Path, family: str, module: str, weights: list[str]
 ) -> None:
-    gguf = tmp_path / "model.gguf"
-    arguments = [str(checkpoint(family, tmp_path)), str(gguf), "--outtype", "f32"]
-    assert cli.run([*arguments, "--progress", "none"]) == 0
-    header = read_header(gguf)
+    source = checkpoint(family, tmp_path)
+    header = read_header(converted(source, tmp_path / "model.gguf", "--outtype", "f32"))
     shapes = {t.name: t.shape for t in header.tensors}
     n_in, n_out = shapes[f"blk.0.{weights[0]}.weight"]
     name = f"base_model.model.model.layers.0.{module}"

@@ -11,9 +11,8 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.unit.convert import engine, forward
+from tests.unit.convert import engine, files, forward
 from tests.unit.convert.forward import Array
-from worker.commands import convert as cli
 from worker.llama.model import Model
 
 MODEL = Path(__file__).parents[3] / "worker/assets/tiny-model"
@@ -23,12 +22,10 @@ GREEDY = Path(__file__).parents[2] / "data/expected_greedy.json"
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("converted")
-    found = {}
-    for outtype in ("f32", "f16", "bf16", "q8_0"):
-        found[outtype] = folder / f"{outtype}.gguf"
-        arguments = [str(MODEL), str(found[outtype]), "--outtype", outtype, "--progress", "none"]
-        assert cli.run(arguments) == 0
-    return found
+    return {
+        outtype: files.converted(MODEL, folder / f"{outtype}.gguf", "--outtype", outtype)
+        for outtype in ("f32", "f16", "bf16", "q8_0")
+    }
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import gguf
 import numpy as np
 import psutil
 import pytest
 
 from tests.unit.convert import engine
+from tests.unit.convert.files import converted, write_hollow, write_importance
 from tests.unit.convert.test_parity import checkpoint
-from worker.commands import convert as cli
 from worker.errors import ModelError
 from worker.llama import imatrix
 from worker.models.gguf.header import read_header
@@ -24,13 +23,8 @@ from worker.models.gguf.header import read_header
 TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"
 
 
-def convert(source: Path, target: Path, *flags: str) -> Path:
-    assert cli.run([str(source), str(target), "--progress", "none", *flags]) == 0
-    return target
-
-
 def test_the_manifest_is_what_sha256sum_says(tmp_path: Path) -> None:
-    header = read_header(convert(TINY, tmp_path / "m.gguf", "--name", "Tiny"))
+    header = read_header(converted(TINY, tmp_path / "m.gguf", "--name", "Tiny"))
     files = [p for p in sorted(TINY.iterdir()) if p.suffix in (".json", ".safetensors")]
     lines = [f"{hashlib.sha256(p.read_bytes()).hexdigest()}  {p.name}\n" for p in files]
     expected = hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -45,13 +39,14 @@ def test_a_snapshot_of_the_hub_is_named_with_its_revision(tmp_path: Path) -> Non
     snapshot = tmp_path / "models--some--model/snapshots" / ("a1" * 20)
     snapshot.parent.mkdir(parents=True)
     checkpoint("llama", tmp_path).rename(snapshot)
-    header = read_header(convert(snapshot, tmp_path / "m.gguf"))
+    header = read_header(converted(snapshot, tmp_path / "m.gguf"))
     assert header.metadata["llorch.convert.source"] == "some/model"
     assert header.metadata["llorch.convert.revision"] == "a1" * 20
 
 
 def test_a_name_that_llama_cpp_would_trip_over_is_changed(tmp_path: Path) -> None:
-    target = convert(checkpoint("phi-3", tmp_path), tmp_path / "m.gguf", "--name", "My-Phi-3-mini")
+    source = checkpoint("phi-3", tmp_path)
+    target = converted(source, tmp_path / "m.gguf", "--name", "My-Phi-3-mini")
     assert "phi-3" not in str(read_header(target).name).lower()
     model = engine.vocabulary(target)
     assert model.tokenize("hello", add_special=False, parse_special=True)
@@ -86,15 +81,10 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
         shapes |= {p + f"mlp.{x}_proj.weight": (ffn, width) for x in ("gate", "up")}
         shapes[p + "mlp.down_proj.weight"] = (width, ffn)
         shapes |= {p + f"{x}_layernorm.weight": (width,) for x in ("input", "post_attention")}
-    write_zeros(source / "model.safetensors", shapes)
-    command = [
-        sys.executable,
-        "-m",
-        "worker.commands.convert",
-        str(source),
-        str(tmp_path / "m.gguf"),
-    ]
-    child = psutil.Popen([*command, "--outtype", "f16", "--progress", "none"])
+    write_hollow(source / "model.safetensors", shapes.items(), "F32")
+    command = [sys.executable, "-m", "worker.commands.convert", str(source)]
+    command += [str(tmp_path / "m.gguf"), "--outtype", "f16", "--progress", "none"]
+    child = psutil.Popen(command)
     peak = 0
     while child.poll() is None:
         try:
@@ -105,18 +95,6 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     assert child.returncode == 0
     largest = 4 * ffn * width
     assert 0 < peak <= 2 * largest + (300 << 20)
-
-
-def write_zeros(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        size = 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
 
 
 def legacy_matrix(path: Path, entries: dict[str, np.ndarray]) -> None:
@@ -132,22 +110,15 @@ def test_importance_changes_what_is_kept(tmp_path: Path) -> None:
     weights[:32] = 1000
     names = [f"blk.{i}.{t}.weight" for i in range(4) for t in ("ffn_gate", "ffn_up", "attn_q")]
     legacy_matrix(tmp_path / "legacy.dat", dict.fromkeys(names, weights))
-    writer = gguf.GGUFWriter(tmp_path / "new.gguf", "imatrix")
-    for name in names:
-        writer.add_tensor(f"{name}.in_sum2", weights.reshape(1, -1))
-        writer.add_tensor(f"{name}.counts", np.full((1, 1), 2, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_importance(tmp_path / "new.gguf", dict.fromkeys(names, weights), n_counted=2)
     legacy, new = imatrix.read(tmp_path / "legacy.dat"), imatrix.read(tmp_path / "new.gguf")
     assert legacy.keys() == new.keys() == set(names)
     assert all(np.array_equal(legacy[n], weights / 2) for n in names)
     assert all(np.array_equal(new[n], weights / 2) for n in names)
 
-    plain = convert(TINY, tmp_path / "plain.gguf", "--outtype", "q4_k_m")
+    plain = converted(TINY, tmp_path / "plain.gguf", "--outtype", "q4_k_m")
     flags = ("--outtype", "q4_k_m", "--imatrix", str(tmp_path / "new.gguf"))
-    weighted = convert(TINY, tmp_path / "weighted.gguf", *flags)
+    weighted = converted(TINY, tmp_path / "weighted.gguf", *flags)
     assert plain.read_bytes() != weighted.read_bytes()
 
 
@@ -155,10 +126,3 @@ def test_what_is_no_importance_matrix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no matrix at all")
     with pytest.raises(ModelError, match="not an importance matrix"):
         imatrix.read(tmp_path / "text")
-
-
-def test_the_families_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["list", "--families"]) == 0
-    ours = capsys.readouterr().out.partition("\n\n")[0].splitlines()
-    names = [name for line in ours for name in line.split(maxsplit=1)[1].split(", ")]
-    assert "Qwen3ForCausalLM" in names and len(set(names)) > 50

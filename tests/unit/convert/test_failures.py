@@ -16,13 +16,14 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.held import stopped_before_renaming_to
+from tests.unit.convert import files
+from tests.unit.convert.files import converted, verified
 from tests.unit.convert.test_parity import DATA, MODELS, checkpoint
 from worker.commands import convert as cli
 from worker.convert.family.rules import Place
 from worker.convert.prepare import Options, prepare_checked
 from worker.errors import ModelError
 from worker.models import safetensors
-from worker.models.gguf.header import read_header
 
 TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"
 
@@ -54,18 +55,13 @@ def swell_header(folder: Path) -> None:
 
 
 def rename(file: Path, old: str, new: str) -> None:
-    data = file.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    text = json.dumps({name.replace(old, new): entry for name, entry in header.items()}).encode()
-    file.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    header, data = files.read(file)
+    files.write(file, {name.replace(old, new): entry for name, entry in header.items()}, data)
 
 
 def leave_out(folder: Path, *names: str) -> None:
     for file in folder.glob("*.safetensors"):
-        data, kept = file.read_bytes(), b""
-        length = int.from_bytes(data[:8], "little")
-        header, values = json.loads(data[8 : 8 + length]), data[8 + length :]
+        (header, values), kept = files.read(file), b""
         for name in names:
             header.pop(name, None)
         for entry in header.values():
@@ -73,8 +69,7 @@ def leave_out(folder: Path, *names: str) -> None:
                 first = len(kept)
                 kept += values[slice(*span)]
                 entry["data_offsets"] = [first, len(kept)]
-        text = json.dumps(header).encode()
-        file.write_bytes(len(text).to_bytes(8, "little") + text + kept)
+        files.write(file, header, kept)
 
 
 UP = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1)]
@@ -140,12 +135,10 @@ def test_a_value_that_a_type_cannot_hold_is_found(
 ) -> None:
     source = checkpoint("llama", tmp_path)
     path = source / "model.safetensors"
-    data = bytearray(path.read_bytes())
-    length = int.from_bytes(data[:8], "little")
-    entry = json.loads(data[8 : 8 + length])["model.layers.1.mlp.up_proj.weight"]
-    begin = 8 + length + entry["data_offsets"][0]
-    data[begin : begin + 2] = b"\x80\x7e"  # BF16 for 8.5e37.
-    path.write_bytes(bytes(data))
+    header, data = files.read(path)
+    begin = header["model.layers.1.mlp.up_proj.weight"]["data_offsets"][0]
+    # BF16 for 8.5e37.
+    files.write(path, header, data[:begin] + b"\x80\x7e" + data[begin + 2 :])
     sentence = fails(source, capsys, "--outtype", "f16")
     assert "blk.1.ffn_up.weight" in sentence and "F16" in sentence
 
@@ -171,19 +164,6 @@ def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
     assert "tokenizer" in last["error"]["message"]
 
 
-def test_a_killed_conversion_leaves_no_model_and_the_next_one_succeeds(tmp_path: Path) -> None:
-    source, target = checkpoint("llama", tmp_path), tmp_path / "model.gguf"
-    command = [sys.executable, "-m", "worker.commands.convert", str(source), str(target)]
-    child = conversion(command, target, tmp_path)
-    assert child.stdout is not None and "check" in child.stdout.readline()
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    child.stdout.close()
-    assert not target.exists()
-    assert subprocess.run([*command, "--progress", "none"], check=False).returncode == 0
-    assert target.exists() and not target.with_name("model.gguf.partial").exists()
-
-
 def conversion(command: list[str], target: Path, folder: Path) -> subprocess.Popen[str]:
     """It stands still before its last step, so that it is not whole when it is to be killed."""
     return subprocess.Popen(
@@ -200,28 +180,25 @@ def conversion(command: list[str], target: Path, folder: Path) -> subprocess.Pop
 def test_quantised_types_verify_against_their_source(
     outtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = TINY
-    target = tmp_path / "model.gguf"
-    flags = ["--outtype", outtype, "--progress", "none"]
-    assert cli.run([str(source), str(target), *flags]) == 0
+    target = converted(TINY, tmp_path / "model.gguf", "--outtype", outtype)
     assert [p.name for p in tmp_path.iterdir()] == ["model.gguf"]
-    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    assert verified(TINY, target) == 0
     assert cli.run(["inspect", str(target)]) == 0
     before = target.stat().st_mtime_ns
-    assert cli.run([str(source), str(target), *flags]) == 2
+    assert cli.run([str(TINY), str(target), "--outtype", outtype, "--progress", "none"]) == 2
     assert target.stat().st_mtime_ns == before, "nothing is replaced unasked"
     printed = capsys.readouterr().out
     assert "llorch.convert.source_sha256" in printed and f" {outtype}\n" in printed
-    other = checkpoint("llama", tmp_path)
-    assert cli.run(["verify", str(other), str(target), "--progress", "none"]) == 3
+    assert verified(checkpoint("llama", tmp_path), target) == 3
 
 
 def test_a_kill_in_any_phase_leaves_nothing_that_loads(tmp_path: Path) -> None:
-    source, target = TINY, tmp_path / "out" / "model.gguf"
+    target = tmp_path / "out" / "model.gguf"
     target.parent.mkdir()
-    command = [sys.executable, "-m", "worker.commands.convert", str(source), str(target)]
+    command = [sys.executable, "-m", "worker.commands.convert", str(TINY), str(target)]
     command += ["--outtype", "q4_k_m"]
-    for phase in ("convert", "quantize", "verify"):  # each beginning with what the last one left
+    # Each begins with what the last one left.
+    for phase in ("check", "convert", "quantize", "verify"):
         child = conversion(command, target, tmp_path)
         assert child.stdout is not None
         while json.loads(child.stdout.readline()).get("phase") != phase:
@@ -231,26 +208,8 @@ def test_a_kill_in_any_phase_leaves_nothing_that_loads(tmp_path: Path) -> None:
         child.stdout.close()
         assert all(path.suffix == ".partial" for path in target.parent.iterdir())
     assert subprocess.run([*command, "--progress", "none"], check=False).returncode == 0
-    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    assert verified(TINY, target) == 0
     assert not target.with_name("model.gguf.partial").exists()
-
-
-@pytest.mark.parametrize(
-    ("outtype", "tensor"),
-    [("f32", "output_norm"), ("f16", "blk.0.ffn_up"), ("bf16", "token_embd"), ("q8_0", "blk.1")],
-)
-def test_one_wrong_bit_in_a_written_file_is_found(
-    outtype: str, tensor: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = tmp_path / "model.gguf"
-    flags = ["--outtype", outtype, "--progress", "none"]
-    assert cli.run([str(TINY), str(target), *flags]) == 0
-    entry = next(e for e in read_header(target).tensors if e.name.startswith(tensor))
-    raw = bytearray(target.read_bytes())
-    raw[entry.offset + entry.n_bytes - 1] ^= 0x40
-    target.write_bytes(raw)
-    assert cli.run(["verify", str(TINY), str(target), "--progress", "none"]) == 3
-    assert f"verification of tensor {entry.name} failed" in capsys.readouterr().err
 
 
 def test_a_disk_without_room_is_told_before_anything_is_written(
@@ -259,8 +218,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     """With the intermediate file that a K-quant needs, which is larger than the result."""
     room = (64 << 20) + 4_500_000
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_bavail=room, f_frsize=1))
-    target = tmp_path / "out/model.gguf"
-    assert cli.run([str(TINY), str(target), "--outtype", "q8_0", "--progress", "none"]) == 0
+    target = converted(TINY, tmp_path / "out/model.gguf", "--outtype", "q8_0")
     target.unlink()
     assert cli.run([str(TINY), str(target), "--outtype", "q4_k_m", "--progress", "none"]) == 3
     sentence = capsys.readouterr().err

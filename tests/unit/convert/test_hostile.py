@@ -14,26 +14,23 @@ from typing import Any
 
 import pytest
 
+from tests.unit.convert import files
 from tests.unit.convert.test_failures import edit, rename
 from tests.unit.convert.test_parity import MODELS, checkpoint
-from worker.commands import convert as cli
 from worker.convert.adapter import convert_adapter
 from worker.convert.prepare import Options, prepare
 from worker.errors import ModelError
 from worker.models.gguf.header import read_header
+from worker.models.resolve import bundled_folder
 
 ADAPTER = Path(__file__).parents[2] / "data/adapter"
 _MOST_MIB = 300
 
 
 def change_header(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    path = folder / "model.safetensors"
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
+    header, data = files.read(folder / "model.safetensors")
     change(header)
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+    files.write(folder / "model.safetensors", header, data)
 
 
 def token_id(folder: Path, i: int) -> None:
@@ -111,14 +108,6 @@ def test_no_count_of_any_family_takes_memory(family: str, tmp_path: Path) -> Non
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < _MOST_MIB << 10
 
 
-def test_a_readme_makes_no_reranker_of_a_chat_model(tmp_path: Path) -> None:
-    source = checkpoint("qwen3", tmp_path)
-    (source / "README.md").write_text("# A chat model, unlike Qwen3-Reranker\n")
-    conversion = prepare(source, Options())
-    conversion.close()
-    assert "cls.output.weight" not in {tensor.name for tensor in conversion.tensors}
-
-
 # --- generated ---------------------------------------------------------------------------
 
 ODD: list[Any] = [None, True, -1, 0, 1, 2**31, 2**63, 10**400, 1e308, float("nan"), float("inf")]
@@ -155,10 +144,8 @@ def change(folder: Path, name: str, draw: random.Random) -> None:
     if draw.random() < 0.2:
         damage(path, draw)
     elif name.endswith(".safetensors"):
-        data = path.read_bytes()
-        length = int.from_bytes(data[:8], "little")
-        text = json.dumps(mutated(json.loads(data[8 : 8 + length]), draw)).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+        header, data = files.read(path)
+        files.write(path, mutated(header, draw), data)
     else:
         sys.set_int_max_str_digits(0)
         path.write_text(json.dumps(mutated(json.loads(path.read_text("utf-8")), draw)), "utf-8")
@@ -198,8 +185,7 @@ def test_whatever_is_changed_is_taken_or_told(name: str, rounds: int, tmp_path: 
 @pytest.mark.parametrize("rounds", [60, pytest.param(10_000, marks=pytest.mark.long)])
 @pytest.mark.timeout(3600)
 def test_an_adapter_is_taken_or_told(rounds: int, tmp_path: Path) -> None:
-    base = tmp_path / "base.gguf"
-    assert cli.run(["tiny-model", str(base), "--outtype", "f16", "--progress", "none"]) == 0
+    base = files.converted(bundled_folder(), tmp_path / "base.gguf", "--outtype", "f16")
     header, draw, refused = read_header(base), random.Random(rounds), 0
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(rounds):

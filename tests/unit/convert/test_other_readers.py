@@ -14,13 +14,12 @@ from tokenizers import normalizers
 from tokenizers import pre_tokenizers as pre
 
 from builds.pins import pins
-from tests.unit.convert import published
+from tests.unit.convert import files
 from tests.unit.convert.test_failures import edit
 from tests.unit.convert.test_parity import MODELS, checkpoint
 from tests.unit.convert.test_tokenizers import byte_level, train_sentencepiece
 from tools.bench.peer_build import peers_of
 from tools.bench.servers import RunningServer, Shape, llama_server_kind
-from worker.commands import convert as cli
 from worker.convert.output import write_layout
 from worker.convert.prepare import Options, prepare
 from worker.convert.tokenizer import reference
@@ -149,9 +148,8 @@ def test_llama_server_has_the_sources_tokens(scheme: str, tmp_path: Path) -> Non
     shapes = [
         (i.name, tuple(size if n == 288 else n for n in i.shape)) for i in read_header(weights)
     ]
-    published.write_weights(weights, shapes)
-    file = tmp_path / "model.gguf"
-    assert cli.run([str(source), str(file), "--outtype", "f16", "--progress", "none"]) == 0
+    files.write_hollow(weights, shapes)
+    file = files.converted(source, tmp_path / "model.gguf", "--outtype", "f16")
     kind = llama_server_kind(peers_of(pins()), [])
     server = RunningServer(kind, file, Shape(1, 256), tmp_path)
     try:

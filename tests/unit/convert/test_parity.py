@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.unit.convert import engine
-from worker.commands import convert as cli
+from tests.unit.convert import engine, files
 from worker.convert import architectures
 from worker.convert.config import Config
 from worker.convert.family.rules import Family
@@ -34,8 +33,8 @@ def checkpoint(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     expected = np.load(DATA / name / "expected.npz")
-    source, target = checkpoint(name, tmp_path), tmp_path / "model.gguf"
-    assert cli.run([str(source), str(target), "--outtype", "f32", "--progress", "none"]) == 0
+    source = checkpoint(name, tmp_path)
+    target = files.converted(source, tmp_path / "model.gguf", "--outtype", "f32")
     tokens, tolerance = expected["tokens"].tolist(), 3e-3 if name in LOOSE else 1e-4
     if "vector" in expected:
         got, wanted = engine.embedding(target, tokens), expected["vector"]
@@ -70,13 +69,10 @@ def test_a_text_part_has_the_tensors_of_the_model_alone(family: Family, tmp_path
         nested = {"architectures": [family.names[0]], "text_config": config}
         (source / "config.json").write_text(json.dumps(nested))
         for shard in source.glob("*.safetensors"):
-            data = shard.read_bytes()
-            length = int.from_bytes(data[:8], "little")
-            header = json.loads(data[8 : 8 + length])
+            header, data = files.read(shard)
             root = "language_model.model."
             moved = {re.sub(r"^model\.", root, key): v for key, v in header.items()}
-            text = json.dumps(moved).encode()
-            shard.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+            files.write(shard, moved, data)
         conversion = prepare(source, Options())
         conversion.close()
         assert conversion.architecture == family.architecture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,9 @@ import gguf
 import numpy as np
 import pytest
 
+from tests.unit.convert import files
 from tests.unit.convert.test_failures import edit, fails
 from tests.unit.convert.test_parity import checkpoint
-from worker.commands import convert as cli
 
 DTYPES = {"BF16": np.uint16, "F32": np.float32, "F8_E4M3": np.uint8, "U8": np.uint8, "I8": np.int8}
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
@@ -23,14 +22,12 @@ Tensors = dict[str, tuple[str, np.ndarray]]
 
 
 def read_all(path: Path) -> Tensors:
-    raw = path.read_bytes()
-    length = int.from_bytes(raw[:8], "little")
-    header = json.loads(raw[8 : 8 + length])
+    header, raw = files.read(path)
     header.pop("__metadata__", None)
     found = {}
     for name, entry in header.items():
-        begin, end = (8 + length + offset for offset in entry["data_offsets"])
-        values = np.frombuffer(raw[begin:end], dtype=DTYPES[entry["dtype"]])
+        data = raw[slice(*entry["data_offsets"])]
+        values = np.frombuffer(data, dtype=DTYPES[entry["dtype"]])
         found[name] = (entry["dtype"], values.reshape(entry["shape"]))
     return found
 
@@ -43,8 +40,7 @@ def write_all(path: Path, tensors: Tensors) -> None:
         offsets = [len(data), len(data) + len(raw)]
         header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
         data += raw
-    text = json.dumps(header).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    files.write(path, header, data)
 
 
 def e4m3(byte: int) -> float:
@@ -61,10 +57,8 @@ def tensor(file: Path, name: str) -> np.ndarray:
 
 
 def converted(source: Path, tmp_path: Path, outtype: str = "f32") -> Path:
-    target = tmp_path / "model.gguf"
-    arguments = [str(source), str(target), "--outtype", outtype, "--progress", "none"]
-    assert cli.run(arguments) == 0
-    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    target = files.converted(source, tmp_path / "model.gguf", "--outtype", outtype)
+    assert files.verified(source, target) == 0
     return target
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from gguf.constants import TokenType
 
+from tests.unit.convert import files
 from tests.unit.convert.test_failures import edit, fails
 from tests.unit.convert.test_parity import MODELS, checkpoint
-from worker.commands import convert as cli
 from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options, prepare
 from worker.errors import ModelError
@@ -32,15 +32,10 @@ def add_token(folder: Path, text: str, **settings: Any) -> int:
 
 
 def add_tensor(folder: Path, name: str, dtype: str, size_bytes: int) -> None:
-    path = folder / "model.safetensors"
-    data = path.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    end = len(data) - 8 - length
-    header[name] = {"dtype": dtype, "shape": [size_bytes], "data_offsets": [end, end + size_bytes]}
-    text = json.dumps(header).encode()
-    raw = len(text).to_bytes(8, "little") + text + data[8 + length :] + bytes(size_bytes)
-    path.write_bytes(raw)
+    header, data = files.read(folder / "model.safetensors")
+    ends = [len(data), len(data) + size_bytes]
+    header[name] = {"dtype": dtype, "shape": [size_bytes], "data_offsets": ends}
+    files.write(folder / "model.safetensors", header, data + bytes(size_bytes))
 
 
 def prepared(folder: Path) -> Conversion:
@@ -50,8 +45,7 @@ def prepared(folder: Path) -> Conversion:
 
 
 def converts(folder: Path) -> None:
-    target = folder.parent / "model.gguf"
-    assert cli.run([str(folder), str(target), "--outtype", "f16", "--progress", "none"]) == 0
+    files.converted(folder, folder.parent / "model.gguf", "--outtype", "f16")
 
 
 def test_an_added_token_without_a_row_is_left_out_and_named(tmp_path: Path) -> None:

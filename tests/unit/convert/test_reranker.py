@@ -9,7 +9,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.unit.convert import engine
+from tests.unit.convert import engine, files
 from tests.unit.convert.test_failures import edit
 from tests.unit.convert.test_parity import DATA, checkpoint
 from worker.commands import convert as cli
@@ -32,9 +32,7 @@ def reranker(folder: Path, name: str) -> Path:
 
 
 def converted(source: Path) -> Path:
-    target = source.with_suffix(".gguf")
-    assert cli.run([str(source), str(target), "--outtype", "f32", "--progress", "none"]) == 0
-    return target
+    return files.converted(source, source.with_suffix(".gguf"), "--outtype", "f32")
 
 
 @pytest.mark.parametrize("by", ["name", "config"])

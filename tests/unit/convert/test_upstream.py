@@ -18,6 +18,7 @@ from builds.pins import pins
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess
 from tests.unit.convert import engine, named, rebuild
+from tests.unit.convert.files import converted, verified
 from tests.unit.convert.test_definitions import DATA as DEFINITIONS
 from tests.unit.convert.test_definitions import N_VOCAB
 from tests.unit.convert.test_failures import edit, fails, rename
@@ -107,6 +108,8 @@ def test_list_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     ours, _, others = capsys.readouterr().out.partition("by llama.cpp's own converter")
     assert "LlamaForCausalLM" in ours and "BloomForCausalLM" not in ours
     assert "BloomForCausalLM" in others and "LlamaForCausalLM" not in others.split()
+    names = [name for line in ours.splitlines()[:-1] for name in line.split(", ")]
+    assert len(set(names)) > 50
 
 
 def test_what_the_script_knows_and_we_do_not_is_no_secret() -> None:
@@ -146,9 +149,8 @@ def test_logits_equal_those_of_transformers(
         rename(source / "model.safetensors", *RENAMED[name])
     expected = np.load(source / "expected.npz")
     for outtype in ("q4_k_m", "f32"):
-        arguments = [str(source), str(target), "--overwrite", "--outtype", outtype]
-        assert cli.run(arguments) == 0
-    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+        converted(source, target, "--overwrite", "--outtype", outtype)
+    assert verified(source, target) == 0
     got, wanted = engine.logits(target, expected["tokens"].tolist()), expected["logits"]
     difference = np.abs(got - wanted).max() / np.abs(wanted).max()
     print(f"{name} {read_header(target).architecture} {difference:.0e}")
@@ -179,7 +181,7 @@ def test_published_names_are_converted_and_served(
     name: str, tmp_path: Path, start_worker: StartWorker
 ) -> None:
     """Every tensor has the values that it has in the file of llama.cpp's own converter."""
-    source, target = tmp_path / name, tmp_path / "model.gguf"
+    source = tmp_path / name
     named.write(name, source)
     embeds = "bert" in name
     if embeds:
@@ -189,9 +191,8 @@ def test_published_names_are_converted_and_served(
         write_pooling(source, "mean")
     else:
         shutil.copytree(DATA / "tokenizer", source, dirs_exist_ok=True)
-    arguments = [str(source), str(target), "--outtype", "bf16", "--progress", "none"]
-    assert cli.run(arguments) == 0
-    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+    target = converted(source, tmp_path / "model.gguf", "--outtype", "bf16")
+    assert verified(source, target) == 0
     (tmp_path / "script").mkdir()
     theirs = upstream.convert(Checkpoint.open(source), tmp_path / "script")
     ours = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
@@ -223,8 +224,7 @@ def test_published_names_are_converted_and_served(
 def test_real_tokenizers_go_that_way(name: str, tmp_path: Path) -> None:
     import transformers  # type: ignore[import-not-found]
 
-    source, target = tmp_path / name, tmp_path / "model.gguf"
-    n_vocab = N_VOCAB.get(name, 32000)
+    source, n_vocab = tmp_path / name, N_VOCAB.get(name, 32000)
     if name == "tekken":
         n_vocab = json.loads((TEKKEN / "tekken.json").read_text())["config"]["default_vocab_size"]
     settings = {**COMMON, "vocab_size": n_vocab, "hidden_size": 32, "state_size": 8}
@@ -237,9 +237,7 @@ def test_real_tokenizers_go_that_way(name: str, tmp_path: Path) -> None:
     for file in (TEKKEN / "tekken.json", *(DEFINITIONS / name).glob("*")):
         if name == "tekken" or file.parent.name == name:
             shutil.copy(file, source)
-    arguments = [str(source), str(target), "--outtype", "bf16", "--progress", "none"]
-    assert cli.run(arguments) == 0
-    header = read_header(target)
+    header = read_header(converted(source, tmp_path / "model.gguf", "--outtype", "bf16"))
     assert header.vocab_size == n_vocab
     assert header.metadata["llorch.convert.script"] == "convert_hf_to_gguf.py"
     print(
@@ -294,9 +292,8 @@ def test_a_projector_is_what_the_script_means_and_loads(name: str, tmp_path: Pat
     edit(source / "tokenizer_config.json", added_tokens_decoder={"3": token})
     (source / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     for outtype in ("q8_0", "f16"):
-        arguments = [str(source), str(target), "--mmproj", "--overwrite", "--outtype", outtype]
-        assert cli.run([*arguments, "--progress", "none"]) == 0
-    assert cli.run(["verify", str(source), str(target), "--progress", "none"]) == 0
+        converted(source, target, "--mmproj", "--overwrite", "--outtype", outtype)
+    assert verified(source, target) == 0
     header = read_header(target)
     assert (header.architecture, header.metadata["general.type"]) == ("clip", "mmproj")
     print(f"{name} {header.metadata.get('clip.projector_type')} {len(header.tensors)} tensors")

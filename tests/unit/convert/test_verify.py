@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-import gguf
 import numpy as np
 import pytest
 
+from tests.unit.convert.files import converted, verified, write_importance
 from tests.unit.convert.test_parity import checkpoint
-from worker.commands import convert as cli
 from worker.commands.progress import Reporter
 from worker.convert import verify
 from worker.convert.prepare import Options
@@ -28,13 +27,13 @@ def meaning(layout: GgufLayout) -> object:
     return layout.metadata, layout.types, arrays, layout.tensors
 
 
-@pytest.mark.parametrize("outtype", ["q8_0", "f16"])
-@pytest.mark.parametrize("n_changes", [40, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("outtype", ["q8_0", "f16", "bf16", "f32"])
+@pytest.mark.parametrize("n_changes", [20, pytest.param(200, marks=pytest.mark.long)])
 def test_every_random_change_is_found(outtype: str, n_changes: int, tmp_path: Path) -> None:
-    """Half of the changes are made to metadata and vocabulary, half to weights."""
-    source, target = checkpoint("llama-3.1", tmp_path), tmp_path / "model.gguf"
-    arguments = [str(source), str(target), "--outtype", outtype, "--progress", "none"]
-    assert cli.run(arguments) == 0
+    """Half of the changes are made to metadata and vocabulary, half to weights, whose tensor is
+    named."""
+    source = checkpoint("llama-3.1", tmp_path)
+    target = converted(source, tmp_path / "model.gguf", "--outtype", outtype)
     assert check(source, target) > 10
     layout = read_layout(target)
     whole, said = target.read_bytes(), meaning(layout)
@@ -43,10 +42,10 @@ def test_every_random_change_is_found(outtype: str, n_changes: int, tmp_path: Pa
     missed = []
     n = 0
     while n < n_changes:
-        position = draw.randrange(24, end)
+        position, name = draw.randrange(24, end), ""
         if n % 2:
             tensor = draw.choice(layout.tensors)
-            position = tensor.offset + draw.randrange(tensor.n_bytes)
+            position, name = tensor.offset + draw.randrange(tensor.n_bytes), tensor.name
         data = bytearray(whole)
         data[position] ^= 1 << draw.randrange(8)
         changed.write_bytes(data)
@@ -59,28 +58,20 @@ def test_every_random_change_is_found(outtype: str, n_changes: int, tmp_path: Pa
         try:
             check(source, changed)
             missed.append(position)
-        except ModelError:
-            pass
+        except ModelError as error:
+            assert not name or f"verification of tensor {name} failed" in error.message
     assert missed == []
 
 
 def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, target = checkpoint("llama-3.1", tmp_path), tmp_path / "model.gguf"
-    importance = tmp_path / "importance.gguf"
-    writer = gguf.GGUFWriter(importance, "imatrix")
-    name = "blk.0.ffn_up.weight"
-    writer.add_tensor(f"{name}.in_sum2", np.linspace(1, 90, 64, dtype=np.float32)[None])
-    writer.add_tensor(f"{name}.counts", np.ones((1, 1), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    given = ["--imatrix", str(importance), "--progress", "none"]
-    assert cli.run([str(source), str(target), "--outtype", "q4_k_m", *given]) == 0
-    assert cli.run(["verify", str(source), str(target), *given]) == 0
-    assert cli.run(["verify", str(source), str(target), *given[2:]]) == 3
+    source, name = checkpoint("llama-3.1", tmp_path), "blk.0.ffn_up.weight"
+    write_importance(tmp_path / "importance.gguf", {name: np.linspace(1, 90, 64)})
+    given = ["--imatrix", str(tmp_path / "importance.gguf")]
+    target = converted(source, tmp_path / "model.gguf", "--outtype", "q4_k_m", *given)
+    assert verified(source, target, *given) == 0
+    assert verified(source, target) == 3
     assert "with --imatrix" in capsys.readouterr().err
     tensor = next(t for t in read_layout(target).tensors if t.name == name)
     with target.open("r+b") as file:
@@ -88,7 +79,7 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
         (last,) = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([last ^ 1]))
-    assert cli.run(["verify", str(source), str(target), *given]) == 3
+    assert verified(source, target, *given) == 3
     assert f"{name} failed: its bytes" in capsys.readouterr().err
     assert not list(tmp_path.glob(".llorch-convert-*"))
 
@@ -96,11 +87,10 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
 def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, target = checkpoint("llama", tmp_path), tmp_path / "model.gguf"
-    flags = ["--name", "Mine", "--pre-tokenizer", "mpt", "--progress", "none"]
-    assert cli.run([str(source), str(target), *flags]) == 0
-    assert cli.run(["verify", str(source), str(target), *flags]) == 0
-    assert cli.run(["verify", str(source), str(target), *flags[2:]]) == 3
+    source, flags = checkpoint("llama", tmp_path), ["--name", "Mine", "--pre-tokenizer", "mpt"]
+    target = converted(source, tmp_path / "model.gguf", *flags)
+    assert verified(source, target, *flags) == 0
+    assert verified(source, target, *flags[2:]) == 3
     assert "general.name" in capsys.readouterr().err
-    assert cli.run(["verify", str(source), str(target), *flags[:2], "--progress", "none"]) == 3
+    assert verified(source, target, *flags[:2]) == 3
     assert "tokenizer.ggml.pre failed" in capsys.readouterr().err

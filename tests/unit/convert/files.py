@@ -1,0 +1,65 @@
+"""Checkpoints' files as the tests read, change and write them, and the command that converts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from worker.commands import convert as cli
+
+SIZES = {"BF16": 2, "F32": 4}
+
+
+def converted(source: Path, target: Path, *flags: str) -> Path:
+    assert cli.run([str(source), str(target), *flags, "--progress", "none"]) == 0
+    return target
+
+
+def verified(source: Path, target: Path, *flags: str) -> int:
+    """The exit status of `verify`."""
+    return cli.run(["verify", str(source), str(target), *flags, "--progress", "none"])
+
+
+def read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """A SafeTensors file's header, and the data behind it."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    return json.loads(raw[8 : 8 + length]), raw[8 + length :]
+
+
+def write(path: Path, header: dict[str, Any], data: bytes = b"", n_bytes: int = 0) -> None:
+    """With a hole behind the data where `n_bytes` says that there are more."""
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text + data)
+        file.truncate(8 + len(text) + max(len(data), n_bytes))
+
+
+def write_hollow(
+    path: Path, weights: Iterable[tuple[str, tuple[int, ...]]], dtype: str = "BF16"
+) -> None:
+    """Weights that are all there by name, type and shape, in a sparse file that holds no bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in weights:
+        start, end = end, end + SIZES[dtype] * math.prod(shape)
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+    write(path, header, n_bytes=end)
+
+
+def write_importance(path: Path, weights: dict[str, np.ndarray], n_counted: int = 1) -> None:
+    """A matrix of importance, as llama.cpp's own tool writes it."""
+    writer = gguf.GGUFWriter(path, "imatrix")
+    for name, values in weights.items():
+        writer.add_tensor(f"{name}.in_sum2", values.astype(np.float32)[None])
+        writer.add_tensor(f"{name}.counts", np.full((1, 1), n_counted, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
