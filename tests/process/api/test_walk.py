@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tests.process.api.walk import Walk, walk
 from tests.support.supervised import script
+from tools.walk import Walk, walk
 
 __all__ = ["script"]
 

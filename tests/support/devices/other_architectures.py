@@ -1,7 +1,6 @@
-"""Tiny random models whose memory is not laid out like Llama's.
+"""Tiny random models whose memory is not laid out like Llama's, beside those of `random_models`.
 
-`sliding` keeps two KV caches, `recurrent` a state in place of one, `hybrid` both, `encoder` nothing
-at all.
+`hybrid` is quantised and has one matrix for embedding and output; `encoder` keeps nothing at all.
 """
 
 from __future__ import annotations
@@ -49,68 +48,6 @@ def _write(
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def sliding(path: Path) -> Path:
-    """Gemma 2: every other layer sees a window only, so its cache is smaller."""
-
-    def describe(writer: gguf.GGUFWriter) -> Dimensions:
-        writer.add_head_count(HEADS)
-        writer.add_head_count_kv(HEADS // 2)
-        writer.add_layer_norm_rms_eps(1e-6)
-        writer.add_sliding_window(256)
-        tensors: Dimensions = [("token_embd.weight", (VOCABULARY, WIDTH))]
-        for layer in range(LAYERS):
-            names = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
-            tensors += [(f"blk.{layer}.{name}.weight", (WIDTH,)) for name in names]
-            tensors += [
-                (f"blk.{layer}.{name}.weight", dimensions)
-                for name, dimensions in (
-                    ("attn_q", (WIDTH, WIDTH)),
-                    ("attn_k", (WIDTH // 2, WIDTH)),
-                    ("attn_v", (WIDTH // 2, WIDTH)),
-                    ("attn_output", (WIDTH, WIDTH)),
-                    ("ffn_gate", (HIDDEN, WIDTH)),
-                    ("ffn_up", (HIDDEN, WIDTH)),
-                    ("ffn_down", (WIDTH, HIDDEN)),
-                )
-            ]
-        return [*tensors, ("output_norm.weight", (WIDTH,))]
-
-    return _write(path, "gemma2", describe)
-
-
-def recurrent(path: Path) -> Path:
-    """Mamba: a state of fixed size for each sequence, however long it is."""
-    inner, state, rank, kernel = 2 * WIDTH, 16, 4, 4
-
-    def describe(writer: gguf.GGUFWriter) -> Dimensions:
-        writer.add_head_count(0)
-        writer.add_layer_norm_rms_eps(1e-5)
-        writer.add_ssm_conv_kernel(kernel)
-        writer.add_ssm_inner_size(inner)
-        writer.add_ssm_state_size(state)
-        writer.add_ssm_time_step_rank(rank)
-        tensors: Dimensions = [("token_embd.weight", (VOCABULARY, WIDTH))]
-        for layer in range(LAYERS):
-            tensors += [
-                (f"blk.{layer}.{name}", dimensions)
-                for name, dimensions in (
-                    ("attn_norm.weight", (WIDTH,)),
-                    ("ssm_in.weight", (2 * inner, WIDTH)),
-                    ("ssm_conv1d.weight", (inner, kernel)),
-                    ("ssm_conv1d.bias", (inner,)),
-                    ("ssm_x.weight", (rank + 2 * state, inner)),
-                    ("ssm_dt.weight", (inner, rank)),
-                    ("ssm_dt.bias", (inner,)),
-                    ("ssm_a", (inner, state)),
-                    ("ssm_d", (inner,)),
-                    ("ssm_out.weight", (WIDTH, inner)),
-                )
-            ]
-        return [*tensors, ("output_norm.weight", (WIDTH,))]
-
-    return _write(path, "mamba", describe)
 
 
 def hybrid(path: Path) -> Path:

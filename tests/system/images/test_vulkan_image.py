@@ -10,7 +10,7 @@ import pytest
 
 from tests.system.images.conftest import image_size_bytes
 from tests.system.images.container import Container, podman, running
-from tests.system.vulkan.cards import LAYER, layer
+from tools.gpu.cards import LAYER, layer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 SHADER_SECONDS = 1800

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support import with_engine
 from tests.support.worker import WorkerProcess, shown
 from tests.system.security.breaking_engine import ATTEMPTS, BREAKS_OUT
 from tests.system.security.poisoned_engine import ABORTS_IN_LOOP
 from tests.system.security.test_poison import POISONED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such walls")
-BREAKING = [sys.executable, "-m", "tests.system.security.breaking_command"]
-"""And the backend."""
+BREAKING = "tests.system.security.breaking_engine"
 
 
 def broken_out(worker: WorkerProcess) -> dict[tuple[str, str], int | None]:
@@ -54,7 +54,7 @@ def breaks_out_in_vain(worker: WorkerProcess) -> None:
 
 
 def test_no_attempt_to_break_out_succeeds(start_worker: StartWorker) -> None:
-    breaks_out_in_vain(start_worker(command=[*BREAKING, "cpu"]))
+    breaks_out_in_vain(start_worker(command=with_engine.command(BREAKING)))
 
 
 def test_each_thread_is_bound(start_worker: StartWorker) -> None:
@@ -69,7 +69,7 @@ def test_each_thread_is_bound(start_worker: StartWorker) -> None:
 
 def test_the_attempts_are_real(start_worker: StartWorker) -> None:
     """Without walls, what any user may do succeeds; root may do all of it."""
-    worker = start_worker("--no-confine", command=[*BREAKING, "cpu"])
+    worker = start_worker("--no-confine", command=with_engine.command(BREAKING))
     assert {wall["how"] for wall in walls(worker).values()} == {"--no-confine"}
     refused = {name for (_, name), refusal in broken_out(worker).items() if refusal is not None}
     assert not refused - {name for name in ATTEMPTS if "the API" in name}

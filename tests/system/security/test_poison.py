@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support import with_engine
 from tests.support.worker import WorkerProcess, until
 from tests.system.security.poisoned_engine import (
     ABORTS_IN_INTAKE,
@@ -18,7 +18,7 @@ from tests.system.security.poisoned_engine import (
 )
 from tools import survival
 
-POISONED = [sys.executable, "-m", "tests.system.security.poisoned_command"]
+POISONED = with_engine.command("tests.system.security.poisoned_engine")
 LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
 N_NEIGHBOURS = 4
 

@@ -15,8 +15,9 @@ import pytest
 from tests.support.devices import other_architectures as other
 from tests.support.devices.fixtures import SHAPES
 from tests.support.devices.tiny_gguf import write
+from tests.support.random_models import Kind, random_model
 from tests.support.worker import WorkerProcess
-from tests.system.vulkan.cards import Cards, NoCards, drivers
+from tools.gpu.cards import Cards, NoCards, drivers
 from worker.devices.select import wheel_stamp
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,9 +79,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartOnCards]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     files = {name: write(folder / f"{name}.gguf", shape) for name, shape in SHAPES.items()}
-    for make in (other.sliding, other.recurrent, other.hybrid, other.encoder):
+    for make in (other.hybrid, other.encoder):
         files[make.__name__] = make(folder / f"{make.__name__}.gguf")
-    return files
+    kinds: tuple[Kind, ...] = ("windowed", "recurrent")
+    return files | {kind: random_model(kind, head=32) for kind in kinds}
 
 
 @pytest.fixture

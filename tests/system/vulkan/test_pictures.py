@@ -11,7 +11,6 @@ import pytest
 
 from builds.pins import pins
 from tests.support.random_projectors import ProjectorKind, random_projector
-from tests.system.vulkan.cards import Cards
 from tests.system.vulkan.conftest import PATIENT, SHADER_SECONDS, StartOnCards
 from tests.system.worker.test_pictures import (
     KINDS,
@@ -23,6 +22,7 @@ from tests.system.worker.test_pictures import (
 )
 from tools import survival
 from tools.bench.peer_build import build_peers
+from tools.gpu.cards import Cards
 from worker.llama import library
 
 ROWS = "64"

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from tests.support import sse
+from tests.support import sse, with_engine
 from tests.support.pool_manager import serving
 from tests.support.worker import WorkerProcess, run_to_exit, until
 from tests.system.security.test_confinement import BREAKING, breaks_out_in_vain
-from tests.system.vulkan.cards import Cards
 from tests.system.vulkan.conftest import PATIENT, SHADER_SECONDS, StartOnCards
 from tools import survival
+from tools.gpu.cards import Cards
 from worker.wire.backends import BACKENDS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
@@ -42,7 +42,9 @@ def worker(start: StartOnCards) -> WorkerProcess:
 
 def test_no_attempt_to_break_out_of_the_engine_succeeds(start: StartOnCards) -> None:
     """The driver has made its connections by then."""
-    breaks_out_in_vain(start("discrete:500", *PATIENT, command=[*BREAKING, "vulkan"]))
+    breaks_out_in_vain(
+        start("discrete:500", *PATIENT, command=with_engine.command(BREAKING, "vulkan"))
+    )
 
 
 @pytest.fixture(scope="module")

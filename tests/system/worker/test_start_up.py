@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 import worker as package
 from tests.conftest import StartWorker
+from tests.support import with_engine
 from tests.support.held import engines_held_by
 from tests.support.worker import Exit, run_to_exit
 
@@ -112,7 +112,7 @@ def test_the_port_answers_first_and_phases_follow(
 
 
 def test_a_native_assertion_reaches_the_user_in_its_words(warm_cache: Path) -> None:
-    command = [sys.executable, "-m", "tests.support.aborting_command"]
+    command = with_engine.command("tests.support.aborting_engine")
     ended = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
     assert ended.code == 3
     assert ended.sentence.endswith("llama.cpp gave the model up: GGML_ASSERT(n_dims > 0) failed.")

@@ -18,6 +18,7 @@ from hypothesis import strategies as some
 from tests.support.devices import other_architectures as other
 from tests.support.devices.fixtures import Given, MakeConfig
 from tests.support.devices.tiny_gguf import Shape, write
+from tests.support.random_models import random_model
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options
@@ -79,9 +80,11 @@ def greedy(context: Context, model: Model) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "shape", ["wide-heads", "grouped-q8", "tied-q4", other.sliding, other.hybrid]
-)
+def windowed(_path: Path) -> Path:
+    return random_model("windowed", head=32)
+
+
+@pytest.mark.parametrize("shape", ["wide-heads", "grouped-q8", "tied-q4", windowed, other.hybrid])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_each_layer_is_planned_and_proven_on_its_own_device(
     kv_type: str,

@@ -1,7 +1,7 @@
 """GPUs for tests on any machine: Mesa's software device, which `layer.c` makes look like cards.
 
 `Cards.environment()` has all that a process needs to see them;
-`python -m tests.system.vulkan.cards discrete:2000 COMMAND…` runs a command with it. On Debian the
+`python -m tools.gpu.cards discrete:2000 COMMAND…` runs a command with it. On Debian the
 loader and the driver are unpacked into the build cache where the system has none; nothing is
 installed.
 """

@@ -1,6 +1,6 @@
 """Lists the functions and objects that one streamed chat passes in the API process.
 
-`python -m tests.process.api.walk` prints them. A real supervisor and the real HTTP surface serve
+`python -m tools.walk` prints them. A real supervisor and the real HTTP surface serve
 one streamed chat of the scripted engine, in one thread with a client that has no code of the
 worker's. What is counted is code and classes of `worker/`: each function once, however often it
 runs, and each object; a comprehension belongs to its function. The records of `worker/wire`, which
@@ -33,7 +33,7 @@ from worker.wire.async_channel import AsyncChannel
 from worker.wire.messages import Command, Finished, Submit, Token
 from worker.wire.transport import encode
 
-WORKER = str(Path(__file__).resolve().parents[3] / "worker") + os.sep
+WORKER = str(Path(__file__).resolve().parents[1] / "worker") + os.sep
 BODY = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "hold"}],
