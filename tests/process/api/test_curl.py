@@ -73,31 +73,6 @@ def test_a_stream_of_the_real_worker(worker: WorkerProcess) -> None:
     assert len(times) > 5, "it came in pieces"
 
 
-def test_lines_of_json_of_the_real_worker(worker: WorkerProcess) -> None:
-    body = {"prompt": "Once upon a time", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
-    with curl(f"{worker.base_url}/v1/inference", body, *NDJSON) as process:
-        output, times = arrivals(process)
-    assert process.returncode == 0 and output.endswith(b"\n")
-    events = [json.loads(line) for line in output.decode().split("\n")[:-1]]
-    names = [event["type"] for event in events]
-    assert names[0] == "started" and names[-1] == "end"
-    assert set(names[1:-1]) <= {"token", "metrics"} and len(times) > 5
-    text = "".join(event["t"] for event in events if event["type"] == "token")
-    assert text.startswith(", there was a gentle fox")
-
-
-def test_chunks_of_chat_end_with_done(worker: WorkerProcess) -> None:
-    messages = [{"role": "user", "content": "What is the capital of France?"}]
-    body = {"messages": messages, "temperature": 0, "stream": True}
-    with curl(f"{worker.base_url}/v1/chat/completions", body) as process:
-        output, _ = arrivals(process)
-    assert process.returncode == 0
-    *chunks, done, end = output.decode().split("\n\n")
-    assert done == "data: [DONE]" and end == ""
-    deltas = [json.loads(chunk.removeprefix("data: "))["choices"][0]["delta"] for chunk in chunks]
-    assert "".join(delta.get("content", "") for delta in deltas).endswith("Paris.")
-
-
 def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess) -> None:
     cancelled = 'worker_requests_total{outcome="cancelled"}'
     before = worker.metric(cancelled)

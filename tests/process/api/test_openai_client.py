@@ -122,14 +122,6 @@ def test_logprobs_of_chat(client: OpenAI, model: str) -> None:
     for entry in entries:
         assert entry.logprob <= 0 and len(entry.top_logprobs) == 3
         assert entry.top_logprobs[0].token == entry.token, "greedy takes the likeliest"
-    streamed = client.chat.completions.create(
-        model=model, messages=HEDGEHOG, temperature=0, logprobs=True, stream=True
-    )
-    tokens = []
-    for chunk in streamed:
-        if chunk.choices[0].logprobs and chunk.choices[0].logprobs.content:
-            tokens += [entry.token for entry in chunk.choices[0].logprobs.content]
-    assert tokens == [entry.token for entry in entries]
 
 
 def test_logprobs_of_completions(client: OpenAI, model: str) -> None:

@@ -76,23 +76,6 @@ def test_a_cached_prompt_is_computed_for_its_scores(worker: WorkerProcess) -> No
     assert all(math.isfinite(p) and p <= 0 for p in first["token_logprobs"][1:])
 
 
-def test_an_echo_is_streamed_first(worker: WorkerProcess) -> None:
-    body: Any = {"prompt": [PROMPT, "The fox"], "max_tokens": 3, "echo": True, "logprobs": 1}
-    whole = worker.post("/v1/completions", body | {"temperature": 0}).json()["choices"]
-    answer = worker.post("/v1/completions", body | {"temperature": 0, "stream": True})
-    streamed: dict[int, list[Any]] = {0: [], 1: []}
-    for event in answer.text.split("\n\n"):
-        if event.startswith("data: {"):
-            for choice in json.loads(event.removeprefix("data: "))["choices"]:
-                streamed[choice["index"]].append(choice)
-    for index, choices in streamed.items():
-        assert choices[0]["text"] == body["prompt"][index]
-        assert "".join(c["text"] for c in choices) == whole[index]["text"]
-        for name in ("tokens", "text_offset"):
-            told = [item for c in choices if c["logprobs"] for item in c["logprobs"][name]]
-            assert told == whole[index]["logprobs"][name]
-
-
 def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) -> None:
     # After this prompt, the bundled model writes a mark of a turn in the middle.
     body = {"prompt": "1", "max_tokens": 12, "temperature": 0, "logprobs": 0}
@@ -102,12 +85,6 @@ def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) ->
     shown = [(at, piece) for at, piece in zip(offsets, pieces, strict=True) if "<|" not in piece]
     assert "<|im_start|>" in pieces[:-1]
     assert all(choice["text"].startswith(p, at) for at, p in shown)
-    streamed: list[int] = []
-    for line in worker.post("/v1/completions", body | {"stream": True}).text.splitlines():
-        if line.startswith("data: {"):
-            [chunk] = json.loads(line.removeprefix("data: "))["choices"]
-            streamed += (chunk["logprobs"] or {}).get("text_offset", [])
-    assert streamed == offsets
 
 
 def test_the_end_is_a_token_where_the_prompt_is_scored(worker: WorkerProcess) -> None:

@@ -119,21 +119,7 @@ def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[
         (call,) = found.message.tool_calls
         assert call.type == "function" and call.id.startswith("call_")
         assert call.function.name in names
-        whole = the_call(call.function.name, call.function.arguments)
-        streamed = assembled(
-            client.chat.completions.create(
-                model="tools",
-                messages=FRANCE,
-                tools=TOOLS,
-                tool_choice=choice,
-                seed=seed,
-                stream=True,
-            )
-        )
-        assert streamed["reason"] == "tool_calls" and streamed["content"] == ""
-        (delta,) = streamed["calls"]
-        assert delta["name"] == call.function.name and delta["id"].startswith("call_")
-        assert the_call(delta["name"], delta["arguments"]) == whole
+        the_call(call.function.name, call.function.arguments)
 
 
 def test_a_forced_call_that_is_cut_off_leaves_no_text(client: OpenAI) -> None:
@@ -204,10 +190,6 @@ def test_auto_leaves_an_answer_in_words_as_it_is(client: OpenAI) -> None:
         (found,) = answer.choices
         assert found.message.content and found.message.tool_calls is None
         assert found.finish_reason in ("stop", "length")
-        streamed = assembled(
-            client.chat.completions.create(model="tools", tool_choice=choice, stream=True, **fields)
-        )
-        assert streamed["content"] == found.message.content and not streamed["calls"]
 
 
 @pytest.mark.parametrize(("name", "called"), [("look", True), ("jump", False)])
@@ -223,19 +205,14 @@ def test_auto_finds_a_call_that_the_model_chose(client: OpenAI, name: str, calle
     form = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
     fields: Any = {"messages": FRANCE, "tools": [LOOK], "response_format": form, "seed": 1}
     (found,) = client.chat.completions.create(model="tools", **fields).choices
-    streamed = assembled(client.chat.completions.create(model="tools", stream=True, **fields))
     if called:
-        assert found.finish_reason == streamed["reason"] == "tool_calls"
+        assert found.finish_reason == "tool_calls"
         assert found.message.tool_calls and found.message.content is None
         call = found.message.tool_calls[0]
-        assert call.type == "function"
-        assert the_call("look", call.function.arguments) == the_call(
-            "look", streamed["calls"][0]["arguments"]
-        )
+        assert call.type == "function" and the_call("look", call.function.arguments)
     else:  # not one of the functions that were offered
-        assert found.finish_reason == streamed["reason"] == "stop"
+        assert found.finish_reason == "stop" and found.message.tool_calls is None
         assert json.loads(found.message.content or "")["name"] == "jump"
-        assert json.loads(streamed["content"])["name"] == "jump" and not streamed["calls"]
 
 
 def test_calls_and_results_are_in_the_prompt(client: OpenAI, worker: WorkerProcess) -> None:

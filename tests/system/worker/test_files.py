@@ -100,6 +100,7 @@ def test_a_store_that_cannot_be_is_told_at_once(
         (check,) = [each for each in report["checks"] if each["name"] == "kv store"]
         assert f"llorch-cpu: {check['text']}" == ended.sentence
         assert not report["would_start"]
+    assert "chmod 700" in ended.sentence, "of the folder that others may write to"
     fresh = tmp_path / "a" / "b"
     assert shown("doctor", warm_cache, "--kv-store", str(fresh))["would_start"]
     assert not fresh.parent.exists(), "a diagnosis makes nothing"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.random_models import Kind, random_model
-from tests.support.worker import WorkerProcess, run_to_exit, until
+from tests.support.worker import WorkerProcess, until
 
 WORDS = "One day Otto the fox went to the old mill by the river and saw a small red boat. " * 20
 
@@ -75,14 +75,3 @@ def test_on_each_kind_of_memory(start_worker: StartWorker, tmp_path: Path, kind:
     without = start_worker("--context-length", "1024", *flags)
     assert turn(without, longer, " And then?")[0] == again
     assert without.get("/info").json()["engine"]["kv"]["store_bytes"] is None
-
-
-def test_a_folder_that_others_may_write_to_stops_the_start(
-    warm_cache: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    store = str(tmp_path / "open")
-    ended = run_to_exit("--port", "0", "--kv-store", store, cache_dir=warm_cache)
-    assert ended.code == 2
-    assert "chmod 700" in ended.stderr
