@@ -1,9 +1,9 @@
 """Chaos: clients that reset and send nonsense, kills, stops, aborts, a disk that fills up and a
 manager that restarts, all at once, for a while.
 
-`python -m tools.chaos --seconds 600` (`make chaos`) prints the figures; `test_chaos` runs a quarter
-of a minute of the same. Every request carries something that tells it from the others, so that an
-answer which belongs to another one is seen.
+`python -m tools.chaos --seconds 600` (`make chaos`) prints the figures; `test_survival` runs a
+quarter of a minute of the same. Every request carries something that tells it from the others, so
+that an answer which belongs to another one is seen.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Rounds of killing the engine under eight streams; `tools.survival` runs any number."""
+"""Streams outlive their engines, in rounds of kills and in a quarter of a minute of chaos."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tools import survival
+from tools import chaos, survival
 
 
 def test_eight_streams_outlive_their_engine(warm_cache: Path, tmp_path: Path) -> None:
@@ -23,3 +24,27 @@ def test_eight_streams_outlive_two_hundred_engines(warm_cache: Path, tmp_path: P
     print(survival.shown(figures))
     assert figures.streams == 200 * survival.N_STREAMS
     assert figures.broken == [] and figures.wrong == [], figures
+
+
+SECONDS = 15
+FDS_OF_LIVE_STREAMS = 2 * chaos.N_CLIENTS
+"""Connections, of clients and of the manager, that happen to be open at a count."""
+
+
+def test_a_little_chaos(warm_cache: Path, tmp_path: Path) -> None:
+    figures = chaos.run(SECONDS, tmp_path / "worker", warm_cache, seed=1)
+    shown = json.dumps(figures.summary(), indent=1, ensure_ascii=False)
+    assert figures.lost == [], shown
+    assert figures.wrong == [], shown
+    assert sum(figures.attacks.values()) >= 2, shown
+    assert figures.n_recoveries == sum(figures.attacks.values()), shown
+    assert figures.outcomes["end"] > 10, shown
+    assert figures.twice == [], shown
+    assert figures.survivors > 0, shown
+    # Only who was in hand at two crashes ends with one.
+    assert figures.outcomes["error ENGINE_CRASHED"] <= figures.survivors / 10, shown
+    assert figures.accepted_by_worker == figures.ended_by_worker, shown
+    assert figures.heartbeat_breaches == [], shown
+    assert figures.ready_at_the_end and figures.engines == 1, shown
+    assert figures.fds[1] <= figures.fds[0] + FDS_OF_LIVE_STREAMS, shown
+    assert figures.rss_mib[1] <= figures.rss_mib[0] + 40, shown

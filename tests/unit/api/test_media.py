@@ -1,14 +1,167 @@
-"""Base64 of a medium: what is taken, and what it costs."""
+"""Media of a request: by a URL, from the hosts that are named and no others, and in base64."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import tracemalloc
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address, IPv6Address
+from typing import Any
 
+import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from worker.api.chat import links
 from worker.api.chat.media import medium_of
-from worker.errors import InvalidRequest
+from worker.errors import ConfigError, InvalidRequest
+from worker.settings import Settings
+
+PUBLIC = "93.184.215.14"
+ANY = [("*", None)]
+
+
+def sent(status: int = 200, data: bytes = b"x", **headers: str) -> httpx.Response:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.Response(status, headers=named, stream=httpx.ByteStream(data))
+
+
+def got(
+    url: str,
+    known: Sequence[tuple[str, int | None]] = ANY,
+    answer: Callable[[httpx.Request], httpx.Response] = lambda _: sent(),
+    most: int = 100,
+) -> bytes:
+    async def get() -> bytes:
+        async with httpx.AsyncClient(transport=httpx.MockTransport(answer)) as client:
+            return await links._get(client, url, known, most)
+
+    return asyncio.run(get())
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that were resolved: all are at one public address."""
+    asked: list[str] = []
+
+    async def resolved(self: Any, host: str, port: int, **_: Any) -> list[Any]:
+        asked.append(host)
+        return [(0, 0, 0, "", (PUBLIC, port))]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolved)
+    return asked
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "localhost", "127.1", "0x7f.1", "2130706433", "0.0.0.0", "10.0.0.1"),
+        *("172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "224.0.0.1"),
+        *("[::1]", "[::]", "[::ffff:127.0.0.1]", "[fd00::1]", "[fe80::1]", "[64:ff9b::7f00:1]"),
+        *("[2002:7f00:1::1]", "[ff02::1]", "255.255.255.255"),
+    ],
+)
+def test_no_address_of_a_private_network_is_connected_to(host: str) -> None:
+    def connected(request: httpx.Request) -> httpx.Response:
+        raise AssertionError(f"connected to {request.url}")
+
+    with pytest.raises(links._Refused, match="private network|there is no host"):
+        got(f"http://{host}/x.png", answer=connected)
+
+
+def test_a_private_address_that_is_named_itself_is_fetched_from() -> None:
+    assert got("http://127.0.0.1:81/x", [("127.0.0.1", 81)]) == b"x"
+    assert got("http://localhost/x", [("localhost", None), ("127.0.0.1", None)]) == b"x"
+    with pytest.raises(links._Refused, match="port 80"):
+        got("http://127.0.0.1/x", [("127.0.0.1", 81)])
+    with pytest.raises(links._Refused, match="private network"):
+        got("http://localhost/x", [("localhost", None), ("127.0.0.1", 81)])
+
+
+@given(st.ip_addresses(v=4))
+def test_an_address_inside_another_is_judged_as_itself(address: IPv4Address) -> None:
+    inside = int(address)
+    for whole in ((0xFFFF << 32) | inside, (0x64FF9B << 96) | inside):
+        assert links.is_public(IPv6Address(whole)) == links.is_public(address)
+    if not links.is_public(address):
+        assert not links.is_public(IPv6Address((0x2002 << 112) | (inside << 80) | 1))
+
+
+def test_the_address_that_was_checked_is_connected_to_under_the_hosts_name(
+    names: list[str],
+) -> None:
+    """A second look could find another one."""
+
+    def connected(request: httpx.Request) -> httpx.Response:
+        assert request.url.host == PUBLIC
+        assert request.headers["host"] == "Pictures.example:8443".lower()
+        assert request.extensions["sni_hostname"] == "pictures.example"
+        return sent()
+
+    url = "https://Pictures.example.:8443/x.png"
+    assert got(url.replace(".:", ":"), [("pictures.example", 8443)], connected) == b"x"
+    assert names == ["pictures.example"]
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("http://127.0.0.1/", "private network|names it"),
+        ("http://other.example/", "names it"),
+        ("file:///etc/passwd", "only data:"),
+        ("gopher://pictures.example/", "only data:"),
+        ("//me:key@pictures.example/", "user's name"),
+        ("http://pictures.example:22/", "port 22"),
+        ("/again", "redirects more than"),
+    ],
+)
+def test_a_redirect_is_checked_as_the_first_url_is(
+    names: list[str], target: str, words: str
+) -> None:
+    moved = httpx.Response(302, headers={"location": target})
+    with pytest.raises(links._Refused, match=words):
+        got("http://pictures.example/", [("pictures.example", None)], lambda _: moved)
+
+
+def test_a_redirect_to_a_named_host_is_followed(names: list[str]) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.headers["host"] == "a.example":
+            return httpx.Response(301, headers={"location": "https://b.example/x"})
+        return sent(data=b"b")
+
+    assert got("http://a.example/", [("a.example", None), ("b.example", None)], answer) == b"b"
+    assert names == ["a.example", "b.example"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (sent(data=bytes(101)), "too large"),
+        (sent(404), "answered 404"),
+        (sent(data=b""), "sends nothing"),
+        (sent(content_encoding="br"), "compressed"),
+    ],
+)
+def test_what_a_host_sends_is_bounded(names: list[str], answer: httpx.Response, words: str) -> None:
+    with pytest.raises(links._Refused, match=words):
+        got("http://pictures.example/", answer=lambda _: answer)
+
+
+@pytest.mark.parametrize("given", ["", "a/b", "http://a", "a:x", "a:99999", "u@a", "::1"])
+def test_what_is_no_host_ends_the_start(given: str) -> None:
+    if given:
+        with pytest.raises(ConfigError, match="HOST or HOST:PORT"):
+            Settings.load("cpu", {"allow_media_host": [given]})
+
+
+def test_hosts_are_names_or_addresses_with_or_without_a_port() -> None:
+    hosts = ["Pictures.example", "10.0.0.5:81", "[fd00::1]:81", "[::1]", "*"]
+    assert Settings.load("cpu", {"allow_media_host": hosts}).media_hosts == (
+        *(("pictures.example", None), ("10.0.0.5", 81), ("fd00::1", 81), ("::1", None)),
+        ("*", None),
+    )
 
 
 def test_blanks_in_base64_cost_no_memory() -> None:

@@ -1,9 +1,11 @@
-"""What the converter promises besides the numbers: memory, manifest, matrices of importance."""
+"""What the converter promises besides the numbers: memory, manifest, importance, bar, folders."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import re
 import struct
 import subprocess
 import sys
@@ -16,6 +18,8 @@ import pytest
 from tests.unit.convert import engine
 from tests.unit.convert.files import converted, write_hollow, write_importance
 from tests.unit.convert.test_parity import checkpoint
+from worker.commands.progress import Reporter
+from worker.convert.scratch import Scratch
 from worker.errors import ModelError
 from worker.llama import imatrix
 from worker.models.gguf.header import read_header
@@ -126,3 +130,55 @@ def test_what_is_no_importance_matrix_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("this is no matrix at all")
     with pytest.raises(ModelError, match="not an importance matrix"):
         imatrix.read(tmp_path / "text")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_the_bar_says_how_much_of_how_much_is_done_how_fast_and_how_long_it_takes() -> None:
+    terminal = Terminal()
+    bar = Reporter("bar", terminal)
+    bar.step("check", 0, 1)
+    bar.step("convert", 0, 8_000_000_000)
+    bar.step("convert", 8_000_000_000, 8_000_000_000)
+    bar.note("done")
+    drawn = [text for text in terminal.getvalue().split("\r") if text.strip()]
+    assert re.match(r"  0% check ", drawn[0])
+    assert "0.00B / 8.00GB" in drawn[1] or "0.00B / 8.00GB" in drawn[2]
+    assert re.search(
+        r"100% convert +#+ 8\.00GB / 8\.00GB +\S+B/s 00:00 left\nnote: done$", drawn[-1]
+    )
+
+
+def test_a_file_gets_no_bar() -> None:
+    stream = io.StringIO()
+    Reporter("bar", stream).step("convert", 1, 2)
+    assert stream.getvalue() == ""
+
+
+HOLDS = "import sys, pathlib; from worker.convert.scratch import Scratch; "
+HOLDS += "Scratch(pathlib.Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDS, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    living, killed = (subprocess.Popen(command, **pipes) for _ in range(2))  # type: ignore[call-overload]
+    for child in (living, killed):
+        child.stdout.readline()
+    (next(iter(tmp_path.iterdir())) / "large").write_bytes(b"1")
+    assert len(list(tmp_path.iterdir())) == 2
+    killed.kill()
+    killed.communicate()
+    with Scratch(tmp_path) as mine:
+        assert len(list(tmp_path.iterdir())) == 2 and mine.is_dir()
+    assert len(list(tmp_path.iterdir())) == 1
+    living.communicate()
+
+
+def test_a_parent_that_is_not_there_yet_is_the_next_above_it(tmp_path: Path) -> None:
+    with Scratch(tmp_path / "not/there") as mine:
+        assert mine.parent == tmp_path
+    assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,14 @@ import pytest
 
 from tests.support.samples import BYTES, VOCAB, write_gguf, write_split
 from worker.errors import ModelError
-from worker.models.gguf.header import GgufHeader, part_paths, read_header, split_names
+from worker.models.gguf.header import (
+    GgufHeader,
+    current_header,
+    packed,
+    part_paths,
+    read_header,
+    split_names,
+)
 from worker.models.gguf.servable import check_servable
 
 
@@ -343,3 +350,13 @@ def test_a_file_that_shrinks_after_its_header_was_read(tmp_path: Path) -> None:
         file.truncate(array.offset + 20)
     with pytest.raises(ModelError, match="became shorter"):
         array.read()
+
+
+def test_a_known_header_is_used_while_the_file_has_its_size(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    known = packed(read_header(path))
+    assert current_header(known, path) == current_header(None, path) == read_header(path)
+    write_gguf(path, overrides={"general.name": "Another model of this name"})
+    assert current_header(known, path).name == "Another model of this name"
+    other = write_gguf(tmp_path / "other.gguf")
+    assert current_header(known, other).path == other
