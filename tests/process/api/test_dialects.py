@@ -11,6 +11,7 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.conftest import StartWorker
+from tests.support.sse import parse
 from tests.support.worker import WorkerProcess
 
 FRANCE = "What is the capital of France?"
@@ -31,15 +32,7 @@ def user(text: str) -> list[dict[str, Any]]:
 
 
 def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
-    """The data of each event, which its name repeats."""
-    found = []
-    for block in answer.text.strip().split("\n\n"):
-        if block.startswith("event: "):
-            name, data = block.split("\n", 1)
-            event = json.loads(data.removeprefix("data: "))
-            assert event["type"] == name.removeprefix("event: ")
-            found.append(event)
-    return found
+    return [event for event in parse(answer.text.split("\n")) if event]
 
 
 def test_events_of_a_message_come_in_their_order(worker: WorkerProcess) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import time
 from pathlib import Path
@@ -10,13 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-import worker as package
 from tests.conftest import StartWorker
 from tests.support import with_engine
 from tests.support.held import engines_held_by
 from tests.support.worker import Exit, run_to_exit
-
-BUNDLED = Path(next(iter(package.__path__))) / "assets" / "tiny-model"
 
 
 def refused(exit: Exit, code: int, wire_code: str, *words: str) -> None:
@@ -36,23 +32,6 @@ def test_a_missing_model(warm_cache: Path) -> None:
     refused(exit, 3, "MODEL_LOAD_FAILED", "/no/such/model.gguf")
 
 
-def test_a_text_file_called_gguf(warm_cache: Path, tmp_path: Path) -> None:
-    path = tmp_path / "story.gguf"
-    path.write_text("Once upon a time there was a file that was no model.\n" * 100)
-    exit = run_to_exit("--port", "0", "--model", str(path), cache_dir=warm_cache)
-    refused(exit, 3, "MODEL_LOAD_FAILED", "story.gguf")
-
-
-def test_truncated_safetensors(warm_cache: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(BUNDLED, folder, copy_function=shutil.copyfile)
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100_000])
-    exit = run_to_exit("--port", "0", "--model", str(folder), cache_dir=warm_cache)
-    refused(exit, 3, "MODEL_LOAD_FAILED", "model.safetensors")
-    assert not list(warm_cache.rglob("*.partial*")), "a half-written file was left behind"
-
-
 def test_a_used_port(warm_cache: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
@@ -65,7 +44,6 @@ def test_a_used_port(warm_cache: Path) -> None:
     [
         (["--prot", "1"], ["--prot", "did you mean --port"]),
         (["--host", "no.such.host.invalid"], ["--host"]),
-        (["--worker-token", "x"], ["--worker-token"]),
         (["stray"], ["stray"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0].startswith(("--", "stray")) else "",

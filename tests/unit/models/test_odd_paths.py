@@ -50,15 +50,9 @@ def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
             asyncio.run(asyncio.wait_for(find("./model", cache_dir=folder / "cache"), 60))
 
 
-def test_the_worker_ends_with_exit_code_3(folder: Path) -> None:
-    ended = run_to_exit("--port", "0", "--model", "/dev/zero", cache_dir=folder)
-    assert ended.code == 3
-    assert "Traceback" not in ended.stderr
-
-
 @pytest.mark.parametrize(
     ("flag", "code"),
-    [("--chat-template", 2), ("--config", 2), ("--models-file", 2), ("--lora", 3), ("--draft", 3)],
+    [("--model", 3), ("--chat-template", 2), ("--config", 2), ("--models-file", 2), ("--lora", 3)],
 )
 def test_no_setting_waits_for_a_pipe(folder: Path, flag: str, code: int) -> None:
     more = ("--model", "alias") if flag == "--models-file" else ()
