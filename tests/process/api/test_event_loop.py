@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pydantic_core
 import pytest
 
-from tests.process.api.hostile_bodies import HOSTILE_BODIES, filled
+from tests.process.api.hostile_bodies import HOSTILE_BODIES, filled, hostile_bodies
 from tests.support.worker import WorkerProcess
 
 LONGEST_MS = 20.0
@@ -90,8 +90,7 @@ def excess_ms(watched: Watched, sent: bytes) -> float:
 @pytest.mark.parametrize("group", HOSTILE_BODIES)
 def test_no_hostile_body_holds_the_event_loop(watched: Watched, group: str) -> None:
     excess = {
-        name: excess_ms(watched, request(path, body))
-        for name, path, body in HOSTILE_BODIES[group]()
+        name: excess_ms(watched, request(path, body)) for name, path, body in hostile_bodies(group)
     }
     print(*sorted(excess.items(), key=lambda item: -item[1])[:5], sep="\n")
     assert not {name: too_long for name, too_long in excess.items() if too_long >= 0}
