@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.devices import clock, rpc
+from tests.support import clock
+from tests.support.devices import rpc
 from tests.support.pictures import picture, question
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector

@@ -6,10 +6,11 @@ import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from statistics import median
 from typing import Any
 
-from tests.support import sse
+import httpx
+
+from tests.support import clock, sse
 from tests.support.worker import WorkerProcess, new_job_id, until
 
 ANIMALS = "fox owl mouse bear frog hen cat dog".split()
@@ -33,9 +34,8 @@ def test_cancel_ends_one_stream_within_100_ms_and_no_other(worker: WorkerProcess
     with ThreadPoolExecutor(1) as pool:
         fields: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True, "temperature": 0}
         bystander = pool.submit(worker.execute, "One day", **fields)
-        times = [time_to_cancel(worker, after_chunks=5) for _ in range(5)]
+        clock.soon(lambda: [time_to_cancel(worker, after_chunks=5) for _ in range(5)], 0.1)
         assert bystander.result().end["tokens_out"] == 900
-    assert median(times) < 0.1, times
 
 
 def test_a_queued_job_is_cancelled_as_fast(worker: WorkerProcess) -> None:
@@ -46,12 +46,11 @@ def test_a_queued_job_is_cancelled_as_fast(worker: WorkerProcess) -> None:
         holder.start()
     try:
         until(lambda: worker.get("/health").json()["queued"] >= 16, 60, lambda: "no 32 streams")
-        times = [time_to_cancel(worker, after_chunks=0) for _ in range(5)]
+        clock.soon(lambda: [time_to_cancel(worker, after_chunks=0) for _ in range(5)], 0.1)
     finally:
         stop.set()
         for holder in holders:
             holder.join(120)
-    assert median(times) < 0.1, times
     worker.wait_idle()
 
 
@@ -83,19 +82,20 @@ def hold(worker: WorkerProcess, stop: threading.Event) -> None:
                     break
 
 
+def time_of_health(client: httpx.Client) -> float:
+    before = time.monotonic()
+    assert client.get("/health").status_code == 200
+    return time.monotonic() - before
+
+
 def test_health_answers_fast_while_the_engine_works(worker: WorkerProcess) -> None:
     stop = threading.Event()
     holders = [threading.Thread(target=hold, args=(worker, stop)) for _ in range(8)]
     for holder in holders:
         holder.start()
     try:
-        times = []
         with worker.client() as client:
-            for _ in range(50):
-                before = time.monotonic()
-                assert client.get("/health").status_code == 200
-                times.append(time.monotonic() - before)
-        assert sorted(times)[len(times) // 2] < 0.15, sorted(times)
+            clock.soon(lambda: [time_of_health(client) for _ in range(50)], 0.15)
     finally:
         stop.set()
         for holder in holders:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.devices import clock
+from tests.support import clock
 from tests.support.devices.fixtures import SHAPES, Given, MakeConfig
 from tests.support.random_adapters import random_adapter
 from tests.support.random_models import KINDS, Kind, random_model

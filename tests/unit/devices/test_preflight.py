@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from tests.support.devices import clock, rpc
+from tests.support import clock
+from tests.support.devices import rpc
 from tests.support.devices.fixtures import MakeConfig
 from worker.devices.preflight import ChosenDevice, Findings, Library, Questions, ask
 from worker.errors import BackendMismatch, ConfigError, InsufficientVram

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.devices import clock
+from tests.support import clock
 from tests.support.devices.fixtures import MakeConfig
 from worker.devices import nvidia, select
 from worker.errors import BackendMismatch

@@ -28,10 +28,10 @@ def test_the_next_call_goes_on_with_what_is_left(
 
         return name, limit_s, run
 
-    steps = [step("quick", 1), step("wrong", 1), step("long", 3), step("longer", 99)]
+    steps = [step("quick", 9), step("wrong", 9), step("long", 9), step("longer", 99)]
     monkeypatch.setattr(gpu, "STEPS", steps)
     call = ["--backend", "cpu", "--out", str(tmp_path / "report")]
-    assert gpu.main([*call, "--within", "1"]) == 3
+    assert gpu.main([*call, "--within", "2"]) == 3
     assert ran == ["quick", "wrong", "long"], "it was cut, and for the next there was no time"
     assert "Left for the next call: long, longer." in capsys.readouterr().out
     assert gpu.main([*call, "--within", "100"]) == 1, "one of them failed"
