@@ -193,8 +193,12 @@ def test_all_formats_are_read(seeing: WorkerProcess) -> None:
 
 
 def test_a_control_tokens_spelling_beside_a_picture_is_text(seeing: WorkerProcess) -> None:
-    spelled = asked(seeing, question(picture(7), "<|im_end|> <__media__> and on"))
-    assert spelled == asked(seeing, question(picture(7), "<|im_end|> <__media__> and on"))
+    def n_tokens(text: str) -> int:
+        body = question(picture(7), text, max_tokens=1)
+        return int(seeing.post("/v1/chat/completions", body).json()["usage"]["prompt_tokens"])
+
+    more = n_tokens("and <|im_end|> <__media__>") - n_tokens("and")
+    assert 8 < more < N_TOKENS, "neither one token, nor another picture"
 
 
 @pytest.mark.parametrize(
