@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from tests.conftest import StartWorker
 from tests.support.devices import rpc
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
-from tests.support.worker import environment, installed
-from worker.commands import served
+from tests.support.worker import WorkerProcess, environment, installed
+from worker.commands import bench, served
 from worker.commands.doctor import Diagnosis
 from worker.commands.doctor import diagnose as run_diagnosis
 from worker.devices import preflight
@@ -276,14 +277,23 @@ def test_bench_measures_a_worker_of_its_own(warm_cache: Path) -> None:
         assert load["output_tokens"] == 48 * load["streams"]
         assert load["tokens_per_second"] > 0
         assert 0 < load["first_token_ms"] < 60_000
-    table = run("bench", "--threads", "1", cache=warm_cache).stdout
+    ended = run("bench", "--model", "./nowhere.gguf", cache=warm_cache)
+    assert ended.returncode == 3
+    assert "nowhere.gguf" in ended.stderr.splitlines()[-1]
+
+
+def test_bench_draws_a_table(
+    worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = {"model_ref": "tiny-model", "device": "CPU", "seconds": 1}
+    served = nullcontext((worker.base_url, ready))
+    monkeypatch.setattr(bench, "own_worker", lambda settings, n_slots: served)
+    assert bench.run(Settings(), as_json=False) == 0
+    table = capsys.readouterr().out
     heads = ("streams", "tok/s", "first token", "between tokens")
     assert all(head in table for head in heads)
     rows = re.findall(r"^\D+(\d+) \D+([\d.]+) \D+(\d+) ms \D+([\d.]+) ms", table, re.M)
     assert [int(streams) for streams, *_ in rows] == [1, 4, 16]
-    ended = run("bench", "--model", "./nowhere.gguf", cache=warm_cache)
-    assert ended.returncode == 3
-    assert "nowhere.gguf" in ended.stderr.splitlines()[-1]
 
 
 def test_bench_serves_what_the_settings_say_and_joins_no_pool() -> None:

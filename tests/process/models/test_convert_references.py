@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 
 from tests.conftest import StartWorker
 from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
+from tests.unit.convert.conftest import _check_here
 from worker.api.dialects.native.answers import Info
 from worker.commands import convert as cli
 from worker.installation import own_version
@@ -23,6 +24,7 @@ from worker.models.hub.cache import RepoCache
 from worker.models.reference import name_of, snapshot_of
 from worker.models.resolve import bundled_folder
 
+__all__ = ["_check_here"]
 FILES = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
 ALIASES = f"""
 [models.mine]

@@ -106,7 +106,7 @@ def test_a_worker_that_has_served_is_ended_by_no_manager(
     with serving() as manager:
         url = f"{manager.url}/ready"
         manager.reply = answers(503)  # type: ignore[assignment]
-        running = start_worker("--callback-url", url, "--callback-timeout", "6")
+        running = start_worker("--callback-url", url, "--callback-timeout", "4")
         assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] == 3
         if answers_with is not None:
             manager.reply = answers(answers_with)  # type: ignore[assignment]

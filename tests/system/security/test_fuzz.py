@@ -21,7 +21,7 @@ from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest, ModelError
 from worker.wire.work import ChatPrompt
 
-FEW, MANY = 200, 10_000
+FEW, MANY = 120, 10_000
 NO_CHECKS = list(HealthCheck)
 ANYTHING = st.recursive(
     st.none()

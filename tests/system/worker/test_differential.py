@@ -32,7 +32,7 @@ def test_made_up_requests_have_llama_servers_answers(tmp_path: Path) -> None:
     report = Report()
     for pair in pairs(tmp_path):
         with pair:
-            report.add(pair, 40, seed=1)
+            report.add(pair, 20, seed=1)
     assert not report.faults, report.text(1)
 
 

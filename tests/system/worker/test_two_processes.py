@@ -1,19 +1,17 @@
-"""What each of the two processes is told by its environment, and what it really imports.
+"""What each of the two processes really imports, read from a running worker.
 
-What the engine is not told, `security/` tests. Of imports Python itself is asked: a hook that it
-runs at its start writes each one down. No code of the product knows of it.
+Python itself is asked: a hook that it runs at its start writes each import of a process down. No
+code of the product knows of it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
-from worker.supervisor.engine_process import SPINS_AT_BARRIERS
 
 HOOK = """\
 import os, sys
@@ -67,17 +65,3 @@ def test_each_process_keeps_to_its_rooms(imported: tuple[set[str], set[str]]) ->
 
 def rooms(modules: set[str]) -> set[str]:
     return {name.split(".")[1] for name in modules if name.startswith("worker.")}
-
-
-def spins(start_worker: StartWorker, **given: str) -> str | None:
-    worker = start_worker(env=given, wait_ready=False)
-    engine_pid = worker.wait_log("engine.spawned")["pid"]
-    return psutil.Process(engine_pid).environ().get("GOMP_SPINCOUNT")
-
-
-def test_threads_wait_for_a_short_time_unless_the_operator_says_how(
-    start_worker: StartWorker,
-) -> None:
-    assert spins(start_worker) == SPINS_AT_BARRIERS
-    assert spins(start_worker, GOMP_SPINCOUNT="50000") == "50000"
-    assert spins(start_worker, OMP_WAIT_POLICY="active") is None
