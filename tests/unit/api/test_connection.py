@@ -93,7 +93,7 @@ REQUESTS = st.one_of(
 
 
 @given(requests=st.lists(REQUESTS, min_size=1, max_size=4), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 def test_whoever_owes_something_has_a_time_for_it(
     requests: list[bytes], data: st.DataObject
 ) -> None:

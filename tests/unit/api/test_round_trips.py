@@ -272,6 +272,6 @@ def test_the_work_grows_as_the_text_does(name: str, monkeypatch: pytest.MonkeyPa
         "",
     ):
         for filling in ("word {<", "\n", "\\", "</", "<tool_call>"):
-            held, text = 0, begin + filling * (2_000 // len(filling))
+            held, text = 0, begin + filling * (1_200 // len(filling))
             deltas_of(name, Written("", text), [3])
             assert held < 450 * len(text) / 3, (begin, filling)

@@ -36,7 +36,7 @@ def reference(values: npt.NDArray[np.float32], kind: str) -> bytes:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(values=finite)
 def test_float32_sources_give_the_same_bits(kind: str, values: npt.NDArray[np.float32]) -> None:
     got = encode(values, kind)
@@ -45,7 +45,7 @@ def test_float32_sources_give_the_same_bits(kind: str, values: npt.NDArray[np.fl
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(bits=arrays.arrays(np.uint16, (2, 64), elements=st.integers(0x0E00, 0x477F)))
 def test_bf16_sources_give_the_same_bits(kind: str, bits: npt.NDArray[np.uint16]) -> None:
     assert encode(bits, kind).tobytes() == reference(to_float32(bits), kind)
