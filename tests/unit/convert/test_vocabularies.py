@@ -21,11 +21,11 @@ from worker.llama.model import LoadOptions, Model
 LONG = pytest.mark.long
 CASES = [
     ("gpt-2", "gpt-2"),
-    ("llama-bpe", "llama-bpe"),
-    ("qwen2", "qwen2"),
     ("llama-spm", "tokenizer.json"),
-    ("gemma-4", "tokenizer.json"),
     ("llama-spm", "tokenizer.model"),
+    pytest.param("llama-bpe", "llama-bpe", marks=LONG),
+    pytest.param("qwen2", "qwen2", marks=LONG),
+    pytest.param("gemma-4", "tokenizer.json", marks=LONG),
     pytest.param("starcoder", "starcoder", marks=LONG),
     pytest.param("deepseek-coder", "deepseek-coder", marks=LONG),
     pytest.param("phi-3", "tokenizer.json", marks=LONG),
