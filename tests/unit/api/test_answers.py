@@ -237,7 +237,7 @@ def test_the_forced_form_is_read_whatever_the_dialect() -> None:
 def test_a_forced_call_that_is_cut_off_is_no_text() -> None:
     output = json.dumps({"name": "edit", "arguments": {"filename": "a"}})
     begun = output.index(": {") + len(": {")
-    for name in TEMPLATES:
+    for name in NAMES:
         for end in range(len(output)):
             cut = parse(output[:end], template(name), ToolUse.of(TOOLS, "*"), 3)
             assert cut.content == "" and len(cut.calls) == (end >= begun)
