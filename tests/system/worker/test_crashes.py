@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import psutil
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support import sse
+from tests.support import sse, with_engine
 from tests.support.held import engines_held_by
 from tests.support.worker import WorkerProcess, until
 from tools import survival
@@ -143,7 +142,7 @@ def test_logprobs_and_a_schema_are_continued(start_worker: StartWorker) -> None:
 
 
 def test_the_words_of_native_code_that_gives_up_are_told(start_worker: StartWorker) -> None:
-    command = [sys.executable, "-m", "tests.support.aborting_command"]
+    command = with_engine.command("tests.support.aborting_engine")
     running = start_worker(command=command, env={"LLAMA_ABORTS_FROM": "200"})
     assert running.execute("Once", max_tokens=3).end
     lost = running.execute("one " * 300, max_tokens=3)
