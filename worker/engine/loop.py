@@ -206,18 +206,17 @@ class Loop:
                         s: c.end + len(drafts[s]) for c in chunks if (s := c.sequence) in drafts
                     }
                 return chunks
+            if outcome != "no_room":  # then nothing was computed
+                self._roll_back(chunks)
             if drafts:
                 drafts.clear()
-                self._roll_back(chunks)
                 chunks = [c for c in chunks if c.start == c.sequence.n_computed]
-                continue
-            if outcome == "no_room":
+            elif outcome == "no_room":
                 chunks = self._make_room(chunks)
-                continue
-            self._roll_back(chunks)
-            if outcome == "failed":
-                self._fail_youngest(chunks)
-            return []
+            else:
+                if outcome == "failed":
+                    self._fail_youngest(chunks)
+                break
         return []
 
     def _make_room(self, chunks: list[Chunk]) -> list[Chunk]:
