@@ -76,13 +76,13 @@ class ByteSampler(Sampler):
         self.cells: list[int] = []
         """Those from which the last token was drawn."""
 
-    def take_given(self) -> list[int]:
+    def take_given(self, most: int) -> list[int]:
         mark, given = self.cells[-1] // 512 * 512, list[int]()
         cells = [*self.cells, answer_byte(self.cells) + mark]
         while len(given) < sum(cells) % (self._most + 1) and (token := answer_byte(cells)) != EOG:
             given.append(token)
             cells.append(token + mark)
-        return given if cells[len(self.cells)] % 512 != EOG else []
+        return given[: max(most, 0)] if cells[len(self.cells)] % 512 != EOG else []
 
     def close(self) -> None:
         assert not self.closed, "a sampler is freed once"

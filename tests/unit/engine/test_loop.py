@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import books
 from tests.support.byte_backend import ByteBackend, expected_answer, make_sequence, under
 from tests.support.frames import by_request
 from worker.engine.cache.disk import Disk
@@ -143,7 +144,7 @@ class Engine:
 
     def check(self) -> None:
         """The books say what the backend has."""
-        self.cache.check(self.backend.last_position)
+        books.check(self.cache, self.backend.last_position)
         for slot in self.cache.slots:
             tokens = under(slot.scope.adapters, slot.tokens[: slot.n_cells])
             assert self.backend.tokens_of(slot.index) == tokens

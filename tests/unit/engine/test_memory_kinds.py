@@ -146,7 +146,7 @@ def test_no_state_is_read_or_written_where_a_copy_waits(kind: Kind) -> None:
     engine = RealEngine(3, path=random_model(kind), flash_attention="off")
     backend, told = engine.backend, tuple(range(300, 360))
     engine.generate(told, max_tokens=1)
-    length = backend.last_position(0) + 1
+    length = engine.context.last_position(0) + 1
     state = backend.state(0, backend.state_bytes(0))
     assert state is not None and backend.copy(0, 2, length)
     assert backend.state(2, backend.state_bytes(2)) is None, "it is not there yet"
