@@ -217,8 +217,8 @@ def test_llama_cpp_says_the_same_with_guesses(
     assert n_drafted or drafter == "ngram", "where nothing is quoted, nothing is looked up"
     right = (speculation.n_accepted - accepted) / max(n_drafted, 1)
     if drafter == "itself":
-        # Penalties change what is drawn, and a draft model knows nothing of them.
-        assert right > (0.5 if "frequency_penalty" in sampling else 0.8)
+        # It knows nothing of penalties, nor that an end is not wanted.
+        assert right > 0.5
     else:
         assert right < (0.1 if drafter == "another" else 1)
 
