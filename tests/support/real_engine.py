@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.support import books
 from tests.support.bundled import bundled_gguf
 from tests.support.frames import by_request
 from worker.devices.plan.cells import divided
@@ -146,7 +147,7 @@ class RealEngine:
     def turn(self) -> None:
         self.loop.call(lambda: None)
         assert self.loop.turn()
-        self.cache.check(self.backend.last_position)
+        books.check(self.cache, self.context.last_position)
 
     def run(self) -> None:
         """Until nothing is left to do, and all that is to be stored is stored."""

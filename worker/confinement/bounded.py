@@ -12,6 +12,7 @@ been read, so the program skips its input up to a mark that the asker sends then
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import resource
@@ -41,7 +42,8 @@ class Ended(Exception):
 
 
 class BoundedProgram:
-    """Starts the program at once, and waits for it at the first request."""
+    """Starts the program at once, and waits for it at the first request. It ends with this
+    process."""
 
     def __init__(self, module: str, *, is_quiet: bool = False) -> None:
         """`module` is the program's; with `is_quiet` nobody sees what it writes to its standard
@@ -56,6 +58,7 @@ class BoundedProgram:
         )
         self.pid = self._process.pid
         self._turn = threading.Lock()
+        atexit.register(self.close)
 
     def close(self) -> None:
         with self._process:  # closes its input, which ends it

@@ -190,7 +190,8 @@ class Speculation:
             stream = self._stream(sequence)
             if stream.untried is not None:
                 at, guess = stream.untried
-                self._learn(stream, guess.kind, sequence.tokens[at] == guess.token)
+                if at < len(sequence.tokens):  # else the step has failed
+                    self._learn(stream, guess.kind, sequence.tokens[at] == guess.token)
                 stream.untried = None
             self._drafter.follow(sequence)
             guesses = found[sequence] = []

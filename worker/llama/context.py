@@ -268,7 +268,7 @@ class Context:
         """Keep the first `length` positions of a sequence, with a snapshot of that length if one is
         given.
 
-        Returns false if the memory cannot be cut there.
+        Returns false if the memory cannot be cut there. A cut to 0 always works.
         """
         only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         if snapshot is not None and not (snapshot and self._put(slot, snapshot, only_partial)):
