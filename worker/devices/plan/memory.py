@@ -279,6 +279,8 @@ class _Planner:
         layouts = [layout, *(self._layout(divided(cells, n).cells, n, False) for n in divisions)]
         computes = [max(each) for each in zip(*(each.compute for each in layouts), strict=True)]
         margin = self._margin + self._unpacked_bytes(layout)
+        if self._embeds:  # kernels have a tensor of a long text in another type, half as large
+            margin += max(computes) // 2
         each = zip(self._weight_bytes, layout.kv, computes, strict=True)
         all_parts = [
             {
@@ -308,7 +310,7 @@ class _Planner:
         if self._draft is not None and layout.memory_kind.most_back:
             parts["draft"], host["draft"] = self._draft_bytes(self._draft, kv.context_length)
         if self._projector is not None:
-            parts["projector"] = device_bytes(self._projector)
+            parts["projector"] = device_bytes(self._projector, kv.context_length)
             host["embeddings"] = EMBEDDINGS_BYTES
         if not self._devices:  # all of it lies in memory
             parts |= {name: parts.get(name, 0) + size for name, size in host.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from worker.devices.plan.projector import kind_of
+from worker.devices.plan.projector import kind_of, most_tokens
 from worker.devices.residency import projector as proof
 from worker.devices.select import Selected
 from worker.errors import ModelError, WorkerError
@@ -47,7 +47,7 @@ def start_projector(
     try:
         header = read_header(Path(file.path))
         device = selected.devices[0] if selected.is_gpu else None
-        projector = Projector(model, file.path, device, threads)
+        projector = Projector(model, file.path, device, threads, most_tokens(header))
         info = _checked(file, projector, header)
         buffers = residency.buffers + proof.prove(projector.load_log, selected, header)
         return projector, info, replace(residency, buffers=buffers)
