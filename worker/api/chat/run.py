@@ -94,11 +94,12 @@ async def respond(
                     for delta in choice.read(event):
                         choice.add(delta)
         return answer.whole()
+    names = names_asked(request, asked.id, state)
     if request.headers.get(LATE_HEAD) == "1":
-        async with closing_on_disconnect(request, *jobs):
+        async with closing_on_disconnect(request, *jobs, may_leave=bool(names)):
             await inbox.begun()
     chunks = _streamed(answer, inbox)
-    if names := names_asked(request, asked.id, state):
+    if names:
         log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
         state.streams.open(owner_of(request), names, log, chunks)
         stream = reading(log, 0, state)
