@@ -1,5 +1,5 @@
-"""`--draft` on the real process: planned, resident, named, the same text; what cannot guess is
-refused."""
+"""`--draft` and `--speculate mtp` on the real process: planned, resident, named, the same text;
+what cannot guess is refused."""
 
 from __future__ import annotations
 
@@ -54,6 +54,31 @@ def test_the_same_model_guesses_right(start_worker: StartWorker) -> None:
     assert worker.stop() == 0
 
 
+def test_the_models_own_layers_are_planned_resident_and_guess(
+    start_worker: StartWorker, warm_cache: Path
+) -> None:
+    model = ("--model", str(random_model("predicting")), "--no-mmap")
+    plain = start_worker(*model, "--speculate", "off", wait_ready=True)
+    text = plain.execute(PROMPT, max_tokens=48, ignore_eos=True, temperature=0.0).text
+    alone = plain.get("/info").json()
+    assert plain.stop() == 0
+    worker = start_worker(*model, "--speculate", "mtp", wait_ready=True)
+    for _ in range(3):
+        answer = worker.execute(PROMPT, max_tokens=48, ignore_eos=True, temperature=0.0)
+        assert answer.text == text
+    info = worker.get("/info").json()
+    assert worker.metric("worker_engine_tokens_accepted") > 0
+    assert worker.stop() == 0
+    assert info["engine"]["speculation"] == {"kind": "mtp", "reason": "", "draft": None}
+    parts, before = info["engine"]["plan"], alone["engine"]["plan"]
+    planned = shown("plan", warm_cache, *model, "--speculate", "mtp")["parts"]
+    assert {planned[part] - parts[part] for part in ("weights", "compute", "draft")} == {0}
+    # The room for hidden states is taken with the first batches.
+    more = parts["draft"] + parts["weights"] - before["weights"]
+    taken = info["residency"]["device_bytes"] - alone["residency"]["device_bytes"]
+    assert 0.5 * more < taken < more
+
+
 def test_a_model_that_cannot_be_guessed_for_says_so(start_worker: StartWorker) -> None:
     model = ("--model", str(random_model("hybrid")), "--draft", str(random_model("dense")))
     worker = start_worker(*model, "--speculate", "auto", wait_ready=True)
@@ -73,6 +98,7 @@ def test_a_model_that_cannot_be_guessed_for_says_so(start_worker: StartWorker) -
         ("hybrid", (), 3, "cannot guess: its memory is recurrent or windowed"),
         ("dense", ("--speculate", "ngram"), 2, "--speculate is 'ngram': nothing would use it"),
         (None, ("--speculate", "draft"), 2, "no --draft names a model"),
+        (None, ("--speculate", "mtp"), 2, "has no layers for multi-token prediction"),
     ],
 )
 def test_what_cannot_guess_ends_with_a_sentence(

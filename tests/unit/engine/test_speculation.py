@@ -44,6 +44,8 @@ class Prophet:
 
     def forget(self, sequence: Sequence) -> None: ...
 
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
+
     def follow(self, sequence: Sequence) -> bool:
         return self._random.random() < 0.9
 
@@ -345,6 +347,8 @@ class Guesser:
         self.now = 0.0
         self._to_read, self._a_guess = seconds_to_read, seconds_a_guess
         self._request_id = -1
+
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
 
     def follow(self, sequence: Sequence) -> bool:
         self.now += self._to_read * (sequence.request_id != self._request_id)
