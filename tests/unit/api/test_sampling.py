@@ -58,7 +58,8 @@ class Dialect:
         return self.model.model_validate({**self.fields, **placed})
 
     def sampling(self, **fields: Any) -> Sampling:
-        return self.read(self.body(**fields), STATE).sampling
+        sampling: Sampling = self.read(self.body(**fields), STATE).sampling
+        return sampling
 
     def faults(self, **fields: Any) -> dict[str, str]:
         with pytest.raises(ValidationError) as caught:
