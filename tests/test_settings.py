@@ -255,6 +255,12 @@ def test_a_token_never_shows_in_a_message(monkeypatch: pytest.MonkeyPatch) -> No
     assert settings.worker_token == "very-secret"
     assert "very-secret" not in repr(settings)
     assert "very-secret" not in refusal("--port", "99999")
+    for name in ("LLORCH_WORKER_TOKEN", "LLORCH_CALLBACK_TOKEN"):
+        monkeypatch.setenv(name, "very-secret\n")
+        message = refusal()
+        assert message.startswith(f"{name} is a secret that cannot be sent; it must consist of")
+        assert "very-secret" not in message
+        monkeypatch.delenv(name)
 
 
 def test_several_faults_are_told_together() -> None:

@@ -47,7 +47,7 @@ QUESTIONS = (
 WARM_UP_SECONDS = 5
 FLAGS = (
     *("--slots", "8", "--threads", "1", "--stall-timeout", "5"),
-    *("--crash-limit", "1000", "--survive-crashes", "1000"),
+    *("--crash-limit", "1000", "--survive-crashes", "1000", "--speculate", "auto"),
 )
 STORE_MIB = 24
 PATIENCE_S = 120.0

@@ -37,7 +37,10 @@ a stream goes on with when its engine is killed late, as on a busy machine."""
 DEFAULT_ROUNDING = 0.2
 DEVICE_ROUNDING = 0.3
 """On a GPU: it rounds otherwise than a CPU, and otherwise for each size of a batch."""
-FLAGS = ("--slots", "8", "--crash-limit", "1000", "--threads", "1")
+FLAGS = (
+    *("--slots", "8", "--crash-limit", "1000", "--threads", "1"),
+    *("--speculate", "auto"),
+)
 
 
 @dataclass(slots=True)

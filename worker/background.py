@@ -9,11 +9,14 @@ import os
 import signal
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
 
 _NICENESS = 10
 """With 5, the event loop still waited behind such a thread (`make attack`, many objects)."""
 _PR_SET_PDEATHSIG = 1
+_T = TypeVar("_T")
 
 
 def background_thread(name: str) -> ThreadPoolExecutor:
@@ -26,6 +29,21 @@ def _lower_priority() -> None:
         with contextlib.suppress(OSError):
             own = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, own, os.getpriority(os.PRIO_PROCESS, own) + _NICENESS)
+
+
+def in_daemon_thread(work: Callable[[], _T]) -> Future[_T]:
+    """Run blocking work for which the exit does not wait."""
+    done: Future[_T] = Future()
+    done.set_running_or_notify_cancel()  # whoever waits for it may be cancelled; it is not
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:  # noqa: B036 - handed to whoever waits
+            done.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return done
 
 
 def die_with_parent() -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from worker.commands import SUBCOMMANDS
+from worker.commands import SUBCOMMANDS, open_standard_files, without_reader
 from worker.devices.cpu import instructions
 from worker.errors import WorkerError
 from worker.supervisor.engine_process import EngineProcess
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 def main(backend: BackendName, argv: Sequence[str]) -> int:
     """Run one command to its end; returns the exit code."""
-    _open_standard_files()
+    open_standard_files()
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
     serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)
     with contextlib.closing(EngineProcess()) as engine:
@@ -70,6 +69,8 @@ def _obey(
         return _report(f"llorch-{backend}", error)
     except KeyboardInterrupt:
         return 0
+    except BrokenPipeError:
+        return without_reader()
     except Exception as error:  # a bug: the log gets the trace, the user a sentence
         logs.get_logger().error("worker.bug", exc_info=error)
         return _report(
@@ -81,20 +82,6 @@ def _room_bytes(settings: Settings) -> int:
     from worker.devices.preflight import room_bytes  # only some models ask for it
 
     return room_bytes(settings.engine)
-
-
-def _open_standard_files() -> None:
-    """Open standard files that the parent closed; otherwise a socket would take their numbers."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
-            os.set_inheritable(number, True)  # the engine process logs there, too
-    if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)
 
 
 def _report(command: str, error: WorkerError) -> int:

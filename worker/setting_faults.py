@@ -100,7 +100,7 @@ def _sentence(fault: ErrorDetails, flags: Mapping[str, Any]) -> str:
         origin = variable
     else:
         origin = name
-    given = "a secret that is too short" if name in ENV_ONLY else repr(fault["input"])
+    given = "a secret that cannot be sent" if name in ENV_ONLY else repr(fault["input"])
     if variable.endswith("_PORT") and str(fault["input"]).startswith("tcp://"):
         return (
             f"{origin} is {given}, which Kubernetes sets for a Service of that name; "

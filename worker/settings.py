@@ -9,6 +9,7 @@ builds the command-line flags from these fields.
 # ruff: noqa: E501 - the settings are a table, one a line
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -59,6 +60,9 @@ BACKEND_FIELDS: Mapping[str, BackendName] = {
     field: name for name, backend in BACKENDS.items() for field in backend.fields
 }
 """Settings that only one command has."""
+_VISIBLE = r"^[\x21-\x7e]+$"
+_SENDABLE = r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$"
+"""What a header can carry: spaces at its ends are not part of it."""
 # A Kubernetes Service named "llorch-…" puts such variables into every pod of its namespace.
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_\w+)?)$")
 
@@ -185,7 +189,7 @@ class Settings(_TableFields):
     models_file: Path | None = _setting(None, "model", "the models.toml to look aliases up in")
     outtype: OutputType = _setting("q8_0", "model", "weight type when SafeTensors are converted")
     cache_dir: Path | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
-    worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=r"^[\x21-\x7e]+$", description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
+    worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=_VISIBLE, description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
     host: Hosts = _setting(("127.0.0.1",), "server", "an address to listen on, repeatable; the first one is told to others", min_length=1, max_length=16)
     port: Port = _setting(8080, "server", "port to listen on; 0 takes any free one")
     api_prefix: str = _setting("", "server", "a path such as /llm that all paths of the worker begin with", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
@@ -202,7 +206,7 @@ class Settings(_TableFields):
     allow_host: Names = _setting((), "server", "a host name, repeatable, that requests to a loopback address may name in Host besides the loopback names")
     allow_origin: Names = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
     allow_media_host: Names = _setting((), "server", "HOST or HOST:PORT, repeatable, from which pictures and sounds that a request names by an http(s) URL are fetched; * is any; an address of a private network must be named itself")
-    worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, min_length=1)
+    worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, pattern=_SENDABLE)
     api_key_file: str | None = _setting(None, "server", "a file of keys beside the token, a line each: NAME:KEY; logs and metrics have the name")
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
     page: bool = _setting(True, "server", "serve the pages: the worker's state at /, a chat at /chat/")
@@ -215,7 +219,7 @@ class Settings(_TableFields):
     samplers: Order | None = _setting(None, "sampling", "the samplers that are used, in their order: names between ;, or llama.cpp's letters")
 
     callback_url: str | None = _setting(None, "pool", "where the pool manager takes the ready callback")
-    callback_token: str | None = _setting(None, "pool", "bearer token for the pool manager", repr=False, min_length=1)
+    callback_token: str | None = _setting(None, "pool", "bearer token for the pool manager", repr=False, pattern=_SENDABLE)
     callback_timeout: Seconds = _setting(60.0, "pool", "seconds to keep trying the callback")
     callback_optional: bool = _setting(False, "pool", "serve even if the callback fails for good")
     heartbeat_url: str | None = _setting(None, "pool", "where the pool manager takes heartbeats")
@@ -325,10 +329,11 @@ class Settings(_TableFields):
     def _is_http_url(cls, url: str | None) -> str | None:
         if url is None:
             return None
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("must be a URL such as http://manager:9200/ready")
-        return url
+        with contextlib.suppress(ValueError):
+            parts = urlsplit(url)
+            if parts.scheme in ("http", "https") and parts.hostname:
+                return url
+        raise ValueError("must be a URL such as http://manager:9200/ready")
 
     @field_validator("metrics_interval_ms")
     @classmethod

@@ -64,14 +64,25 @@ GARBAGE = 257
 
 
 class ByteSampler(Sampler):
-    """Counts itself, and has nothing native to free."""
+    """Counts itself, and has nothing native to free. As a constraint does, it gives up to `most`
+    further tokens of the answer behind one that was drawn."""
 
-    may_give = False
     _may_force = False
 
-    def __init__(self, open_samplers: set[int]) -> None:
+    def __init__(self, open_samplers: set[int], most: int = 0) -> None:
         self.open_samplers, self.closed = open_samplers, False
         self.open_samplers.add(id(self))
+        self.may_give, self._most = most > 0, most
+        self.cells: list[int] = []
+        """Those from which the last token was drawn."""
+
+    def take_given(self, most: int) -> list[int]:
+        mark, given = self.cells[-1] // 512 * 512, list[int]()
+        cells = [*self.cells, answer_byte(self.cells) + mark]
+        while len(given) < sum(cells) % (self._most + 1) and (token := answer_byte(cells)) != EOG:
+            given.append(token)
+            cells.append(token + mark)
+        return given[: max(most, 0)] if cells[len(self.cells)] % 512 != EOG else []
 
     def close(self) -> None:
         assert not self.closed, "a sampler is freed once"
@@ -122,8 +133,8 @@ class ByteBackend:
         self.memory_kind = replace(kind, moves_states=kind.cuts_anywhere)
         self.rows_a_pass = self.batch
 
-    def sampler(self) -> ByteSampler:
-        return ByteSampler(self.samplers)
+    def sampler(self, most_given: int = 0) -> ByteSampler:
+        return ByteSampler(self.samplers, most_given)
 
     def encode(self, span: Span, salt: str | None) -> bool:
         raise AssertionError("bytes have no media")
@@ -171,7 +182,8 @@ class ByteBackend:
 
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
         assert isinstance(sampler, ByteSampler) and not sampler.closed
-        return answer_byte(self._sampled_from[chunk][guesses])
+        sampler.cells = self._sampled_from[chunk][guesses]
+        return answer_byte(sampler.cells)
 
     def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
         return TokenLogprob(token, self.piece(token), 0.0)
@@ -321,11 +333,13 @@ def make_sequence(
     is_seeded: bool = False,
     deadline: float | None = None,
     produced: tuple[int, ...] = (),
+    min_tokens: int = 0,
+    most_given: int = 0,
 ) -> Sequence:
     request = InferenceRequest(
         job_id=str(request_id),
         prompt=tuple(prompt),
-        sampling=Sampling(seed=0, temperature=0.0, is_seeded=is_seeded),
+        sampling=Sampling(seed=0, temperature=0.0, is_seeded=is_seeded, min_tokens=min_tokens),
         max_tokens=max_tokens,
         stop=stop,
         cache_salt=cache_salt,
@@ -334,4 +348,4 @@ def make_sequence(
         deadline=deadline,
         produced=produced,
     )
-    return Sequence(request_id, request, list(prompt), backend.sampler())
+    return Sequence(request_id, request, list(prompt), backend.sampler(most_given))

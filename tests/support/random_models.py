@@ -3,7 +3,9 @@
 `dense` keeps every token's cells, `windowed` those of its last tokens in three of four layers,
 `hybrid` a recurrent state beside the cells, `recurrent` the state alone; `experts` has windows in
 every other layer and attention sinks, as gpt-oss, `convolved` short convolutions there, as LFM2,
-from which tokens can be taken back. They differ in what the engine may do with a
+from which tokens can be taken back. `predicting` is a dense one with a layer for multi-token
+prediction, as GLM 4.5, that is often right: what a token is followed by depends little on those
+before it. They differ in what the engine may do with a
 sequence: cut it anywhere, or only go on with it.
 
 All experts are used. A router that chooses some of them has steps: where two experts are equally
@@ -28,7 +30,7 @@ from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from tests.support.bundled import bundled_gguf
 
-Kind = Literal["dense", "windowed", "hybrid", "recurrent", "experts", "convolved"]
+Kind = Literal["dense", "windowed", "hybrid", "recurrent", "experts", "convolved", "predicting"]
 KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent", "experts")
 ARCHITECTURES = {
     "dense": "llama",
@@ -37,6 +39,7 @@ ARCHITECTURES = {
     "recurrent": "mamba2",
     "experts": "gpt-oss",
     "convolved": "lfm2",
+    "predicting": "glm4moe",
 }
 WINDOW = 24
 CONTEXT_LENGTH = 8192
@@ -146,7 +149,7 @@ def _write_metadata(writer: GGUFWriter, kind: Kind, n_used_experts: int, size: S
     writer.add_name(f"random-{kind}")
     writer.add_context_length(CONTEXT_LENGTH)
     writer.add_embedding_length(size.n_embd)
-    writer.add_block_count(N_LAYERS)
+    writer.add_block_count(N_LAYERS + (kind == "predicting"))
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_file_type(0)
     if kind != "recurrent":
@@ -158,6 +161,15 @@ def _write_metadata(writer: GGUFWriter, kind: Kind, n_used_experts: int, size: S
     else:
         writer.add_feed_forward_length(0)
         writer.add_head_count(0)
+    if kind == "predicting":
+        writer.add_nextn_predict_layers(1)
+        writer.add_leading_dense_block_count(N_LAYERS)
+        writer.add_key_length(size.head)
+        writer.add_value_length(size.head)
+        writer.add_expert_count(N_EXPERTS)
+        writer.add_expert_used_count(n_used_experts)
+        writer.add_expert_shared_count(1)
+        writer.add_expert_feed_forward_length(size.n_ff)
     if kind == "convolved":
         writer.add_shortconv_l_cache(CONV)
     if kind in ("windowed", "experts"):
@@ -184,10 +196,13 @@ def _tensors(kind: Kind, n_vocab: int, size: Size, random: np.random.Generator) 
     def norm(n: int) -> npt.NDArray[np.float32]:
         return np.ones(n, dtype=np.float32)
 
-    yield "token_embd.weight", weights(n_vocab, size.n_embd)
+    embedding = weights(n_vocab, size.n_embd)
+    if kind == "predicting":
+        embedding *= np.float32(size.n_embd**0.5)
+    yield "token_embd.weight", embedding
     yield f"{'token_embd' if kind == 'convolved' else 'output'}_norm.weight", norm(size.n_embd)
     yield "output.weight", 4 * weights(n_vocab, size.n_embd)
-    for layer in range(N_LAYERS):
+    for layer in range(N_LAYERS + (kind == "predicting")):
         block: dict[str, npt.NDArray[np.float32]] = {}
         if kind in ("hybrid", "recurrent"):
             block |= _state_space(size, random)
@@ -204,13 +219,19 @@ def _tensors(kind: Kind, n_vocab: int, size: Size, random: np.random.Generator) 
             block["attn_k.weight"] = weights(size.kv_width, size.n_embd)
             block["attn_v.weight"] = weights(size.kv_width, size.n_embd)
             block["attn_output.weight"] = weights(size.n_embd, size.n_embd)
-        if kind == "experts":
+        if layer == N_LAYERS:
+            block |= _next_token(size, random)
+        elif kind == "experts":
             block |= _experts(size, random)
         elif kind != "recurrent":
             block["ffn_gate.weight"] = weights(size.n_ff, size.n_embd)
             block["ffn_up.weight"] = weights(size.n_ff, size.n_embd)
             block["ffn_down.weight"] = weights(size.n_embd, size.n_ff)
-        if kind in ("dense", "convolved"):
+        if kind == "predicting":
+            for name in block.keys() & {"attn_output.weight", "ffn_down.weight"}:
+                block[name] *= np.float32(0.1)
+            block["post_attention_norm.weight"] = norm(size.n_embd)
+        if kind in ("dense", "convolved", "predicting"):
             block["attn_norm.weight"] = norm(size.n_embd)
         if kind in ("dense", "hybrid", "convolved"):
             block["ffn_norm.weight"] = norm(size.n_embd)
@@ -246,6 +267,34 @@ def _experts(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[n
         "ffn_up_exps.bias": normal(N_EXPERTS, size.n_ff),
         "ffn_down_exps.weight": normal(N_EXPERTS, size.n_embd, size.n_ff),
         "ffn_down_exps.bias": normal(N_EXPERTS, size.n_embd),
+    }
+
+
+def _next_token(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:
+    """What GLM 4.5's layer for multi-token prediction has beside its attention: experts, and a
+    mixture of the token with the hidden state before it, which here is mostly the token."""
+
+    def normal(*shape: int) -> npt.NDArray[np.float32]:
+        return random.standard_normal(shape, dtype=np.float32) * np.float32(shape[-1] ** -0.5)
+
+    token = np.eye(size.n_embd, dtype=np.float32)
+    one = np.ones(size.n_embd, dtype=np.float32)
+    experts = {
+        f"ffn_{name}_exps.weight": 0.2 * normal(N_EXPERTS, *shape)
+        for name, shape in (
+            ("gate", (size.n_ff, size.n_embd)),
+            ("up", (size.n_ff, size.n_embd)),
+            ("down", (size.n_embd, size.n_ff)),
+        )
+    }
+    return experts | {
+        **{name.replace("exps", "shexp"): tensor[0] for name, tensor in experts.items()},
+        "ffn_gate_inp.weight": normal(N_EXPERTS, size.n_embd),
+        "exp_probs_b.bias": np.zeros(N_EXPERTS, dtype=np.float32),
+        "nextn.eh_proj.weight": np.hstack([token, 0.2 * normal(size.n_embd, size.n_embd)]),
+        "nextn.enorm.weight": one,
+        "nextn.hnorm.weight": one,
+        "nextn.shared_head_norm.weight": one,
     }
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from tests.support import books
 from tests.support.bundled import bundled_gguf
 from tests.support.frames import by_request
 from worker.devices.plan.cells import divided
@@ -15,13 +16,14 @@ from worker.engine.cache.disk import Disk
 from worker.engine.cache.moves import Divide
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
+from worker.engine.mtp import Head
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter
 from worker.engine.text.prompt import PromptBuilder
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, ContextOptions
-from worker.llama.model import Model
+from worker.llama.model import LoadOptions, Model
 from worker.llama.sampler import Sampler
 from worker.models.checksum import sha256_of_file
 from worker.wire.adapters import Applied
@@ -56,10 +58,11 @@ class RealEngine:
         drafter: Drafter | None = None,
         batch: int = 2048,
         n_back: int = 0,
+        mtp: bool = False,
         adapters: tuple[Path, ...] = (),
         **limits: Any,
     ) -> None:
-        self.model = Model(str(path or bundled_gguf("f32")))
+        self.model = Model(str(path or bundled_gguf("f32")), LoadOptions(mtp=mtp))
         for adapter in adapters:
             self.model.load_adapter(str(adapter))
         n_cells = n_cells or CONTEXT * slots
@@ -73,8 +76,18 @@ class RealEngine:
             kv_unified=kv_unified,
             flash_attention=flash_attention,
             n_back=n_back,
+            mtp="trunk" if mtp else "off",
         )
         self.context = Context(self.model, options)
+        self.head: Context | None = None
+        if mtp:
+            rows = min(batch, 64)
+            alone = ContextOptions(
+                CONTEXT, n_batch=rows, n_ubatch=rows, kv_types=("f32", "f32"), mtp="head"
+            )
+            alone = replace(alone, flash_attention=flash_attention)
+            self.head = Context(self.model, alone)
+            drafter = Head(self.head, self.context)
         self.backend = LlamaBackend(self.model, self.context, CONTEXT)
         self.vocabulary = GrammarVocabulary(self.model)
         self.prompts = PromptBuilder(self.model, None, CONTEXT)
@@ -146,7 +159,7 @@ class RealEngine:
     def turn(self) -> None:
         self.loop.call(lambda: None)
         assert self.loop.turn()
-        self.cache.check(self.backend.last_position)
+        books.check(self.cache, self.context.last_position)
 
     def run(self) -> None:
         """Until nothing is left to do, and all that is to be stored is stored."""
@@ -189,4 +202,6 @@ class RealEngine:
     def close(self) -> None:
         self.backend.close()
         self.context.close()
+        if self.head is not None:
+            self.head.close()
         self.model.close()

@@ -12,6 +12,7 @@ _READY = WorkerStatus(
     state="ready",
     progress=Progress("ready", 100.0),
     uptime_seconds=1.0,
+    slots=8,
     running=0,
     queued=0,
     queued_prompt_tokens=0,

@@ -67,7 +67,11 @@ class WorkerProcess:
         command: Sequence[str] | None = None,
         wait_ready: bool = True,
     ) -> WorkerProcess:
-        """`command` stands in for the installed one of `backend`."""
+        """`command` stands in for the installed one of `backend`.
+
+        Nothing is guessed unless flags or `env` say so: guesses follow from earlier requests, rows
+        that are computed together round otherwise, and tests compare texts.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
             process = subprocess.Popen(
@@ -75,7 +79,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
-                env=environment(cache_dir, env),
+                env=environment(cache_dir, {"LLORCH_SPECULATE": "off", **(env or {})}),
                 cwd=folder,  # never the checkout: nothing may depend on it
             )
         worker = cls(process, folder)

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import socketserver
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.certificate import own_certificate
 from worker import cli
-from worker.commands import health
+from worker.commands import health, served
+from worker.flags import parse_flags
+from worker.settings import Settings
 
 
 class Healthy(BaseHTTPRequestHandler):
     status = 200
+    said = b'{"status":"healthy"}'
 
     def do_GET(self) -> None:
-        self.send_response(self.status if self.path == "/health" else 404)
+        is_known = self.path in ("/health", "/v1/models")
+        self.send_response(self.status if is_known else 404)
         self.end_headers()
-        self.wfile.write(b'{"status":"healthy"}')
+        self.wfile.write(self.said)
 
     def log_message(self, *_arguments: object) -> None:
         pass
@@ -73,7 +81,7 @@ def test_one_that_is_not_well_or_not_there_is_a_failure(
     assert cli.main("cpu", ["health", "--port", str(port)]) == 1
     assert "The worker is not well" in capsys.readouterr().err
     assert cli.main("cpu", ["health", "--port", "1"]) == 1
-    assert "The worker at 127.0.0.1, port 1 does not answer" in capsys.readouterr().err
+    assert "The worker at http://127.0.0.1:1 does not answer" in capsys.readouterr().err
     assert cli.main("cpu", ["health", "--port", "0"]) == 2
 
 
@@ -84,4 +92,67 @@ def test_one_that_is_not_well_or_not_there_is_a_failure(
 def test_a_worker_that_listens_on_all_addresses_is_asked_on_its_own(
     listens: str, asked: str
 ) -> None:
-    assert health.reachable(listens) == asked
+    with served.client_of(Settings.load("cpu", {"host": [listens]})) as client:
+        assert client.base_url.host == asked
+
+
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # httpcore's, where none answers
+def test_a_worker_at_a_unix_socket_is_asked_there(
+    first_process: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class AtASocket(socketserver.UnixStreamServer):
+        def get_request(self) -> tuple[Any, Any]:
+            return super().get_request()[0], ("client", 0)
+
+    with AtASocket(str(tmp_path / "s"), Healthy) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        assert cli.main("cpu", ["health", "--uds", str(tmp_path / "s")]) == 0
+        assert capsys.readouterr().out == "healthy\n"
+        server.shutdown()
+    assert cli.main("cpu", ["health", "--uds", str(tmp_path / "none")]) == 1
+    assert f"The worker at {tmp_path / 'none'} does not answer" in capsys.readouterr().err
+
+
+def test_a_certificate_is_trusted_whatever_names_are_in_it(
+    first_process: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = str(own_certificate(tmp_path))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(file)
+    with HTTPServer(("127.0.0.2", 0), Healthy) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        flags = ["--host", "127.0.0.2", "--port", str(server.server_port)]
+        flags += ["--ssl-certfile", file, "--ssl-keyfile", file]
+        assert cli.main("cpu", ["health", *flags]) == 0
+        with served.client_of(Settings.load("cpu", parse_flags("cpu", flags, None))) as client:
+            assert client.get("/health").is_success
+        server.shutdown()
+
+
+@pytest.mark.parametrize("command", ["health", "chat"])
+@pytest.mark.parametrize("said", [b"<html>", b"[]", b'{"data":[]}'])
+def test_what_answers_there_may_be_another_server(
+    port: int,
+    first_process: Path,
+    command: str,
+    said: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Healthy, "said", said)
+    assert cli.main("cpu", [command, "--port", str(port)]) == 1
+    assert capsys.readouterr().err.endswith("is no worker.\n")
+
+
+def test_a_name_that_is_none_is_told(
+    first_process: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main("cpu", ["health", "--host", "a..b"]) == 1
+    assert "The worker at http://a..b:8080 does not answer" in capsys.readouterr().err
+
+
+def test_a_chat_needs_its_certificate(capsys: pytest.CaptureFixture[str]) -> None:
+    files = ("--ssl-certfile", "/nowhere", "--ssl-keyfile", "/nowhere")
+    assert cli.main("cpu", ["chat", *files]) == 2
+    assert "--ssl-certfile is '/nowhere', which is no file" in capsys.readouterr().err

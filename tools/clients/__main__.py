@@ -113,12 +113,12 @@ def served(model: str, scratch: Path, url: str | None) -> Iterator[str]:
         yield url
         return
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    flags = []
+    flags = ["--speculate", "auto"]
     if model == "instruct":
-        flags = ["--model", str(instruct_model(Path(base, "llorch-worker", "clients")))]
+        flags += ["--model", str(instruct_model(Path(base, "llorch-worker", "clients")))]
     if model == "exact":
         single = ["--kv-type", "f32", "--flash-attention", "off"]
-        flags = ["--model", str(bundled_gguf("f32")), "--served-model-name", "tiny", *single]
+        flags += ["--model", str(bundled_gguf("f32")), "--served-model-name", "tiny", *single]
     worker = WorkerProcess.start(*flags, folder=scratch / model, cache_dir=scratch / "cache")
     try:
         yield worker.base_url

@@ -73,10 +73,17 @@ OPENAI: _Fields = {
 
 
 def drawn(rng: Random, least: int, *pools: _Fields) -> dict[str, Any]:
-    """Some of the fields of these pools; often only a few."""
+    """Some of the fields of these pools; often only a few.
+
+    With a penalty on what was said comes how much of it counts: without that, llama-server counts
+    the last 64 tokens, and the worker an answer's own, as OpenAI.
+    """
     fields = {name: values for pool in pools for name, values in pool.items()}
     n_fields = min(len(fields), rng.choice((least, least + 1, least + 3, least + 8)))
-    return {name: rng.choice(fields[name]) for name in rng.sample(sorted(fields), n_fields)}
+    found = {name: rng.choice(fields[name]) for name in rng.sample(sorted(fields), n_fields)}
+    if not {"presence_penalty", "frequency_penalty"}.isdisjoint(found):
+        found.setdefault("repeat_last_n", rng.choice(fields["repeat_last_n"]))
+    return found
 
 
 # --- forms of answers ---

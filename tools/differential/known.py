@@ -45,12 +45,6 @@ def _typical_behind_sigma(asked: Asked, found: Difference) -> bool:
     return {"typical_p", "top_n_sigma"} <= set(asked.body or ())
 
 
-def _punishes_answers(asked: Asked, found: Difference) -> bool:
-    body = asked.body or {}
-    punishes = body.get("frequency_penalty") or body.get("presence_penalty")
-    return bool(punishes) and body.get("repeat_last_n") is None
-
-
 def _keeps_the_end(asked: Asked, found: Difference) -> bool:
     """Whether there are stops, and the worker has llama-server's text and a little more."""
     stops = asked.body.get("stop") or asked.body.get("stop_sequences")
@@ -349,12 +343,6 @@ KNOWN = (
         ("*.input_tokens", "*.prompt"),
         paths=CHATS,
         when=_says('"tools": [{'),
-    ),
-    Known(
-        "without repeat_last_n, frequency and presence penalties count an answer's tokens, as "
-        "OpenAI's; llama-server's count the last 64, the prompt's too",
-        _OF_TEXT,
-        when=_punishes_answers,
     ),
     Known(
         "llama.cpp's typical_p computes with NaN behind top_n_sigma, which leaves zeros behind",

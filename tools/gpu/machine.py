@@ -67,6 +67,7 @@ class Bench:
         folder = Path(tempfile.mkdtemp(prefix="worker-", dir=self.cache))
         running = WorkerProcess.start(
             *patient(self.patience),
+            *("--speculate", "auto"),
             *flags,
             folder=folder,
             cache_dir=self.cache,

@@ -1,5 +1,8 @@
 """The commands that take all flags of the worker, and `llorch-convert`."""
 
+import os
+import signal
+import sys
 from collections.abc import Mapping
 
 SUBCOMMANDS: Mapping[str, str] = {
@@ -10,3 +13,25 @@ SUBCOMMANDS: Mapping[str, str] = {
     "doctor": "Look at everything that a start needs; exit 0 if it would succeed.",
 }
 """Each subcommand's line in `--help`; each takes all flags of the worker."""
+
+
+def open_standard_files() -> None:
+    """Open standard files that the parent closed; otherwise a socket, or a file that is written,
+    would take their numbers."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.set_inheritable(number, True)  # the engine process logs there, too
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)
+
+
+def without_reader() -> int:
+    """Write nothing more: whoever read the output has left, as `head` does. Returns the exit code
+    of a program that SIGPIPE ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 128 + signal.SIGPIPE

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from worker.commands.served import headers_of, own_worker
+from worker.commands.served import headers_of, lost, own_worker
 from worker.errors import WorkerError
 from worker.settings import Settings
 
@@ -136,13 +136,16 @@ async def _stream(client: httpx.AsyncClient, words: random.Random, max_tokens: i
     last: dict[str, Any] = {}
     started: dict[str, Any] = {}
     accept = {"Accept": "application/x-ndjson"}
-    async with client.stream("POST", "/v1/inference", json=body, headers=accept) as response:
-        async for line in response.aiter_lines():
-            last = json.loads(line)
-            if last.get("type") == "started":
-                started = last
-            if last.get("type") == "token" and first_s is None:
-                first_s = time.monotonic() - began
+    try:
+        async with client.stream("POST", "/v1/inference", json=body, headers=accept) as response:
+            async for line in response.aiter_lines():
+                last = json.loads(line)
+                if last.get("type") == "started":
+                    started = last
+                if last.get("type") == "token" and first_s is None:
+                    first_s = time.monotonic() - began
+    except httpx.HTTPError as error:
+        raise lost(error) from error
     seconds = time.monotonic() - began
     if last.get("type") != "end" or first_s is None:
         raise WorkerError(f"A request of the benchmark failed: {last.get('message', last)}.")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import ssl
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,12 +18,11 @@ import httpx
 from rich.console import Console
 from rich.status import Status
 
-from worker.commands.served import headers_of, own_worker
+from worker.commands.served import CONNECT_SECONDS, client_of, headers_of, lost, own_worker
 from worker.errors import WorkerError
 from worker.settings import Settings
 
 _HELP = "/clear forgets the conversation, /system TEXT sets the system prompt, Ctrl-D leaves"
-_CONNECT_SECONDS = 10.0
 _COMMANDS_OF_TERMINALS = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})
 """Control characters, which a model may write and a terminal would obey."""
 
@@ -92,35 +90,20 @@ def run(settings: Settings, *, as_json: bool) -> int:
 @contextlib.contextmanager
 def _worker(settings: Settings) -> Iterator[httpx.Client]:
     """A client of the worker that is asked."""
-    is_secure = settings.certificate is not None
-    host = f"[{settings.host[0]}]" if ":" in settings.host[0] else settings.host[0]
-    url = f"http{'s' * is_secure}://{host}:{settings.port}{settings.api_prefix}"
-    with _client(url, settings, settings.socket_path) as found:
+    with client_of(settings) as found:
         if settings.model is None and _listens(found):
             yield found
             return
-    with own_worker(settings, n_slots=1) as (own, _), _client(own, settings) as started:
-        yield started
-
-
-def _client(url: str, settings: Settings, uds: str | None = None) -> httpx.Client:
-    """A client that trusts the worker's own certificate beside the system's authorities."""
-    trusted = ssl.create_default_context()
-    if settings.certificate is not None:
-        trusted.load_verify_locations(settings.certificate[0])
-    return httpx.Client(
-        base_url=url,
-        headers=headers_of(settings),
-        timeout=httpx.Timeout(None, connect=_CONNECT_SECONDS),
-        trust_env=False,
-        transport=httpx.HTTPTransport(verify=trusted, uds=uds),
-    )
+    with own_worker(settings, n_slots=1) as (url, _):
+        with httpx.Client(base_url=url, headers=headers_of(settings), trust_env=False) as started:
+            started.timeout = httpx.Timeout(None, connect=CONNECT_SECONDS)
+            yield started
 
 
 def _listens(client: httpx.Client) -> bool:
     try:
-        return client.get("/health", timeout=_CONNECT_SECONDS).is_success
-    except httpx.HTTPError:
+        return client.get("/health", timeout=CONNECT_SECONDS).is_success
+    except (httpx.HTTPError, UnicodeError):  # the second for what is no host name
         return False
 
 
@@ -129,12 +112,17 @@ def _model_of(client: httpx.Client) -> str:
     Raises:
         WorkerError: the worker does not say, for example because it wants another token.
     """
-    response = client.get("/v1/models")
-    if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise WorkerError("The worker needs its token or a key: set LLORCH_WORKER_TOKEN to it.")
-    if not response.is_success:
-        raise WorkerError(_message(response.text))
-    return str(response.json()["data"][0]["id"])
+    try:
+        response = client.get("/v1/models")
+        if response.status_code == httpx.codes.UNAUTHORIZED:
+            raise WorkerError("The worker needs its token or a key: set LLORCH_WORKER_TOKEN to it.")
+        if not response.is_success:
+            raise WorkerError(_message(response.text))
+        return str(response.json()["data"][0]["id"])
+    except httpx.HTTPError as error:
+        raise lost(error) from error
+    except (ValueError, LookupError, TypeError):
+        raise WorkerError(f"What answers at {client.base_url} is no worker.") from None
 
 
 def _lines(console: Console, is_asked: bool) -> Iterator[str]:
@@ -176,7 +164,7 @@ def _ask(
                 if line.startswith("data: {"):
                     take(json.loads(line.removeprefix("data: ")), answer, console, waiting)
     except httpx.HTTPError as error:
-        raise WorkerError(f"The connection to the worker was lost: {error}.") from error
+        raise lost(error) from error
     except KeyboardInterrupt:  # closing the stream cancels the request
         answer.finish_reason = "stopped"
     if console is not None:

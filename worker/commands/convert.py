@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import signal
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import get_args
 
+from worker.commands import open_standard_files, without_reader
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
 from worker.errors import ConfigError, ModelError, WorkerError
@@ -28,6 +30,7 @@ _COMMANDS = ("convert", "verify", "inspect", "list", "cache", "adapter")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    open_standard_files()
     sys.exit(run(sys.argv[1:] if arguments is None else arguments))
 
 
@@ -40,15 +43,18 @@ def run(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         options.run(options, report)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return without_reader()
     except WorkerError as error:
         report.failed(error)
         return error.exit_code
     except OSError as error:
         name = f" {error.filename}" if error.filename else ""
-        report.failed(ModelError(f"conversion failed:{name} {error.strerror or error}"))
+        report.failed(ModelError(f"{options.command} failed:{name} {error.strerror or error}"))
         return ModelError.exit_code
     except KeyboardInterrupt:
-        report.failed(ModelError("conversion interrupted; nothing was written"))
+        report.failed(ModelError(f"{options.command} interrupted; no file was written"))
         return 130
     return 0
 
@@ -63,6 +69,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 def _convert(options: argparse.Namespace, report: Reporter) -> None:
     from worker.convert.convert import convert
     from worker.convert.prepare import Options
+    from worker.models.checkpoint_files import checkpoint_files
 
     given = Options(
         outtype=options.outtype,
@@ -72,8 +79,9 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
         n_threads=options.threads,
         projector=options.mmproj,
     )
-    destination = _destination(options)
-    report.finished(convert(_source(options, report), destination, given, report))
+    destination, source = _destination(options), _source(options, report)
+    _keep(checkpoint_files(source), destination)
+    report.finished(convert(source, destination, given, report))
 
 
 def _verify(options: argparse.Namespace, report: Reporter) -> None:
@@ -133,7 +141,9 @@ def _adapter(options: argparse.Namespace, _report: Reporter) -> None:
     from worker.convert.adapter import convert_adapter
     from worker.models.gguf.header import read_header
 
-    count = convert_adapter(options.adapter, read_header(options.base), _destination(options))
+    destination = _destination(options)
+    _keep([options.base, *options.adapter.glob("*")], destination)
+    count = convert_adapter(options.adapter, read_header(options.base), destination)
     if options.progress != "json":
         print(f"{options.destination} adapts {count} weights of {options.base}")
 
@@ -143,6 +153,12 @@ def _destination(options: argparse.Namespace) -> Path:
     if path.is_file() and not options.overwrite:
         raise ConfigError(f"{path} is there already; --overwrite replaces it")
     return path
+
+
+def _keep(files: Iterable[Path], destination: Path) -> None:
+    """Refuse to write to one of the files that are read."""
+    if any(each.exists() and destination.samefile(each) for each in files if destination.exists()):
+        raise ConfigError(f"{destination} is read for this conversion; name another file")
 
 
 # --- their arguments ---------------------------------------------------------------------
@@ -197,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
         "--remove", nargs="+", default=[], metavar="KEY", help="the beginning of one or more keys"
     )
     cache.add_argument(
-        "--older-than", type=float, metavar="DAYS", help="remove what was not used for so long"
+        "--older-than", type=_days, metavar="DAYS", help="remove what was not used for so long"
     )
     cache.set_defaults(run=_cache)
 
@@ -240,6 +256,13 @@ def _n_threads(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= _MOST_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {_MOST_THREADS}")
     return int(text)
+
+
+def _days(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if (days := float(text)) >= 0:
+            return days
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of days")
 
 
 def _source(options: argparse.Namespace, report: Reporter) -> Path:

@@ -222,8 +222,9 @@ def _port(settings: Settings) -> str:
             with socket.socket(family, kind) as listener:
                 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 listener.bind(address)
-        except OSError as error:
-            raise PortInUse(f"{where} cannot be listened on: {error.strerror}") from None
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or "not a host name"
+            raise PortInUse(f"{where} cannot be listened on: {why}") from None
     where = ", ".join(f"{host}:{settings.port}" for host in settings.host)
     return f"{where} is free"
 

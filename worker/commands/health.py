@@ -6,12 +6,11 @@ the worker, also from that process's flags. Runs on the main thread of a command
 
 from __future__ import annotations
 
-import http.client
-import ipaddress
-import json
-import ssl
 from pathlib import Path
 
+import httpx
+
+from worker.commands.served import client_of
 from worker.errors import ConfigError, NotReady
 from worker.settings import Settings
 
@@ -26,17 +25,21 @@ def run(settings: Settings, *, as_json: bool) -> int:
         ConfigError: the settings name no port.
         NotReady: the worker does not answer, or says that it is not well.
     """
-    if not settings.port:
+    if not settings.port and settings.socket_path is None:
         raise ConfigError("--port is 0, so the worker's port is not known here.", field="port")
-    host = reachable(settings.host[0])
+    with client_of(settings, is_probe=True) as client:
+        where = settings.socket_path or client.base_url
+        try:
+            answer = client.get("/health", timeout=_SECONDS)
+        except (httpx.HTTPError, UnicodeError) as error:
+            raise NotReady(f"The worker at {where} does not answer: {error}.") from error
+    if answer.status_code != httpx.codes.OK:
+        raise NotReady(f"The worker is not well: {answer.text}")
     try:
-        status, text = _ask(host, settings)
-    except (OSError, http.client.HTTPException) as error:
-        where = f"{host}, port {settings.port}"
-        raise NotReady(f"The worker at {where} does not answer: {error}.") from error
-    if status != http.client.OK:
-        raise NotReady(f"The worker is not well: {text}")
-    print(text if as_json else json.loads(text)["status"], flush=True)
+        state = answer.json()["status"]
+    except (ValueError, LookupError, TypeError):
+        raise NotReady(f"What answers at {where} is no worker.") from None
+    print(answer.text if as_json else state, flush=True)
     return 0
 
 
@@ -50,32 +53,3 @@ def flags_of_first_process(command: str) -> list[str]:
         return []
     names = [Path(each).name for each in line]
     return line[names.index(command) + 1 :] if command in names else []
-
-
-def reachable(host: str) -> str:
-    """The address itself, or the loopback address where a worker listens on all."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if not address.is_unspecified:
-        return host
-    return "127.0.0.1" if address.version == 4 else "::1"
-
-
-def _ask(host: str, settings: Settings) -> tuple[int, str]:
-    if settings.certificate is None:
-        connection = http.client.HTTPConnection(host, settings.port, timeout=_SECONDS)
-    else:
-        # The certificate is for the names that clients use, and nothing secret is sent.
-        unchecked = ssl.create_default_context()
-        unchecked.check_hostname, unchecked.verify_mode = False, ssl.CERT_NONE
-        connection = http.client.HTTPSConnection(
-            host, settings.port, timeout=_SECONDS, context=unchecked
-        )
-    try:
-        connection.request("GET", f"{settings.api_prefix}/health")
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode("utf-8", "replace")
-    finally:
-        connection.close()

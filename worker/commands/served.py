@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import ssl
 import subprocess
 import sys
 import threading
@@ -14,12 +15,14 @@ from typing import IO, Any
 
 import httpx
 
-from worker.errors import WorkerError, rebuild_error
+from worker.errors import ConfigError, WorkerError, rebuild_error
 from worker.observability.terminal import LiveLine
 from worker.setting_faults import ENV_PREFIX, variable_of
-from worker.setting_files import read_keys
+from worker.setting_files import check_certificate, read_keys
 from worker.settings import BACKEND_FIELDS, FIELDS, Settings, group_of
 from worker.wire.messages import Progress
+
+CONNECT_SECONDS = 10.0
 
 
 def headers_of(settings: Settings) -> dict[str, str]:
@@ -28,6 +31,47 @@ def headers_of(settings: Settings) -> dict[str, str]:
     if token is None and settings.api_key_file is not None:
         token = next(iter(read_keys(settings.api_key_file)))
     return {"Authorization": f"Bearer {token}"} if token else {}
+
+
+def client_of(settings: Settings, *, is_probe: bool = False) -> httpx.Client:
+    """A client of the worker that listens as the settings say. It trusts that worker's certificate
+    alone, whatever names are in it; a probe, which sends nothing secret, any.
+
+    Raises:
+        ConfigError: there is no such certificate, or no key.
+    """
+    trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusted.check_hostname = False
+    if is_probe:
+        trusted.verify_mode = ssl.CERT_NONE
+    elif settings.certificate is not None:
+        check_certificate(settings.certificate)
+        trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        trusted.load_verify_locations(settings.certificate[0])
+    host, scheme = _reachable(settings.host[0]), "https" if settings.certificate else "http"
+    place = f"[{host}]" if ":" in host else host
+    try:
+        url = httpx.URL(f"{scheme}://{place}:{settings.port}{settings.api_prefix}")
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"--host is {host!r}, which is none: {error}.", field="host") from None
+    return httpx.Client(
+        base_url=url,
+        headers={} if is_probe else headers_of(settings),
+        timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+        trust_env=False,
+        transport=httpx.HTTPTransport(verify=trusted, uds=settings.socket_path),
+    )
+
+
+def _reachable(host: str) -> str:
+    """The address itself, or the loopback address where a worker listens on all."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def lost(error: httpx.HTTPError) -> WorkerError:
+    return WorkerError(
+        f"The connection to the worker was lost: {str(error) or type(error).__name__}."
+    )
 
 
 @contextlib.contextmanager
@@ -79,7 +123,9 @@ def _wait_until_ready(log: IO[str], headers: dict[str, str]) -> dict[str, Any]:
     failure: dict[str, Any] = {}
     showing: threading.Thread | None = None
     for line in log:
-        event = json.loads(line) if line.startswith("{") else {}
+        event: dict[str, Any] = {}
+        with contextlib.suppress(ValueError):  # of a library
+            event = json.loads(line) if line.startswith("{") else {}
         if event.get("event") == "worker.listening" and sys.stderr.isatty():
             showing = threading.Thread(target=_show_start, args=(event["port"], headers))
             showing.start()

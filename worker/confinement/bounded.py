@@ -12,6 +12,7 @@ been read, so the program skips its input up to a mark that the asker sends then
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import resource
@@ -22,7 +23,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Literal
 
 from worker.confinement import seccomp
@@ -40,8 +41,14 @@ class Ended(Exception):
         self.why = why
 
 
+class Gone(Exception):
+    """The program itself has died, as when the system runs out of memory; within the walls of the
+    process that asked, no other can be started."""
+
+
 class BoundedProgram:
-    """Starts the program at once, and waits for it at the first request."""
+    """Starts the program at once, and waits for it at the first request. It ends with this
+    process."""
 
     def __init__(self, module: str, *, is_quiet: bool = False) -> None:
         """`module` is the program's; with `is_quiet` nobody sees what it writes to its standard
@@ -56,6 +63,7 @@ class BoundedProgram:
         )
         self.pid = self._process.pid
         self._turn = threading.Lock()
+        atexit.register(self.close)
 
     def close(self) -> None:
         with self._process:  # closes its input, which ends it
@@ -66,10 +74,11 @@ class BoundedProgram:
 
         Raises:
             Ended: there is none.
+            Gone: nor will there be another.
         """
         asking, answers = self._process.stdin, self._process.stdout
         assert asking is not None and answers is not None
-        with self._turn:
+        with self._turn, self._there():
             while select.select([answers], [], [], 0)[0]:
                 self._read(answers)  # of a process that died between two requests
                 self._skip(asking, answers)
@@ -82,6 +91,13 @@ class BoundedProgram:
                 self._skip(asking, answers)
                 raise Ended("time" if how == _LATE else "death")
         return answer
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        try:
+            yield
+        except (BrokenPipeError, EOFError):
+            raise Gone(f"the process {self.pid} that bounds others has died") from None
 
     def _skip(self, asking: IO[bytes], answers: IO[bytes]) -> None:
         asking.write(self._mark)
@@ -98,7 +114,7 @@ class BoundedProgram:
         while left:
             n_bytes = answers.readinto(left)  # type: ignore[attr-defined]
             if not n_bytes:
-                raise RuntimeError(f"the process {self.pid} that bounds others has died")
+                raise EOFError
             left = left[n_bytes:]
         return bytes(found)
 

@@ -136,9 +136,7 @@ def _python() -> Iterator[str]:
 def _linked(folder: str) -> Iterator[str]:
     """Where the packages lie that an installer has only linked: each link, or each file of a
     package, as `uv --link-mode=symlink` does it."""
-    with os.scandir(folder) as found:
-        entries = list(found)
-    for entry in entries:
+    for entry in _entries(folder):
         if entry.is_symlink():
             yield os.path.realpath(entry)
         elif entry.is_dir() and entry.name != "__pycache__":
@@ -146,8 +144,7 @@ def _linked(folder: str) -> Iterator[str]:
 
 
 def _linked_package(package: str) -> Iterator[str]:
-    with os.scandir(package) as found:
-        files = [entry for entry in found if entry.is_symlink() or entry.is_file()]
+    files = [entry for entry in _entries(package) if entry.is_symlink() or entry.is_file()]
     links = [entry for entry in files if entry.is_symlink()]
     if not files:  # a namespace, which has packages
         yield from _linked(package)
@@ -155,6 +152,14 @@ def _linked_package(package: str) -> Iterator[str]:
         real = os.path.realpath(link)
         home = os.path.dirname(real)
         yield home if os.path.basename(home) == os.path.basename(package) else real
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:  # nor can anything be imported from there
+        return []
 
 
 def _nodes(backend: BackendName) -> tuple[str, ...]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from worker.background import in_daemon_thread
 from worker.convert import manifest, verify, weights
 from worker.convert.output import OutputFile
 from worker.convert.prepare import Options, prepare_checked
@@ -27,7 +29,8 @@ def convert(source: Path, destination: Path, options: Options, report: Report) -
     if destination.is_dir():
         raise ModelError(f"{destination} is a folder; name the GGUF file to write")
     report.step("check", 0, 1)
-    hashing = manifest.hashing(source)  # It has a processor to itself while tokens are compared.
+    # It has a processor to itself while tokens are compared.
+    hashing = in_daemon_thread(partial(manifest.digest, source))
     conversion = prepare_checked(source, replace(options, scratch=destination.parent))
     try:
         for sentence in conversion.notes:

@@ -8,8 +8,6 @@ verified (hashlib releases the GIL); the digest is written into the header last.
 from __future__ import annotations
 
 import hashlib
-import threading
-from concurrent.futures import Future
 from pathlib import Path
 
 from worker.convert.family.rules import Metadata
@@ -52,17 +50,3 @@ def digest(folder: Path) -> str:
     files = checkpoint_files(folder)
     lines = (f"{sha256_of_file(path)}  {path.relative_to(folder)}\n" for path in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def hashing(folder: Path) -> Future[str]:
-    """Computes `digest` on a thread of its own, which a conversion that fails leaves behind."""
-    future: Future[str] = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(digest(folder))
-        except BaseException as error:  # The one who asks for the result gets it.
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future

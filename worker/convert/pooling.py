@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from gguf.constants import PoolingType
 
 from worker.convert.checkpoint import Checkpoint
@@ -54,12 +54,9 @@ def _check_dense(folder: Path) -> None:
 
 def _modules(path: Path) -> list[dict[str, Any]]:
     try:
-        modules = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelError(f"{path} is not readable JSON: {error}", path=str(path)) from None
-    if not isinstance(modules, list) or not all(isinstance(m, dict) for m in modules):
-        raise ModelError(f"{path} must hold a list of modules", path=str(path))
-    return modules
+        return msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+    except msgspec.MsgspecError as error:
+        raise ModelError(f"{path} must hold a list of modules: {error}", path=str(path)) from None
 
 
 def _pooling(path: Path) -> PoolingType:

@@ -16,6 +16,7 @@ from worker.convert import architectures, manifest, plausible, reranker, upstrea
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family import metadata as family_metadata
+from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Family, Metadata
 from worker.convert.malformed import told
 from worker.convert.output import ChatTemplate
@@ -169,7 +170,7 @@ def _by_family(
     tensors = plan_tensors(checkpoint, family, config, dims)
     made = Conversion(checkpoint, family.architecture, metadata, tensors)
     _add_vocabulary(made, vocabulary, embeds=pooling is not None)
-    made.notes += _notes(family, config)
+    made.notes += (*_notes(family, config), *_left_out(checkpoint, family, dims))
     if ranks:
         made.chat_template = reranker.with_prompt(made.chat_template)
     return made
@@ -237,6 +238,16 @@ def _notes(family: Family, config: Config) -> Iterator[str]:
     if family.ignores_window and isinstance(window, int) and window > 0:
         if window < config.integer("max_position_embeddings"):
             yield f"llama.cpp attends to the whole context, not to a window of {window}"
+
+
+def _left_out(checkpoint: Checkpoint, family: Family, d: Dims) -> Iterator[str]:
+    by_reason: dict[str, list[str]] = {}
+    for name in sorted(checkpoint.tensors):
+        if why := family.why_left_out(name, d):
+            by_reason.setdefault(why, []).append(name)
+    for why, names in by_reason.items():
+        more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+        yield f"left out {', '.join(names[:2])}{more}: {why}"
 
 
 def _safe_name(name: str, vocabulary: Vocabulary | None) -> str:

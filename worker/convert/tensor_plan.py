@@ -22,7 +22,7 @@ from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import extra_tensors
-from worker.convert.family.rules import Family, Into, Place, without_root
+from worker.convert.family.rules import Family, Into, Place
 from worker.convert.quantize import size_bytes
 from worker.errors import ModelError
 from worker.models.safetensors import TensorInfo
@@ -132,13 +132,11 @@ def _instances(checkpoint: Checkpoint, family: Family, d: Dims) -> Iterable[Inst
     layers: list[dict[str, str]] = [{} for _ in range(d.n_layers)]
     becomes, names = cache(family.becomes), checkpoint.tensors
     for name, info in names.items():
+        if family.why_left_out(name, d) is not None:
+            continue
         at = Place.of(name)
         rules = becomes(at.form)
-        if any(re.fullmatch(p, without_root(name)) for p in family.ignored):
-            continue
         if rules is None or at.layer >= d.n_layers:
-            if at.layer >= d.n_layers and family.ignores_extra_layers:
-                continue
             raise ModelError(
                 f"tensor {name} in {info.path.name} is not known to the {family.architecture} "
                 "family with the sizes in config.json",

@@ -20,8 +20,8 @@ import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import gguf
 
@@ -153,7 +153,7 @@ def tensors(file: Path, *, as_they_are: bool = False) -> list[OutputTensor]:
         dtype, stored = ("U8", (entry.n_bytes,)) if copied else (entry.type_name, shape)
         info = TensorInfo(entry.name, dtype, stored, file, entry.offset, entry.n_bytes)
         n_rows = entry.n_elements // (shape[-1] if len(shape) > 1 else 1)
-        piece = RowSpan(info, 0, n_rows, make=_first if copied else None)
+        piece = RowSpan(info, 0, n_rows, make=itemgetter(0) if copied else None)
         keeps = not copied and entry.type_name == "F32" and _is_small(entry)
         kind = entry.type_name if copied else ""
         outputs.append(OutputTensor(entry.name, shape, (piece,), keep_f32=keeps, kind=kind))
@@ -164,7 +164,3 @@ def _is_small(entry: TensorEntry) -> bool:
     """Whether every output type has the tensor in F32, as the script has it."""
     name = re.sub(r"^blk\.\d+\.", "", entry.name)
     return name.removesuffix(".weight") in F32_ALWAYS or not name.endswith(".weight")
-
-
-def _first(sources: list[Any]) -> Any:
-    return sources[0]

@@ -15,6 +15,8 @@ _LOST = (15, 16)
 """NVML's codes for "GPU is lost" and "reset required"."""
 _UNKNOWN_BYTES = (1 << 64) - 1
 _MOST_PROCESSES = 256
+_known: set[str] = set()
+"""Cards that the library has known; it may not know one at all."""
 
 
 class _ProcessInfo(ctypes.Structure):
@@ -37,12 +39,15 @@ def processes(pci_id: str | None) -> dict[int, int]:
     Raises:
         ResidencyViolation: the driver has lost this device.
     """
-    if pci_id is None or (nvml := _nvml(pci_id)) is None:
+    if pci_id is None or (nvml := _library()) is None:
         return {}
     handle = ctypes.c_void_p()
     code = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_id.encode(), ctypes.byref(handle))
+    if code != _SUCCESS and pci_id not in _known:
+        return {}
     if code != _SUCCESS:
         raise _lost(nvml, code)
+    _known.add(pci_id)
     found = (_ProcessInfo * _MOST_PROCESSES)()
     count = ctypes.c_uint(_MOST_PROCESSES)
     code = nvml.nvmlDeviceGetComputeRunningProcesses_v3(handle, ctypes.byref(count), found)
@@ -75,13 +80,3 @@ def _library() -> ctypes.CDLL | None:
         return None
     nvml.nvmlErrorString.restype = ctypes.c_char_p
     return nvml if nvml.nvmlInit_v2() == _SUCCESS else None
-
-
-@cache
-def _nvml(pci_id: str) -> ctypes.CDLL | None:
-    """The management library; `None` if it is absent or did not know the device at first."""
-    if (nvml := _library()) is None:
-        return None
-    handle = ctypes.c_void_p()
-    code = nvml.nvmlDeviceGetHandleByPciBusId_v2(pci_id.encode(), ctypes.byref(handle))
-    return nvml if code == _SUCCESS else None

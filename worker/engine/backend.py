@@ -64,54 +64,26 @@ class Backend(Protocol):
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
         """The bytes of a token; empty for a control token that is not in `shown`."""
 
-    def first_position(self, slot: int) -> int:
-        """The first position that all layers have of a slot; -1 if there is none."""
-
-    def last_position(self, slot: int) -> int:
-        """The last position in a slot; -1 if it is empty."""
-
-    def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
-        """Keep the first `length` tokens of a slot, with a snapshot of that length if one is given.
-
-        Returns false, without a change, if the memory cannot be cut there. A cut to 0 always works.
-        """
-
-    def take_back(self, slot: int, length: int) -> bool:
-        """Keep the first `length` tokens of a slot, of which the last batch has computed the newest
-        and all that go, in one pass. Returns false if the memory cannot take back so many."""
-
-    def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
-        """Copy the first `length` tokens of `source` to the empty slot `target`.
-
-        Returns false if the memory cannot be cut there; the contents of `target` are undefined
-        then.
-        """
-
-    def snapshot(self, slot: int) -> bytes:
-        """The state of the slot's memory that cannot be cut: recurrent state or windows."""
-
-    def state_bytes(self, slot: int) -> int:
-        """The size of the state of all memory of a slot."""
-
-    def state(self, slot: int, n_bytes: int) -> memoryview | None:
-        """The state of all memory of a slot, for `restore`; `None` if llama.cpp fails."""
-
-    def restore(self, slot: int, state: memoryview) -> bool:
-        """Put a state into an empty slot; returns false, and leaves the slot empty, if it does not
-        fit."""
-
     def divide(self, layout: Divide) -> None:
         """Begin anew with empty cells in this layout.
 
         Raises `VramOom` if the device has no memory for it any more.
         """
 
-    def abort(self) -> None:
-        """Make a running `decode` return early, if it can be rolled back. Any thread may call
-        it."""
+    # --- as `Context` has them; lengths are positions ---
 
-    def resume(self) -> None:
-        """Undo `abort`."""
+    def first_position(self, slot: int) -> int: ...
+    def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool: ...
+    def take_back(self, slot: int, length: int) -> bool: ...
+    def copy(
+        self, source: int, target: int, length: int, snapshot: bytes | None = None
+    ) -> bool: ...
+    def snapshot(self, slot: int) -> bytes: ...
+    def state_bytes(self, slot: int) -> int: ...
+    def state(self, slot: int, n_bytes: int) -> memoryview | None: ...
+    def restore(self, slot: int, state: memoryview) -> bool: ...
+    def abort(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class LlamaBackend:
@@ -138,7 +110,6 @@ class LlamaBackend:
         self.abort = context.abort
         self.resume = context.resume
         self.first_position = context.first_position
-        self.last_position = context.last_position
         self.truncate = context.truncate
         self.take_back = context.take_back
         self.copy = context.copy

@@ -39,10 +39,7 @@ class DraftModel:
 
     def follow(self, sequence: Sequence) -> bool:
         """Compute what was said, a batch of it at a time, up to the last few tokens."""
-        if sequence.request_id != self._request_id:
-            if not self._keeps or sequence.request.cache_salt != self._salt:
-                self._cut(0)
-            self._request_id, self._salt = sequence.request_id, sequence.request.cache_salt
+        self._turn_to(sequence)
         tokens = sequence.tokens
         if len(tokens) + self._most_behind > self._context.n_ctx:
             return False
@@ -64,12 +61,24 @@ class DraftModel:
             guesses += behind
         return [Guess(token, 0) for token in guesses]
 
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
+
     def forget(self, sequence: Sequence) -> None: ...
+
+    def _turn_to(self, sequence: Sequence) -> None:
+        if sequence.request_id != self._request_id:
+            if not self._keeps or sequence.request.cache_salt != self._salt:
+                self._cut(0)
+            self._request_id, self._salt = sequence.request_id, sequence.request.cache_salt
+
+    def _fill(self, tokens: list[int]) -> None:
+        """Make tokens the batch, with logits behind the last."""
+        self._batch.clear()
+        self._batch.add(0, len(self._tokens), tokens, logits=True)
 
     def _compute(self, tokens: list[int]) -> bool:
         """Take tokens in, with logits behind the last; false where that cannot be."""
-        self._batch.clear()
-        self._batch.add(0, len(self._tokens), tokens, logits=True)
+        self._fill(tokens)
         if max(tokens) >= self._context.model.n_vocab or self._context.decode(self._batch) != "ok":
             self._cut(len(self._tokens))
             return False

@@ -1,23 +1,24 @@
-"""Chooses who guesses, at the engine's start, and loads a draft model: planned with the model,
-proven resident like it, warmed up."""
+"""Chooses who guesses, at the engine's start, and loads a draft model or the model's own layers for
+multi-token prediction: planned with the model, proven resident like it, warmed up."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from worker.devices.plan.cells import draft_options
+from worker.devices.plan.cells import draft_options, head_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof
 from worker.devices.select import Selected
 from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
+from worker.engine.mtp import Head
 from worker.engine.speculation import Drafter
 from worker.errors import InsufficientVram, VramOom
 from worker.llama import warmup
-from worker.llama.context import Context
+from worker.llama.context import Context, ContextOptions
 from worker.llama.model import LoadOptions, Model
-from worker.models.gguf.header import read_header
+from worker.models.gguf.header import GgufHeader, read_header
 from worker.observability.logs import get_logger
 from worker.wire.engine_info import DraftInfo, Residency, SpeculationInfo
 from worker.wire.engine_settings import EngineSettings
@@ -32,9 +33,10 @@ def start_guessing(
     residency: Residency,
     selected: Selected,
     plan: Plan,
+    header: GgufHeader,
     threads: int,
 ) -> tuple[Drafter | None, SpeculationInfo, Residency]:
-    """Who guesses, what is told of that, and the residency of the model and a draft model.
+    """Who guesses, what is told of that, and the residency of the model and what guesses for it.
 
     Raises:
         WorkerError: the draft model cannot be loaded, or is not resident on the device.
@@ -48,9 +50,16 @@ def start_guessing(
         return None, SpeculationInfo("off", reason), residency
     if wanted == "ngram":
         return Lookup(keeps=config.engine.prefix_cache), SpeculationInfo("ngram"), residency
+    settings = config.engine
+    if wanted == "mtp":
+        options = head_options(settings, plan.context_length, threads=threads)
+        head = _context(context.model, options, "The model's layers for mtp")
+        model, locked = context.model, settings.mlock
+        both = proof.prove(model, context, selected, header, locked=locked, head=head)
+        warmup.warm_up(model, head)
+        return Head(head, context, keeps=settings.prefix_cache), SpeculationInfo("mtp"), both
     if wanted == "off" or config.draft is None:
         return None, SpeculationInfo("off"), residency
-    settings = config.engine
     draft, where = _load(config.draft, settings, selected, plan.context_length, threads)
     info = _info(config.draft, draft, where)
     n_vocab = min(draft.model.n_vocab, context.model.n_vocab)
@@ -85,13 +94,17 @@ def _load(
     )
     model = Model(file.path, options)
     length = min(context_length, model.trained_context_length)
-    try:
-        context = Context(model, draft_options(settings, length, threads=threads))
-    except VramOom as error:
-        raise InsufficientVram(f"The draft model: {error.message}") from error
+    context = _context(model, draft_options(settings, length, threads=threads), "The draft model")
     where = proof.prove(model, context, selected, header, locked=settings.mlock)
     warmup.warm_up(model, context)
     return context, where
+
+
+def _context(model: Model, options: ContextOptions, whose: str) -> Context:
+    try:
+        return Context(model, options)
+    except VramOom as error:
+        raise InsufficientVram(f"{whose}: {error.message}") from error
 
 
 def _info(file: DraftFile, context: Context, residency: Residency) -> DraftInfo:

@@ -8,6 +8,7 @@ long ones, so that nobody waits for another's long prompt.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from array import array
@@ -18,6 +19,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import astuple
 
+from worker.confinement.bounded import Gone
 from worker.engine.loop import Loop
 from worker.engine.pooling import MOST_OUTPUT_BYTES, Pooling
 from worker.engine.sequence import NO_LIMIT, Sequence
@@ -135,6 +137,9 @@ class Intake:
                     self._take_in(request_id, work)
             except WorkerError as error:
                 self._end(request_id, Failed(request_id, error))
+            except Gone:  # the next engine has one
+                log.exception("engine.intake_failed")
+                os._exit(70)
             except Exception:
                 log.exception("engine.request_failed")
                 fault = InferenceFailed("the engine met an error while it prepared the request")

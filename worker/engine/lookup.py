@@ -71,6 +71,8 @@ class Lookup:
         text.take_in()
         return True
 
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
+
     def forget(self, sequence: Sequence) -> None:
         if self._texts.pop(sequence.request_id, None) is None or not self._keeps:
             return

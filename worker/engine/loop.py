@@ -125,6 +125,11 @@ class Loop:
             step.drafts = self._guess(self.speculation, step.chunks)
         step.chunks = self._decode(step.chunks, step.drafts)
         drawn = self._sample(step.chunks, step.drafts)
+        if self.speculation is not None and len(step.chunks) == 1:
+            [(sequence, start, n_tokens)] = step.chunks
+            if sequence.slot is not None:
+                n_rows = n_tokens + sequence.n_computed - start  # with the right guesses
+                self._native_seconds += self.speculation.read(sequence, start, n_rows)
         if step.has_prompts:
             self._events += prompt_events(self._backend, step.chunks, self._clock())
         with_snapshots = self._scheduler.advance(step)
@@ -206,18 +211,17 @@ class Loop:
                         s: c.end + len(drafts[s]) for c in chunks if (s := c.sequence) in drafts
                     }
                 return chunks
+            if outcome != "no_room":  # then nothing was computed
+                self._roll_back(chunks)
             if drafts:
                 drafts.clear()
-                self._roll_back(chunks)
                 chunks = [c for c in chunks if c.start == c.sequence.n_computed]
-                continue
-            if outcome == "no_room":
+            elif outcome == "no_room":
                 chunks = self._make_room(chunks)
-                continue
-            self._roll_back(chunks)
-            if outcome == "failed":
-                self._fail_youngest(chunks)
-            return []
+            else:
+                if outcome == "failed":
+                    self._fail_youngest(chunks)
+                break
         return []
 
     def _make_room(self, chunks: list[Chunk]) -> list[Chunk]:
@@ -258,16 +262,16 @@ class Loop:
             if start + n_tokens == len(sequence.tokens):
                 self._in_hand[LOOP] = sequence.request_id
                 try:
-                    token = self._backend.sample(sequence.sampler, index)
-                    drawn.append((sequence, index, token))
-                    if draft := drafts.get(sequence):
-                        more = self._verify(sequence, index, draft, token)
-                        right[sequence.request_id] = len(more)
-                        drawn += more
                     sampler = sequence.sampler
+                    tokens = [self._backend.sample(sampler, index)]
+                    if draft := drafts.get(sequence):
+                        tokens += self._verify(sequence, index, draft, tokens[0])
+                        right[sequence.request_id] = len(tokens) - 1
                     if sampler.may_give and sequence.request.sampling.logprobs is None:
                         # A token whose log-probabilities are wanted needs a row before it.
-                        drawn += [(sequence, index, given) for given in sampler.take_given()]
+                        n_more = sequence.n_most - len(sequence.tokens) - len(tokens)
+                        tokens += sampler.take_given(n_more)
+                    drawn += [(sequence, index, token) for token in tokens]
                 except WorkerError as error:
                     self._fail(sequence, error)
         if right and self.speculation is not None:
@@ -277,13 +281,13 @@ class Loop:
         self._native_seconds += seconds
         return drawn
 
-    def _verify(self, sequence: Sequence, index: int, draft: list[int], token: int) -> list[Drawn]:
+    def _verify(self, sequence: Sequence, index: int, draft: list[int], token: int) -> list[int]:
         """Draw on while the guesses behind chunk number `index` are right. Their cells belong to
         the sequence."""
-        drawn: list[Drawn] = []
+        drawn: list[int] = []
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
             token = self._backend.sample(sequence.sampler, index, len(drawn) + 1)
-            drawn.append((sequence, index, token))
+            drawn.append(token)
         sequence.n_computed += len(drawn)
         return drawn
 

@@ -105,12 +105,15 @@ class Scheduler:
         group = self._turns.next() if are_shared else self.running
         # In a split pool, sequences with unlike numbers of rows would take a pass each.
         may_differ = len(group) == 1 or self.limits.one_pass
+        n_free = self.limits.batch - len(group)  # rows that are left when each sequence has one
         for sequence in group:
             n_computed, n_tokens = sequence.n_computed, len(sequence.tokens)
             if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # most are so
                 chunks.append(Chunk(sequence, n_computed, 1))
             elif sequence.is_decoding:
-                chunks.append(Chunk(sequence, n_computed, sequence.n_next if may_differ else 1))
+                n_tokens = min(sequence.n_next, 1 + n_free) if may_differ else 1
+                chunks.append(Chunk(sequence, n_computed, n_tokens))
+                n_free -= n_tokens - 1
             else:
                 prefilling.append(sequence)
         if prefilling and any([s.spans for s in prefilling]):
@@ -119,7 +122,7 @@ class Scheduler:
             step.has_prompts = True
             n_streams = sum([s.is_decoding for s in self.running])
             n_behind = len(self.waiting) + len(prefilling) - 1
-            budget = min(self.pace.budget(n_streams, n_behind), self.limits.batch - len(chunks))
+            budget = min(self.pace.budget(n_streams, n_behind), n_free + len(prefilling))
             self._oldest_first = not self._oldest_first
             chunks += share(prefilling, budget, oldest_first=self._oldest_first)
         if are_shared and (step.has_prompts or not step.chunks):

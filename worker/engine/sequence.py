@@ -86,11 +86,11 @@ class Sequence:
         self.n_prompt = len(self.tokens)
         self.stops = StopMatcher(self.request.stop)
         self.lines = LineGuard(self.request.lines)
-        self.tokens += self.request.produced
 
     def follow_produced(self, piece: Callable[[int, tuple[str, ...]], bytes]) -> None:
-        """Advance the state of its text past the tokens that an earlier engine has sent."""
+        """Go on behind the tokens that an earlier engine has sent."""
         for token in self.request.produced:
+            self.tokens.append(token)
             self.match_stops(self.detokenizer.feed(piece(token, self.request.shown_tokens)))
 
     def match_stops(self, text: str) -> tuple[str, str | None]:

@@ -7,9 +7,9 @@ first that does not, the rest is cut off. Nothing about the answer changes but f
 that are computed together have other last bits. So nothing is guessed for a request that gives a
 seed to have the same text again.
 
-Where the guesses come from is the drafter's business (`lookup`, `draft`); how many are tried is
-decided here. They go along while their measured hits are worth their measured rows, and one account
-of what they won and lost bounds what all of them together can cost. Engine thread.
+Where the guesses come from is the drafter's business (`lookup`, `draft`, `mtp`); how many are tried
+is decided here. They go along while their measured hits are worth their measured rows, and one
+account of what they won and lost bounds what all of them together can cost. Engine thread.
 """
 
 from __future__ import annotations
@@ -67,6 +67,10 @@ class Drafter(Protocol):
 
     def guess(self, sequence: Sequence, most: int) -> Iterable[Guess]:
         """The tokens that may follow, `most` at most."""
+
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> None:
+        """The last pass was this sequence's alone, and has computed the tokens from `start` on; the
+        rows behind these are of wrong guesses."""
 
     def forget(self, sequence: Sequence) -> None:
         """The stream has ended."""
@@ -158,6 +162,16 @@ class Speculation:
             self._forget_costs(n_rows)
         return {s: [g.token for g in guesses] for s, guesses in drafts.items() if guesses}
 
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> float:
+        """Let the drafter read along what the last pass has computed, which was this sequence's
+        alone. Returns the seconds that it took."""
+        if not _may_guess(sequence):
+            return 0.0
+        began = self._clock()
+        self._stream(sequence)  # it is told of its end
+        self._drafter.read(sequence, start, n_rows)
+        return self._clock() - began
+
     def verified(self, right: dict[int, int], seconds: float) -> None:
         """Record how many guesses of each draft were right."""
         n_right = sum(right.values())
@@ -190,7 +204,8 @@ class Speculation:
             stream = self._stream(sequence)
             if stream.untried is not None:
                 at, guess = stream.untried
-                self._learn(stream, guess.kind, sequence.tokens[at] == guess.token)
+                if at < len(sequence.tokens):  # else the step has failed
+                    self._learn(stream, guess.kind, sequence.tokens[at] == guess.token)
                 stream.untried = None
             self._drafter.follow(sequence)
             guesses = found[sequence] = []

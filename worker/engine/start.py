@@ -105,7 +105,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     channel.send([Progress("residency", 0.0)])
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
     drafter, speculation, proof = start_guessing(
-        config, context, proof, selected, plan, budget.threads
+        config, context, proof, selected, plan, header, budget.threads
     )
     template = template_of(model, settings.chat_template)
     if template is None:
@@ -124,7 +124,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     warmup.check_directions(model, context)
     seconds_per_token = 0.0
     if pool is not None:
-        pool([prompts.build("warm-up")])
+        pool.warm_up(prompts.build("warm-up"))
     else:
         seconds_per_token = warmup.warm_up(model, context)
     findings = machine.findings(budget)  # while its files can still be read
@@ -246,6 +246,7 @@ def _load_model(
         mlock=config.engine.mlock,
         tensor_placement=tensor_placement(header, selected.devices),
         metadata=header.overridden,
+        mtp=config.engine.speculate == "mtp" and header.pooling is None,
     )
     model = Model(config.model_path, options, progressed)
     for adapter in config.adapters:

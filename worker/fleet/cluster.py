@@ -71,7 +71,16 @@ class Cluster:
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.address = (environment.get(ADDRESS_VARIABLE) or DEFAULT_ADDRESS).rstrip("/")
         self.is_named = bool(environment.get(ADDRESS_VARIABLE))
-        self._http = httpx.Client(base_url=self.address, timeout=REST_SECONDS, trust_env=False)
+        try:
+            url = httpx.URL(self.address)
+        except httpx.InvalidURL:
+            url = httpx.URL()
+        if url.scheme not in ("http", "https") or not url.host:
+            raise ConfigError(
+                f"{ADDRESS_VARIABLE} is {self.address!r}; it must be a URL such as "
+                f"{DEFAULT_ADDRESS}."
+            )
+        self._http = httpx.Client(base_url=url, timeout=REST_SECONDS, trust_env=False)
 
     def close(self) -> None:
         self._http.close()
@@ -81,8 +90,10 @@ class Cluster:
 
         Raises `NoCluster` if no dashboard answers, `WorkerError` in Ray's own words if it refuses.
         """
-        details: dict[str, Any] = self._call("GET").json()
-        return details
+        try:
+            return dict(self._call("GET").json())
+        except (ValueError, TypeError):
+            raise WorkerError(f"What answers at {self.address} is no Ray cluster.") from None
 
     def deploy(self, configuration: Mapping[str, Any]) -> None:
         self._call("PUT", json=configuration)

@@ -106,12 +106,28 @@ def key_files_of(config: Config | None) -> dict[str, str]:
 
 
 def running_config(details: Mapping[str, Any]) -> Config | None:
-    """The deployed configuration, read from Serve's report; `None` if no fleet runs."""
+    """The deployed configuration, read from Serve's report; `None` if no fleet runs.
+
+    Raises `ConfigError` if Serve runs applications of others, which a fleet would end.
+    """
     apps = details.get("applications", {})
+    others = [name for name, app in apps.items() if not _is_ours(app)]
+    if others:
+        raise ConfigError(
+            f"The cluster serves {', '.join(others)} too, which a fleet would end; "
+            "give the fleet a cluster of its own."
+        )
     if GATEWAY not in apps:
         return None
     configs = [app["deployed_app_config"] for app in apps.values() if app["deployed_app_config"]]
     return {"proxy_location": "Disabled", "applications": configs}
+
+
+def _is_ours(app: Mapping[str, Any]) -> bool:
+    config = app.get("deployed_app_config")
+    if not config:  # it is being deleted, or was not deployed by a configuration
+        return bool(app.get("status") == "DELETING")
+    return str(config.get("import_path")).startswith("worker.fleet.")
 
 
 def names_of(config: Config) -> list[str]:

@@ -42,6 +42,7 @@ from worker.errors import (
     ModelNotFound,
     NotReady,
     PathNotFound,
+    QueueFull,
 )
 from worker.fleet.affinity import key_of
 from worker.fleet.endings import json_object
@@ -56,6 +57,8 @@ from worker.settings import Settings
 FEED_SECONDS = 15.0
 """How long the feed of changes stays open. A browser has six connections for all of its tabs."""
 METRICS_SECONDS = 0.5
+MAX_HELD_BYTES = 256 * 2**20
+"""Of the bodies of all requests whose answers have not begun: another worker may need them."""
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream", "/cancel"))
 _NO_STATE: Any = None
 """Of a worker, for operations that need none."""
@@ -87,6 +90,7 @@ class Gateway(Surface):
     def __init__(self, table: WorkerTable) -> None:
         super().__init__()
         self._table = table
+        self._asks: set[Ask] = set()
         self._jobs: dict[str, Ask] = {}
         self._by_key = Counter[str]()
         """Requests by the name of their key."""
@@ -146,10 +150,19 @@ class Gateway(Surface):
         body = b"".join(await read_parts(request, self, self._fleet.max_body_bytes))
         self.body_bytes -= len(body)
         ask = self._ask(place, operation, request.scope, body, await self._fields_of(request, body))
-        response = await self._own_answer(ask, operation)
-        if response is None:
-            await self._relay(ask, request.receive, send)
-        return response
+        del body  # the request's is let go of when its answer begins
+        self._asks.add(ask)
+        try:
+            n_held = sum(len(each.body) for each in self._asks)
+            if n_held > max(MAX_HELD_BYTES, self._fleet.max_body_bytes):
+                message = "too many requests wait for their answers"
+                raise QueueFull(message, retry_after_seconds=RETRY_AFTER_SECONDS)
+            response = await self._own_answer(ask, operation)
+            if response is None:
+                await self._relay(ask, request.receive, send)
+            return response
+        finally:
+            self._asks.discard(ask)
 
     async def _fields_of(self, request: Request, body: bytes) -> dict[str, Any]:
         """The body's fields. If it is no object, or too much for the parser, there are none, and

@@ -33,7 +33,7 @@ WORKER = b"x-llorch-worker"
 """Of an answer: the worker that made it. Of a request: the one that must."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Ask:
     """A client's request, with the fields that routing reads from it and its state on the way."""
 
@@ -42,6 +42,7 @@ class Ask:
     target: bytes
     headers: Headers
     body: bytes
+    """Empty once its answer has begun."""
     group: str
     names_model: bool
     """Whether it names the group, which is else the first."""
@@ -180,6 +181,7 @@ class Relay:
         try:
             while (chunk := await exchange.chunk()) is not None:
                 if events := tail.whole(chunk):
+                    self._ask.body = b""
                     if not self._has_begun:
                         await self._begin(200, _with_worker(exchange.headers, worker))
                     await self._chunk(events)
@@ -216,6 +218,7 @@ class Relay:
         """Give a whole answer on; in a stream that has begun it can only be an error."""
         if self._has_begun:
             raise error_of_response(answer.status, answer.content)
+        self._ask.body = b""
         headers = answer.headers
         if not answer.header(b"content-length"):
             headers = [*headers, (b"content-length", b"%d" % len(answer.content))]

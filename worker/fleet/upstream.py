@@ -70,6 +70,7 @@ class Exchange:
             lines.append(b"content-length: %d" % len(body))
         lines += [b"connection: close", b"", b""]
         writer.write(b"\r\n".join(lines) + body)
+        del body  # it may be large, and the answer take minutes
         exchange = cls(reader, writer, has_body=method != "HEAD")
         try:
             yield exchange

@@ -55,21 +55,31 @@ class Batch:
         `rows` has the shape (n, width of the model's input) and must live until it is computed;
         `positions` has the shape (1, n), or (4, n) for a model with M-RoPE.
         """
-        n, tokens = len(rows), self._tokens
-        assert n <= self.capacity and rows.flags.c_contiguous
+        n = len(rows)
+        assert n <= self.capacity
         self._positions = np.ascontiguousarray(positions, np.int32)
         self._seq[:n] = array("i", [slot]) * n
         self._logits[:n] = bytes(n - 1) + bytes([logits])
-        pointer = ctypes.POINTER(ctypes.c_float)
+        positions_at = self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        self._point_to(rows, token=None, pos=positions_at)
+        self.at_once = at_once
+
+    def set_states(self, rows: npt.NDArray[np.float32]) -> None:
+        """Give each token a hidden state: (all rows, n_embd), which must live until it is
+        computed."""
+        self._point_to(rows, token=self._tokens.token, pos=self._tokens.pos)
+
+    def _point_to(self, rows: npt.NDArray[np.float32], **own: Any) -> None:
+        assert rows.flags.c_contiguous
+        tokens = self._tokens
         self.native = type(tokens)(
-            n_tokens=n,
-            embd=rows.ctypes.data_as(pointer),
-            pos=self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
+            n_tokens=len(rows),
+            embd=rows.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
             n_seq_id=tokens.n_seq_id,
             seq_id=tokens.seq_id,
             logits=tokens.logits,
+            **own,
         )
-        self.at_once = at_once
 
     @property
     def n_rows(self) -> int:

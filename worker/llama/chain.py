@@ -101,8 +101,7 @@ def min_p(share: float, min_keep: int, kept: Kept) -> Kept:
 
 def typical_p(share: float, min_keep: int, kept: Kept) -> Kept:
     """Those whose surprise is nearest to the entropy (Meister et al. 2022)."""
-    weights = weights_of(kept.logits)
-    weights /= weights.sum(dtype=np.float64)
+    weights = _shares(kept)
     with np.errstate(divide="ignore"):
         surprise = -np.log(weights)
     entropy = _entropy(weights)
@@ -192,9 +191,7 @@ def dynamic_temperature(value: float, spread: float, exponent: float, kept: Kept
     large as it can be."""
     if kept.size <= 1:
         return kept
-    weights = weights_of(kept.logits)
-    weights /= weights.sum(dtype=np.float64)
-    share = _entropy(weights) / math.log(kept.size)
+    share = _entropy(_shares(kept)) / math.log(kept.size)
     lowest = max(0.0, value - spread)
     return temperature(lowest + (value + spread - lowest) * share**exponent, kept)
 

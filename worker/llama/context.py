@@ -69,6 +69,10 @@ class ContextOptions:
     n_back: int = 0
     """How many tokens a recurrent state can take back, where llama.cpp can: it keeps as many more
     states of each sequence."""
+    mtp: Literal["off", "trunk", "head"] = "off"
+    """A trunk hands out the hidden states of all rows. A head computes the model's layers for
+    multi-token prediction alone, from such states and tokens, and hands out its own states of rows
+    with logits."""
 
 
 def rows_with_logits(n_vocab: int, n_sequences: int) -> int:
@@ -113,6 +117,8 @@ class Context:
             rows = options.n_seq_max * rows_with_logits(model.n_vocab, options.n_seq_max)
             params.n_outputs_max = min(options.n_ubatch, rows)
         params.n_rs_seq = options.n_back
+        if options.mtp == "head":
+            params.ctx_type = flat.LLAMA_CONTEXT_TYPE_MTP
         params.swa_full = False  # layers with a window keep only the window's cells
         params.flash_attn_type = {
             "auto": flat.LLAMA_FLASH_ATTN_TYPE_AUTO,
@@ -130,6 +136,8 @@ class Context:
         if not pointer:
             raise VramOom(f"llama.cpp cannot create a context: {library.reason(lines)}")
         self.pointer = pointer
+        if options.mtp != "off":
+            library.hidden_states().enable(pointer, True, options.mtp == "head")
         self._memory = flat.llama_get_memory(pointer)
         self._applied: Applied = ()
         if model.directions is not None:
@@ -139,7 +147,7 @@ class Context:
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         """Views of rows of logits by their address."""
         self.memory_kind = self._memory_kind()
-        if not model.is_recurrent:
+        if not self.memory_kind.recurrent:
             # Half-updated recurrent state cannot be rolled back, so such a model is never aborted.
             flat.llama_set_abort_callback(
                 pointer, self._is_aborted, ctypes.cast(self._abort, ctypes.c_void_p)
@@ -216,6 +224,12 @@ class Context:
             view = self._rows[address] = np.ctypeslib.as_array(pointer, shape)
         return view
 
+    def hidden_states(self, rows: range) -> npt.NDArray[np.float32]:
+        """The hidden states of neighbouring rows of the batch, for a head of one that requested
+        logits: (rows, n_embd), valid until the next `decode`."""
+        pointer = library.hidden_states().row(self.pointer, rows.start)
+        return np.ctypeslib.as_array(pointer, (len(rows), self.model.n_embd))
+
     def pooled(self, slot: int) -> npt.NDArray[np.float32]:
         """A copy of a sequence's pooled output: shape (n_embd,), or (n_cls_out,) if it ranks."""
         pointer = self._flat.llama_get_embeddings_seq(self.pointer, slot)
@@ -259,7 +273,9 @@ class Context:
         if any("SWA KV cache" in line for line in self.load_log):
             window = int(self._flat.llama_model_n_swa(self.model.pointer))
         n_caches = sum("llama_kv_cache: size = " in line for line in self.load_log)
-        kind = MemoryKind(recurrent=self.model.is_recurrent, window=window)
+        # The layers for multi-token prediction have attention alone.
+        is_recurrent = self.model.is_recurrent and self.options.mtp != "head"
+        kind = MemoryKind(recurrent=is_recurrent, window=window)
         if kind.recurrent:
             kind = replace(kind, most_back=int(self._flat.llama_n_rs_seq(self.pointer)))
         return replace(kind, moves_states=kind.cuts_anywhere and n_caches == 1)
@@ -268,7 +284,7 @@ class Context:
         """Keep the first `length` positions of a sequence, with a snapshot of that length if one is
         given.
 
-        Returns false if the memory cannot be cut there.
+        Returns false if the memory cannot be cut there. A cut to 0 always works.
         """
         only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         if snapshot is not None and not (snapshot and self._put(slot, snapshot, only_partial)):

@@ -18,7 +18,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from worker.errors import BackendMismatch
 from worker.installation import check_engine
@@ -238,6 +238,33 @@ def ggml() -> ctypes.CDLL:
     """ggml's registry functions, after `load`."""
     load()
     return _ggml()
+
+
+class HiddenStates(NamedTuple):
+    """llama.cpp's functions that hand out what a model's last layer has put out."""
+
+    enable: Any
+    """(context, whether, of rows with logits alone)."""
+    row: Any
+    """(context, row of the batch): a pointer to that row and those behind it."""
+
+
+@cache
+def hidden_states() -> HiddenStates:
+    """Raises `BackendMismatch` if this llama.cpp has not these functions, which belong to no API:
+    their names are those that a C++ compiler gives them."""
+    lib = ctypes.CDLL("libllama", handle=bindings()._lib._handle)
+    try:
+        enable = lib["_Z26llama_set_embeddings_nextnP13llama_contextbb"]
+        row = lib["_Z30llama_get_embeddings_nextn_ithP13llama_contexti"]
+    except AttributeError as error:
+        raise BackendMismatch(
+            f"--speculate mtp: this llama.cpp does not hand out hidden states ({error}); use the "
+            "wheel that this worker is pinned to, or another --speculate"
+        ) from error
+    enable.restype, enable.argtypes = None, [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
+    row.restype, row.argtypes = ctypes.POINTER(ctypes.c_float), [ctypes.c_void_p, ctypes.c_int32]
+    return HiddenStates(enable, row)
 
 
 def trim_heap() -> None:

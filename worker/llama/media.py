@@ -50,8 +50,14 @@ class Projector:
     """
 
     def __init__(
-        self, model: Model, path: str, device: library.Device | None, threads: int
+        self,
+        model: Model,
+        path: str,
+        device: library.Device | None,
+        threads: int,
+        most_tokens: int = 0,
     ) -> None:
+        """`most_tokens`: of a picture, where its kind takes any size; 0: libmtmd's own number."""
         self._mtmd = _bindings()
         flat = library.load()
         params = self._mtmd.mtmd_context_params_default()
@@ -59,6 +65,8 @@ class Projector:
         params.device = device.handle if device is not None else None
         params.print_timings = False
         params.n_threads = threads
+        if most_tokens:
+            params.image_max_tokens = most_tokens
         # Its compute buffer is there, and known, before the first picture comes.
         params.warmup = True
         with library.log.capture() as lines:

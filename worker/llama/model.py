@@ -55,6 +55,8 @@ class LoadOptions:
     """What replaces that of the file."""
     without_vocabulary: tuple[str, int] | None = None
     """(architecture, number of tokens): do not read the tokens, if only sizes are needed."""
+    mtp: bool = False
+    """Whether its layers for multi-token prediction are loaded, too."""
     extra_buffer_types: bool = True
     """Whether the CPU backend may repack weights into faster layouts during the load."""
 
@@ -112,6 +114,7 @@ class Model:
         }[options.mmap, options.mlock]
         params.vocab_only = options.vocab_only
         params.no_alloc = options.no_alloc
+        params.load_mtp = options.mtp
         params.use_extra_bufts = options.extra_buffer_types
         # llama.cpp reads the arrays until it frees the model.
         self._tensor_overrides = _tensor_overrides(options.tensor_placement)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import accumulate, pairwise
+from itertools import accumulate, cycle, islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -59,6 +59,13 @@ class PooledContext:
         finally:
             context.clear()
         return vectors
+
+    def warm_up(self, text: list[int]) -> None:
+        """Compute a text; on a GPU one as long as any, which takes all memory that a text can take,
+        so that a device without it fails now and not hours later."""
+        options = self._context.options
+        n_tokens = min(options.n_ubatch, options.n_ctx) if options.offload else len(text)
+        self([list(islice(cycle(text), n_tokens))])
 
     def _outputs(self, texts: list[list[int]]) -> list[Vector]:
         context = self._context

@@ -144,10 +144,11 @@ class Sampler:
         self._advance(token)
         return token
 
-    def take_given(self) -> list[int]:
-        """The tokens that are given after the last one, up to the next that must be drawn."""
-        tokens = []
-        while (given := self._next_given()) is not None:
+    def take_given(self, most: int) -> list[int]:
+        """The tokens that are given after the last one, up to the next that must be drawn, and
+        `most` at most."""
+        tokens: list[int] = []
+        while len(tokens) < most and (given := self._next_given()) is not None:
             self._take(given)
             tokens.append(given)
         return tokens

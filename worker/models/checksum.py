@@ -26,7 +26,9 @@ def sha256_of_file(path: Path, cache_dir: Path | None = None) -> str:
         return str(remembered["sha256"])
     digest = _hash(real)
     if _stamp(real) == stamp:
-        _write_note(note, {"path": str(real), "stamp": stamp, "sha256": digest})
+        content = {"path": str(real), "stamp": stamp, "sha256": digest}
+        with contextlib.suppress(OSError):  # without the note, the next start hashes again
+            write_whole(note, json.dumps(content).encode())
     return digest
 
 
@@ -61,10 +63,9 @@ def _read_note(note: Path) -> dict[str, object]:
     return content if is_whole else {}
 
 
-def _write_note(note: Path, content: dict[str, object]) -> None:
-    """Write the note if possible: without it, the next start only has to hash again."""
-    with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=note.parent, delete=False) as file:
-            json.dump(content, file)
-        os.replace(file.name, note)
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that is never seen half written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        file.write(content)
+    os.replace(file.name, path)

@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,7 +37,9 @@ class StoredModel:
     last_used: float
     """Seconds since the epoch."""
     files: tuple[Path, ...]
-    delete: Callable[[], None]
+    delete: Callable[[], object]
+    locks: tuple[Path, ...] = ()
+    """Of whoever makes it."""
 
     def is_used(self) -> bool:
         """Whether a running worker serves one of the files."""
@@ -46,6 +49,15 @@ class StoredModel:
         """Raises `ModelError` if it is in use, or being made."""
         if self.is_used():
             raise ModelError(f"A running worker serves {self.name}; nothing was removed from it.")
+        from filelock import FileLock, Timeout
+
+        for lock in self.locks:
+            try:
+                FileLock(lock, thread_local=False).acquire(timeout=0).lock.release()
+            except Timeout:
+                raise ModelError(
+                    f"{self.name} is being downloaded or converted; nothing was removed from it."
+                ) from None
         self.delete()
 
 
@@ -98,15 +110,16 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
                 delete=cache.delete_revisions(revision.commit_hash).execute,
             )
     for part in cache.incomplete_files:
-        folder = part.file_path.parents[1].name
+        folder, key = part.file_path.parents[1].name, part.file_path.name.partition(".")[0]
         yield StoredModel(
-            key=part.file_path.name.removesuffix(".incomplete"),
+            key=key,
             kind="unfinished",
             name=folder.removeprefix("models--").replace("--", "/"),
             size_bytes=part.size_on_disk,
             last_used=part.file_path.stat().st_mtime,
             files=(),
             delete=part.file_path.unlink,
+            locks=tuple((hub_dir / ".locks" / folder).glob(f"{key}.*lock")),
         )
 
 
@@ -120,7 +133,8 @@ def _conversions(folder: Path) -> Iterator[StoredModel]:
             size_bytes=sum(file.stat().st_size for file in files),
             last_used=path.stat().st_mtime,
             files=tuple(file for file in files if file.suffix == ".gguf"),
-            delete=lambda path=path: _remove_conversion(path),  # type: ignore[misc]
+            delete=partial(shutil.rmtree, path),
+            locks=tuple(path.glob("*.lock")),
         )
 
 
@@ -133,20 +147,6 @@ def _converted_name(folder: Path) -> str:
         except ModelError:
             names.append(f"{path.name} (damaged)")
     return ", ".join(names) or "(unfinished)"
-
-
-def _remove_conversion(folder: Path) -> None:
-    """Remove a conversion; refused while a worker converts into its folder."""
-    from filelock import FileLock, Timeout
-
-    for lock_file in folder.glob("*.lock"):
-        try:
-            FileLock(lock_file, thread_local=False).acquire(timeout=0).lock.release()
-        except Timeout:
-            raise ModelError(
-                f"A worker is converting into {str(folder)!r} now; nothing was removed from it."
-            ) from None
-    shutil.rmtree(folder)
 
 
 # --- what is in use ------------------------------------------------------------------------------

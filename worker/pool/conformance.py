@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             payload = json.loads(self.rfile.read(int(length)))
-        except ValueError:
+        except (ValueError, RecursionError):
             payload = None
         expected = self.server.token
         authorized = expected is None or self.headers["Authorization"] == f"Bearer {expected}"
@@ -130,7 +130,7 @@ def _probe(payload: Any) -> int | None:
         return None
     try:
         return httpx.get(f"{uri}/ready", timeout=_PROBE_SECONDS, trust_env=False).status_code
-    except (httpx.HTTPError, httpx.InvalidURL):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return 0
 
 

@@ -88,8 +88,12 @@ def _shape(payload: Any, fields: _Fields) -> Iterator[str]:
             yield f"{name} is {value!r}"
     if "status" in fields and payload.get("status") not in STATUSES:
         yield f"status is {payload.get('status')!r}, not one of {', '.join(STATUSES)}"
-    parts = urlsplit(str(payload.get("uri")))
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(str(payload.get("uri")))
+        is_http = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_http = False
+    if not is_http:
         yield f"uri is {payload.get('uri')!r}, not an http URL"
 
 

@@ -104,7 +104,8 @@ class Inbox:
             if self._silence_seconds and not self._read_at:
                 self._look()
             self._read_at = time.monotonic()
-            await self.news()
+            self._news.clear()
+            await self._news.wait()
             if self._is_silent:
                 break
         self._is_silent = False

@@ -45,6 +45,8 @@ class WorkerStatus:
     progress: Progress
     """The phase of the start; that of the last start, once the worker is ready."""
     uptime_seconds: float
+    slots: int
+    """Of the engine, or those that it shall have."""
     running: int
     """Requests that hold a slot."""
     queued: int

@@ -109,6 +109,7 @@ class Supervisor:
             state=self.state,
             progress=self._progress,
             uptime_seconds=time.monotonic() - self._started_at,
+            slots=info.slots if info is not None else self._settings.engine.slots,
             running=self._jobs.running,
             queued=self._jobs.queued,
             queued_prompt_tokens=self._jobs.queued_prompt_tokens,

@@ -137,7 +137,7 @@ class DraftInfo:
 class SpeculationInfo:
     """Who guesses what streams say next."""
 
-    kind: Literal["off", "ngram", "draft"]
+    kind: Literal["off", "ngram", "draft", "mtp"]
     reason: str = ""
     """Why nobody does, unless that was asked for."""
     draft: DraftInfo | None = None

@@ -41,6 +41,8 @@ def test_events_of_a_message_come_in_their_order(worker: WorkerProcess) -> None:
     asked = [{"role": "user", "content": parts}]
     streamed = message(worker, stream=True, messages=asked, metadata={"user_id": "x"})
     assert "metadata" in streamed.headers["x-ignored-fields"]
+    failed = message(worker, messages=[{"role": "user", "content": [RESULT | {"is_error": True}]}])
+    assert failed.headers["x-ignored-fields"] == "messages[].content[].is_error"
     events = events_of(streamed)
     assert [events[0]["type"], events[-2]["type"], events[-1]["type"]] == [
         "message_start",

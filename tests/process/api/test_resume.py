@@ -14,7 +14,8 @@ import httpx
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.worker import WorkerProcess, new_job_id
+from tests.support.scripted_api import ScriptedFactory, story
+from tests.support.worker import WorkerProcess, new_job_id, until
 from worker.api.http.stream_log import LEAST_BYTES, StreamLog, Streams
 from worker.settings import Settings
 
@@ -261,6 +262,19 @@ def test_a_place_that_is_none_is_refused_by_name(
         client.post("/v1/chat/completions", json=body, headers=name)
         answer = client.get(url, headers=headers)
         assert answer.status_code == 400 and named in answer.text
+
+
+def test_a_reader_may_leave_before_a_late_head(scripted: ScriptedFactory) -> None:
+    worker = scripted()
+    worker.supervisor.script = [0.5, *story("a", "b")]
+    url, headers = f"{worker.base_url}/execute", RESUME | {"x-llorch-late-head": "1"}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, json={"job_id": "j", "prompt": "x"}, headers=headers, timeout=0.2)
+    until(lambda: httpx.get(f"{url}/j").status_code == 200, 20, lambda: "it was not kept")
+    events = httpx.get(f"{url}/j").text.split("\n\n")
+    assert [field(event.encode(), "event") for event in events[:-1]] == [
+        *("started", "token", "token", "end")
+    ]
 
 
 def test_what_is_dropped_is_told() -> None:

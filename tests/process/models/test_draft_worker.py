@@ -1,9 +1,10 @@
-"""`--draft` on the real process: planned, resident, named, the same text; what cannot guess is
-refused."""
+"""`--draft` and `--speculate mtp` on the real process: planned, resident, named, the same text;
+what cannot guess is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.conftest import StartWorker
 from tests.support.devices.tiny_gguf import Shape, write
 from tests.support.random_models import random_model
 from tests.support.worker import run_to_exit, shown
+from tools.survival import DEFAULT_ROUNDING
+from worker.engine.tokens import common_length
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
 
@@ -18,12 +21,12 @@ PROMPT = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
 def test_a_draft_model_is_planned_resident_and_guesses(
     start_worker: StartWorker, warm_cache: Path
 ) -> None:
-    plain = start_worker("--no-mmap", "--speculate", "off", wait_ready=True)
+    plain = start_worker("--no-mmap", wait_ready=True)
     text = plain.execute(PROMPT, max_tokens=48, temperature=0.0).text
     alone = plain.get("/info").json()
     assert plain.stop() == 0
     assert alone["engine"]["speculation"] == {"kind": "off", "reason": "", "draft": None}
-    draft = ("--draft", str(random_model("dense")), "--no-mmap")
+    draft = ("--draft", str(random_model("dense")), "--no-mmap", "--speculate", "auto")
     worker = start_worker(*draft, wait_ready=True)
     assert worker.execute(PROMPT, max_tokens=48, temperature=0.0).text == text
     info = worker.get("/info").json()
@@ -51,9 +54,34 @@ def test_the_same_model_guesses_right(start_worker: StartWorker) -> None:
     assert worker.stop() == 0
 
 
+def test_the_models_own_layers_are_planned_resident_and_guess(
+    start_worker: StartWorker, warm_cache: Path
+) -> None:
+    model = ("--model", str(random_model("predicting")), "--no-mmap")
+    plain = start_worker(*model, "--speculate", "off", wait_ready=True)
+    text = plain.execute(PROMPT, max_tokens=48, ignore_eos=True, temperature=0.0).text
+    alone = plain.get("/info").json()
+    assert plain.stop() == 0
+    worker = start_worker(*model, "--speculate", "mtp", wait_ready=True)
+    for _ in range(3):
+        answer = worker.execute(PROMPT, max_tokens=48, ignore_eos=True, temperature=0.0)
+        assert answer.text == text
+    info = worker.get("/info").json()
+    assert worker.metric("worker_engine_tokens_accepted") > 0
+    assert worker.stop() == 0
+    assert info["engine"]["speculation"] == {"kind": "mtp", "reason": "", "draft": None}
+    parts, before = info["engine"]["plan"], alone["engine"]["plan"]
+    planned = shown("plan", warm_cache, *model, "--speculate", "mtp")["parts"]
+    assert {planned[part] - parts[part] for part in ("weights", "compute", "draft")} == {0}
+    # The room for hidden states is taken with the first batches.
+    more = parts["draft"] + parts["weights"] - before["weights"]
+    taken = info["residency"]["device_bytes"] - alone["residency"]["device_bytes"]
+    assert 0.5 * more < taken < more
+
+
 def test_a_model_that_cannot_be_guessed_for_says_so(start_worker: StartWorker) -> None:
     model = ("--model", str(random_model("hybrid")), "--draft", str(random_model("dense")))
-    worker = start_worker(*model, wait_ready=True)
+    worker = start_worker(*model, "--speculate", "auto", wait_ready=True)
     engine = worker.get("/info").json()["engine"]
     assert engine["speculation"]["kind"] == "off" and "draft" not in engine["plan"]
     (told,) = worker.logs("engine.speculation_off")
@@ -70,6 +98,7 @@ def test_a_model_that_cannot_be_guessed_for_says_so(start_worker: StartWorker) -
         ("hybrid", (), 3, "cannot guess: its memory is recurrent or windowed"),
         ("dense", ("--speculate", "ngram"), 2, "--speculate is 'ngram': nothing would use it"),
         (None, ("--speculate", "draft"), 2, "no --draft names a model"),
+        (None, ("--speculate", "mtp"), 2, "has no layers for multi-token prediction"),
     ],
 )
 def test_what_cannot_guess_ends_with_a_sentence(
@@ -107,3 +136,24 @@ def test_vocabularies_may_differ_in_what_comes_last(tmp_path: Path, warm_cache: 
     longer.write_bytes(raw.replace(b"w50", b"v50"))
     ended = run_to_exit(*flags, str(longer), "--port", "0", cache_dir=warm_cache)
     assert "its token 309 is 'v50', the model's is 'w50'" in ended.sentence
+
+
+def test_looked_up_guesses_change_a_text_at_near_ties_alone(start_worker: StartWorker) -> None:
+    worker = start_worker("--speculate", "auto", "--threads", "2")
+    asked: Any = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+
+    def said(**more: Any) -> list[int]:
+        tokens: list[int] = worker.post("/v1/inference", asked | more).json()["tokens"]
+        return tokens
+
+    alone = said(seed=1)
+    assert said(seed=1) == alone and worker.metric("worker_engine_tokens_drafted") == 0
+    for _ in range(8):
+        guessed = said()
+        if (at := common_length(guessed, alone)) < len(alone):
+            scored = asked | {"max_tokens": at + 1, "logprobs": 2, "seed": 1}
+            (choice,) = worker.post("/v1/completions", scored).json()["choices"]
+            first, second = choice["logprobs"]["top_logprobs"][at].values()
+            assert abs(first - second) < DEFAULT_ROUNDING, f"token {at}"
+    assert worker.metric("worker_engine_tokens_accepted") > 0
+    assert worker.stop() == 0

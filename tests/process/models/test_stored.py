@@ -85,7 +85,7 @@ def test_a_conversion_under_way_is_left_alone(
     (converted,) = (cache / "converted").iterdir()
     with FileLock(converted / "model-q8_0.lock"):
         assert run("--cache-dir", str(cache), "--remove", converted.name) == 3
-    assert "converting" in capsys.readouterr().err and converted.exists()
+    assert "converted; nothing was removed" in capsys.readouterr().err and converted.exists()
     assert run("--cache-dir", str(cache), "--remove", converted.name) == 0
     assert not converted.exists()
 
@@ -110,3 +110,21 @@ def test_what_a_running_worker_serves_stays(
         worker.kill()
     assert run("--cache-dir", str(cache), "--remove", converted.name) == 0
     assert not converted.exists()
+
+
+@pytest.mark.parametrize("days", ["-1", "nan", "long"])
+def test_days_are_a_number(cache: Path, days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("--cache-dir", str(cache), "--older-than", days)
+    assert f"argument --older-than: '{days}' is no number of days" in capsys.readouterr().err
+
+
+def test_a_download_under_way_is_left_alone(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (partial,) = cache.glob("hub/*/blobs/*.incomplete")
+    with FileLock(cache / "hub/.locks/models--o--r" / f"{'c' * 64}.resume.lock"):
+        assert run("--cache-dir", str(cache), "--remove", "cccc") == 3
+    assert "being downloaded" in capsys.readouterr().err and partial.exists()
+    assert run("--cache-dir", str(cache), "--remove", "cccc") == 0
+    assert not partial.exists()

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import ROOT, until
+from worker.pool import conformance
 from worker.pool.rules import CALLBACK_FIELDS, HEARTBEAT_FIELDS, PoolMessage, judge
 
 EXAMPLES: dict[Any, Any] = {
@@ -68,6 +70,7 @@ def test_messages_count_in_the_order_of_their_arrival() -> None:
         ("callback payload", lambda: [without(callback(), "vram_bytes")]),
         ("callback payload", lambda: [callback(slots=True)]),
         ("callback payload", lambda: [callback(uri="h:1")]),
+        ("callback payload", lambda: [callback(uri="http://[")]),
         ("callback payload", lambda: [callback(protocol="ws")]),
         ("callback payload", lambda: [replace(callback(), payload=None)]),
         ("callback once", lambda: [callback(), callback()]),
@@ -128,3 +131,12 @@ def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWork
     assert any(line.startswith("BREACH  heartbeat payload") for line in lines)
     assert lines[-1].startswith("does not conform: 1 callbacks")
     assert json.loads(lines[0].split(maxsplit=1)[1])
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b'{"uri": "http://\\ud800/"}'])
+def test_odd_bodies_are_answered(body: bytes) -> None:
+    with conformance.Manager() as manager:
+        threading.Thread(target=manager.serve_forever, daemon=True).start()
+        assert httpx.post(f"{manager.url}/ready", content=body).status_code == 200
+        assert not httpx.get(f"{manager.url}/verdict").json()["conforms"]
+        manager.shutdown()

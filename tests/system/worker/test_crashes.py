@@ -45,6 +45,21 @@ def crash_in_mid_stream(
         return sse.collect([*seen, *chunks])
 
 
+def test_where_the_renderers_process_was_killed_the_next_engine_answers(
+    start_worker: StartWorker,
+) -> None:
+    """As the system does that runs out of memory. Within its walls an engine can start no other."""
+    running = start_worker()
+    first = running.engine_pid
+    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+    assert running.post("/v1/chat/completions", chat).status_code == 200
+    children = psutil.Process(first).children(recursive=True)
+    for child in [each for each in children if "worker.engine.text.sandbox" in each.cmdline()]:
+        child.kill()
+    assert running.post("/v1/chat/completions", chat).status_code == 200
+    assert running.engine_pid != first
+
+
 def test_a_death_ends_no_stream(start_worker: StartWorker) -> None:
     name = "SIGSEGV"
     running = start_worker(*survival.EXACT)

@@ -57,7 +57,9 @@ def _template(name: str) -> ChatTemplate:
 
 def _render(name: str, *messages: Any, asks: bool = False) -> str | None:
     try:
-        return _template(name).render(ChatPrompt(messages, (EDIT,), add_generation_prompt=asks))
+        return (
+            _template(name).read(ChatPrompt(messages, (EDIT,), add_generation_prompt=asks)).text()
+        )
     except InvalidRequest:
         return None
 

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.scripted_api import ScriptedWorker
-from worker.api.chat.request import Generate
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, _defaults, defaults_of, is_token_id
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.dialects.anthropic.schema import read as read_messages
 from worker.api.dialects.llama_server.completion import read_completion as read_llama_server
 from worker.api.dialects.llama_server.schema import CompletionBody as LlamaServerBody
 from worker.api.dialects.native.schema import InferenceBody, read_inference
-from worker.api.dialects.ollama.schema import GenerateBody, generate_request
+from worker.api.dialects.ollama.schema import GenerateBody, read_generate
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody, read_chat, read_completion
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.dialects.responses.schema import read as read_responses
@@ -49,7 +48,7 @@ USER = [{"role": "user", "content": "Hi"}]
 class Dialect:
     name: str
     model: Any
-    read: Callable[[Any, Any], Generate]
+    read: Callable[[Any, Any], Any]
     fields: dict[str, Any]
     inside: str = ""
     """The field that has those of sampling."""
@@ -59,7 +58,8 @@ class Dialect:
         return self.model.model_validate({**self.fields, **placed})
 
     def sampling(self, **fields: Any) -> Sampling:
-        return self.read(self.body(**fields), STATE).sampling
+        sampling: Sampling = self.read(self.body(**fields), STATE).sampling
+        return sampling
 
     def faults(self, **fields: Any) -> dict[str, str]:
         with pytest.raises(ValidationError) as caught:
@@ -74,7 +74,7 @@ OPEN = [
     Dialect("messages", MessagesBody, read_messages, {"messages": USER, "max_tokens": 1}),
     Dialect("llama-server", LlamaServerBody, read_llama_server, {"prompt": "a"}),
     Dialect(
-        "ollama", GenerateBody, generate_request, {"model": "m", "prompt": "a", "raw": True},
+        "ollama", GenerateBody, read_generate, {"model": "m", "prompt": "a", "raw": True},
         "options",
     ),
 ]  # fmt: skip

@@ -42,7 +42,8 @@ from worker.api.dialects.native.stream import (
 from worker.api.dialects.ollama.naming import LINES
 from worker.api.dialects.ollama.schema import ChatBody as OllamaChatBody
 from worker.api.dialects.ollama.schema import GenerateBody as OllamaGenerateBody
-from worker.api.dialects.ollama.schema import chat_request, generate_request
+from worker.api.dialects.ollama.schema import read_chat as read_ollama_chat
+from worker.api.dialects.ollama.schema import read_generate as read_ollama_text
 from worker.api.dialects.ollama.stream import ChatAnswer as OllamaChatAnswer
 from worker.api.dialects.ollama.stream import GenerateAnswer as OllamaTextAnswer
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody, read_chat
@@ -314,12 +315,12 @@ CLIENTS = {
         InferenceBody, read_inference, NativeLines, TEXT, join_lines, same, LINE_STREAM
     ),
     "ollama's chat": Client(
-        OllamaChatBody, chat_request, OllamaChatAnswer,
+        OllamaChatBody, read_ollama_chat, OllamaChatAnswer,
         {"model": "tiny", "logprobs": True, "top_logprobs": 1} | CHAT,
         join_ollama, whole_ollama, LINES,
     ),
     "ollama's text": Client(
-        OllamaGenerateBody, generate_request, OllamaTextAnswer,
+        OllamaGenerateBody, read_ollama_text, OllamaTextAnswer,
         {"model": "tiny"} | TEXT, join_ollama, whole_ollama, LINES,
     ),
 }  # fmt: skip

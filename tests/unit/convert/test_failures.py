@@ -224,3 +224,30 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     sentence = capsys.readouterr().err
     assert f"{room:,} bytes free" in sentence and "needs" in sentence
     assert list(target.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_what_is_read_is_not_written_to(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("llama", tmp_path)
+    before = (source / name).read_bytes()
+    assert cli.run([str(source), str(source / name), "--overwrite", "--progress", "none"]) == 2
+    assert f"{name} is read for this conversion" in capsys.readouterr().err
+    assert (source / name).read_bytes() == before
+
+
+def test_a_reader_that_has_enough_is_no_fault(tmp_path: Path) -> None:
+    assert cli.run([str(TINY), str(tmp_path / "m.gguf"), "--progress", "none"]) == 0
+    command = [sys.executable, "-m", "worker.commands.convert", "inspect", str(tmp_path / "m.gguf")]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.close()
+    _, said = child.communicate(timeout=60)
+    assert (child.returncode, said) == (128 + signal.SIGPIPE, b"")
+
+
+def test_closed_standard_files_are_no_place_for_a_model(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m worker.commands.convert {TINY} {tmp_path}/m.gguf <&- >&- 2>&-"
+    assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
+    assert cli.run(["verify", str(TINY), str(tmp_path / "m.gguf"), "--progress", "none"]) == 0

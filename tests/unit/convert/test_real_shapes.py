@@ -65,6 +65,20 @@ def test_a_special_text_that_is_no_token_is_left_out(tmp_path: Path, role: str) 
     assert any("[NOWHERE]" in note for note in prepared(source).notes)
 
 
+def test_tensors_that_are_left_out_are_named_with_the_reason(tmp_path: Path) -> None:
+    source = checkpoint("bert", tmp_path)
+    add_tensor(source, "bert.embeddings.position_ids", "U8", 8)
+    for name in ("cls.predictions.bias", "cls.seq.weight", "cls.seq.bias"):
+        add_tensor(source, name, "U8", 8)
+    notes = [note for note in prepared(source).notes if note.startswith("left out")]
+    assert "left out bert.embeddings.position_ids: llama.cpp computes them" in notes
+    assert [note for note in notes if note.endswith("more: they are for another task")]
+    source = checkpoint("exaone-moe", tmp_path)
+    add_tensor(source, "mtp.layers.0.enorm.weight", "U8", 8)
+    reason = "they predict further tokens"
+    assert f"left out mtp.layers.0.enorm.weight: {reason}" in prepared(source).notes
+
+
 @pytest.mark.parametrize("dtype", ["U8", "BOOL"])
 def test_ignored_tensors_may_be_of_any_type(tmp_path: Path, dtype: str) -> None:
     source = checkpoint("gpt-2", tmp_path)

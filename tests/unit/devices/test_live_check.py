@@ -76,7 +76,8 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
 
         monkeypatch.setattr(library, "devices", lambda: list(now) or [GPU, OTHER])
         monkeypatch.setattr(library, "properties_of", properties_of)
-        monkeypatch.setattr(nvidia, "_nvml", lambda _pci_id: nvml)
+        monkeypatch.setattr(nvidia, "_library", lambda: nvml)
+        monkeypatch.setattr(nvidia, "_known", {CARD})
         live_check.check(SELECTED, held or HELD)
 
     return run

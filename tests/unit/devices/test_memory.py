@@ -16,7 +16,7 @@ from tests.support.random_adapters import random_adapter
 from tests.support.random_models import KINDS, Kind, random_model
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
-from worker.devices.plan.cells import KvCache, context_options
+from worker.devices.plan.cells import STATES_AHEAD, KvCache, context_options, head_options
 from worker.devices.plan.placement import tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof as residency
@@ -120,6 +120,51 @@ def test_what_adapters_take_while_they_are_computed_is_planned(
     without, bound = (each.parts["compute"] for each in (plain, plan))
     print(f"{kind}, flash attention {flash_attention}: {without:,} → {taken:,}, planned {bound:,}")
     assert without <= taken <= bound < taken + plan.parts["margin"]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_layers_for_multi_token_prediction_are_planned(
+    backend: str, config: MakeConfig, gpu: int
+) -> None:
+    """Their weights, their context, and the room for the hidden states that they are given."""
+    path = str(random_model("predicting", width=4))
+    index = gpu if backend == "cuda" else 0
+    given = config(backend, model_path=path, cuda_device=index, mmap=False, slots=2)
+    given = given.but(context_length=1024, speculate="mtp")
+    plan, selected = planned(given)
+    without, _ = planned(given.but(speculate="off"))
+    header = read_header(path)
+    placed = tensor_placement(header, selected.devices)
+    options = LoadOptions(devices=selected.devices, mmap=False, tensor_placement=placed, mtp=True)
+    model = Model(path, options)
+    kv = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
+    context = Context(model, context_options(given.settings, kv, threads=1, embeds=False))
+    head = Context(model, head_options(given.settings, plan.context_length, threads=1))
+    alone, both = (
+        residency.prove(model, context, selected, header, locked=False, head=each)
+        for each in (None, head)
+    )
+    batch = Batch(context.options.n_batch)
+    batch.add(0, 0, [1] * context.options.n_ubatch, logits=True)
+    context.steer(None)  # what llama.cpp has room for is laid out anew
+    with library.log.capture() as lines:
+        assert context.decode(batch) == "ok"
+    batch.close()
+    for each in (head, context, model):
+        each.close()
+    weights = [b for b in alone.buffers if b.kind == "weights" and b.is_on_host != selected.is_gpu]
+    told = sum(buffer.size_bytes for buffer in weights)
+    assert plan.parts["weights"] == pytest.approx(told, rel=0.01)
+    assert plan.parts["weights"] > without.parts["weights"]
+    taken = sum(b.size_bytes for b in both.buffers) - sum(b.size_bytes for b in alone.buffers)
+    states = 4 * model.n_embd * (head.options.n_ubatch + STATES_AHEAD)
+    needed = plan.parts["draft"] + plan.host_parts.get("draft", 0)
+    assert needed == pytest.approx(taken + states, rel=0.01)
+    computes = parse(lines).bytes_of("compute") - plan.host_parts.get("compute", 0)
+    print(f"{backend}: {without.parts['compute']:,} → {computes:,} of {plan.parts['compute']:,}")
+    of_states = 4 * model.n_embd * context.options.n_ubatch
+    assert 0.99 * without.parts["compute"] <= computes <= 1.01 * plan.parts["compute"]
+    assert plan.parts["compute"] == without.parts["compute"] + of_states
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -8,12 +8,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from builds import pins, sdist
@@ -31,11 +32,14 @@ from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
 from worker.errors import ResidencyViolation
 from worker.llama import library
+from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.llama.model import LoadOptions, Model
 from worker.llama.pooled import PooledContext
 from worker.models.gguf.header import read_header
+from worker.wire.backends import BACKENDS
 from worker.wire.engine_info import Buffer, Residency
+from worker.wire.messages import DecodeOutcome
 
 
 @contextmanager
@@ -149,6 +153,49 @@ def test_an_encoder_takes_a_text_as_long_as_any_context(config: MakeConfig, tmp_
         with loaded(given, selected, mmap=False) as (_, context):
             (vector,) = PooledContext(context)([[1] * length])
         assert np.isfinite(vector).all(), length
+
+
+def test_the_first_text_is_as_long_as_any_where_a_device_might_lack_the_memory(
+    config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(other.encoder(tmp_path / "model.gguf"))
+    given = config("cpu", model_path=path, context_length=100)
+    selected = select_device(given.settings)
+    n_rows: list[int] = []
+
+    def counted(decode: Callable[[Batch], DecodeOutcome]) -> Callable[[Batch], DecodeOutcome]:
+        def decoding(batch: Batch) -> DecodeOutcome:
+            n_rows.append(batch.n_rows)
+            return decode(batch)
+
+        return decoding
+
+    with loaded(given, selected, mmap=False) as (model, context):
+        for offload in (False, True):
+            with closing(Context(model, replace(context.options, offload=offload))) as made:
+                pool = PooledContext(made)
+                monkeypatch.setattr(made, "decode", counted(made.decode))
+                pool.warm_up([1, 2, 3])
+    assert n_rows == [3, 100]
+
+
+def test_a_long_texts_workspace_is_planned(config: MakeConfig, tmp_path: Path) -> None:
+    """Without flash attention: a text's scores are kept in a second type."""
+    path = str(other.encoder(tmp_path / "model.gguf"))
+    given = config("cpu", model_path=path, context_length=other.CONTEXT)
+    given = given.but(flash_attention="off")
+    selected, header = select_device(given.settings), read_header(path)
+    plan = memory.plan(header, given.settings, selected.devices, cpu_budget(1), "m")
+    process = psutil.Process()
+    with loaded(given, selected, mmap=False) as (_, context):
+        pool = PooledContext(context)
+        before = process.memory_info().rss
+        pool([[1] * other.CONTEXT])
+        grown = process.memory_info().rss - before
+    workspace = plan.parts["margin"] - BACKENDS["cpu"].margin_bytes
+    print(f"{grown:,} of {plan.parts['compute'] + plan.parts['output'] + workspace:,}")
+    assert workspace == plan.parts["compute"] // 2
+    assert grown <= plan.parts["compute"] + plan.parts["output"] + workspace
 
 
 def test_llama_cpp_makes_the_output_layer_first_for_the_architectures_that_are_named() -> None:

@@ -912,19 +912,3 @@ def test_a_state_replaces_those_that_it_makes_superfluous(
     memory.drop(state)
     memory.drop(state)
     assert state not in memory.states
-
-
-# --- the integrity check ---------------------------------------------------------------------
-
-
-def test_the_check_finds_what_differs() -> None:
-    cache = cache_of()
-    slot = keep(cache, some(50))
-    at = {index: -1 for index in range(4)} | {slot.index: 49}
-    cache.check(at.__getitem__)
-    for wrong in (48, 50):
-        with pytest.raises(AssertionError):
-            cache.check((at | {slot.index: wrong}).__getitem__)
-    cache.moves.append(Truncate(0, 0))
-    with pytest.raises(AssertionError):
-        cache.check(at.__getitem__)

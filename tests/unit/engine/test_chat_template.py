@@ -18,7 +18,7 @@ SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 
 def render(source: str, *messages: Mapping[str, Any], **options: Any) -> str:
     prompt = ChatPrompt(messages, **options)
-    return ChatTemplate(source, SPECIAL).render(prompt)
+    return ChatTemplate(source, SPECIAL).read(prompt).text()
 
 
 USER = {"role": "user", "content": "Hi & <bye>"}

@@ -162,6 +162,22 @@ def test_streams_beside_each_other_say_what_they_say_alone(
     several.close()
 
 
+def test_given_tokens_and_prompts_share_a_batch(engine: RealEngine) -> None:
+    """Several tokens may be given at once, to several streams: together with a prompt they would be
+    more rows than a batch has."""
+    small = RealEngine(slots=3, kv_unified=True, batch=8, prefill_budget=8)
+    asked = [submitted(small, 1, 0.0), submitted(small, 2, 0.0)]
+    while not all(map(small.text, asked)):
+        small.turn()
+    asked.append(small.submit("A long prompt. " * 8, max_tokens=4, ignore_eos=True))
+    small.run()
+    alone = [submitted(engine, seed, 0.0) for seed in (1, 2)]
+    engine.run()
+    assert [small.text(each) for each in asked[:2]] == [engine.text(each) for each in alone]
+    assert len(small.ids(asked[2])) == 4
+    small.close()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_memory_takes_forced_tokens(kind: Kind) -> None:
     engine = RealEngine(path=random_model(kind))

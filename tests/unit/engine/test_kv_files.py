@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import os
 import time
-from array import array
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.worker import until
 from worker.engine.cache.disk import Disk
-from worker.engine.cache.disk_file import Damaged, Prefix, read, read_entry, write
-from worker.engine.cache.moves import Snapshot
+from worker.engine.cache.disk_file import Damaged, read, read_entry, write
+from worker.engine.cache.moves import Snapshot, State
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
-from worker.wire.adapters import Applied, Scope
+from worker.wire.adapters import Scope
 
 KEY = b"k" * 32
 CUT_ANYWHERE = MemoryKind()
-PREFIX = Prefix(array("i", range(40)), memoryview(b"state" * 20), (Snapshot(33, b"window"),))
+NOBODYS = Scope()
+
+
+def state(
+    tokens: Iterable[int],
+    data: bytes,
+    snapshots: tuple[Snapshot, ...] = (),
+    scope: Scope = NOBODYS,
+) -> State:
+    return State([*tokens], scope, len(data), memoryview(data), [*snapshots])
+
+
+STATE = state(range(40), b"state" * 20, (Snapshot(33, b"window"),))
 
 
 def opened(
@@ -38,10 +51,10 @@ def opened(
     )
 
 
-def stored(store: Disk, prefix: Prefix, salt: str | None = None, adapters: Applied = ()) -> None:
-    """Write a prefix, and wait for that."""
+def stored(store: Disk, state: State) -> None:
+    """Write a state, and wait for that."""
     written: list[bool] = []
-    store.write(prefix, Scope(salt, adapters), lambda: written.append(True))
+    store.write(state, lambda: written.append(True))
     until(lambda: bool(written), 30, lambda: "nothing is written")
 
 
@@ -53,46 +66,45 @@ def files(folder: Path) -> list[Path]:
 
 
 def test_a_file_is_read_as_it_was_written_and_is_its_users_alone(tmp_path: Path) -> None:
-    entry = write(tmp_path / "one.kv", PREFIX, "salt", KEY)
+    entry = write(tmp_path / "one.kv", STATE, "salt", KEY)
     assert entry.path.stat().st_mode & 0o777 == 0o600
     assert entry.size_bytes == entry.path.stat().st_size
     found = read_entry(entry.path)
-    assert (found.tokens, found.salt) == (PREFIX.tokens, "salt")
-    prefix = read(found, KEY)
-    assert (prefix.tokens, bytes(prefix.state)) == (PREFIX.tokens, bytes(PREFIX.state))
-    assert [(each.length, each.data) for each in prefix.snapshots] == [(33, b"window")]
-    assert memoryview(prefix.state.obj).nbytes == len(prefix.state), (
-        "no part keeps the others in memory"
-    )
+    assert (found.tokens.tolist(), found.salt) == (STATE.tokens, "salt")
+    again = read(found, Scope("salt"), KEY)
+    assert again.data is not None and (again.n_bytes, again.scope) == (100, Scope("salt"))
+    assert (again.tokens, bytes(again.data)) == (STATE.tokens, b"state" * 20)
+    assert [(each.length, each.data) for each in again.snapshots] == [(33, b"window")]
+    assert memoryview(again.data.obj).nbytes == 100, "no part keeps the others in memory"
     assert os.listdir(tmp_path) == ["one.kv"]
 
 
 def test_a_wrong_bit_anywhere_is_found(tmp_path: Path) -> None:
-    path = write(tmp_path / "one.kv", PREFIX, "", KEY).path
+    path = write(tmp_path / "one.kv", STATE, "", KEY).path
     content = path.read_bytes()
     for position in range(len(content)):
         changed = bytearray(content)
         changed[position] ^= 1 << position % 8
         path.write_bytes(changed)
         with pytest.raises(Damaged):
-            read(read_entry(path), KEY)
+            read(read_entry(path), NOBODYS, KEY)
 
 
 @pytest.mark.parametrize("length", [0, 7, 30, 200, -1])
 def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, length: int) -> None:
-    path = write(tmp_path / "one.kv", PREFIX, "", KEY).path
+    path = write(tmp_path / "one.kv", STATE, "", KEY).path
     path.write_bytes(path.read_bytes()[:length])
     with pytest.raises(Damaged):
         read_entry(path)
 
 
 def test_what_others_may_have_made_is_not_read(tmp_path: Path) -> None:
-    entry = write(tmp_path / "one.kv", PREFIX, "", KEY)
+    entry = write(tmp_path / "one.kv", STATE, "", KEY)
     with pytest.raises(Damaged, match="another"):
-        read(entry, b"x" * 32)
+        read(entry, NOBODYS, b"x" * 32)
     entry.path.chmod(0o640)
     with pytest.raises(Damaged, match="others"):
-        read(entry, KEY)
+        read(entry, NOBODYS, KEY)
     (tmp_path / "link.kv").symlink_to(entry.path)
     with pytest.raises(Damaged, match="link"):
         read_entry(tmp_path / "link.kv")
@@ -106,8 +118,8 @@ def test_what_others_may_have_made_is_not_read(tmp_path: Path) -> None:
 
 def test_the_longest_prefix_of_the_same_tenant_is_found(tmp_path: Path) -> None:
     store = opened(tmp_path)
-    stored(store, Prefix(array("i", range(40)), memoryview(b"a")), "tenant")
-    stored(store, Prefix(array("i", [*range(20), 7, 8]), memoryview(b"b")), "tenant")
+    stored(store, state(range(40), b"a", scope=Scope("tenant")))
+    stored(store, state([*range(20), 7, 8], b"b", scope=Scope("tenant")))
     for again in (store, opened(tmp_path)):
         found = again.longest([*range(30), 99], Scope("tenant"))
         assert found is not None and found[1] == 30 and len(found[0].tokens) == 40
@@ -126,35 +138,35 @@ def test_a_longer_prefix_takes_the_place_of_those_it_can_be_cut_to(
     store = opened(tmp_path, kind=kind)
     for n_tokens in (40, 50, 60):
         snapshots = (Snapshot(50, b"after fifty"),) if n_tokens == 60 else ()
-        stored(store, Prefix(array("i", range(n_tokens)), memoryview(b"s"), snapshots))
+        stored(store, state(range(n_tokens), b"s", snapshots))
     assert sorted(len(read_entry(path).tokens) for path in files(tmp_path)) == left
     assert store.counts.evicted == 0
 
 
 def test_a_prefix_is_of_its_adapters_wherever_another_worker_has_them(tmp_path: Path) -> None:
     store = opened(tmp_path, adapters=("hash of a", "hash of b"))
-    stored(store, PREFIX, adapters=((1, 0.5),))
+    stored(store, replace(STATE, scope=Scope(None, ((1, 0.5),))))
     other = opened(tmp_path, adapters=("hash of b",))
-    assert other.has(PREFIX.tokens, Scope(None, ((0, 0.5),)))
+    assert other.has(STATE.tokens, Scope(None, ((0, 0.5),)))
     for scope in (Scope(), Scope("a", ((0, 0.5),)), Scope(None, ((0, 1.0),))):
-        assert not other.has(PREFIX.tokens, scope)
-    assert not store.has(PREFIX.tokens, Scope(None, ((0, 0.5),)))
+        assert not other.has(STATE.tokens, scope)
+    assert not store.has(STATE.tokens, Scope(None, ((0, 0.5),)))
 
 
 def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
     store = opened(tmp_path, limit_bytes=3500)
     for first in range(3):
-        tokens = array("i", range(first, first + 10))
-        stored(store, Prefix(tokens, memoryview(bytes(1000))))
+        tokens = range(first, first + 10)
+        stored(store, state(tokens, bytes(1000)))
         found = store.longest(tokens, Scope())
         assert found is not None
         os.utime(found[0].path, (first, first))
     used = store.longest(range(10), Scope())
     assert used is not None
-    got: list[Prefix | None] = []
-    store.read(used[0], got.append)
+    got: list[State | None] = []
+    store.read(used[0], NOBODYS, got.append)
     until(lambda: got, 30, lambda: "nothing is read")
-    stored(store, Prefix(array("i", range(9, 19)), memoryview(bytes(1000))))
+    stored(store, state(range(9, 19), bytes(1000)))
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 3500
     assert used[0].path in files(tmp_path)
     assert store.longest(range(1, 11), Scope()) is None, "the second was the longest unused"
@@ -162,17 +174,17 @@ def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
 
 
 def test_another_models_files_are_neither_used_nor_removed(tmp_path: Path) -> None:
-    stored(opened(tmp_path), PREFIX)
+    stored(opened(tmp_path), STATE)
     other = opened(tmp_path, binding="c" * 64)
-    assert other.longest(PREFIX.tokens, Scope()) is None
+    assert other.longest(STATE.tokens, Scope()) is None
     assert len(files(tmp_path)) == 1
     # Not even under a name of its own.
     files(tmp_path)[0].rename(tmp_path / f"{'c' * 16}-1.kv")
     other = opened(tmp_path, binding="c" * 64)
-    found = other.longest(PREFIX.tokens, Scope())
+    found = other.longest(STATE.tokens, Scope())
     assert found is not None
-    got: list[Prefix | None] = []
-    other.read(found[0], got.append)
+    got: list[State | None] = []
+    other.read(found[0], NOBODYS, got.append)
     until(lambda: got, 30, lambda: "nothing is read")
     assert got == [None] and files(tmp_path) == []
 
@@ -180,10 +192,10 @@ def test_another_models_files_are_neither_used_nor_removed(tmp_path: Path) -> No
 def test_a_damaged_file_is_told_of_and_removed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stored(opened(tmp_path), PREFIX)
+    stored(opened(tmp_path), STATE)
     path = files(tmp_path)[0]
     path.write_bytes(b"LLORCHKV but nothing else that is right" * 3)
-    assert opened(tmp_path).longest(PREFIX.tokens, Scope()) is None
+    assert opened(tmp_path).longest(STATE.tokens, Scope()) is None
     told = capsys.readouterr()
     assert "kv_store.ignored" in told.out + told.err and path.name in told.out + told.err
     assert files(tmp_path) == []

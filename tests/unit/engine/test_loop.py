@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support import books
 from tests.support.byte_backend import ByteBackend, expected_answer, make_sequence, under
 from tests.support.frames import by_request
 from worker.engine.cache.disk import Disk
@@ -143,7 +144,7 @@ class Engine:
 
     def check(self) -> None:
         """The books say what the backend has."""
-        self.cache.check(self.backend.last_position)
+        books.check(self.cache, self.backend.last_position)
         for slot in self.cache.slots:
             tokens = under(slot.scope.adapters, slot.tokens[: slot.n_cells])
             assert self.backend.tokens_of(slot.index) == tokens
@@ -347,3 +348,16 @@ def test_a_stop_ends_the_stream_and_is_not_sent() -> None:
     assert isinstance(end := engine.end(1), Finished)
     assert (end.stop_reason, end.stop_sequence) == ("STOP_SEQUENCE", stop)
     assert engine.text(1) == answer[: answer.index(stop)]
+
+
+def test_another_engine_finds_the_stops_that_the_first_would_have() -> None:
+    """Those that begin before `min_tokens` are none."""
+    prompt = b"a prompt"
+    answer = expected_answer(prompt, 12, CONTEXT)
+    assert len(answer) == 12
+    for n_said in (5, 6, 7):
+        engine = Engine()
+        said, stop = tuple(answer[:n_said]), (answer[4:8].decode(),)
+        engine.submit(1, prompt, max_tokens=12, stop=stop, min_tokens=6, produced=said)
+        engine.run()
+        assert engine.text(1).encode() == answer[n_said:]

@@ -11,7 +11,9 @@ import functools
 import random
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +30,16 @@ CASES = [(kind, unified) for kind in KINDS if kind != "experts" for unified in (
 
 
 class Alone:
-    """Greedy answers, each computed by itself from its first token on."""
+    """Greedy answers, each computed by itself from its first token on; `options` are what they may
+    be asked for with."""
 
-    def __init__(self, kind: Kind, adapters: tuple[Path, ...] = ()) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        adapters: tuple[Path, ...] = (),
+        options: Sequence[Mapping[str, Any]] = ({},),
+    ) -> None:
+        self._options = options
         self._engine = RealEngine(
             slots=1,
             path=random_model(kind),
@@ -40,20 +49,21 @@ class Alone:
         )
         self.answer = functools.cache(self._answer)
 
-    def _answer(self, prompt: tuple[int, ...], adapters: Applied) -> tuple[list[int], list[float]]:
+    def _answer(
+        self, prompt: tuple[int, ...], adapters: Applied, option: int
+    ) -> tuple[list[int], list[float]]:
         """Token ids, and the margin of each over the second best."""
-        request_id = self._engine.submit(
-            prompt, max_tokens=ANSWER, ignore_eos=True, logprobs=2, adapters=adapters
-        )
+        asked = {"max_tokens": ANSWER, "ignore_eos": True, **self._options[option], "logprobs": 2}
+        request_id = self._engine.submit(prompt, adapters=adapters, **asked)
         self._engine.run()
         tops = [entry.top for entry in self._engine.logprobs(request_id)]
         return self._engine.ids(request_id), [first[2] - second[2] for first, second in tops]
 
     def differs(
-        self, prompt: tuple[int, ...], ids: list[int], adapters: Applied = ()
+        self, prompt: tuple[int, ...], ids: list[int], adapters: Applied = (), option: int = 0
     ) -> str | None:
         """What is wrong with an answer, if anything is."""
-        expected, margins = self.answer(prompt, adapters)
+        expected, margins = self.answer(prompt, adapters, option)
         for index, (own, other) in enumerate(zip(expected, ids, strict=False)):
             if own != other:
                 margin = margins[index]
@@ -136,7 +146,7 @@ def test_no_state_is_read_or_written_where_a_copy_waits(kind: Kind) -> None:
     engine = RealEngine(3, path=random_model(kind), flash_attention="off")
     backend, told = engine.backend, tuple(range(300, 360))
     engine.generate(told, max_tokens=1)
-    length = backend.last_position(0) + 1
+    length = engine.context.last_position(0) + 1
     state = backend.state(0, backend.state_bytes(0))
     assert state is not None and backend.copy(0, 2, length)
     assert backend.state(2, backend.state_bytes(2)) is None, "it is not there yet"

@@ -16,24 +16,41 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from tests.support.byte_backend import EOG, answer_byte, under
+from tests.support.byte_backend import expected_answer
 from tests.support.random_adapters import random_adapters
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine
+from tests.unit.engine.test_forced import constraint
 from tests.unit.engine.test_loop import CONTEXT, Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, Alone
+from tests.unit.engine.test_speculation import Prophet, guessed
+from worker.engine.sequence import Sequence
+from worker.engine.speculation import Guess
 from worker.errors import Cancelled
 from worker.wire.adapters import Applied
 from worker.wire.messages import Event, Failed, Finished, Token
 
-KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent"]
-BYTE_KINDS = {"dense": {}, "windowed": {"window": 12}, "recurrent": {"recurrent": True}}
+KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent", "convolved"]
+N_BACK = {"convolved": 7}
+"""What the memories keep from which tokens are taken back."""
+BYTE_KINDS = {
+    "dense": {},
+    "windowed": {"window": 12},
+    "recurrent": {"recurrent": True},
+    "taking back": {"recurrent": True, "most_back": 5},
+}
 Cells = Literal["parts", "one pool", "divided"]
 """A part for each slot, one pool, or a pool that is divided as long as its parts are enough."""
 LAYOUTS: list[tuple[Cells, bool]] = [
     (cells, stores) for cells in get_args(Cells) for stores in (False, True)
 ]
 """How the cells are laid out, and whether there are files."""
+OPTIONS: list[dict[str, Any]] = [
+    *({}, {}, {"logprobs": 1}, {"min_tokens": 9, "repetition_penalty": 1.3}, {"is_seeded": True}),
+    *({"dry_multiplier": 0.8, "dry_allowed_length": 1}, {"temperature": 0.9, "top_k": 1}),
+    *({"constraint": constraint(seed)} for seed in range(4)),
+]
+"""What requests to llama.cpp ask for; answers of constraints have tokens that are given."""
 ADAPTERS: list[Applied] = [(), (), ((0, 1.0),), ((1, 1.0),), ((0, 0.5), (1, 1.0))]
 
 
@@ -56,6 +73,8 @@ class Asked:
     cache_salt: str | None
     deterministic: bool
     adapters: Applied = ()
+    option: int = 0
+    """The number of what else it asks for, which each kind of engine takes in its way."""
     request_id: int = -1
     said: list[int] = field(default_factory=list)
     """What earlier engines have sent."""
@@ -118,27 +137,29 @@ class Walk:
 
     def step(self) -> None:
         choose, live = self.choose, [asked for asked in self.asked if not asked.is_over]
-        dice = choose.random()
-        if dice < 0.25 and len(live) < 12:
-            self.arrive()
-        elif dice < 0.29 and live:
+        dice, is_calm = choose.random(), len(self.asked) % 9 > 4  # then streams run alone, too
+        if dice < (0.05 if is_calm else 0.25) and len(live) < 12:
+            self.arrive(live)
+        elif 0.25 < dice < 0.29 and live:
             self.engine.loop.cancel(choose.choice(live).request_id)
-        elif dice < 0.295:
+        elif 0.29 < dice < 0.295:
             self.end()
             self.engine = self.start()
             for asked in live:
                 asked.said += self.ids(asked)
                 self.ask(asked)
-        elif dice < 0.32:
+        elif 0.295 < dice < 0.32:
             self.disturb()
 
-    def arrive(self) -> None:
+    def arrive(self, live: list[Asked]) -> None:
         choose = self.choose
-        prompt = choose.choice(self.begun) + self.some(choose.randint(*self.n_own))
+        said = [asked.prompt + tuple(asked.said + self.ids(asked)) for asked in live[:2]]
+        prompt = choose.choice(self.begun + said) + self.some(choose.randint(*self.n_own))
         n_out = choose.randint(*self.n_out)
         salt = choose.choice([None, None, "a"])
         is_alone, adapters = choose.random() < 0.08, choose.choice(ADAPTERS)
-        asked = Asked(prompt[: self.context - n_out - 1], n_out, salt, is_alone, adapters)
+        prompt, option = prompt[: self.context - n_out - 1], choose.randrange(len(OPTIONS))
+        asked = Asked(prompt, n_out, salt, is_alone, adapters, option)
         self.asked.append(asked)
         self.ask(asked)
 
@@ -180,9 +201,12 @@ class ByteWalk(Walk):
             divisions=(n_slots, n_slots - 1) if self.cells == "divided" else (),
             memory_bytes=choose.choice([0, 300, 2000]),
             folder=self.folder,
-            prefill_budget=choose.choice([8, 24]),
+            prefill_budget=choose.choice([8, 24, 32]),
+            drafter=Prophet(choose.randrange(99), computes=choose.random() < 0.3),
             **BYTE_KINDS[self.kind],  # type: ignore[arg-type]
         )
+        if engine.loop.speculation is not None:
+            guessed(engine, choose)
         engine.scheduler.pace.seconds_per_prompt_token = choose.choice([0.0, 1.0])
         return engine
 
@@ -198,24 +222,33 @@ class ByteWalk(Walk):
             deterministic=asked.deterministic,
             adapters=asked.adapters,
             produced=tuple(asked.said),
+            most_given=asked.option * (asked.option % 3),
+            **self.ends(asked),
         )
 
+    @staticmethod
+    def ends(asked: Asked) -> dict[str, Any]:
+        """The stops of some requests, and the number of tokens before which none counts."""
+        odd, even = asked.option % 2, asked.option % 4 == 2
+        return {"stop": ("ab", "e", "zqa") if odd or even else (), "min_tokens": 9 * even}
+
     def fault(self, asked: Asked, said: list[int]) -> str | None:
-        tokens = list(asked.prompt)
-        for token in said:
-            if token != answer_byte(under(asked.adapters, tokens)):
-                return f"token {len(tokens)} of {asked}"
-            tokens.append(token)
+        ends, n_most = self.ends(asked), asked.max_tokens
+        expected = expected_answer(asked.prompt, n_most, self.context, asked.adapters).decode()
+        text = "".join(map(chr, asked.said)) + self.engine.text(asked.request_id)
         last = self.events(asked)[-1]
-        whole = isinstance(last, Failed) or len(said) == asked.max_tokens
-        at_end = answer_byte(under(asked.adapters, tokens)) == EOG
-        return None if whole or at_end else f"{asked} ended early"
+        first = max(ends["min_tokens"] - 1, 0)
+        found = [(at + len(s), at) for s in ends["stop"] if (at := expected.find(s, first)) >= 0]
+        if found:
+            expected = expected[: min(found)[1]]
+        whole = isinstance(last, Failed) or text == expected
+        return None if expected.startswith(text) and whole else f"{asked}: {text}, not {expected}"
 
     def disturb(self) -> None:
         assert isinstance(self.engine, Engine)
         if self.engine.cache.limits.unified and len(self.engine.scheduler.running) > 2:
             self.engine.backend.outcomes = ["no_room"]
-        elif self.kind != "recurrent":
+        elif not self.engine.recurrent:
             self.engine.backend.outcomes = ["aborted"]
 
 
@@ -225,11 +258,12 @@ class RealWalk(Walk):
 
     def __init__(self, seed: int, folder: Path | None, kind: Kind, *, cells: Cells) -> None:
         self.adapters = random_adapters(random_model(kind))
-        self.kind, self.cells, self.alone = kind, cells, Alone(kind, self.adapters)
+        self.kind, self.cells = kind, cells
+        self.alone = Alone(kind, self.adapters, OPTIONS)
         super().__init__(seed, folder)
 
     def start(self) -> RealEngine:
-        return RealEngine(
+        engine = RealEngine(
             4,
             path=random_model(self.kind),
             adapters=self.adapters,
@@ -240,7 +274,13 @@ class RealWalk(Walk):
             prefill_budget=80,
             store=self.folder,
             memory_bytes=self.choose.choice([0, 1 << 18, 1 << 24]),
+            drafter=Teller(self),
+            n_back=N_BACK.get(self.kind, 0),
+            batch=self.choose.choice([96, 2048]),
         )
+        if engine.loop.speculation is not None:
+            guessed(engine, self.choose)
+        return engine
 
     def ask(self, asked: Asked) -> None:
         assert isinstance(self.engine, RealEngine)
@@ -252,16 +292,34 @@ class RealWalk(Walk):
             adapters=asked.adapters,
             produced=tuple(asked.said),
             ignore_eos=True,
+            **OPTIONS[asked.option],
         )
 
     def fault(self, asked: Asked, said: list[int]) -> str | None:
-        last = self.events(asked)[-1]
-        if isinstance(last, Finished) and last.tokens_out != asked.max_tokens:
-            return f"{last.tokens_out} of {asked.max_tokens} tokens"
-        return self.alone.differs(asked.prompt, said, asked.adapters)
+        last, options = self.events(asked)[-1], OPTIONS[asked.option]
+        is_short = isinstance(last, Finished) and last.tokens_out != asked.max_tokens
+        if is_short and "constraint" not in options:
+            return f"{len(said)} of {asked.max_tokens} tokens"
+        return self.alone.differs(asked.prompt, said, asked.adapters, asked.option)
 
     def end(self) -> None:
         self.engine.close()  # type: ignore[union-attr]
+
+
+class Teller(Prophet):
+    """Guesses what requests say alone, right up to a chosen token."""
+
+    def __init__(self, walk: RealWalk) -> None:
+        super().__init__(walk.choose.randrange(99))
+        self._walk = walk
+
+    def guess(self, sequence: Sequence, most: int) -> list[Guess]:
+        live = (asked for asked in self._walk.asked if not asked.is_over)
+        (asked,) = (each for each in live if each.request_id == sequence.request_id)
+        expected, _ = self._walk.alone.answer(asked.prompt, asked.adapters, asked.option)
+        n_right = self._random.randint(0, most)
+        coming = enumerate(expected[sequence.n_out :][:most])
+        return [Guess(token if n < n_right else token ^ 1, 0) for n, token in coming]
 
 
 @pytest.mark.parametrize("n_steps", [600, pytest.param(10_000, marks=pytest.mark.long)])

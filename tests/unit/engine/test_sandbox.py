@@ -79,7 +79,7 @@ ENDLESS = [
 def test_a_template_that_wants_all_memory_is_refused(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises((ModelError, InvalidRequest), match="chat template"):
-        ChatTemplate(source, {}).render(ChatPrompt(({"role": "user", "content": "x"},)))
+        ChatTemplate(source, {}).read(ChatPrompt(({"role": "user", "content": "x"},))).text()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
@@ -91,7 +91,7 @@ def test_a_template_that_would_not_end_is_refused(
     monkeypatch.setattr(renderer_module, "_COMPILE_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises((ModelError, InvalidRequest), match="chat template"):
-        ChatTemplate(source, {}).render(ChatPrompt(({"role": "user", "content": "x"},)))
+        ChatTemplate(source, {}).read(ChatPrompt(({"role": "user", "content": "x"},))).text()
     assert time.monotonic() - began < 20
 
 
@@ -104,7 +104,7 @@ def test_what_is_kept_while_a_template_runs_is_bounded_too(monkeypatch: pytest.M
         source += f"{{% set ns.p = namespace(p=ns.p, s={text}) %}}"
         source += (slices if text == "slices" else "") + "{% endfor %}{% endif %}"
         with pytest.raises(InvalidRequest, match="too much memory"):
-            ChatTemplate(source, {}).render(ChatPrompt((), template_kwargs={"go": True}))
+            ChatTemplate(source, {}).read(ChatPrompt((), template_kwargs={"go": True})).text()
 
 
 def test_a_chat_that_is_refused_changes_nothing_for_the_next() -> None:
@@ -113,11 +113,11 @@ def test_a_chat_that_is_refused_changes_nothing_for_the_next() -> None:
     chat = ChatPrompt(({"role": "user", "content": "x"}, {"role": "user", "content": "y"}))
     for source in (ENDLESS[-1], HUNGRY[0], "{{ ([1] * 9)|tojson }}", "{{ messages.append(1) }}"):
         with contextlib.suppress(InvalidRequest):
-            ChatTemplate("{% if messages %}" + source + "{% endif %}", {}).render(chat)
-        assert good.render(chat) == "xy"
+            ChatTemplate("{% if messages %}" + source + "{% endif %}", {}).read(chat).text()
+        assert good.read(chat).text() == "xy"
     os.kill(_server(renderer()), signal.SIGKILL)  # while it is idle
     time.sleep(0.2)
-    assert good.render(chat) == "xy"
+    assert good.read(chat).text() == "xy"
 
 
 def _server(program: BoundedProgram) -> int:
@@ -172,7 +172,7 @@ def test_a_decoder_that_runs_on_or_dies_costs_its_own_medium_alone(
 def test_a_template_s_own_list_is_a_queue() -> None:
     source = "{% set ns = namespace(ids=[]) %}{% for i in range(3) %}"
     source += "{% set _ = ns.ids.append('n' ~ i) %}{% endfor %}{{ ns.ids.pop(0) }}{{ ns.ids }}"
-    assert ChatTemplate(source, {}).render(ChatPrompt(())) == "n0['n1', 'n2']"
+    assert ChatTemplate(source, {}).read(ChatPrompt(())).text() == "n0['n1', 'n2']"
 
 
 @pytest.mark.parametrize("name", [path.stem for path in TEMPLATES.glob("*.jinja")])
@@ -183,7 +183,7 @@ def test_a_long_conversation_is_not_refused(name: str, monkeypatch: pytest.Monke
     said = "word " * 4000
     messages = [{"role": role, "content": said} for role in ("user", "assistant") * 50]
     prompt = ChatPrompt((*messages, {"role": "user", "content": "?"}))
-    assert template.render(prompt).count("word") == 400_000
+    assert template.read(prompt).text().count("word") == 400_000
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_template_that_python_cannot_compile_is_not_valid(source: str) -> None
 )
 def test_what_templates_do_gives_what_it_gave(source: str, text: str) -> None:
     prompt = ChatPrompt(({"role": "user", "content": "x"},))
-    assert ChatTemplate(source, {}).render(prompt) == text
+    assert ChatTemplate(source, {}).read(prompt).text() == text
 
 
 @pytest.mark.parametrize(
@@ -238,4 +238,4 @@ def test_what_templates_do_gives_what_it_gave(source: str, text: str) -> None:
 )
 def test_any_error_of_a_template_refuses_the_chat(source: str) -> None:
     with pytest.raises(InvalidRequest, match="template refuses"):
-        ChatTemplate(source, {}).render(ChatPrompt(({"role": "user", "content": "x"},)))
+        ChatTemplate(source, {}).read(ChatPrompt(({"role": "user", "content": "x"},))).text()

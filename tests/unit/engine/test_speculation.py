@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.bundled import bundled_gguf
-from tests.support.byte_backend import answer_byte, expected_answer, make_sequence
+from tests.support.byte_backend import answer_byte, expected_answer, make_sequence, under
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
@@ -44,6 +44,8 @@ class Prophet:
 
     def forget(self, sequence: Sequence) -> None: ...
 
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
+
     def follow(self, sequence: Sequence) -> bool:
         return self._random.random() < 0.9
 
@@ -51,21 +53,24 @@ class Prophet:
         return answer_byte(tokens)
 
     def guess(self, sequence: Sequence, most: int) -> list[Guess]:
-        tokens = list(sequence.tokens)
+        adapters, tokens = sequence.request.adapters, list(sequence.tokens)
         guesses: list[Guess] = []
         right = self._random.randint(0, most)
         for index in range(most):
-            token = self._next(tokens)
+            token = self._next(under(adapters, tokens))
             guesses.append(Guess(token if index < right else ord("!"), 0))
             tokens.append(guesses[-1].token)
         return guesses
 
 
-def guessed(engine: Engine | RealEngine) -> Speculation:
-    """An engine that tries all guesses, whatever they are worth and however slow the machine is."""
+def guessed(engine: Engine | RealEngine, dice: random.Random | None = None) -> Speculation:
+    """An engine that tries all guesses, or with dice some, whatever they are worth and however slow
+    the machine is."""
     speculation = engine.loop.speculation
     assert speculation is not None
-    speculation._worth = lambda rows: len(rows)  # type: ignore[method-assign]
+    speculation._worth = lambda rows: (  # type: ignore[method-assign]
+        dice.randint(0, len(rows)) if dice else len(rows)
+    )
     speculation._book = lambda won: None  # type: ignore[method-assign]
     pace = engine.scheduler.pace
     pace.measured(1, 0, 1.0)
@@ -96,7 +101,7 @@ def test_answers_are_what_they_are_without_guesses(
 ) -> None:
     drafter = Prophet(seed, computes=bool(seed % 2))
     engine = Engine(n_slots=2, unified=unified, drafter=drafter, **memory)
-    speculation = guessed(engine)
+    speculation = guessed(engine, random.Random(seed))
     engine.backend.outcomes = [o for o in outcomes if not (engine.recurrent and o == "aborted")]
     for request_id, (prompt, max_tokens, pause) in enumerate(jobs):
         engine.submit(request_id, prompt, max_tokens=max_tokens, stop=stop)
@@ -210,10 +215,12 @@ def test_llama_cpp_says_the_same_with_guesses(
             else:
                 assert at == 28 or margin(plain, prompt, options, at) < 0.02, "but for a near tie"
     assert n_rounded <= 0.01 * count, "drawn at the edge of two tokens"
-    right = (speculation.n_accepted - accepted) / (speculation.n_drafted - drafted)
+    n_drafted = speculation.n_drafted - drafted
+    assert n_drafted or drafter == "ngram", "where nothing is quoted, nothing is looked up"
+    right = (speculation.n_accepted - accepted) / max(n_drafted, 1)
     if drafter == "itself":
-        # Penalties change what is drawn, and a draft model knows nothing of them.
-        assert right > (0.5 if "frequency_penalty" in sampling else 0.8)
+        # It knows nothing of penalties, nor that an end is not wanted.
+        assert right > 0.5
     else:
         assert right < (0.1 if drafter == "another" else 1)
 
@@ -340,6 +347,8 @@ class Guesser:
         self.now = 0.0
         self._to_read, self._a_guess = seconds_to_read, seconds_a_guess
         self._request_id = -1
+
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
 
     def follow(self, sequence: Sequence) -> bool:
         self.now += self._to_read * (sequence.request_id != self._request_id)

@@ -113,7 +113,7 @@ def test_the_text_is_the_same_whatever_is_spelled_in_it(data: st.DataObject) -> 
     part = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
     messages = [user(text) for text in data.draw(st.lists(part, min_size=1, max_size=3))]
     ids = chats.ids(*messages)
-    rendered = chats.template.render(ChatPrompt(tuple(messages)))
+    rendered = chats.template.read(ChatPrompt(tuple(messages))).text()
     assert chats.text(ids) == "<|endoftext|>" + rendered
     assert sum(token in chats.model.control for token in ids) == 1 + 2 * len(messages)
 
@@ -132,7 +132,7 @@ def test_other_chats_have_the_ids_of_their_whole_text(model: Model) -> None:
     chats = Chats(model, "{{ m.content }}")
     for chat in CHATS.values():
         prompt = ChatPrompt(tuple(chat["messages"]), tuple(chat.get("tools", ())))
-        whole = chats.builder.tokenize(chats.template.render(prompt))
+        whole = chats.builder.tokenize(chats.template.read(prompt).text())
         assert chats.builder.build(prompt) == whole
 
 

@@ -57,7 +57,7 @@ FORMS = {
 def rendered(template: ChatTemplate, prompt: ChatPrompt) -> str | None:
     """As on the day of the record, of which the process that renders does not know."""
     try:
-        text = template.render(prompt)
+        text = template.read(prompt).text()
     except InvalidRequest:
         return None
     now, then = datetime.now(), datetime.fromisoformat(RECORDED["day"])
@@ -105,7 +105,7 @@ def test_what_is_our_own_tells_the_model_its_tools(name: str) -> None:
     chats, reason = OWN[name]
     assert template.takes_tools == (reason is AS_FUNCTIONS)
     for chat_name in chats:
-        text = template.render(prompt_of(CHATS[chat_name]))
+        text = template.read(prompt_of(CHATS[chat_name])).text()
         assert "get_weather" in text and "Its name" in text
         for message in CHATS[chat_name]["messages"]:
             assert message["role"] != "tool" or message["content"] in text

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.unit.fleet.scripted import SSE_HEAD, Conversation, Script, at, call, fleet_of
+from tests.unit.fleet.scripted import SSE_HEAD, Conversation, Got, Script, at, call, fleet_of
 from worker.api.http import body as body_module
 from worker.errors import ConfigError
 from worker.fleet import gateway as gateway_module
@@ -511,3 +511,40 @@ async def test_metrics_are_asked_for_once_however_many_want_them() -> None:
             (200, b'a{model="tiny",worker="tiny-0"} 1.0')
         }
         assert len(worker.requests) == 1
+
+
+async def test_bodies_of_requests_without_an_answer_are_bounded_in_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those whose answers have begun are let go of."""
+    monkeypatch.setattr(gateway_module, "MAX_HELD_BYTES", 0)  # the largest single one still counts
+    begin, end = asyncio.Event(), asyncio.Event()
+
+    async def answers_late(conversation: Conversation) -> None:
+        await begin.wait()
+        await conversation.stream(TOKEN)
+        await end.wait()
+        await conversation.chunk(END)
+        await conversation.end()
+
+    async with fleet_of(answers_late) as (gateway, _, (worker,)):
+
+        def ask(job_id: str) -> asyncio.Task[Got]:
+            body = {"job_id": job_id, "prompt": "x" * 3_000_000}
+            return asyncio.create_task(call(gateway, "/execute", body))
+
+        first = ask("a")
+        while not worker.requests:
+            await asyncio.sleep(0.01)
+        refused = await ask("b")
+        assert (refused.status, refused.json["code"]) == (503, "QUEUE_FULL")
+        assert int(refused.headers["retry-after"]) >= 1
+        begin.set()
+        while any(each.body for each in gateway._asks):
+            await asyncio.sleep(0.01)
+        second = ask("c")
+        while len(worker.requests) < 2:
+            await asyncio.sleep(0.01)
+        end.set()
+        assert [(await each).body for each in (first, second)] == [TOKEN + END] * 2
+        assert not gateway._asks

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.errors import ModelError, WorkerError
+from worker.errors import ConfigError, ModelError, WorkerError
 from worker.fleet import cluster, command, deploy
 from worker.fleet.cluster import Cluster, NoCluster
 from worker.fleet.settings import Fleet
@@ -135,3 +135,27 @@ def test_only_a_group_that_needs_a_device_waits_for_one(
     else:
         command._wait(Starting(), unless_for_a_device=True)  # type: ignore[arg-type]
         assert left
+
+
+@pytest.mark.parametrize(
+    "address", ["head:8265", "127.0.0.1:8265", "http://", "http://head:port", "ray://h"]
+)
+def test_an_address_that_is_no_url_is_said_at_once(address: str) -> None:
+    with pytest.raises(ConfigError, match="RAY_DASHBOARD_ADDRESS is .* must be a URL"):
+        Cluster({cluster.ADDRESS_VARIABLE: address})
+
+
+def test_another_server_at_the_address_is_no_cluster() -> None:
+    with dashboard(201) as (client, _):
+        with pytest.raises(WorkerError, match="is no Ray cluster"):
+            client.details()
+
+
+def test_applications_of_others_are_left_alone() -> None:
+    theirs = {"status": "RUNNING", "deployed_app_config": {"import_path": "shop:app"}}
+    by_hand = {"status": "RUNNING", "deployed_app_config": None}
+    for app in (theirs, by_hand):
+        with pytest.raises(ConfigError, match="serves shop too"):
+            deploy.running_config({"applications": {"shop": app}})
+    leaving = {"status": "DELETING", "deployed_app_config": None}
+    assert deploy.running_config({"applications": {"tiny": leaving}}) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -60,9 +61,38 @@ def test_what_a_picture_of_any_size_takes_is_planned(kind: ProjectorKind) -> Non
     process = psutil.Process()
     before = process.memory_info().rss
     projector.encode(chunk)
-    grown, planned = process.memory_info().rss - before, device_bytes(header) - header.tensor_bytes
+    grown, planned = (
+        process.memory_info().rss - before,
+        device_bytes(header, 4096) - header.tensor_bytes,
+    )
     print(f"{kind}: {chunk.n_tokens} tokens, {grown:,} of {planned:,}")
     assert grown <= planned
+    projector.close()
+    model.close()
+
+
+def test_a_pictures_tokens_are_bounded_by_kind_file_and_context() -> None:
+    header = read_header(random_projector("pixtral", width=256))
+
+    def planned(context_length: int, **vision: int | str) -> int:
+        changed = {f"clip.vision.{name}": value for name, value in vision.items()}
+        told = replace(header, metadata={**header.metadata, **changed})
+        return device_bytes(told, context_length) - header.tensor_bytes
+
+    youtu: dict[str, int | str] = {"projector_type": "youtuvl"}
+    assert planned(1 << 17, **youtu) == planned(4096, **youtu) > 2 * planned(1024, **youtu)
+    dots: dict[str, int | str] = {"projector_type": "dots_ocr", "image_max_pixels": 8 * 8 * 40_000}
+    assert planned(1 << 17, **dots) > 9 * planned(1024, **dots)
+    assert planned(1 << 17, **dots, spatial_merge_size=1) == planned(1 << 17, **dots)
+
+    model = Model(str(random_model("dense")), LoadOptions(mmap=False))
+    projector = Projector(model, str(header.path), None, 1, most_tokens=64)
+    [chunk] = [
+        piece
+        for piece in projector.picture(900, 700, bytes(3 * 900 * 700))
+        if isinstance(piece, MediaChunk)
+    ]
+    assert chunk.n_tokens <= 64 + 8  # a row at each line's end beside the picture's own
     projector.close()
     model.close()
 

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from tests.support.fetching import fetch
 from tests.support.hub_server import COMMIT, Hub, Repo
@@ -86,7 +87,7 @@ def test_a_sharded_checkpoint_is_fetched_by_its_index(hub: Hub, tmp_path: Path) 
 
 
 def test_a_repository_of_ggufs_needs_a_file_unless_it_has_one(
-    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.repos["o/one"] = Repo({"README.md": b"", "m.gguf": gguf_bytes})
     hub.repos["o/two"] = Repo({"a.gguf": gguf_bytes, "b.gguf": gguf_bytes})
@@ -94,6 +95,11 @@ def test_a_repository_of_ggufs_needs_a_file_unless_it_has_one(
     hub.repos["o/bad"] = Repo({"config.json": b"", "model.safetensors.index.json": b"[]"})
     got, _ = fetch("hf:o/one", tmp_path / "cache")
     assert got.path.read_bytes() == gguf_bytes
+    hub.requests.clear()
+    assert fetch(f"hf:o/one@{COMMIT}", tmp_path / "cache")[0] == got and hub.requests == []
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert fetch("hf:o/one", tmp_path / "cache")[0] == got
     with pytest.raises(ModelError, match=r"name one, as in hf:o/two::file=a.gguf"):
         fetch("hf:o/two", tmp_path / "cache")
     with pytest.raises(ModelError, match="neither SafeTensors"):

@@ -236,6 +236,13 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"overrides": {"general.type": "adapter"}}, "of the type .adapter."),
         ({"tensors": False}, "vocabulary without weights"),
         ({"without": frozenset({"tokenizer.ggml.model"})}, "no tokenizer"),
+        (
+            {
+                "without": frozenset({"tokenizer.ggml.tokens"}),
+                "overrides": {"llama.vocab_size": 40},
+            },
+            "no tokenizer",
+        ),
         ({"without": frozenset({"llama.context_length"})}, "no llama.context_length"),
         ({"overrides": {"llama.embedding_length": 0}}, "no llama.embedding_length above 0"),
         ({"overrides": {"llama.block_count": 513}}, "513 layers"),

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, AliasChoices, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AliasChoices, Field
 
 from worker.api.chat.fields import Many, TextOr, TextOrMany, needed_by, refused
 from worker.api.chat.media import medium_of, named_medium
@@ -19,15 +18,11 @@ MAX_TOOLS = 1024
 MAX_CALLS = 256
 
 
-_TEXTS = ("text", "input_text", "output_text", "refusal")
+PartKind = Literal[
+    "text", "input_text", "output_text", "refusal",
+    "image_url", "input_image", "input_audio", "audio_url",
+]  # fmt: skip
 _PICTURES, _SOUNDS = ("image_url", "input_image"), ("input_audio", "audio_url")
-
-
-def _readable(kind: str) -> str:
-    if kind not in (*_TEXTS, *_PICTURES, *_SOUNDS):
-        message = "must be 'text', 'image_url', 'input_image', 'input_audio' or 'audio_url'"
-        raise PydanticCustomError("body.unsupported", message)
-    return kind
 
 
 class UrlFields(OpenBody):
@@ -40,7 +35,7 @@ class SoundFields(OpenBody):
 
 
 class PartFields(OpenBody):
-    type: Annotated[str, AfterValidator(_readable)]
+    type: PartKind
     text: str = Field("", validation_alias=AliasChoices("text", "refusal"))
     image_url: TextOr[UrlFields] | None = Field(
         None,

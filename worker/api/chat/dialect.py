@@ -78,7 +78,7 @@ class Answer(ABC, Generic[Body]):
 # --- streams in blocks that begin, grow and end one after the other -----------------------
 
 Event = dict[str, Any]
-What = Literal["begun", "grown", "ended"]
+What = Literal["start", "delta", "stop"]
 
 
 class BlockStep(NamedTuple):
@@ -106,13 +106,13 @@ class BlockAnswer(Answer[Body]):
     def _events(self, delta: Delta) -> Iterator[Event]:
         n_blocks = len(self.choice.blocks)
         if n_blocks > self._n_begun or isinstance(delta, Finished):
-            yield from self._step("ended", self._n_begun - 1)
+            yield from self._step("stop", self._n_begun - 1)
         if n_blocks > self._n_begun:
             self._n_begun = n_blocks
-            yield from self._step("begun", n_blocks - 1)
+            yield from self._step("start", n_blocks - 1)
         match delta:
             case Text(text) | Reasoning(text) | Arguments(_, text) if text:
-                yield from self._step("grown", n_blocks - 1, text)
+                yield from self._step("delta", n_blocks - 1, text)
             case Started():
                 yield from self.first_events()
             case Finished():

@@ -34,6 +34,7 @@ from worker.api.chat.request import (
 from worker.api.chat.sampling import MAX_TOKEN_ID, SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
+from worker.wire.adapters import MOST_SCALE
 from worker.wire.work import LineLimits, MarkedPrompt, MixedTokens, Prompt
 
 MAX_CHOICES = 32
@@ -178,11 +179,14 @@ AdapterId = Annotated[
 ]
 
 
+AdapterScale = Annotated[Number, Field(ge=-MOST_SCALE, le=MOST_SCALE)]
+
+
 class AdapterFields(OpenBody):
     """A LoRA adapter of a request."""
 
     id: AdapterId
-    scale: Number
+    scale: AdapterScale
 
 
 MAX_ADAPTERS = 256

@@ -57,7 +57,10 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         splits = state.settings.reasoning == "auto" if wish.splits is None else wish.splits
         use = _tool_use(chat)
         if use is not None and use.forced is not None:
-            form = _forced_calls(chat, use.forced)
+            # It leaves no text, so a form of the answer's text has no effect beside it.
+            tools = tuple(tool for tool in chat.tools if use.forced in ("*", tool.name))
+            several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
+            form = ForcedCalls(tools, several)
         shown_tokens = conventions.tokens(calls=use is not None, reasoning=splits)
         parser_of = partial(AnswerParser, conventions, use, splits_reasoning=splits)
     if form is not None:
@@ -99,13 +102,6 @@ def _tool_use(chat: Chat) -> ToolUse | None:
         chat.parallel_tool_calls is not False,
         {tool.name: tool.parameters for tool in chat.tools},
     )
-
-
-def _forced_calls(chat: Chat, forced: str) -> ForcedCalls:
-    """The form of the answer where a call is forced. It leaves no text, so a form of the answer's
-    text has no effect beside it."""
-    tools = tuple(tool for tool in chat.tools if forced in ("*", tool.name))
-    return ForcedCalls(tools, chat.tool_choice == "required" and chat.parallel_tool_calls is True)
 
 
 def _requests(

@@ -121,13 +121,17 @@ class Choice:
 
     def add(self, delta: Delta) -> None:
         match delta:
-            case Text(text, logprobs, ids):
-                self._grow("text", text)
-                if logprobs:
-                    self.scored.append(delta)
-                self.token_ids += ids
-            case Reasoning(text):
-                self._grow("reasoning", text)
+            case Text(text) | Reasoning(text):
+                kind: Literal["reasoning", "text"] = "reasoning"
+                if isinstance(delta, Text):
+                    kind = "text"
+                    self.token_ids += delta.token_ids
+                    if delta.logprobs:
+                        self.scored.append(delta)
+                if text and (not self.blocks or self.blocks[-1].kind != kind):
+                    self.blocks.append(Block(kind))
+                if text:
+                    self.blocks[-1].parts.append(text)
             case Call(_, id, name):
                 self.calls.append(Block("call", id, name))
                 self.blocks.append(self.calls[-1])
@@ -141,12 +145,6 @@ class Choice:
                 self.progress = delta
             case Finished():
                 self.finished = delta
-
-    def _grow(self, kind: Literal["reasoning", "text"], text: str) -> None:
-        if text:
-            if not self.blocks or self.blocks[-1].kind != kind:
-                self.blocks.append(Block(kind))
-            self.blocks[-1].parts.append(text)
 
     @property
     def text(self) -> str:

@@ -22,7 +22,7 @@ from worker.api.chat.links import with_media
 from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
-from worker.api.http.body import deadline_of, in_background, read_as
+from worker.api.http.body import deadline_of, read_as
 from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.operation import (
@@ -38,7 +38,7 @@ from worker.api.http.stream_log import StreamLog
 from worker.errors import WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Inbox, Job, StreamEvent
-from worker.wire.work import CountPrompt, Detokenize, InferenceRequest, Work
+from worker.wire.work import ChatPrompt, CountPrompt, Detokenize, InferenceRequest, Work
 
 LATE_HEAD = "x-llorch-late-head"
 """With this header set to 1, a stream's head comes with the first token: until then an error is a
@@ -94,11 +94,12 @@ async def respond(
                     for delta in choice.read(event):
                         choice.add(delta)
         return answer.whole()
+    names = names_asked(request, asked.id, state)
     if request.headers.get(LATE_HEAD) == "1":
-        async with closing_on_disconnect(request, *jobs):
+        async with closing_on_disconnect(request, *jobs, may_leave=bool(names)):
             await inbox.begun()
     chunks = _streamed(answer, inbox)
-    if names := names_asked(request, asked.id, state):
+    if names:
         log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
         state.streams.open(owner_of(request), names, log, chunks)
         stream = reading(log, 0, state)
@@ -217,10 +218,12 @@ def counting(
     """
 
     async def count(request: Request, state: AppState) -> object:
-        model, chat = await read_as(request, state, body, read)
-        state.require_model(model)
-        chat_as_given = await in_background(partial(chat_prompt, chat, state))
-        [prompt] = await with_media([chat_as_given], state)
+        def asked_by(found: Body) -> ChatPrompt:
+            model, chat = read(found)
+            state.require_model(model)
+            return chat_prompt(chat, state)
+
+        [prompt] = await with_media([await read_as(request, state, body, asked_by)], state)
         return told(await answered(request, state, CountPrompt(prompt)))
 
     return Operation("POST", path, count, "Tokens of a prompt", body=body)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from worker.api.http.faults import refusal
-from worker.wire.adapters import MOST_SCALE, Adapter, Applied, applied
+from worker.wire.adapters import Adapter, Applied, applied
 
 Asked = tuple[tuple[int | str, float], ...]
 """Adapters by number or name, and their scales, as a request lists them."""
@@ -25,7 +25,7 @@ class AdapterScales:
         of `scales`.
 
         Raises:
-            InvalidRequest: one in the list is not there, or has no usable scale.
+            InvalidRequest: one in the list is not there.
         """
         if asked is not None:
             return applied(self._listed(asked))
@@ -50,8 +50,5 @@ class AdapterScales:
                 known = " or ".join(f"{n} ({name!r})" for n, name in enumerate(self.names))
                 what = f"must be {known}" if known else "names none: no adapter is loaded"
                 raise refusal(f"lora[{place}].id", "unknown", what, id)
-            if not abs(scale) <= MOST_SCALE:
-                what = f"must be from {-MOST_SCALE:g} to {MOST_SCALE:g}"
-                raise refusal(f"lora[{place}].scale", "maximum", what, scale)
             found[number] = scale
         return found

@@ -6,7 +6,9 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from json.encoder import encode_basestring
+from typing import Literal
 
 from starlette.responses import Response, StreamingResponse
 
@@ -19,6 +21,11 @@ _encoders = background_thread("answers")
 
 # Parsers built on str.splitlines() end a line at these characters; JSON need not escape them.
 _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
+
+
+def rfc3339(moment: datetime, digits: Literal["milliseconds", "microseconds"]) -> str:
+    """A time in UTC."""
+    return moment.astimezone(UTC).isoformat(timespec=digits).replace("+00:00", "Z")
 
 
 def dumps(value: object) -> str:

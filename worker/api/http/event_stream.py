@@ -44,13 +44,16 @@ def cancel_all(jobs: Iterable[Job]) -> None:
 
 
 @asynccontextmanager
-async def closing_on_disconnect(request: Request, *jobs: Job) -> AsyncIterator[None]:
-    """Cancel the jobs if the client leaves inside this block, or if the block fails."""
+async def closing_on_disconnect(
+    request: Request, *jobs: Job, may_leave: bool = False
+) -> AsyncIterator[None]:
+    """Cancel the jobs if the block fails, or if the client leaves inside it and may not."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
-        cancel_all(jobs)
+        if not may_leave:
+            cancel_all(jobs)
 
     watcher = asyncio.create_task(watch())
     try:

@@ -14,6 +14,8 @@ from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator
 from itertools import chain
 
+from worker.api.http.event_stream import cancel_all
+from worker.api.http.faults import refusal
 from worker.errors import InferenceFailed, InvalidRequest, JobNotFound, WorkerError
 from worker.observability.logs import get_logger
 from worker.settings import Settings
@@ -92,10 +94,6 @@ class StreamLog:
         del self._ends[:n_events]
         self._n_dropped += n_events
 
-    def cancel(self) -> None:
-        for job in self.jobs:
-            job.cancel()
-
     def end(self) -> None:
         self.ended_at, self.jobs = time.time(), ()
         self._tell()
@@ -112,9 +110,8 @@ class StreamLog:
         """
         index = event_id - self._n_dropped
         if index >= len(self._ends):
-            raise InvalidRequest(
-                f"Last-Event-ID: the stream has no event {event_id} so far", field="Last-Event-ID"
-            )
+            what = f"is {event_id}, an event that the stream does not have so far"
+            raise refusal("Last-Event-ID", "maximum", what)
         if index < 0:
             raise _lost()
         return self._ends[index]
@@ -128,8 +125,8 @@ class StreamLog:
         if offset < self.dropped_bytes:
             raise _lost()
         if offset > self.total_bytes:
-            message = f"from: the stream has {self.total_bytes} bytes so far"
-            raise InvalidRequest(message, field="from")
+            what = f"is {offset}, and the stream has {self.total_bytes} bytes so far"
+            raise refusal("from", "maximum", what)
         return self._read(offset)
 
     async def _read(self, offset: int) -> AsyncIterator[bytes]:
@@ -158,7 +155,7 @@ class StreamLog:
             fault = InferenceFailed("an internal error; the log names it by the correlation id")
             self.append(self._failure(fault))
         finally:
-            self.cancel()
+            cancel_all(self.jobs)
             self.end()
 
 
@@ -266,4 +263,4 @@ class Streams:
         self._logs = {key: each for key, each in self._logs.items() if each is not log}
         if log.timer is not None:
             log.timer.cancel()
-        log.cancel()
+        cancel_all(log.jobs)

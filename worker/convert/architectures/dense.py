@@ -11,7 +11,7 @@ from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, renamed
 from worker.convert.family.metadata import flag, if_given, norm_epsilon, number, sections, sizes
-from worker.convert.family.rules import QKV_BIASES, Family, Metadata, Setting, transposed
+from worker.convert.family.rules import BUFFERS, QKV_BIASES, Family, Metadata, Setting, transposed
 from worker.errors import ModelError
 
 _GELU = ("gelu_pytorch_tanh", "gelu_new")
@@ -24,7 +24,7 @@ LLAMA = Family(
     interleaved=True,
     ignores_window=True,
     scales_as_llama3=True,
-    ignored=(r".*\.rotary_emb\.inv_freq",),
+    ignored=BUFFERS,
 )
 
 
@@ -232,7 +232,7 @@ STABLELM = Family(
     rotary=0.25,
     metadata={Keys.LLM.USE_PARALLEL_RESIDUAL: flag("use_parallel_residual")},
     head="always",
-    ignored=LLAMA.ignored,
+    ignored=BUFFERS,
     needs=lambda config: "ffn_norm ffn_norm.bias" * (not config.flag("use_parallel_residual")),
 )
 
@@ -293,7 +293,7 @@ GPT2 = Family(
     norm="layer",
     common=_gpt2,
     config=_gpt2_config,
-    ignored=(r".*\.attn\.(masked_)?bias",),
+    ignored=BUFFERS,
     requires={
         "activation_function": _GELU,
         "scale_attn_weights": True,

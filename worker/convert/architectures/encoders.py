@@ -10,8 +10,10 @@ from gguf.constants import Keys, PoolingType
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, renamed
 from worker.convert.family.metadata import integer, number, require, sizes
-from worker.convert.family.rules import QKV_BIASES, Array, Family, Metadata
+from worker.convert.family.rules import BUFFERS, QKV_BIASES, Array, Family, Metadata
 from worker.errors import ModelError
+
+_OTHER_HEAD = "they are for another task"
 
 
 def _dims(config: Config) -> Dims:
@@ -61,7 +63,7 @@ BERT = Family(
     },
     dims=_dims,
     head="none",
-    ignored=(r"pooler\..*", r"embeddings\.position_ids", r"cls\..*"),
+    ignored={**BUFFERS, r"(pooler|cls)\..*": _OTHER_HEAD},
     requires={"hidden_act": "gelu", "position_embedding_type": "absolute"},
     check=_check_bert,
     needs=f"token_types {QKV_BIASES} attn_output.bias ffn_up.bias ffn_down.bias",
@@ -79,7 +81,7 @@ XLM_ROBERTA = replace(
     # Jina's third has adapters and rotary positions.
     applies=lambda config: not config.has("lora_adaptations"),
     dims=_roberta_dims,
-    ignored=(r"pooler\..*", r"embeddings\.position_ids", r"lm_head\..*"),
+    ignored={**BUFFERS, r"(pooler|lm_head)\..*": _OTHER_HEAD},
 )
 
 _NOMIC_KEYS = {
@@ -112,7 +114,7 @@ NOMIC_BERT = Family(
     dims=_dims,
     applies=lambda config: not config.values.get("moe_every_n_layers"),
     head="none",
-    ignored=(r"pooler\..*", r"cls\..*"),
+    ignored={r"(pooler|cls)\..*": _OTHER_HEAD},
     requires={
         "hidden_act": "silu",
         "activation_function": "swiglu",
@@ -159,7 +161,7 @@ MODERN_BERT = Family(
     head="none",
     # The first layer has no norm: its input is normed already.
     varies=r"attn_norm\.weight",
-    ignored=(r"head\..*", r"decoder\..*", r"classifier\..*"),
+    ignored={r"(head|decoder|classifier)\..*": _OTHER_HEAD},
     requires={
         "hidden_activation": "gelu",
         **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), False),

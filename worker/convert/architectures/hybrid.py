@@ -11,7 +11,7 @@ from worker.convert.architectures.experts import GRANITE_MOE
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, with_experts
 from worker.convert.family.metadata import SHARED_WIDTH, by_kind, flag, integer, number, of_dims
-from worker.convert.family.rules import Array, Family, Make, Setting, decay
+from worker.convert.family.rules import MTP, Array, Family, Make, Setting, decay
 from worker.errors import ModelError
 
 # --- state spaces ------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ NEMOTRON_H_MOE = replace(
         Keys.LLM.EXPERT_WEIGHTS_SCALE: number("routed_scaling_factor", default=1.0),
     },
     applies=lambda config: "moe" in _pattern(config),
-    ignored=(r"mtp\..*",),
+    ignored=MTP,
 )
 
 # --- short convolutions --------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> Place:
-        before, *rest = re.split(r"\.(\d+)(?=\.)", without_root(name))
+        before, *rest = re.split(r"\.(\d+)(?=\.)", _ROOTS.sub("", name))
         form = before + "".join([".{i}", *rest[1::2]] if rest else "")
         return cls(form, *map(int, rest[:3:2]))
 
@@ -95,10 +95,6 @@ class Place(NamedTuple):
     def inner(self) -> str:
         """The name behind that of the layer."""
         return self.form.rpartition("{i}.")[2]
-
-
-def without_root(name: str) -> str:
-    return _ROOTS.sub("", name)
 
 
 def transposed(sources: Sequence[Array], _d: Dims) -> Array:
@@ -150,6 +146,12 @@ _NEEDED = {
     **dict.fromkeys(("use_conv_bias", "mamba_conv_bias"), "ssm_conv1d.bias"),
 }
 """What `Family.needs` has, by the setting that says so: biases only of weights that are there."""
+_FURTHER = "they predict further tokens"
+MTP = {r"(layers\.\d+\.)?mtp.*": _FURTHER}
+BUFFERS = {
+    r".*\.(rotary_emb\.inv_freq|attn\.(masked_)?bias|position_ids)": "llama.cpp computes them"
+}
+"""What `Family.ignored` has in several families."""
 _NOT_TEXT = (
     r"(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision"
     r"|embed_audio)\..*"
@@ -209,9 +211,9 @@ class Family:
     """llama.cpp ignores the sliding window of this family and attends to the whole context."""
     ignores_extra_layers: bool = False
     """Layers after the last one predict further tokens and are left out."""
-    ignored: tuple[str, ...] = ()
-    """Regular expressions for tensors that are left out: the model does not need them. Without the
-    model's root."""
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    """Regular expressions for tensors that are left out, each with the reason. Without the model's
+    root."""
     varies: str = ""
     """A regular expression for tensors of a layer that others of its kind may lack."""
     needs: str | Callable[[Config], str] = ""
@@ -241,10 +243,16 @@ class Family:
     """Refuses other settings that llama.cpp does not implement."""
 
     def text_part(self) -> Family:
-        ignored = (*self.ignored, _NOT_TEXT)
+        ignored = {**self.ignored, _NOT_TEXT: "they see and hear, which --mmproj converts"}
         return replace(
             self, names=self.multimodal, multimodal=(), section="text_config", ignored=ignored
         )
+
+    def why_left_out(self, name: str, d: Dims) -> str | None:
+        if self.ignores_extra_layers and Place.of(name).layer >= d.n_layers:
+            return _FURTHER
+        bare = _ROOTS.sub("", name)
+        return next((why for p, why in self.ignored.items() if re.fullmatch(p, bare)), None)
 
     def becomes(self, form: str) -> tuple[Into, ...] | None:
         """What becomes of the tensor at a `Place.form`; `None` if the family does not know it."""
@@ -308,7 +316,7 @@ def _known(architecture: str) -> Mapping[str, tuple[str, ...]]:
     for tensors in (TensorNameMap.mappings_cfg, TensorNameMap.block_mappings_cfg):
         for tensor in MODEL_TENSORS[number]:
             base = TENSOR_NAMES[tensor].removeprefix("blk.{bid}.")
-            for name in map(without_root, tensors.get(tensor, ())):
-                form = name.replace("{bid}", "{i}")
+            for name in tensors.get(tensor, ()):
+                form = _ROOTS.sub("", name).replace("{bid}", "{i}")
                 found[form] = tuple({**dict.fromkeys(found.get(form, ())), base: None})
     return found

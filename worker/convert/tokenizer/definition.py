@@ -1,14 +1,14 @@
-"""Vocabularies of byte-level BPE and WordPiece, from `tokenizer.json`, and the walk through the
-nested steps of one."""
+"""Vocabularies of byte-level BPE and WordPiece, from `tokenizer.json`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gguf.constants import TokenType
 
 from worker.convert.tokenizer import pre_tokenizers, tekken
+from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.llama.source_tokenizer import WHOLE_WORDS
@@ -32,9 +32,8 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
         vocabulary.special_ids = {role: i for role, i in roles if role}
     for text, i in sorted(model["vocab"].items(), key=lambda item: item[1]):
         vocabulary.put(i, text, TokenType.NORMAL)
-    for step in steps_of(tokenizer.get("normalizer")):
-        if step.get("type") in _NORMAL_FORMS:
-            vocabulary.steps.append(str(step["type"]).lower())
+    for step in steps_of(tokenizer.get("normalizer"), *_NORMAL_FORMS):
+        vocabulary.steps.append(str(step["type"]).lower())
     vocabulary.split = pre_tokenizers.split_of(vocabulary.pre)
     if vocabulary.split and model.get("ignore_merges"):
         vocabulary.steps.append(WHOLE_WORDS)
@@ -60,9 +59,7 @@ def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
 
 
 def _set_normalizer(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> None:
-    for step in steps_of(tokenizer.get("normalizer")):
-        if step.get("type") != "BertNormalizer":
-            continue
+    for step in steps_of(tokenizer.get("normalizer"), "BertNormalizer"):
         if not (step.get("clean_text", True) and step.get("handle_chinese_chars", True)):
             raise ModelError("tokenizer.json: llama.cpp always cleans texts as BERT does")
         lowercase = bool(step.get("lowercase", True))
@@ -71,15 +68,3 @@ def _set_normalizer(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> Non
         vocabulary.settings["tokenizer.ggml.normalizer.strip_accents"] = (
             lowercase if accents is None else bool(accents)
         )
-
-
-def steps_of(node: Any) -> Iterator[Mapping[str, Any]]:
-    """The steps of a normalizer, pre-tokenizer or post-processor, with sequences flattened."""
-    if not isinstance(node, dict):
-        return
-    if node.get("type") == "Sequence":
-        for key in ("normalizers", "pretokenizers", "processors"):
-            for child in node.get(key) or []:
-                yield from steps_of(child)
-    else:
-        yield node

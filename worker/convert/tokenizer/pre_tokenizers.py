@@ -135,7 +135,8 @@ def recognise(tokenizer: Mapping[str, Any]) -> str:
     Raises:
         ModelError: no known pre-tokenizer has this definition; the message names the nearest.
     """
-    steps = tuple(_steps(tokenizer.get("pre_tokenizer")))
+    found = steps_of(tokenizer.get("pre_tokenizer"))
+    steps = tuple(canonical for step in found for canonical in _canonical(step))
     ignore_merges = bool(tokenizer["model"].get("ignore_merges", False))
     same = [k for k in KNOWN if k.steps == steps]
     if same:
@@ -153,32 +154,40 @@ def recognise(tokenizer: Mapping[str, Any]) -> str:
     )
 
 
-def _steps(node: Any) -> Iterator[str]:
-    """The canonical steps of a pre-tokenizer; an unknown kind keeps its name and matches none."""
+def steps_of(node: Any, *kinds: str) -> Iterator[Mapping[str, Any]]:
+    """The steps of a normalizer, pre-tokenizer or post-processor, with sequences flattened; of
+    these kinds, if some are named."""
     if not isinstance(node, dict):
         return
-    kind = node.get("type")
-    if kind == "Sequence":
-        for child in node.get("pretokenizers", []):
-            yield from _steps(child)
-    elif kind == "ByteLevel":
-        if node.get("add_prefix_space"):
+    if node.get("type") == "Sequence":
+        for key in ("normalizers", "pretokenizers", "processors"):
+            for child in node.get(key) or []:
+                yield from steps_of(child, *kinds)
+    elif not kinds or node.get("type") in kinds:
+        yield node
+
+
+def _canonical(step: Mapping[str, Any]) -> Iterator[str]:
+    """A pre-tokenizer's step in canonical form; an unknown kind keeps its name and matches none."""
+    kind = step.get("type")
+    if kind == "ByteLevel":
+        if step.get("add_prefix_space"):
             yield "a space in front"
-        if node.get("use_regex", True):
+        if step.get("use_regex", True):
             yield split(GPT2_REGEX)
-    elif kind == "Split" and node.get("behavior") in ("Isolated", "Removed"):
+    elif kind == "Split" and step.get("behavior") in ("Isolated", "Removed"):
         # `Removed` with `invert` keeps the matches as the pieces. That equals `Isolated` with a
         # pattern that matches everywhere.
-        if (node["behavior"] == "Removed") == bool(node.get("invert")):
-            yield split(_pattern(node))
+        if (step["behavior"] == "Removed") == bool(step.get("invert")):
+            yield split(_pattern(step))
         else:
-            yield f"{node['behavior']} {_pattern(node)}, invert {bool(node.get('invert'))}"
+            yield f"{step['behavior']} {_pattern(step)}, invert {bool(step.get('invert'))}"
     elif kind == "Digits":
-        yield DIGITS if node.get("individual_digits") else DIGIT_RUNS
-    elif kind == "Punctuation" and node.get("behavior") == "Contiguous":
+        yield DIGITS if step.get("individual_digits") else DIGIT_RUNS
+    elif kind == "Punctuation" and step.get("behavior") == "Contiguous":
         yield PUNCTUATION_RUNS
     else:
-        rest = {k: v for k, v in node.items() if k != "type"}
+        rest = {k: v for k, v in step.items() if k != "type"}
         yield f"{kind} {rest}" if rest else str(kind)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from gguf.constants import Keys, TokenType
 
 from worker.convert.family.rules import Metadata
-from worker.convert.tokenizer.definition import steps_of
+from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.protobuf import SentencePieceModel
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
@@ -114,27 +114,24 @@ def set_space_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> No
 
 def _prepend_scheme(tokenizer: Mapping[str, Any]) -> str:
     """`always` (even where a space is there), or of a `Metaspace`: `first`, `each` or `never`."""
-    for step in steps_of(tokenizer.get("normalizer")):
-        if step.get("type") == "Prepend" and step.get("prepend") == SPACE:
-            return "always"
-    for step in steps_of(tokenizer.get("pre_tokenizer")):
-        if step.get("type") == "Metaspace":
-            default = "always" if step.get("add_prefix_space", True) else "never"
-            scheme = str(step.get("prepend_scheme") or default)
-            return "each" if scheme == "always" else scheme
+    if any(s.get("prepend") == SPACE for s in steps_of(tokenizer.get("normalizer"), "Prepend")):
+        return "always"
+    for step in steps_of(tokenizer.get("pre_tokenizer"), "Metaspace"):
+        default = "always" if step.get("add_prefix_space", True) else "never"
+        scheme = str(step.get("prepend_scheme") or default)
+        return "each" if scheme == "always" else scheme
     return "never"
 
 
 def _squeezes_spaces(tokenizer: Mapping[str, Any]) -> bool:
-    for step in steps_of(tokenizer.get("normalizer")):
-        if step.get("type") == "Replace" and isinstance(step.get("pattern"), dict):
-            if step["pattern"].get("Regex") in (" {2,}", r"\s+", r"\s{2,}"):
-                return True
-    return any(s.get("type") == "WhitespaceSplit" for s in steps_of(tokenizer.get("pre_tokenizer")))
+    patterns = (s.get("pattern") for s in steps_of(tokenizer.get("normalizer"), "Replace"))
+    found = {pattern.get("Regex") for pattern in patterns if isinstance(pattern, dict)}
+    return not found.isdisjoint((" {2,}", r"\s+", r"\s{2,}")) or any(
+        steps_of(tokenizer.get("pre_tokenizer"), "WhitespaceSplit")
+    )
 
 
 def _charsmap(tokenizer: Mapping[str, Any]) -> bytes:
-    for step in steps_of(tokenizer.get("normalizer")):
-        if step.get("type") == "Precompiled":
-            return base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
+    for step in steps_of(tokenizer.get("normalizer"), "Precompiled"):
+        return base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
     return b""

@@ -10,8 +10,10 @@ from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.family.rules import Metadata
+from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
+from worker.models.checkpoint_files import TEMPLATES
 
 _SLOTS = {
     "bos": Keys.Tokenizer.BOS_ID,
@@ -112,7 +114,7 @@ def _named_templates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
         legacy = checkpoint.json("chat_template.json").get("chat_template")
         if isinstance(legacy, str):
             yield "default", legacy
-    for path in sorted((checkpoint.folder / "additional_chat_templates").glob("*.jinja")):
+    for path in sorted((checkpoint.folder / TEMPLATES).glob("*.jinja")):
         yield path.stem, _template_text(path)
 
 
@@ -174,14 +176,9 @@ def _adds(
 
 def _template_tokens(post: Any, *, first: bool) -> str | None:
     """The special token at one end of the template for single texts; "" if there is none."""
-    if not isinstance(post, dict):
-        return None
-    if post.get("type") == "Sequence":
-        inner = (_template_tokens(p, first=first) for p in post.get("processors", []))
-        return next((name for name in inner if name is not None), None)
-    if post.get("type") != "TemplateProcessing":
-        return None
-    single = post.get("single") or []
-    edge = single[0 if first else -1] if single else {}
-    special = edge.get("SpecialToken") if isinstance(edge, dict) else None
-    return str(special["id"]) if isinstance(special, dict) else ""
+    for step in steps_of(post, "TemplateProcessing"):
+        single = step.get("single") or []
+        edge = single[0 if first else -1] if single else {}
+        special = edge.get("SpecialToken") if isinstance(edge, dict) else None
+        return str(special["id"]) if isinstance(special, dict) else ""
+    return None

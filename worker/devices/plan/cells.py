@@ -5,7 +5,7 @@ The plan uses it before the load, and the engine during the load.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worker.llama.context import ContextOptions
 from worker.wire.engine_settings import EngineSettings
@@ -19,6 +19,8 @@ CELLS_STEP = 256
 MOST_BACK = 7
 """Guesses that a recurrent state can take back, if guesses are asked for: each takes the memory of
 one more state of each slot."""
+STATES_AHEAD = 64
+"""Hidden states that are kept beside those of a micro-batch: of the last tokens and of guesses."""
 _SHORTEST_PART = 512
 """Of a pool; most conversations would soon leave shorter ones."""
 STATES_AT_ONCE = 2
@@ -64,6 +66,7 @@ def context_options(
         offload=settings.on_gpu,
         embeddings=embeds,
         n_back=0 if embeds or settings.speculate in ("auto", "off") else MOST_BACK,
+        mtp="trunk" if settings.speculate == "mtp" and not embeds else "off",
     )
 
 
@@ -78,6 +81,13 @@ def draft_options(settings: EngineSettings, context_length: int, *, threads: int
         flash_attention=settings.flash_attention,
         offload=settings.on_gpu,
     )
+
+
+def head_options(settings: EngineSettings, context_length: int, *, threads: int) -> ContextOptions:
+    """The context of the model's own layers for multi-token prediction: it guesses as a draft
+    model does."""
+    options = draft_options(settings, context_length, threads=threads)
+    return replace(options, rope=settings.rope, mtp="head")
 
 
 def divisions_of(cells: int, slots: int) -> tuple[int, ...]:

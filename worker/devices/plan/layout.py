@@ -37,6 +37,8 @@ class Unloaded:
         devices: placement.Devices,
         layers: tuple[int, ...] = (),
         role: str = "model",
+        *,
+        mtp: bool = False,
     ) -> None:
         self._devices, self._role = devices, role
         self.path = str(header.path)
@@ -48,13 +50,14 @@ class Unloaded:
             layers=layers,
             mmap=False,
             no_alloc=True,
+            mtp=mtp,
             tensor_placement=self.weights.placed,
             metadata=header.overridden,
             without_vocabulary=size,
         )
         self._model = Model(self.path, options)
         self.trained_context_length = self._model.trained_context_length
-        self._n_vocab, self._n_embd = self._model.n_vocab, self._model.n_embd
+        self._n_vocab, self.n_embd = self._model.n_vocab, self._model.n_embd
         unused = parse(self._model.load_log).unused_bytes
         *others, last = self.weights.device_bytes
         self.weight_bytes = (*others, max(last - unused, 0))
@@ -66,12 +69,13 @@ class Unloaded:
     def _pooled_output_bytes(self, options: ContextOptions) -> int:
         """What the first text of full length makes of the output buffer of a model that pools:
         llama.cpp keeps each row's embedding, and has room for each row's logits."""
-        width = self._n_vocab + self._n_embd
+        width = self._n_vocab + self.n_embd
         return 4 * options.n_batch * width if options.embeddings else 0
 
     def lay_out(self, options: ContextOptions) -> Layout:
         """Raises `ConfigError` if the model cannot run with these options."""
         slots = options.n_seq_max
+        role = f"{self._role}'s layers for mtp" if options.mtp == "head" else self._role
         try:
             context = Context(self._model, options)
         except VramOom as error:
@@ -82,7 +86,7 @@ class Unloaded:
             if keys != values:
                 kv_type = f"--kv-type-k {keys}, --kv-type-v {values}"
             raise ConfigError(
-                f"The {self._role} cannot run with {slots} slots of {length:,} tokens, {kv_type} "
+                f"The {role} cannot run with {slots} slots of {length:,} tokens, {kv_type} "
                 f"and --flash-attention {options.flash_attention}: "
                 f"{error.message}."
             ) from error
@@ -94,14 +98,22 @@ class Unloaded:
         names = [{device.name, placement.buffer_type_name(device)} for device in self._devices]
         own = [computes.keys() & each for each in names] or [set(computes)]
         compute = tuple(sum(computes[name] for name in each) for each in own)
+        host_compute = sum(computes.values()) - sum(compute)
+        output = max(report.bytes_of("output"), self._pooled_output_bytes(options))
+        if options.mtp == "trunk":
+            # llama.cpp makes room for the hidden states with the first batches.
+            of_row = 4 * self.n_embd
+            *others, last = compute
+            compute = (*others, last + of_row * min(options.n_ubatch, options.n_ctx))
+            output += of_row * options.n_batch
         kv: tuple[int, ...] = (report.kv_bytes,)
         if len(self._devices) > 1:
             kv = tuple(round(report.kv_by_device.get(device.name, 0.0)) for device in self._devices)
         return Layout(
             kv=kv,
             compute=compute,
-            host_compute=sum(computes.values()) - sum(compute),
-            output=max(report.bytes_of("output"), self._pooled_output_bytes(options)),
+            host_compute=host_compute,
+            output=output,
             largest_kv=report.largest_kv_bytes,
             memory_kind=context.memory_kind,
         )

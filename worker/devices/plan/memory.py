@@ -17,6 +17,7 @@ from worker.devices.plan import placement
 from worker.devices.plan.cells import (
     CELLS_STEP,
     LARGEST_SHARE,
+    STATES_AHEAD,
     STATES_AT_ONCE,
     KvCache,
     a_part_each,
@@ -24,6 +25,7 @@ from worker.devices.plan.cells import (
     divided,
     divisions_of,
     draft_options,
+    head_options,
 )
 from worker.devices.plan.layout import Layout, Unloaded
 from worker.devices.plan.placement import Devices, largest, shared_out
@@ -55,6 +57,8 @@ _STATES_SHARE, _MOST_STATES_BYTES = 0.25, 8 << 30
 up to these bytes."""
 _SNAPSHOT_BYTES = 256 * _MIB
 """What they need at least where the memory is recurrent or windowed."""
+_HEAD = ".nextn.eh_proj.weight"
+"""The tensor that each layer for multi-token prediction begins with."""
 _ANY_CELLS = 1 << 40
 _MOST_CELLS = 1 << 20
 """The limit for recurrent memory, whose size does not depend on the sequence's length."""
@@ -114,7 +118,14 @@ class _Planner:
         if len(devices) > 1:
             left = [max(available - self._margin, 1) for available in self._available]
             self._layers = shared_out(header, left)
-        self._model = Unloaded(header, devices, self._layers)
+        self._has_head = settings.speculate == "mtp" and not self._embeds
+        if self._has_head and not any(each.name.endswith(_HEAD) for each in header.tensors):
+            raise ConfigError(
+                f"--speculate is 'mtp', but {model_ref} has no layers for multi-token prediction; "
+                "take a file that has some (blk.*.nextn.*), or another --speculate.",
+                field="speculate",
+            )
+        self._model = Unloaded(header, devices, self._layers, mtp=self._has_head)
         layers = self._layers or (1,)
         added_bytes = sum(adapter.size_bytes for adapter in beside.adapters)
         self._adapted_bytes = max(
@@ -127,7 +138,7 @@ class _Planner:
         self._draft: Unloaded | None = None
         if beside.draft is not None and not self._embeds:
             self._draft = Unloaded(beside.draft, devices[:1], role="draft model")
-        self._draft_bytes = cache(self._of_draft)
+        self._draft_bytes = cache(self._of_draft if self._draft is not None else self._of_head)
         self._projector = beside.projector if not self._embeds else None
         self._layout = cache(self._lay_out)
         self._most_cells = self._addressable_cells()
@@ -279,6 +290,8 @@ class _Planner:
         layouts = [layout, *(self._layout(divided(cells, n).cells, n, False) for n in divisions)]
         computes = [max(each) for each in zip(*(each.compute for each in layouts), strict=True)]
         margin = self._margin + self._unpacked_bytes(layout)
+        if self._embeds:  # kernels have a tensor of a long text in another type, half as large
+            margin += max(computes) // 2
         each = zip(self._weight_bytes, layout.kv, computes, strict=True)
         all_parts = [
             {
@@ -305,10 +318,12 @@ class _Planner:
             of_one = sum(layout.kv) // (1 if kv.unified else slots)
             states = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
             host["kv_store"] = states
-        if self._draft is not None and layout.memory_kind.most_back:
-            parts["draft"], host["draft"] = self._draft_bytes(self._draft, kv.context_length)
+        if (self._draft is not None or self._has_head) and layout.memory_kind.most_back:
+            on_devices, host["draft"] = self._draft_bytes(kv.context_length)
+            for own, n_bytes in zip(all_parts, on_devices, strict=False):
+                own["draft"] = n_bytes
         if self._projector is not None:
-            parts["projector"] = device_bytes(self._projector)
+            parts["projector"] = device_bytes(self._projector, kv.context_length)
             host["embeddings"] = EMBEDDINGS_BYTES
         if not self._devices:  # all of it lies in memory
             parts |= {name: parts.get(name, 0) + size for name, size in host.items()}
@@ -341,12 +356,23 @@ class _Planner:
         of_element = max(n_bytes / elements for _, elements, n_bytes in types)
         return round(2 * 2 * layout.largest_kv / of_element)
 
-    def _of_draft(self, draft: Unloaded, context_length: int) -> tuple[int, int]:
-        """Bytes of the draft model on the device and on the host.
+    def _of_head(self, context_length: int) -> tuple[tuple[int, ...], int]:
+        """Bytes of what the layers for multi-token prediction have beside their weights, on each
+        device and on the host."""
+        options = head_options(self._settings, context_length, threads=1)
+        layout = self._model.lay_out(options)
+        states = _FLOAT_BYTES * self._model.n_embd * (options.n_ubatch + STATES_AHEAD)
+        on_devices = tuple(map(sum, zip(layout.kv, layout.compute, strict=True)))
+        return on_devices, layout.host_compute + layout.output + states
+
+    def _of_draft(self, context_length: int) -> tuple[tuple[int, ...], int]:
+        """Bytes of the draft model on the first device and on the host.
 
         Raises:
             ModelError: its memory cannot be cut back.
         """
+        draft = self._draft
+        assert draft is not None
         length = min(context_length, draft.trained_context_length)
         layout = draft.lay_out(draft_options(self._settings, length, threads=1))
         if not layout.memory_kind.cuts_anywhere:
@@ -357,7 +383,7 @@ class _Planner:
                 path=draft.path,
             )
         on_host = draft.weights.host_bytes + layout.host_compute + layout.output
-        return sum(draft.weight_bytes + layout.kv + layout.compute), on_host
+        return (sum(draft.weight_bytes + layout.kv + layout.compute),), on_host
 
     def _lay_out(self, cells: int, slots: int, unified: bool) -> Layout:
         exact = min(_EXACT_CELLS, self._most_cells)

@@ -22,6 +22,7 @@ _MOST_TOKENS = {
     "qwen2.5vl_merger": (4096, 2),
     "qwen2vl_merger": (4096, 2),
     "qwen3vl_merger": (4096, 2),
+    "youtuvl": (4096, 2),
     "gemma4uv": (1120, 1),
     "gemma4v": (1120, 3),
     "kimivl": (1024, 2),
@@ -30,7 +31,8 @@ _MOST_TOKENS = {
     "lfm2": (256, 2),
 }
 """Of a picture as large as it may be, by the kind of a projector that takes any size; and how many
-positions of each side become one token, where the file does not say."""
+positions of each side become one token, where the file does not say. libmtmd has the same limits,
+but for youtuvl, where it has 62,500 tokens unless it is told."""
 
 
 def kind_of(header: GgufHeader) -> str:
@@ -41,13 +43,18 @@ def kind_of(header: GgufHeader) -> str:
     return ""
 
 
-def device_bytes(header: GgufHeader) -> int:
-    """Bytes on the device."""
-    compute = sum(_compute_bytes(header, side) for side in ("vision", "audio"))
+def most_tokens(header: GgufHeader) -> int:
+    """Of a picture, where its kind takes any size; 0 where the file or the kind says it."""
+    return _MOST_TOKENS.get(kind_of(header), (0, 0))[0]
+
+
+def device_bytes(header: GgufHeader, context_length: int) -> int:
+    """Bytes on the device. A picture of more tokens than the context is refused, not encoded."""
+    compute = sum(_compute_bytes(header, side, context_length) for side in ("vision", "audio"))
     return header.tensor_bytes + max(compute, _LEAST_COMPUTE)
 
 
-def _compute_bytes(header: GgufHeader, side: str) -> int:
+def _compute_bytes(header: GgufHeader, side: str, context_length: int) -> int:
     """An upper bound of the compute buffer of one encoder: a layer's activations in 32-bit floats,
     and for a picture of the size that the encoder is made for, its attention's scores as if it had
     no flash attention."""
@@ -61,10 +68,11 @@ def _compute_bytes(header: GgufHeader, side: str) -> int:
         return 0
     usual = most = _POSITIONS
     if side == "vision":
-        usual = (number("image_size", _LARGEST_SIDE) // number("patch_size", 14)) ** 2
-        most_tokens, merged = _MOST_TOKENS.get(kind_of(header), (0, 1))
-        merged = number("spatial_merge_size", number("projector.scale_factor", merged))
-        most = most_tokens * merged**2
+        patch, (_, merged) = number("patch_size", 14), _MOST_TOKENS.get(kind_of(header), (0, 2))
+        usual = (number("image_size", _LARGEST_SIDE) // patch) ** 2
+        n_merged = number("spatial_merge_size", number("projector.scale_factor", merged)) ** 2
+        n_told = number("image_max_pixels", 0) // patch**2
+        most = min(max(most_tokens(header) * n_merged, n_told), context_length * n_merged)
     scores = number("attention.head_count", 1) * usual**2
     row = 6 * width + 2 * feed_forward
     return 4 * max(usual * row + scores, most * row)

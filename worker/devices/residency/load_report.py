@@ -80,7 +80,7 @@ class LoadReport:
     largest_kv_bytes: int = 0
     """Of a tensor of cells: the keys or the values of one layer."""
     splits: int = 0
-    """Parts of the compute graph; neighbouring parts run on different devices."""
+    """Parts of the largest compute graph; neighbouring parts run on different devices."""
     unused_bytes: int = 0
     """Bytes of tensors in the file that llama.cpp does not load."""
     not_locked: str | None = None
@@ -151,7 +151,7 @@ def _read(line: str, report: LoadReport) -> bool:
                 report.largest_kv_bytes = max(report.largest_kv_bytes, largest // n_layers)
                 report.add_cache(_bytes(match["size"]))
             case "splits":
-                report.splits = max(int(count) for count in match["splits"].split(" / "))
+                report.splits = max(report.splits, *map(int, match["splits"].split(" / ")))
             case "unused":
                 report.unused_bytes += int(match["size"])
             case "not locked":

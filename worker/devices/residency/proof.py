@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from worker.devices.plan import placement
 from worker.devices.residency import live_check
@@ -35,16 +35,24 @@ _INPUT_SPLITS = 1
 
 
 def prove(
-    model: Model, context: Context, selected: Selected, header: GgufHeader, *, locked: bool
+    model: Model,
+    context: Context,
+    selected: Selected,
+    header: GgufHeader,
+    *,
+    locked: bool,
+    head: Context | None = None,
 ) -> Residency:
     """Account for every buffer of a loaded model by device and bytes.
 
-    `locked` means that the memory was to be locked.
+    `locked` means that the memory was to be locked; `head` is the context of the model's layers for
+    multi-token prediction.
 
     Raises:
         ResidencyViolation: something is elsewhere, or llama.cpp's report is not understood.
     """
-    report = parse([*model.load_log, *context.load_log])
+    contexts = [context] if head is None else [context, head]
+    report = parse(chain(model.load_log, *(each.load_log for each in contexts)))
     expected = _layer_devices(report, model, selected)
     n_here = sum(report.layer_devices[layer] == device for layer, device in expected.items())
     # Most devices call their memory by their own name; an RPC device does not.
@@ -84,7 +92,7 @@ def prove(
     ]
     # Parts on several devices may take turns; only then it has to be asked where each one runs.
     if selected.is_gpu and report.splits > _INPUT_SPLITS + len(selected.cards):
-        if on_host := _host_operations(model, context, header):
+        if on_host := _host_operations(model, contexts, header):
             faults.append(
                 f"the compute graph falls into {report.splits} parts: {', '.join(on_host)} run on "
                 f"the host, not on {', '.join(selected.names)}"
@@ -131,15 +139,20 @@ def _misplaced(
             yield f"{told:,} bytes of weights are on {name}, {planned:,} belong there"
 
 
-def _host_operations(model: Model, context: Context, header: GgufHeader) -> tuple[str, ...]:
-    """Lay out the graphs of this context once more, without allocating, to be told each part."""
+def _host_operations(
+    model: Model, contexts: Sequence[Context], header: GgufHeader
+) -> tuple[str, ...]:
+    """Lay out the graphs of these contexts once more, without allocating, to be told each part."""
     options = replace(model.options, mmap=False, mlock=False, no_alloc=True)
     before = os.environ.get(_TOLD_BY)
     os.environ[_TOLD_BY] = "2"
     try:
+        found: dict[str, None] = {}
         with closing(Model(str(header.path), options)) as laid_out:
-            with closing(Context(laid_out, context.options)) as told:
-                return host_operations(told.load_log)
+            for context in contexts:
+                with closing(Context(laid_out, context.options)) as told:
+                    found |= dict.fromkeys(host_operations(told.load_log))
+        return tuple(found)
     finally:
         os.environ.pop(_TOLD_BY)
         if before is not None:

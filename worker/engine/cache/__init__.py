@@ -16,7 +16,7 @@ from it. A preempted request is such a one: it computes nothing twice.
 The books (`Cache`) are plain Python: they decide, and write down the `moves` that follow from it.
 `Carrier` carries the moves out in their order, with native calls, clocks and the disk's threads.
 A scheduler uses few verbs of the books: `match` a prompt, `acquire` a slot for it, `release` or
-`preempt` it, make `room`; `check` compares the books with the backend.
+`preempt` it, and make `room`.
 
 llama.cpp copies between the parts of a split pool when it computes the next batch, but writes a
 state at once. A slot that a move has written is therefore not read by another move, and one that a

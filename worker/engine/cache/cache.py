@@ -5,7 +5,6 @@ It decides and writes down `moves`; the `Carrier` carries them out. Engine threa
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.engine.cache.memory import Memory
@@ -430,19 +429,6 @@ class Cache:
         self._bytes_per_cell = state.n_bytes / len(state.tokens)
         self.prices.copied(state.n_bytes, seconds)
         self.memory.fit()
-
-    def check(self, last_position: Callable[[int], int]) -> None:
-        """Compare the books with the backend's own; for use between two steps."""
-        assert not self.moves, "all moves were carried out"
-        for slot in self.slots:
-            last = last_position(slot.index)
-            n_cells = self.position(slot.index, slot.n_cells)
-            assert last + 1 == n_cells, f"slot {slot.index}: {last + 1}, not {n_cells}"
-            assert slot.n_shared <= slot.n_cells, f"slot {slot.index} shares what it has not"
-            assert slot.owner is None or slot.owner.slot == slot.index
-            assert slot.owner is None or not slot.kept
-        memory = self.memory
-        assert memory.n_bytes <= max(memory.most_bytes, memory.locked_bytes)
 
     # --- one slot ----------------------------------------------------------------------------
 

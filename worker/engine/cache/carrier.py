@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
 
 from worker.engine.backend import Backend
 from worker.engine.cache.cache import MIN_SHARED_TOKENS, MOST_SECONDS, Cache
 from worker.engine.cache.disk import Disk
-from worker.engine.cache.disk_file import Entry, Prefix
+from worker.engine.cache.disk_file import Entry
 from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, State, TakeBack, Truncate
 from worker.engine.sequence import Sequence
 from worker.observability.logs import get_logger
@@ -179,11 +178,11 @@ class Carrier:
         alarm.daemon = True
         alarm.start()
 
-        def done(prefix: Prefix | None) -> None:
+        def done(state: State | None) -> None:
             alarm.cancel()
-            self._call(lambda: self._has_read(sequence, prefix, began))
+            self._call(lambda: self._has_read(sequence, state, began))
 
-        disk.read(entry, done)
+        disk.read(entry, sequence.request.scope, done)
 
     def _stop_waiting(self, read: int, sequence: Sequence) -> None:
         """Those that wait for the disk are computed, unless this read has come after all."""
@@ -195,15 +194,13 @@ class Carrier:
         self._due.clear()
         log.warning("kv_store.hangs")
 
-    def _has_read(self, sequence: Sequence, prefix: Prefix | None, began: float) -> None:
+    def _has_read(self, sequence: Sequence, state: State | None, began: float) -> None:
         cache, self.is_reading, self._hangs = self._cache, False, False
         is_awaited, sequence.awaits_disk = sequence.awaits_disk, False
-        if prefix is None:
+        if state is None:
             return
-        cache.prices.read(prefix.n_bytes, self._clock() - began)
-        scope, snapshots = sequence.request.scope, list(prefix.snapshots)
-        state = State(prefix.tokens.tolist(), scope, len(prefix.state), prefix.state, snapshots)
-        state.last_used, state.n_locks, state.is_from_disk = cache.now, int(is_awaited), True
+        cache.prices.read(state.all_bytes, self._clock() - began)
+        state.last_used, state.n_locks = cache.now, int(is_awaited)
         if cache.memory.keep(state) and is_awaited:
             sequence.saved = state
 
@@ -228,12 +225,10 @@ class Carrier:
             return
         state = max(new, key=lambda each: each.last_used)
         state.is_new = False
-        assert state.data is not None
-        prefix = Prefix(array("i", state.tokens), state.data, tuple(state.snapshots))
-        if prefix.n_bytes <= disk.largest_bytes and not disk.has(state.tokens, state.scope):
+        if state.all_bytes <= disk.largest_bytes and not disk.has(state.tokens, state.scope):
             state.n_locks += 1
             self.is_writing = True
-            disk.write(prefix, state.scope, lambda: self._call(lambda: self._wrote(state)))
+            disk.write(state, lambda: self._call(lambda: self._wrote(state)))
 
     def _wrote(self, state: State) -> None:
         state.n_locks -= 1

@@ -28,11 +28,11 @@ from worker.engine.cache.disk_file import (
     UNFINISHED,
     Damaged,
     Entry,
-    Prefix,
     read,
     read_entry,
     write,
 )
+from worker.engine.cache.moves import State
 from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
@@ -117,16 +117,17 @@ class Disk:
         found = self.longest(tokens, scope)
         return found is not None and found[1] == len(tokens)
 
-    def read(self, entry: Entry, done: Callable[[Prefix | None], None]) -> None:
-        """Read a prefix. `done` gets it on the store's thread, or `None` if it cannot be used."""
-        self._reader.submit(lambda: done(self._read(entry)))
+    def read(self, entry: Entry, scope: Scope, done: Callable[[State | None], None]) -> None:
+        """Read a state of this scope. `done` gets it on the store's thread, or `None` if it cannot
+        be used."""
+        self._reader.submit(lambda: done(self._read(entry, scope)))
 
-    def write(self, prefix: Prefix, scope: Scope, done: Callable[[], None]) -> None:
-        """Write a prefix. `done` is called on the store's thread in any case."""
+    def write(self, state: State, done: Callable[[], None]) -> None:
+        """Write a state. `done` is called on the store's thread in any case."""
 
         def task() -> None:
             try:
-                self._write(prefix, scope)
+                self._write(state)
             finally:
                 done()
 
@@ -174,24 +175,24 @@ class Disk:
         with self._lock:
             self._entries[path] = entry
 
-    def _read(self, entry: Entry) -> Prefix | None:
+    def _read(self, entry: Entry, scope: Scope) -> State | None:
         try:
-            prefix = read(entry, self._key)
+            state = read(entry, scope, self._key)
             os.utime(entry.path)
         except (Damaged, OSError, MemoryError) as fault:
             self._ignore(entry.path, fault)
             return None
         self.counts.read += entry.size_bytes
-        return prefix
+        return state
 
-    def _write(self, prefix: Prefix, scope: Scope) -> None:
+    def _write(self, state: State) -> None:
         if not self._key:
             return  # the reason was logged
-        salt = self._salted(scope)
+        salt = self._salted(state.scope)
         path = self._folder / f"{self._beginning}{secrets.token_hex(8)}{SUFFIX}"
         try:
-            self._make_room(prefix.n_bytes)
-            entry = write(path, prefix, salt, self._key)
+            self._make_room(state.all_bytes)
+            entry = write(path, state, salt, self._key)
         except OSError as error:
             log.warning("kv_store.write_failed", reason=str(error))
             return

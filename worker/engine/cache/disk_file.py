@@ -1,4 +1,4 @@
-"""Writes and reads the file of one finished prefix, which is verified before it is used.
+"""Writes and reads the file of one state, which is verified before it is used.
 
 The file has a magic, the length of a header in MessagePack, the header, the state of all memory,
 the snapshots, and an HMAC-SHA256 of all that. Native code trusts the state, so the key is a secret
@@ -20,7 +20,8 @@ from typing import Annotated, BinaryIO
 
 import msgspec
 
-from worker.engine.cache.moves import Snapshot
+from worker.engine.cache.moves import Snapshot, State
+from worker.wire.adapters import Scope
 
 SUFFIX, UNFINISHED = ".kv", ".part"
 _MAGIC = b"LLORCHKV"
@@ -45,20 +46,6 @@ class Damaged(Exception):
     """The file is not what this worker wrote; `str` is a clause that says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Prefix:
-    """What is needed to continue from a sequence's first tokens."""
-
-    tokens: array[int]
-    state: memoryview
-    """The state of all memory after the last of them."""
-    snapshots: tuple[Snapshot, ...] = ()
-
-    @property
-    def n_bytes(self) -> int:
-        return len(self.state) + sum(len(each.data) for each in self.snapshots)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Entry:
     """The content of a file's first part, not verified until the whole file has been read."""
@@ -72,17 +59,19 @@ class Entry:
     """The number of tokens and the number of bytes of each."""
 
 
-def write(path: Path, prefix: Prefix, salt: str, key: bytes) -> Entry:
-    """Write a prefix to `path`, completely or not at all.
+def write(path: Path, state: State, salt: str, key: bytes) -> Entry:
+    """Write a state to `path`, completely or not at all. It is locked, but its snapshots may give
+    way meanwhile.
 
     Raises:
         OSError: it cannot be written.
     """
-    state = prefix.state
-    sizes = tuple((each.length, len(each.data)) for each in prefix.snapshots)
-    header = msgspec.msgpack.encode(_Header(salt, prefix.tokens.tobytes(), len(state), sizes))
+    tokens, data, snapshots = array("i", state.tokens), state.data, state.snapshots
+    assert data is not None, "it was copied"
+    sizes = tuple((each.length, len(each.data)) for each in snapshots)
+    header = msgspec.msgpack.encode(_Header(salt, tokens.tobytes(), len(data), sizes))
     head = _MAGIC + len(header).to_bytes(_LENGTH_BYTES, "little") + header
-    parts = [memoryview(head), state, *(memoryview(each.data) for each in prefix.snapshots)]
+    parts = [memoryview(head), data, *(memoryview(each.data) for each in snapshots)]
     unfinished = path.with_suffix(UNFINISHED)
     descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
@@ -98,7 +87,7 @@ def write(path: Path, prefix: Prefix, salt: str, key: bytes) -> Entry:
         with contextlib.suppress(OSError):
             unfinished.unlink()
         raise
-    return Entry(path, size, salt, prefix.tokens, len(state), sizes)
+    return Entry(path, size, salt, tokens, len(data), sizes)
 
 
 def read_entry(path: Path) -> Entry:
@@ -111,8 +100,8 @@ def read_entry(path: Path) -> Entry:
         return _entry(path, os.fstat(file.fileno()).st_size, lambda n: _read_exactly(file, n))
 
 
-def read(entry: Entry, key: bytes) -> Prefix:
-    """The prefix of an entry, verified to have been written with the key.
+def read(entry: Entry, scope: Scope, key: bytes) -> State:
+    """The state of an entry of this scope, verified to have been written with the key.
 
     Raises:
         Damaged: it was not.
@@ -133,14 +122,14 @@ def read(entry: Entry, key: bytes) -> Prefix:
 
         # Each part has memory of its own, so that a snapshot that gives way frees its bytes.
         found = _entry(entry.path, size, take)
-        state = take(found.state_bytes)
-        snapshots = tuple(Snapshot(length, bytes(take(n))) for length, n in found.snapshots)
+        data = take(found.state_bytes)
+        snapshots = [Snapshot(length, bytes(take(n))) for length, n in found.snapshots]
         written_mac = _read_exactly(file, _MAC_BYTES)
     if not hmac.compare_digest(mac.digest(), written_mac):
         raise Damaged("its checksum is wrong: it was changed, or written by another")
     if (found.salt, found.tokens) != (entry.salt, entry.tokens):
         raise Damaged("it has changed since it was found")
-    return Prefix(found.tokens, state, snapshots)
+    return State(found.tokens.tolist(), scope, len(data), data, snapshots, is_from_disk=True)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,11 @@ class State:
     is_from_disk: bool = False
     """Whether it was read from the disk and nobody has gone on from it yet."""
 
+    @property
+    def all_bytes(self) -> int:
+        """With its snapshots, which several states and slots may share."""
+        return self.n_bytes + sum([len(each.data) for each in self.snapshots])
+
 
 class Truncate(NamedTuple):
     """Keep the first `length` tokens of a slot, with a snapshot of that length if needed."""

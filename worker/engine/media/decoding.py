@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 from functools import cache
 
 import msgspec
@@ -64,9 +63,5 @@ class Decoder(BoundedProgram):
         return answer
 
 
-@cache
-def decoder() -> Decoder:
-    """The one of this process, and for its time."""
-    started = Decoder()
-    atexit.register(started.close)
-    return started
+decoder = cache(Decoder)
+"""The one of this process."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from worker.devices.plan.projector import kind_of
+from worker.devices.plan.projector import kind_of, most_tokens
 from worker.devices.residency import projector as proof
 from worker.devices.select import Selected
 from worker.errors import ModelError, WorkerError
@@ -43,35 +43,24 @@ def start_projector(
     """
     if file is None:
         return None, None, residency
+    projector = None
     try:
-        return _start(file, model, residency, selected, threads)
+        header = read_header(Path(file.path))
+        device = selected.devices[0] if selected.is_gpu else None
+        projector = Projector(model, file.path, device, threads, most_tokens(header))
+        info = _checked(file, projector, header)
+        buffers = residency.buffers + proof.prove(projector.load_log, selected, header)
+        return projector, info, replace(residency, buffers=buffers)
     except WorkerError as error:
+        if projector is not None:
+            projector.close()
         if file.is_named:
             raise
         log.warning("engine.projector_passed_over", reason=error.message)
         return None, None, residency
 
 
-def _start(
-    file: ProjectorFile, model: Model, residency: Residency, selected: Selected, threads: int
-) -> Senses:
-    header = read_header(Path(file.path))
-    device = selected.devices[0] if selected.is_gpu else None
-    projector = Projector(model, file.path, device, threads)
-    try:
-        return _proven(file, projector, header, residency, selected)
-    except WorkerError:
-        projector.close()
-        raise
-
-
-def _proven(
-    file: ProjectorFile,
-    projector: Projector,
-    header: GgufHeader,
-    residency: Residency,
-    selected: Selected,
-) -> Senses:
+def _checked(file: ProjectorFile, projector: Projector, header: GgufHeader) -> ProjectorInfo:
     if projector.sees:
         pieces = projector.picture(_PROBE, _PROBE, bytes(3 * _PROBE * _PROBE))
         tokens = [token for piece in pieces if isinstance(piece, tuple) for token in piece]
@@ -80,11 +69,8 @@ def _proven(
     kind = kind_of(header)
     if kind in _COUNTED:
         raise _unusable(file, f"{kind} counts a prompt's pictures, which is not served")
-    buffers = proof.prove(projector.load_log, selected, header)
-    info = ProjectorInfo(
-        Path(file.path).name, kind, projector.sees, projector.hears, header.tensor_bytes
-    )
-    return projector, info, replace(residency, buffers=residency.buffers + buffers)
+    name = Path(file.path).name
+    return ProjectorInfo(name, kind, projector.sees, projector.hears, header.tensor_bytes)
 
 
 def _unusable(file: ProjectorFile, why: str) -> ModelError:

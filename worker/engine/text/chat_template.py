@@ -92,10 +92,6 @@ class ChatTemplate:
             raise _refused(prompt.field, "the arguments of a call are nested too deeply") from error
         return Reading(self, chat, prompt.continue_final_message, prompt.field)
 
-    def render(self, prompt: ChatPrompt) -> str:
-        """The prompt text of a chat; raises as `Reading.text`."""
-        return self.read(prompt).text()
-
     def rendered(self, chat: Chat, seconds: float) -> str:
         """
         Raises:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 from collections.abc import Mapping
 from functools import cache
@@ -53,9 +52,5 @@ class Renderer(BoundedProgram):
         return str(text)
 
 
-@cache
-def renderer() -> Renderer:
-    """The one of this process, and for its time."""
-    started = Renderer()
-    atexit.register(started.close)
-    return started
+renderer = cache(Renderer)
+"""The one of this process."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import unusable
 from worker.models.gguf.header import GgufHeader, with_metadata
-from worker.models.gguf.layout import MAX_BLOCKS, Scalar
+from worker.models.gguf.layout import MAX_BLOCKS, GgufArray, Scalar
 
 MAX_EXPERTS = 1024
 """llama.cpp's own limit on the experts of a layer."""
@@ -49,7 +49,8 @@ def check_servable(header: GgufHeader) -> None:
         raise unusable(path, NOT_DECODED[header.architecture])
     if not header.tensors:
         raise unusable(path, "it holds a vocabulary without weights")
-    if header.tokenizer_kind is None or not header.vocab_size:
+    tokens = header.arrays.get(constants().Keys.Tokenizer.LIST)
+    if header.tokenizer_kind is None or tokens is None or not tokens.length:
         raise unusable(path, "it has no tokenizer that the worker could use")
     for key in ("context_length", "embedding_length", "block_count"):
         if not getattr(header, key):
@@ -64,7 +65,7 @@ def check_servable(header: GgufHeader) -> None:
     _check_head(header)
     _check_attention(header)
     _check_experts(header)
-    _check_vocabulary(header)
+    _check_vocabulary(header, tokens)
 
 
 def check_overridden(header: GgufHeader, values: Mapping[str, Scalar]) -> GgufHeader:
@@ -148,32 +149,26 @@ def _check_experts(header: GgufHeader) -> None:
         raise unusable(header.path, f"it claims to use {used} of {count} experts a layer")
 
 
-def _check_vocabulary(header: GgufHeader) -> None:
+def _check_vocabulary(header: GgufHeader, tokens: GgufArray) -> None:
     """Check that lists beside the vocabulary have its length, and that ids are inside it."""
-    assert header.vocab_size is not None
     keys = constants().Keys.Tokenizer
     for key, item_types in ((keys.SCORES, ("float32", "int32")), (keys.TOKEN_TYPE, ("int32",))):
         array = header.arrays.get(key)
         if array is None:
             continue
-        if array.item_type not in item_types or array.length < header.vocab_size:
+        if array.item_type not in item_types or array.length < tokens.length:
             raise unusable(
                 header.path,
                 f"{key} holds {array.length} {array.item_type} values "
-                f"beside a vocabulary of {header.vocab_size}",
+                f"beside a vocabulary of {tokens.length}",
             )
-    tokens = header.arrays.get(keys.LIST)
-    if tokens is not None:
-        # Texts as native code sees them: up to the first NUL; an empty one gets a unique name.
-        seen = (raw.partition(b"\0")[0] for raw in tokens.read_bytes())
-        _check_tokens(header, {raw or b"[EMPTY_%d]" % id for id, raw in enumerate(seen)})
-
-
-def _check_tokens(header: GgufHeader, distinct: set[bytes]) -> None:
-    if len(distinct) != header.vocab_size:
+    # Texts as native code sees them: up to the first NUL; an empty one gets a unique name.
+    seen = (raw.partition(b"\0")[0] for raw in tokens.read_bytes())
+    distinct = {raw or b"[EMPTY_%d]" % id for id, raw in enumerate(seen)}
+    if len(distinct) != tokens.length:
         raise unusable(
             header.path,
-            f"its vocabulary of {header.vocab_size} holds only {len(distinct)} different tokens",
+            f"its vocabulary of {tokens.length} holds only {len(distinct)} different tokens",
         )
     if header.tokenizer_kind != "gguf-spm":
         return

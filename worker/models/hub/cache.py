@@ -21,7 +21,6 @@ import contextlib
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from huggingface_hub import constants, try_to_load_from_cache
 
 from worker.errors import ModelError
 from worker.models.checkpoint_files import check_checkpoint, checkpoint_files
-from worker.models.checksum import sha256_of_file
+from worker.models.checksum import sha256_of_file, write_whole
 from worker.models.reference import COMMIT
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -61,7 +60,7 @@ class RepoCache:
         """Record the commit of a branch or tag, once all its files are here."""
         if revision == commit or self.commit_of(revision) == commit:
             return
-        _write(self.root / "refs" / revision, commit.encode())
+        write_whole(self.root / "refs" / revision, commit.encode())
 
     def files_of(self, commit: str) -> dict[str, int | None] | None:
         """The names of all files of a commit and their sizes, as the hub told them."""
@@ -73,7 +72,7 @@ class RepoCache:
             return None
 
     def remember_files(self, commit: str, files: Mapping[str, int | None]) -> None:
-        _write(self.root / "files" / commit, msgspec.json.encode(files))
+        write_whole(self.root / "files" / commit, msgspec.json.encode(files))
 
     def snapshot(self, commit: str) -> Path:
         return self.root / "snapshots" / commit
@@ -125,13 +124,6 @@ class RepoCache:
         if path.is_relative_to(self.root) and path.exists():
             path.resolve().unlink()
             path.unlink(missing_ok=True)
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)
 
 
 def content_matches(

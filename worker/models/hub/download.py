@@ -17,11 +17,10 @@ import math
 import re
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
 
+from worker.background import in_daemon_thread
 from worker.errors import DownloadError, ModelError
 from worker.models.checkpoint_files import CONFIG_FILES, INDEX, TEMPLATES, weight_names
 from worker.models.gguf.header import split_names
@@ -36,7 +35,6 @@ from worker.wire.messages import OnProgress, Progress
 DEFAULT_REVISION = "main"
 
 _TEMPLATE = re.compile(rf"{TEMPLATES}/[^/]+\.jinja")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +69,11 @@ async def download(
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(on_progress, progress)
 
-    return await _in_daemon_thread(
-        lambda stop: _Download(
-            ref,
-            sha256,
-            safetensors_only,
-            room,
-            projector,
-            Transfer(RepoCache(cache_dir, ref.repo), report, stop),
-        ).run()
-    )
-
-
-async def _in_daemon_thread(work: Callable[[threading.Event], _T]) -> _T:
-    """Run blocking work so that neither a cancelled task nor the exit waits for it."""
-    done: Future[_T] = Future()
-    done.set_running_or_notify_cancel()  # a cancelled task does not cancel it
     stop = threading.Event()
-
-    def run() -> None:
-        try:
-            done.set_result(work(stop))
-        except BaseException as error:  # noqa: B036 - handed to whoever awaits
-            done.set_exception(error)
-
-    threading.Thread(target=run, name="model-download", daemon=True).start()
+    transfer = Transfer(RepoCache(cache_dir, ref.repo), report, stop)
+    work = _Download(ref, sha256, safetensors_only, room, projector, transfer)
     try:
-        return await asyncio.wrap_future(done)
+        return await asyncio.wrap_future(in_daemon_thread(work.run))
     finally:
         stop.set()
 
@@ -156,11 +132,16 @@ class _Download:
 
     def in_cache(self, commit: str) -> Downloaded | None:
         """The files of the reference at a commit, or `None` unless all are here."""
-        if self.ref.file is None:
-            folder = self.cache.find_checkpoint(commit)
-            return Downloaded(folder, commit) if folder else None
-        paths = self.cache.find_all(commit, split_names(self.ref.file), self.sha256)
-        name = self.projector_of(self.ref.file, self.cache.files_of(commit) or {})
+        file, files = self.ref.file, self.cache.files_of(commit) or {}
+        if file is None:
+            if folder := self.cache.find_checkpoint(commit):
+                return Downloaded(folder, commit)
+            try:
+                file = self.one_gguf(files)
+            except ModelError:  # it has none, or the checkpoint is not whole
+                return None
+        paths = self.cache.find_all(commit, split_names(file), self.sha256)
+        name = self.projector_of(file, files)
         projector = self.cache.find_all(commit, [name], None) if name else [None]
         return Downloaded(paths[0], commit, projector[0]) if paths and projector else None
 

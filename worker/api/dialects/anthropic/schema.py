@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.fields import MAX_STOPS, TextOrMany, needed_by
@@ -30,14 +29,6 @@ from worker.api.http.state import AppState
 from worker.wire.work import Medium
 
 
-def _readable(kind: str) -> str:
-    known = ("text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result")
-    if kind not in known:
-        message = "must be 'text', 'image', 'thinking', 'tool_use' or 'tool_result'"
-        raise PydanticCustomError("body.unsupported", message)
-    return kind
-
-
 class PictureSource(OpenBody):
     type: Literal["base64", "url"]
     media_type: str = ""
@@ -46,7 +37,7 @@ class PictureSource(OpenBody):
 
 
 class TextBlock(OpenBody):
-    type: Annotated[str, AfterValidator(_readable)]
+    type: Literal["text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"]
     text: str = ""
     source: PictureSource | None = None
 
@@ -63,7 +54,6 @@ class ContentBlock(TextBlock):
     input: JsonObject = Field(default_factory=dict)
     tool_use_id: str = ""
     content: TextContent = ""
-    is_error: Flag = False
 
     _is_named = needed_by("tool_use", "name")
 

@@ -80,14 +80,14 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
         return [{"type": "message_start", "message": self._message([])}]
 
     def step_events(self, step: BlockStep) -> list[Event]:
-        event: Event = {"type": f"content_block_{_EVENTS[step.what]}", "index": step.at}
+        event: Event = {"type": f"content_block_{step.what}", "index": step.at}
         match step.what:
-            case "begun":
+            case "start":
                 return [event | {"content_block": _content(replace(step.block, parts=[]))}]
-            case "grown":
+            case "delta":
                 kind, name = _DELTAS[step.block.kind]
                 return [event | {"delta": {"type": kind, name: step.text}}]
-            case "ended":
+            case "stop":
                 return [event]
 
     def last_events(self) -> list[Event]:
@@ -117,9 +117,6 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
                 "cache_creation_input_tokens": 0,
             },
         }
-
-
-_EVENTS = {"begun": "start", "grown": "delta", "ended": "stop"}
 
 
 def _content(block: Block) -> dict[str, Any]:

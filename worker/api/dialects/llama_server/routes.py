@@ -26,7 +26,7 @@ from worker.api.http.errors import FLAT
 from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
-from worker.supervisor.status import Activity, WorkerStatus
+from worker.supervisor.status import Activity
 from worker.wire.sampling import PARAMETERS
 from worker.wire.work import (
     MEDIA_MARKER,
@@ -114,7 +114,7 @@ async def props(request: Request, state: AppState) -> object:
             "n_ctx": status.context_length,
             "params": sampling | others,
         },
-        "total_slots": _n_slots(state, status),
+        "total_slots": status.slots,
         "model_alias": state.model_name,
         "model_ftype": info.model.quant_kind,
         "model_path": state.model_file,  # A folder of this machine is not for clients.
@@ -165,7 +165,7 @@ async def slots(request: Request, state: AppState) -> object:
             "is_processing": i < len(running),
             **(_busy(running[i]) if i < len(running) else {}),
         }
-        for i in range(_n_slots(state, status))
+        for i in range(status.slots)
     ]
 
 
@@ -191,10 +191,6 @@ async def set_adapters(request: Request, state: AppState) -> object:
     body = await read(request, state, AdaptersBody)
     state.adapters.set(tuple((each.id, each.scale) for each in body.lora))
     return {"success": True}
-
-
-def _n_slots(state: AppState, status: WorkerStatus) -> int:
-    return status.info.slots if status.info is not None else state.settings.engine.slots
 
 
 def _busy(activity: Activity) -> dict[str, Any]:

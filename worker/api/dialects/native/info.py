@@ -12,6 +12,7 @@ from starlette.responses import Response
 from worker.api.dialects.native.answers import AnyObject, ConversionAnswer, EngineCrash, Info
 from worker.api.dialects.native.schema import MAX_JOB_ID_CHARS
 from worker.api.http.body import MAX_NESTING
+from worker.api.http.encoding import rfc3339
 from worker.api.http.operation import JSON, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
@@ -118,7 +119,7 @@ def _residency(engine: EngineInfo) -> dict[str, Any]:
 
 def _crash(crash: Crash) -> EngineCrash:
     return {
-        "at": crash.at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "at": rfc3339(crash.at, "milliseconds"),
         "cause": crash.cause,
         "ready_seconds": round(crash.ready_seconds, 3),
     }

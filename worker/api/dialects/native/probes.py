@@ -130,7 +130,7 @@ async def status(request: Request, state: AppState) -> Status:
         "percent": now.progress.percent,
         "bytes_per_second": now.progress.bytes_per_second,
         "uptime_seconds": now.uptime_seconds,
-        "slots": now.info.slots if now.info is not None else state.settings.engine.slots,
+        "slots": now.slots,
         "running": now.running,
         "queued": now.queued,
         "queued_prompt_tokens": now.queued_prompt_tokens,

@@ -33,17 +33,13 @@ from worker.api.http.state import AppState
 from worker.errors import JobNotFound
 
 
-async def execute(request: Request, state: AppState) -> object:
-    body = inference_body(state, needs_job_id=True)
+async def stream(request: Request, state: AppState, *, needs_job_id: bool) -> object:
+    body = inference_body(state, needs_job_id=needs_job_id)
     return await respond(request, state, body, _read_stream, NativeAnswer)
 
 
 async def go_on_with(request: Request, state: AppState) -> Response:
     return go_on(request, state, request.path_params["job_id"])
-
-
-async def inference_stream(request: Request, state: AppState) -> object:
-    return await respond(request, state, inference_body(state), _read_stream, NativeAnswer)
 
 
 async def inference(request: Request, state: AppState) -> object:
@@ -85,7 +81,8 @@ async def is_sleeping(request: Request, state: AppState) -> Sleeping:
 
 OPERATIONS = [
     Operation(
-        "POST", "/execute", execute, "Run a job and stream it", {SSE: Events},
+        "POST", "/execute", partial(stream, needs_job_id=True), "Run a job and stream it",
+        {SSE: Events},
         body=partial(inference_body, needs_job_id=True),
     ),
     Operation(
@@ -93,8 +90,8 @@ OPERATIONS = [
         errors=(400, 404), asks="all",
     ),
     Operation(
-        "POST", "/v1/inference/stream", inference_stream, "Run a job and stream it", {SSE: Events},
-        body=inference_body,
+        "POST", "/v1/inference/stream", partial(stream, needs_job_id=False),
+        "Run a job and stream it", {SSE: Events}, body=inference_body,
     ),
     Operation(
         "POST", "/v1/inference", inference, "Run a job", {JSON: Inference, NDJSON: Events},

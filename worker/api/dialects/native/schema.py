@@ -8,15 +8,14 @@ from __future__ import annotations
 import secrets
 import uuid
 from functools import lru_cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, create_model
-from pydantic_core import PydanticCustomError
+from pydantic import Field, create_model
 
-from worker.api.chat.fields import MAX_ADAPTERS, AdapterId
+from worker.api.chat.fields import MAX_ADAPTERS, AdapterId, AdapterScale
 from worker.api.chat.request import Generate, Reasoning
 from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED, number_fields
-from worker.api.http.body import Body, Flag, Integer, Number
+from worker.api.http.body import Body, Flag, Integer
 from worker.api.http.state import AppState
 from worker.wire.sampling import (
     DEFAULT_BREAKERS,
@@ -32,13 +31,6 @@ MAX_JOB_ID_CHARS = 256
 JobId = Annotated[str, Field(min_length=1, max_length=MAX_JOB_ID_CHARS)]
 
 
-def _sampler(name: str) -> str:
-    if name not in SAMPLERS:
-        raise PydanticCustomError("body.enum", "must be one of {n}", {"n": ", ".join(SAMPLERS)})
-    return name
-
-
-SamplerName = Annotated[str, AfterValidator(_sampler)]
 Stop = Annotated[str, Field(min_length=1, max_length=100)]
 
 
@@ -52,7 +44,7 @@ class AdapterBody(Body):
     """A LoRA adapter of a job."""
 
     id: AdapterId
-    scale: Number
+    scale: AdapterScale
 
 
 class InferenceBody(_Numbers):
@@ -67,7 +59,7 @@ class InferenceBody(_Numbers):
     seed: Integer | None = Field(
         None, ge=0, le=MAX_SEED, description="drawn when absent; the one that was used is echoed"
     )
-    samplers: tuple[SamplerName, ...] = Field(
+    samplers: tuple[Literal[SAMPLERS], ...] = Field(  # type: ignore[valid-type]
         ORDER,
         fail_fast=True,
         max_length=MAX_SAMPLERS,

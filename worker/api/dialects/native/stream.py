@@ -11,7 +11,7 @@ from worker.api.chat.delta import Delta, Text
 from worker.api.chat.dialect import Answer
 from worker.api.chat.message import Choice
 from worker.api.dialects.native.schema import InferenceBody
-from worker.api.http.encoding import json_line, quoted, sse
+from worker.api.http.encoding import json_line, quoted, rfc3339, sse
 from worker.api.http.operation import NDJSON, StreamForm
 from worker.errors import WorkerError
 from worker.wire.messages import Finished, Started
@@ -81,7 +81,7 @@ class NativeAnswer(Answer[InferenceBody]):
             "type": "started",
             "job_id": job.job_id,
             "model": self.state.model_ref,
-            "started_at": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "started_at": rfc3339(moment, "milliseconds"),
             "seed": job.seed,
             "prompt_tokens": job.prompt_tokens,
             "cached_tokens": job.cached_tokens,

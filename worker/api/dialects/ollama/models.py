@@ -11,9 +11,9 @@ from starlette.responses import PlainTextResponse, Response
 
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.sampling import defaults_of
-from worker.api.dialects.ollama.naming import rfc3339, served, tagged
+from worker.api.dialects.ollama.naming import served, tagged
 from worker.api.http.body import Flag, OpenBody, read
-from worker.api.http.encoding import json_line
+from worker.api.http.encoding import json_line, rfc3339
 from worker.api.http.operation import (
     JSON,
     NDJSON,
@@ -159,7 +159,7 @@ def _held(state: AppState) -> int:
 
 def _started_at(state: AppState) -> str:
     uptime = timedelta(seconds=state.supervisor.status().uptime_seconds)
-    return rfc3339(datetime.now(UTC) - uptime)
+    return rfc3339(datetime.now(UTC) - uptime, "microseconds")
 
 
 OPERATIONS = [

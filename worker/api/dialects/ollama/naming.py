@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from typing_extensions import TypedDict
 
-from worker.api.http.encoding import json_line
+from worker.api.http.encoding import json_line, rfc3339
 from worker.api.http.operation import ErrorForm, StreamForm
 from worker.api.http.state import AppState
 
@@ -28,12 +28,8 @@ def served(name: str, state: AppState) -> str:
     return name if name in state.all_names else untagged(name)
 
 
-def rfc3339(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
 def now() -> str:
-    return rfc3339(datetime.now(UTC))
+    return rfc3339(datetime.now(UTC), "microseconds")
 
 
 def nanoseconds(seconds: float) -> int:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
+from starlette.responses import Response
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
 from worker.api.chat.fields import (
@@ -21,8 +22,9 @@ from worker.api.chat.fields import (
 from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
 from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, Reasoning
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
-from worker.api.dialects.ollama.naming import served
+from worker.api.dialects.ollama.naming import now, served, tagged
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
+from worker.api.http.encoding import json_response
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, Prompt
@@ -134,15 +136,19 @@ class GenerateBody(GenerationBody):
     )
 
 
-def chat_request(body: ChatBody, state: AppState) -> Generate:
+def read_chat(body: ChatBody, state: AppState) -> Generate | Response:
+    if not body.messages:
+        return _loaded(body, state, {"message": {"role": "assistant", "content": ""}})
     return body.generate(body.chat(reasoning=body.reasoning), state)
 
 
-def generate_request(body: GenerateBody, state: AppState) -> Generate:
+def read_generate(body: GenerateBody, state: AppState) -> Generate | Response:
     """
     Raises:
         InvalidRequest: a system text that no template takes.
     """
+    if not (body.prompt or body.suffix):
+        return _loaded(body, state, {"response": ""})
     info = state.supervisor.info
     has_template = info is None or info.model.has_chat_template
     if not (body.raw or body.suffix) and has_template:
@@ -157,3 +163,11 @@ def generate_request(body: GenerateBody, state: AppState) -> Generate:
         raise refusal("system", "conflict", "goes with a prompt that is put into a chat template")
     prompt = InfillPrompt(body.prompt, body.suffix) if body.suffix else body.prompt
     return body.generate((prompt,), state)
+
+
+def _loaded(body: GenerationBody, state: AppState, empty: dict[str, object]) -> Response:
+    """The answer to a request that only wants the model loaded, which it always is."""
+    state.require_model(name := served(body.model, state))
+    state.loaded()
+    head = {"model": tagged(state.name_of(name)), "created_at": now()}
+    return json_response({**head, **empty, "done": True, "done_reason": "load"})

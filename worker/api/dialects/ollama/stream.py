@@ -6,12 +6,9 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from starlette.responses import Response
-
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.dialect import Answer, Body
 from worker.api.chat.message import Block, Choice
-from worker.api.chat.request import Generate
 from worker.api.chat.run import generation
 from worker.api.chat.scored import scored_tokens
 from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
@@ -21,19 +18,17 @@ from worker.api.dialects.ollama.naming import (
     LINES,
     nanoseconds,
     now,
-    served,
     tagged,
     untagged,
 )
 from worker.api.dialects.ollama.schema import (
     ChatBody,
     GenerateBody,
-    chat_request,
-    generate_request,
+    read_chat,
+    read_generate,
 )
-from worker.api.http.encoding import json_line, json_response
+from worker.api.http.encoding import json_line
 from worker.api.http.operation import NDJSON, Dialect
-from worker.api.http.state import AppState
 from worker.wire.messages import Finished
 
 Line = dict[str, Any]
@@ -132,33 +127,12 @@ def _call(index: int, call: Block) -> Line:
 # --- paths -------------------------------------------------------------------------------
 
 
-def _read_chat(body: ChatBody, state: AppState) -> Generate | Response:
-    if body.messages:
-        return chat_request(body, state)
-    return _loaded(body, state, {"message": {"role": "assistant", "content": ""}})
-
-
-def _read_generate(body: GenerateBody, state: AppState) -> Generate | Response:
-    if body.prompt or body.suffix:
-        return generate_request(body, state)
-    return _loaded(body, state, {"response": ""})
-
-
-def _loaded(body: ChatBody | GenerateBody, state: AppState, empty: dict[str, object]) -> Response:
-    """The answer to a request that only wants the model loaded, which it always is."""
-    state.require_model(served(body.model, state))
-    state.loaded()
-    name = state.name_of(served(body.model, state))
-    head = {"model": tagged(name), "created_at": now()}
-    return json_response({**head, **empty, "done": True, "done_reason": "load"})
-
-
 _REFERENCE = "https://docs.ollama.com/api"
 OPERATIONS = [
-    generation("/api/chat", "Ollama's chats", ChatBody, _read_chat, ChatAnswer),
+    generation("/api/chat", "Ollama's chats", ChatBody, read_chat, ChatAnswer),
     generation(
         "/api/generate", "Ollama's completions",
-        GenerateBody, _read_generate, GenerateAnswer,
+        GenerateBody, read_generate, GenerateAnswer,
     ),
 ]  # fmt: skip
 DIALECT = Dialect(

@@ -25,10 +25,6 @@ class Scored(NamedTuple):
     entries: Sequence[TokenLogprob]
 
 
-def scored_text(text: str, entries: Sequence[TokenLogprob], offset: int) -> Scored:
-    return Scored(offset, text.encode(), entries)
-
-
 def scored_prompt(echo: Echo) -> Scored:
     """It begins before the text where a BOS or a space was added."""
     shown = b"".join(entry.piece for entry in echo.logprobs)

@@ -12,11 +12,11 @@ from worker.api.chat.fields import GenerationFields
 from worker.api.chat.message import Choice
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.openai.logprobs import (
+    Scored,
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
     scored_prompt,
-    scored_text,
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.http.encoding import data_event, dumps, quoted
@@ -186,7 +186,7 @@ class CompletionAnswer(_Choices):
         logprobs, more = "null", ""
         match delta:
             case Text(text, entries):
-                scored = scored_text(text, entries, self._n_chars[choice.index])
+                scored = Scored(self._n_chars[choice.index], text.encode(), entries)
                 if self._times_tokens:
                     more = _timings(choice)
             case Echo(text):
@@ -206,7 +206,7 @@ class CompletionAnswer(_Choices):
         if self._scored:
             parts, n_chars = [scored_prompt(echo)], len(echo.text)
             for text, entries, _ in choice.scored:
-                parts.append(scored_text(text, entries, n_chars))
+                parts.append(Scored(n_chars, text.encode(), entries))
                 n_chars += len(text)
             logprobs = completion_logprobs(parts)
         whole: dict[str, Any] = {"index": choice.index, "text": echo.text + choice.text}

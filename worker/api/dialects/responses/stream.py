@@ -58,15 +58,15 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         if block.kind != "call":
             place["content_index"] = 0
         match step.what:
-            case "begun":
+            case "start":
                 begun = self._item(index, "in_progress")
                 yield {"type": "response.output_item.added", "output_index": index, "item": begun}
                 if block.kind == "text":
                     yield {"type": "response.content_part.added", **place, "part": _part("")}
-            case "grown":
+            case "delta":
                 extra: Event = {"logprobs": []} if block.kind == "text" else {}
                 yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": step.text, **extra}
-            case "ended":
+            case "stop":
                 whole: Event = {"arguments" if block.kind == "call" else "text": block.text}
                 if block.kind == "text":
                     whole["logprobs"] = []
