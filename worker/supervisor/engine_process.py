@@ -37,8 +37,9 @@ SPINS_AT_BARRIERS = "1000"
 """How often an OpenMP thread looks before it sleeps at a barrier: for some 10 µs, by libgomp's own
 estimate.
 
-libgomp's default lasts milliseconds. It is no faster on idle cores, and beside a process that keeps
-a core busy a token takes ten times as long with it (`streams1`, `busy1` of `make bench`).
+libgomp's default lasts milliseconds. Beside a process that keeps a core busy, a token then takes up
+to ten times as long; on idle cores, one stream of a small model is up to a tenth faster (`busy1` and
+`streams1` of `make bench`).
 """
 LEAVE_SECONDS = 0.5
 """Time for a process to leave by itself once its pipe is closed; a core dump takes a moment."""
