@@ -38,8 +38,8 @@ SPINS_AT_BARRIERS = "1000"
 estimate.
 
 libgomp's default lasts milliseconds. Beside a process that keeps a core busy, a token then takes up
-to ten times as long; on idle cores, one stream of a small model is up to a tenth faster (`busy1` and
-`streams1` of `make bench`).
+to ten times as long; on idle cores, one stream of a small model is up to a tenth faster (loads
+`busy1` and `streams1` of `make bench`).
 """
 LEAVE_SECONDS = 0.5
 """Time for a process to leave by itself once its pipe is closed; a core dump takes a moment."""
