@@ -38,7 +38,7 @@ SPINS_AT_BARRIERS = "1000"
 estimate.
 
 libgomp's default lasts milliseconds. Beside a process that keeps a core busy, a token then takes up
-to ten times as long; on idle cores, one stream of a small model is up to a tenth faster (loads
+to ten times as long; on idle cores, one stream of a small model may be some per cent faster (loads
 `busy1` and `streams1` of `make bench`).
 """
 LEAVE_SECONDS = 0.5
