@@ -20,6 +20,7 @@ from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation
 from worker.engine.step import Chunk, main_prompt, shrink
 from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
+from worker.llama.draw import NotANumber
 from worker.wire.black_box import LOOP, BlackBox
 from worker.wire.messages import Event, Failed, Started, Stats
 
@@ -257,6 +258,7 @@ class Loop:
         began = self._clock()
         drawn = []
         right: dict[int, int] = {}
+        is_spoilt = False
         for index, chunk in enumerate(chunks):
             sequence, start, n_tokens = chunk
             if start + n_tokens == len(sequence.tokens):
@@ -272,8 +274,14 @@ class Loop:
                         n_more = sequence.n_most - len(sequence.tokens) - len(tokens)
                         tokens += sampler.take_given(n_more)
                     drawn += [(sequence, index, token) for token in tokens]
+                except NotANumber as error:
+                    is_spoilt = True
+                    if sequence.is_on_trial:
+                        self._fail(sequence, error)
                 except WorkerError as error:
                     self._fail(sequence, error)
+        if is_spoilt:
+            self._scheduler.start_over()
         if right and self.speculation is not None:
             self.speculation.verified(right, self._batch_seconds)
         seconds = self._clock() - began
@@ -286,7 +294,10 @@ class Loop:
         the sequence."""
         drawn: list[int] = []
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
-            token = self._backend.sample(sequence.sampler, index, len(drawn) + 1)
+            try:
+                token = self._backend.sample(sequence.sampler, index, len(drawn) + 1)
+            except NotANumber:
+                break  # the next step computes it without guesses before it
             drawn.append(token)
         sequence.n_computed += len(drawn)
         return drawn

@@ -37,6 +37,10 @@ class Scheduler:
         self._admissions = 0
         self._is_full = False
         """The first that waits found no slot or too few cells, and nothing was freed since."""
+        self._is_spoilt = False
+        """Cells of running sequences may hold NaN: the next step begins with empty ones."""
+        self._trials: list[Sequence] = []
+        """Those that compute one token alone, as NaN was computed when they ran beside others."""
         self._is_placed = True
         """No sequence has started or ended since the last search for holes between them."""
         self._turns = Turns(self.pace)
@@ -80,16 +84,27 @@ class Scheduler:
         self._preempt(youngest)
         return youngest
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, *, keep: bool = True) -> None:
         self._stop(sequence)
-        self.cache.preempt(sequence)
+        self.cache.preempt(sequence, keep=keep)
         self.waiting.appendleft(sequence)
+
+    def start_over(self) -> None:
+        """NaN was computed, and masks of attention do not keep it from other sequences: have all of
+        them begin anew in empty cells, and each compute its next token without the others."""
+        self._is_spoilt = True
+        self._trials = list(self.running)
+        for sequence in self._trials:
+            sequence.tried_at = len(sequence.tokens)
 
     # --- planning ----------------------------------------------------------------------------
 
     def plan(self) -> Step:
         """The next step. Until `advance` confirms it, only the ownership of slots has changed."""
         step = Step()
+        if self._is_spoilt:
+            self._is_spoilt = False
+            self._begin_anew(self.limits, keep=False)
         if len(self._layouts) > 1 and self.cache.is_settled:
             self._lay_out()
         if self.waiting and not self._is_full:
@@ -103,6 +118,10 @@ class Scheduler:
         chunks = step.chunks
         are_shared = self._turns.are_shared
         group = self._turns.next() if are_shared else self.running
+        if self._trials:
+            alive = {*self.running, *self.waiting}
+            self._trials = [each for each in self._trials if each.is_on_trial and each in alive]
+            group = [each for each in self.running if each in self._trials][:1] or group
         # In a split pool, sequences with unlike numbers of rows would take a pass each.
         may_differ = len(group) == 1 or self.limits.one_pass
         n_free = self.limits.batch - len(group)  # rows that are left when each sequence has one
@@ -146,7 +165,7 @@ class Scheduler:
         its only chunk: the projector computes before it, and embeddings fill a batch of their own.
         """
         at_media = [s for s in prefilling if s.next_span is not None]
-        is_beside = any([s.next_span is None for s in self.running])
+        is_beside = not self._trials and any([s.next_span is None for s in self.running])
         if not at_media or (is_beside and not self.pace.may_encode):
             return [s for s in prefilling if s.next_span is None]
         first = at_media[0]
@@ -175,8 +194,12 @@ class Scheduler:
         limits = next(fitting, self._layouts[-1])
         if limits is self.limits:
             return
+        self._begin_anew(limits)
+
+    def _begin_anew(self, limits: Limits, *, keep: bool = True) -> None:
+        """Lay empty cells out. `keep`: what the running sequences have computed."""
         while self.running:  # the oldest one is the first to go on
-            self._preempt(self.running[-1])
+            self._preempt(self.running[-1], keep=keep)
         self.cache.divide(limits)
         self.limits = limits
 

@@ -74,6 +74,8 @@ class Sequence:
     """The most rows of its prompt in one batch."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Those known so far; empty again once they are sent."""
+    tried_at: int = -1
+    """The number of its tokens when it last started over because NaN was computed."""
     started_at: float | None = None
     """When `Started` was sent; a preempted sequence does not start twice."""
     pending_ids: list[int] = field(default_factory=list)
@@ -100,6 +102,11 @@ class Sequence:
             return text, None
         text, stop = self.stops.feed(text)
         return self.lines.feed(text), stop
+
+    @property
+    def is_on_trial(self) -> bool:
+        """Whether its next token is computed alone: NaN that comes of that is its own."""
+        return self.tried_at == len(self.tokens)
 
     @property
     def n_out(self) -> int:

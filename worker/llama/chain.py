@@ -19,9 +19,9 @@ import numpy as np
 from worker.llama.draw import (
     Indices,
     Logits,
+    NotANumber,
     largest,
     likeliest,
-    not_a_number,
     nucleus,
     pick,
     reached,
@@ -363,12 +363,12 @@ class Chain:
         from [0, 1) is below its probability.
 
         Raises:
-            InferenceFailed: a logit is NaN.
+            NotANumber: a logit is NaN.
         """
         if self.is_greedy and not self._keeps_odds:
             return likeliest(logits)
         if math.isnan(logits.max()):
-            raise not_a_number()
+            raise NotANumber
         steps, last = self._with_xtc if chance < self._xtc_chance else self._usual
         kept = Kept(logits, None, False, len(logits))
         try:

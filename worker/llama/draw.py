@@ -23,6 +23,17 @@ _MASK = (1 << 64) - 1
 _LOWEST = np.finfo(np.float32).min
 
 
+class NotANumber(InferenceFailed):
+    """Outputs hold NaN, which no sampler can order, and so may the cells that were computed with
+    them."""
+
+    def __init__(self, what: str = "model") -> None:
+        super().__init__(
+            f"the {what} computed NaN: its weights are damaged, or their numbers overflow in the "
+            "types that it computes with"
+        )
+
+
 def dice(seed: int, position: int, attempt: int = 0) -> float:
     """A number from [0, 1) for one draw of one token; the same on every machine and at any time.
 
@@ -40,19 +51,11 @@ def _mixed(state: int) -> int:
 
 
 def likeliest(logits: Logits) -> int:
-    """The index of the largest logit; raises `InferenceFailed` if one is NaN."""
+    """The index of the largest logit; raises `NotANumber` if one is NaN."""
     token = int(logits.argmax())  # of a row with NaN, it is the first of these
     if math.isnan(logits[token]):
-        raise not_a_number()
+        raise NotANumber
     return token
-
-
-def not_a_number() -> InferenceFailed:
-    """The error of outputs that hold NaN, which no sampler can order."""
-    return InferenceFailed(
-        "the model computed NaN: its weights are damaged, or their numbers overflow in the types "
-        "that it computes with"
-    )
 
 
 def largest(values: Logits, count: int) -> Indices:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from worker.errors import BackendMismatch, InferenceFailed, ModelError
 from worker.lean_imports import without_init
 from worker.llama import library
+from worker.llama.draw import NotANumber
 from worker.llama.model import Model
 
 _TEXT = 0
@@ -136,14 +137,17 @@ class Projector:
         """The embeddings of a chunk: (n_tokens, width of the model's input). On the engine thread.
 
         Raises:
-            InferenceFailed: the projector fails.
+            InferenceFailed: the projector fails; `NotANumber`: it gives infinity or NaN.
         """
         with library.log.capture() as lines:
             result = self._mtmd.mtmd_encode_chunk(self.pointer, chunk.pointer.address)
         if result != 0:
             raise InferenceFailed(f"the projector fails: {library.reason(lines)}")
-        rows = self._mtmd.mtmd_get_output_embd(self.pointer)
-        return np.ctypeslib.as_array(rows, (chunk.n_tokens, self._width)).copy()
+        pointer = self._mtmd.mtmd_get_output_embd(self.pointer)
+        rows = np.ctypeslib.as_array(pointer, (chunk.n_tokens, self._width)).copy()
+        if not np.isfinite(rows).all():
+            raise NotANumber("projector")
+        return rows
 
     def positions(self, chunk: MediaChunk, first: int) -> npt.NDArray[np.int32]:
         """The positions of a chunk's rows: (1, n_tokens), or with M-RoPE those in time, height and

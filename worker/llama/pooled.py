@@ -11,7 +11,7 @@ import numpy.typing as npt
 from worker.errors import InferenceFailed
 from worker.llama.batch import Batch
 from worker.llama.context import Context
-from worker.llama.draw import not_a_number
+from worker.llama.draw import NotANumber
 from worker.wire.adapters import Applied
 
 AS_IT_IS = -1
@@ -55,7 +55,7 @@ class PooledContext:
                 raise InferenceFailed(f"the device cannot compute the texts ({outcome})")
             vectors = self._outputs(texts)
             if any(math.isnan(vector.sum()) for vector in vectors):
-                raise not_a_number()
+                raise NotANumber
         finally:
             context.clear()
         return vectors

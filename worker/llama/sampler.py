@@ -92,7 +92,7 @@ class Sampler:
         """Draw the next token, unless it is given.
 
         Raises:
-            InferenceFailed: the constraint allows no token, or the logits are no numbers.
+            InferenceFailed: the constraint allows no token; `NotANumber`: a logit is NaN.
         """
         if self.may_give and (given := self._next_given()) is not None:
             self._take(given)

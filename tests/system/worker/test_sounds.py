@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,14 @@ KINDS = {"WAV": "wav", "FLAC": "flac", "MP3": "mp3"}
 def sound(seed: int = 0, seconds: float = 1.0, rate: int = 16_000, form: str = "WAV") -> bytes:
     noise = np.random.default_rng(seed).uniform(-1, 1, int(seconds * rate))
     soundfile.write(file := io.BytesIO(), noise, rate, format=form)
+    return file.getvalue()
+
+
+def loud(loudest: float) -> bytes:
+    """A sound of 32-bit floats with one such sample in its second second."""
+    samples = np.zeros(24_000, np.float32)
+    samples[20_000] = loudest
+    soundfile.write(file := io.BytesIO(), samples, 16_000, format="WAV", subtype="FLOAT")
     return file.getvalue()
 
 
@@ -72,6 +81,9 @@ def test_a_second_question_on_one_sound_encodes_nothing(hearing: WorkerProcess) 
         (b"ID3" + bytes(100), "WAV, FLAC or MP3"),
         (b"OggS" + bytes(100), "WAV, FLAC or MP3"),
         (sound(seconds=0.01), "takes 0.0 s"),
+        (loud(math.nan), "no numbers"),
+        (loud(-math.inf), "1000000 times as loud"),
+        (loud(3e38), "1000000 times as loud"),
         (sound(rate=1000), "1000 Hz"),
         (sound()[:40], "WAV, FLAC or MP3"),
     ],
@@ -83,6 +95,11 @@ def test_what_is_no_sound_is_refused_by_the_fields_name(
     assert answer.status_code == 400, answer.text
     message = answer.json()["error"]["message"]
     assert words in message and "messages[0].content[0].input_audio.data" in message
+
+
+@pytest.mark.parametrize("loudest", [1.0, 100.0, 1e6])
+def test_a_sound_beyond_full_scale_is_heard(hearing: WorkerProcess, loudest: float) -> None:
+    asked(hearing, about(loud(loudest)))
 
 
 def test_a_model_that_only_hears_is_shown_no_picture(hearing: WorkerProcess) -> None:

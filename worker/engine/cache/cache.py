@@ -241,14 +241,15 @@ class Cache:
         else:
             self._truncate(slot, 0)
 
-    def preempt(self, sequence: Sequence) -> None:
+    def preempt(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take a running sequence's slot back; what it has computed goes to memory, and stays there
-        until it goes on."""
+        until it goes on. Or it is lost."""
         slot = self._slot_of(sequence)
         slot.owner, sequence.slot = None, None
-        slot.kept = sequence.tokens[: sequence.n_computed]
-        slot.last_used = self._tick()
-        sequence.saved = self.save(slot, is_busy=False, is_awaited=True)
+        if keep:
+            slot.kept = sequence.tokens[: sequence.n_computed]
+            slot.last_used = self._tick()
+            sequence.saved = self.save(slot, is_busy=False, is_awaited=True)
         self._truncate(slot, 0)
         sequence.n_computed = 0
 

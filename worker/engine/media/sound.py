@@ -19,6 +19,8 @@ MAX_SECONDS, _MIN_SECONDS = 1800.0, 0.1
 FORMATS = ("WAV", "FLAC", "MP3")
 _BEGINNING = re.compile(rb"RIFF....WAVE|fLaC|ID3|\xff[\xe0-\xff]", re.DOTALL)
 """Of these formats; libsndfile reads others, too."""
+_LOUDEST = 1e6
+"""Full scale is 1; decoders give more for a loud sound, and anything for a damaged one."""
 _RATES = range(4000, 384_001)
 _MAX_CHANNELS = 8
 _UNKNOWN = 2**63 - 1
@@ -53,6 +55,11 @@ def decode(encoded: bytes, sample_rate: int) -> Sound:
             while len(frames := file.read(rate, dtype="float32", always_2d=True)):
                 n_frames += len(frames)
                 _check_seconds(max(n_frames / rate, _MIN_SECONDS))  # a header may be wrong
+                if not abs(frames).max() <= _LOUDEST:  # False for NaN.
+                    raise InvalidRequest(
+                        f"the sound is damaged: it is over {_LOUDEST:.0f} times as loud as full "
+                        "scale, or has samples that are no numbers"
+                    )
                 seconds.append(_resampled(frames.mean(axis=1), rate, sample_rate))
         except soundfile.LibsndfileError:
             raise InvalidRequest(f"the {file.format} sound is damaged") from None

@@ -1,0 +1,111 @@
+"""NaN that one request computes reaches no other: llama.cpp masks cells of others by adding to
+their scores, and NaN outlasts any sum."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import gguf
+import numpy as np
+import pytest
+
+from tests.support.random_models import random_model
+from tests.support.real_engine import RealEngine
+from worker.engine.lookup import Lookup
+from worker.wire.messages import Failed
+
+STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"
+REFRAIN = "One, two, three, one, two, three, one, two, three, one, two,"
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    """A model whose embedding of one token, the last, is no number, as that of tokens that no
+    training text has may be; and that token."""
+    path = tmp_path_factory.mktemp("broken") / "broken.gguf"
+    shutil.copy(random_model("dense"), path)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path, "r+").tensors}
+    rows = tensors["token_embd.weight"].data
+    rows[-1] = np.nan
+    return path, len(rows) - 1
+
+
+def last_of(engine: RealEngine, request_id: int) -> object:
+    return engine.events[request_id][-1]
+
+
+@pytest.mark.parametrize("flash_attention", ["on", "off"])
+@pytest.mark.parametrize("kv_unified", [True, False])
+@pytest.mark.parametrize("guesses", [True, False])
+def test_the_others_say_what_they_say_alone(
+    broken: tuple[Path, int],
+    flash_attention: Literal["on", "off"],
+    kv_unified: bool,
+    guesses: bool,
+) -> None:
+    path, token = broken
+    drafter: dict[str, Any] = {"drafter": Lookup()} if guesses else {}
+    engine = RealEngine(
+        path=path, kv_unified=kv_unified, flash_attention=flash_attention, **drafter
+    )
+    alone = engine.generate(STORY, max_tokens=24), engine.generate(REFRAIN, max_tokens=24)
+    for at, length in (1, 0), (4, 1), (9, 6):
+        told = [engine.submit(text, max_tokens=24) for text in (STORY, REFRAIN)]
+        for _ in range(at):
+            engine.turn()
+        bad = engine.submit((token, *engine.prompts.build("A bad one" + length * STORY)))
+        engine.run()
+        assert isinstance(last_of(engine, bad), Failed)
+        assert tuple(engine.text(each) for each in told) == alone
+        late = engine.submit(STORY + " went", max_tokens=4)
+        engine.run()
+        assert not isinstance(last_of(engine, late), Failed)
+    engine.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_comes_in_whatever_order(broken: tuple[Path, int], seed: int) -> None:
+    path, token = broken
+    dice = random.Random(seed)
+    engine = RealEngine(
+        3,
+        path=path,
+        kv_unified=True,
+        n_cells=320,  # which do not hold three of the longest
+        flash_attention="off",
+        prefill_budget=dice.choice([8, 64]),
+        prefix_cache=dice.random() < 0.5,
+    )
+    good = [
+        (dice.choice([STORY, REFRAIN])[dice.randrange(40) :] * dice.randint(1, 3), 1 + n)
+        for n in range(8)
+    ]
+    alone = {each: engine.generate(each[0], max_tokens=each[1]) for each in good}
+    told: dict[int, tuple[str, int]] = {}
+    bad: list[int] = []
+    for text, n_tokens in good:
+        told[engine.submit(text, max_tokens=n_tokens)] = (text, n_tokens)
+        if dice.random() < 0.5:
+            prompt = list(engine.prompts.build(REFRAIN * dice.randint(1, 3)))
+            prompt.insert(dice.randrange(1, len(prompt)), token)
+            bad.append(engine.submit(tuple(prompt), max_tokens=3))
+        for _ in range(dice.randrange(6)):
+            engine.turn()
+    engine.run()
+    assert all(isinstance(last_of(engine, each), Failed) for each in bad)
+    assert {r: engine.text(r) for r in told} == {r: alone[each] for r, each in told.items()}
+    engine.close()
+
+
+def test_a_stream_that_is_no_number_again_ends(broken: tuple[Path, int]) -> None:
+    path, token = broken
+    engine = RealEngine(path=path, kv_unified=True, flash_attention="off")
+    other = engine.submit(STORY, max_tokens=24)
+    forced = engine.submit(STORY, max_tokens=24, logit_bias=((token, 100.0),))
+    engine.run()
+    assert isinstance(last_of(engine, forced), Failed) and len(engine.ids(forced)) == 1
+    assert engine.text(other) == engine.generate(STORY, max_tokens=24)
+    engine.close()
