@@ -1,9 +1,9 @@
 """GPUs for tests on any machine: Mesa's software device, which `layer.c` makes look like cards.
 
 `Cards.environment()` has all that a process needs to see them;
-`python -m tools.gpu.cards discrete:2000 COMMAND…` runs a command with it. On Debian the
-loader and the driver are unpacked into the build cache where the system has none; nothing is
-installed.
+`python -m tools.gpu.cards discrete:2000 COMMAND…` runs a command with it. On Debian a loader and
+a driver of a known age are unpacked into the build cache, and nothing is installed; elsewhere the
+system's are taken.
 """
 
 from __future__ import annotations
@@ -55,7 +55,12 @@ class Cards:
         for file in files:  # the loader takes each as a driver with a device of its own
             icd = {"library_path": str(driver), "api_version": "1.3.0"}
             file.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
-        libraries = [str(loader.parent), os.environ.get("LD_LIBRARY_PATH", "")]
+        # Not the loader's own folder: with the system's, a Python that the system does not know
+        # would take the system's libpython.
+        (home := folder / "loader").mkdir(exist_ok=True)
+        if not (link := home / loader.name).exists():
+            link.symlink_to(loader)
+        libraries = [str(home), os.environ.get("LD_LIBRARY_PATH", "")]
         shaders = store.folder("vulkan") / "shaders"
         return {
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
@@ -106,15 +111,18 @@ def layer() -> Path:
 @cache
 def drivers() -> tuple[Path, Path]:
     """The loader and Mesa's software driver; raises `NoCards` if they are not to be had."""
-    for root in (Path("/"), _unpacked()):
-        found = [
-            next(iter(sorted(root.glob(f"usr/lib/*/{name}"))), None)
-            for name in ("libvulkan.so.1", "libvulkan_lvp.so")
-        ]
-        if found[0] is not None and found[1] is not None:
-            _check(found[1])
-            return found[0], found[1]
-    raise NoCards("Mesa's software Vulkan driver is not here (Debian: mesa-vulkan-drivers)")
+    try:
+        root = _unpacked()
+    except NoCards:
+        root = Path("/")
+    found = [
+        next(iter(sorted(root.glob(f"usr/lib/*/{name}"))), None)
+        for name in ("libvulkan.so.1", "libvulkan_lvp.so")
+    ]
+    if found[0] is None or found[1] is None:
+        raise NoCards("Mesa's software Vulkan driver is not here (Debian: mesa-vulkan-drivers)")
+    _check(found[1])
+    return found[0], found[1]
 
 
 def _check(driver: Path) -> None:

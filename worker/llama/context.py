@@ -399,5 +399,6 @@ class Context:
         """The largest position in a sequence; -1 if it is empty."""
         return int(self._flat.llama_memory_seq_pos_max(self._memory, slot))
 
-    def clear(self) -> None:
-        self._flat.llama_memory_clear(self._memory, False)
+    def clear(self, *, zero: bool = False) -> None:
+        """Free all cells. `zero`: also what was in them, as masks let NaN through."""
+        self._flat.llama_memory_clear(self._memory, zero)

@@ -55,6 +55,7 @@ class PooledContext:
                 raise InferenceFailed(f"the device cannot compute the texts ({outcome})")
             vectors = self._outputs(texts)
             if any(math.isnan(vector.sum()) for vector in vectors):
+                context.clear(zero=True)
                 raise NotANumber
         finally:
             context.clear()

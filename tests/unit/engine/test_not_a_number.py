@@ -15,6 +15,10 @@ import pytest
 from tests.support.random_models import random_model
 from tests.support.real_engine import RealEngine
 from worker.engine.lookup import Lookup
+from worker.llama.context import Context, ContextOptions
+from worker.llama.draw import NotANumber
+from worker.llama.model import LoadOptions, Model
+from worker.llama.pooled import PooledContext
 from worker.wire.messages import Failed
 
 STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"
@@ -64,6 +68,24 @@ def test_the_others_say_what_they_say_alone(
         engine.run()
         assert not isinstance(last_of(engine, late), Failed)
     engine.close()
+
+
+@pytest.mark.parametrize("flash_attention", ["on", "off"])
+def test_embeddings_after_it_are_numbers(
+    broken: tuple[Path, int], flash_attention: Literal["on", "off"]
+) -> None:
+    path, token = broken
+    options = ContextOptions(
+        n_ctx=256, n_seq_max=2, embeddings=True, kv_unified=True, flash_attention=flash_attention
+    )
+    context = Context(Model(str(path), LoadOptions()), options)
+    compute = PooledContext(context)
+    (before,) = compute([[1, 2, 3]])
+    with pytest.raises(NotANumber):
+        compute([[1, 2, token] * 9])
+    (after,) = compute([[1, 2, 3]])
+    assert np.array_equal(before, after)
+    context.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
