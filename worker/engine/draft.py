@@ -13,6 +13,7 @@ from worker.engine.speculation import Guess
 from worker.engine.tokens import common_length
 from worker.llama.batch import Batch
 from worker.llama.context import Context
+from worker.llama.draw import NotANumber
 
 _MOST_BEHIND = 16
 """Tokens that are taken in together with the next guess, if a batch holds as many."""
@@ -57,7 +58,12 @@ class DraftModel:
         behind = sequence.tokens[len(self._tokens) :]
         while len(guesses) < most and self._compute(behind):
             logits = self._context.logits(self._batch.n_rows - 1)[: self._n_vocab]
-            behind = [sequence.sampler.guess(logits, len(guesses))]
+            try:
+                behind = [sequence.sampler.guess(logits, len(guesses))]
+            except NotANumber:
+                self._context.clear(zero=True)
+                self._tokens.clear()
+                break
             guesses += behind
         return [Guess(token, 0) for token in guesses]
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.random_models import random_model
 from tests.support.real_engine import RealEngine
+from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
 from worker.llama.context import Context, ContextOptions
 from worker.llama.draw import NotANumber
@@ -86,6 +87,21 @@ def test_embeddings_after_it_are_numbers(
     (after,) = compute([[1, 2, 3]])
     assert np.array_equal(before, after)
     context.close()
+
+
+def test_a_draft_model_that_computes_it_guesses_nothing(broken: tuple[Path, int]) -> None:
+    path, token = broken
+    options = ContextOptions(n_ctx=512, n_batch=64, flash_attention="off")
+    drafter = DraftModel(Context(Model(str(path)), options), token + 1)
+    engine = RealEngine(path=random_model("dense"), drafter=drafter)
+    plain = RealEngine(path=random_model("dense"))
+    for prompt in ((1, token, 2), (1, 2, 3), (2, 1, token), (3, 2)):
+        told = [each.submit(prompt, max_tokens=12) for each in (engine, plain)]
+        engine.run()
+        plain.run()
+        assert engine.ids(told[0]) == plain.ids(told[1]) and len(plain.ids(told[1])) > 1
+    engine.close()
+    plain.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
