@@ -55,12 +55,9 @@ class Cards:
         for file in files:  # the loader takes each as a driver with a device of its own
             icd = {"library_path": str(driver), "api_version": "1.3.0"}
             file.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
-        # Not the loader's own folder: with the system's, a Python that the system does not know
-        # would take the system's libpython.
-        (home := folder / "loader").mkdir(exist_ok=True)
-        if not (link := home / loader.name).exists():
-            link.symlink_to(loader)
-        libraries = [str(home), os.environ.get("LD_LIBRARY_PATH", "")]
+        # Named first, the system's folder would also give its libpython to another Python.
+        is_found = loader.is_relative_to("/usr")
+        libraries = ["" if is_found else str(loader.parent), os.environ.get("LD_LIBRARY_PATH", "")]
         shaders = store.folder("vulkan") / "shaders"
         return {
             "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries)),
