@@ -119,4 +119,3 @@ def test_a_model_with_an_operation_that_vulkan_lacks_is_refused(
     error = prove(cards("discrete:900"), "recurrent")
     assert error["code"] == "RESIDENCY_VIOLATION"
     assert "SSM_SCAN run on the host" in error["message"]
-    assert "SSM_SCAN run on the host" in error["message"]
