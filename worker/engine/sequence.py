@@ -163,6 +163,8 @@ class Sequence:
     @property
     def may_reuse(self) -> bool:
         """Whether its first tokens need not be computed if there are cells of the same tokens."""
+        if self.is_on_trial:  # what was kept meanwhile may hold NaN, too
+            return False
         return not self.request.deterministic and not self.scores_prompt
 
     @property
