@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from llguidance import LLMatcher, LLTokenizer
 
 if TYPE_CHECKING:
     from tools.differential.asking import Asked
@@ -59,6 +60,8 @@ def _equal_documents(asked: Asked, found: Difference) -> bool:
 
 _BEGINNINGS = ("content_block_start*", "*.added", "response.created", "response.in_progress")
 """Events whose texts and calls are still empty."""
+_CUTS = ("length", "incomplete", "limit", "max_tokens")
+"""What the dialects call the end of such an answer."""
 _ECHOES = ("generation_settings", "tools", "prompt")
 
 
@@ -91,7 +94,16 @@ def _parts(answer: Any) -> Iterator[tuple[str, Any]]:
                 yield key, value
 
 
-def _is_of(schema: Any, text: str) -> bool:
+def _is_cut(answer: Any) -> bool:
+    """Whether the most tokens that were asked for have ended it."""
+    return any(f'"{word}"' in json.dumps(answer) for word in _CUTS)
+
+
+def _is_of(schema: Any, text: str, *, is_cut: bool = False) -> bool:
+    if is_cut:
+        grammar = LLMatcher.grammar_from_json_schema(schema)
+        tokens = list(text.encode())
+        return LLMatcher(LLTokenizer("byte"), grammar).validate_tokens(tokens) == len(tokens)
     try:
         return bool(Draft202012Validator(schema).is_valid(json.loads(text)))
     except ValueError:
@@ -110,7 +122,8 @@ def _fits(asked: Asked, found: Difference) -> bool:
     given = [body.get("response_format"), (body.get("text") or {}).get("format")]
     for form in [each for each in given if each and each["type"] != "text"]:
         schema = (form.get("json_schema") or form).get("schema", {"type": "object"})
-        fits.append(bool(texts) and all(_is_of(schema, text) for text in texts))
+        is_cut = _is_cut(found.answer)
+        fits.append(bool(texts) and all(_is_of(schema, text, is_cut=is_cut) for text in texts))
     if "json_schema" in body:
         fits.append(bool(texts) and all(_is_of(body["json_schema"], text) for text in texts))
     if tools := [each.get("function", each) for each in body.get("tools") or ()]:
