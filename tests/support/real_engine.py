@@ -136,6 +136,7 @@ class RealEngine:
         adapters: Applied = (),
         produced: tuple[int, ...] = (),
         learned: tuple[float, ...] = (),
+        prompt_logprobs: int | None = None,
         **sampling: Any,
     ) -> int:
         self._next += 1
@@ -149,11 +150,15 @@ class RealEngine:
             cache_salt=cache_salt,
             adapters=adapters,
             produced=produced,
+            prompt_logprobs=prompt_logprobs,
         )
         tokens = self.prompts.build(prompt)
         sampler = Sampler(self.model, request.sampling, tokens, self.vocabulary)
         sampler.follow_produced(produced, learned)
-        self.loop.submit(Sequence(self._next, request, tokens, sampler))
+        sequence = Sequence(self._next, request, tokens, sampler)
+        if prompt_logprobs is not None:
+            sequence.max_rows = 64  # each has logits
+        self.loop.submit(sequence)
         return self._next
 
     def turn(self) -> None:

@@ -131,7 +131,7 @@ class Loop:
             if sequence.slot is not None:
                 n_rows = n_tokens + sequence.n_computed - start  # with the right guesses
                 self._native_seconds += self.speculation.read(sequence, start, n_rows)
-        if step.has_prompts:
+        if step.has_prompts and not self._scheduler.is_spoilt:
             self._events += prompt_events(self._backend, step.chunks, self._clock())
         with_snapshots = self._scheduler.advance(step)
         if not self._cuts_anywhere:
@@ -171,6 +171,8 @@ class Loop:
 
     def _guess(self, speculation: Speculation, chunks: list[Chunk]) -> dict[Sequence, list[int]]:
         """What may follow the chunks, to be computed beside them."""
+        if chunks[0].sequence.is_on_trial:  # NaN may come of a guess
+            return {}
         is_alone = len(chunks) == len(self._scheduler.running) == 1
         # In a split pool, sequences with unlike numbers of rows would take a pass each.
         if not is_alone and (speculation.for_one or not self._scheduler.limits.one_pass):
@@ -258,7 +260,6 @@ class Loop:
         began = self._clock()
         drawn = []
         right: dict[int, int] = {}
-        is_spoilt = False
         for index, chunk in enumerate(chunks):
             sequence, start, n_tokens = chunk
             if start + n_tokens == len(sequence.tokens):
@@ -275,13 +276,14 @@ class Loop:
                         tokens += sampler.take_given(n_more)
                     drawn += [(sequence, index, token) for token in tokens]
                 except NotANumber as error:
-                    is_spoilt = True
-                    if sequence.is_on_trial:
+                    is_its_own = self._scheduler.is_its_own(sequence)
+                    self._scheduler.start_over(sequence)
+                    if is_its_own:
                         self._fail(sequence, error)
+                    elif sequence in drafts:
+                        right[sequence.request_id] = 0
                 except WorkerError as error:
                     self._fail(sequence, error)
-        if is_spoilt:
-            self._scheduler.start_over()
         if right and self.speculation is not None:
             self.speculation.verified(right, self._batch_seconds)
         seconds = self._clock() - began

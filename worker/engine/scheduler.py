@@ -37,10 +37,12 @@ class Scheduler:
         self._admissions = 0
         self._is_full = False
         """The first that waits found no slot or too few cells, and nothing was freed since."""
-        self._is_spoilt = False
-        """Cells of running sequences may hold NaN: the next step begins with empty ones."""
-        self._trials: list[Sequence] = []
+        self.is_spoilt = False
+        """NaN was computed in this step: the next one begins with empty cells."""
+        self._trials: set[Sequence] = set()
         """Those that compute one token alone, as NaN was computed when they ran beside others."""
+        self._emptied_at = 0
+        """The number of admissions when all cells were last emptied."""
         self._is_placed = True
         """No sequence has started or ended since the last search for holes between them."""
         self._turns = Turns(self.pace)
@@ -86,25 +88,37 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence, *, keep: bool = True) -> None:
         self._stop(sequence)
+        keep = keep and not sequence.is_on_trial  # what it has may hold NaN
+        if not keep:
+            sequence.prompt_logprobs.clear()
         self.cache.preempt(sequence, keep=keep)
         self.waiting.appendleft(sequence)
 
-    def start_over(self) -> None:
-        """NaN was computed, and masks of attention do not keep it from other sequences: have all of
-        them begin anew in empty cells, and each compute its next token without the others."""
-        self._is_spoilt = True
-        self._trials = list(self.running)
-        for sequence in self._trials:
+    def is_its_own(self, sequence: Sequence) -> bool:
+        """Whether NaN that a sequence has computed cannot be another's: no other has had cells
+        since all were emptied."""
+        return sequence.is_on_trial and self._admissions == self._emptied_at + 1
+
+    def start_over(self, first: Sequence) -> None:
+        """`first` has computed NaN, and masks of attention do not keep that from other sequences:
+        have all of them begin anew in empty cells, and each compute its next token alone."""
+        self.is_spoilt = True
+        self.running.remove(first)
+        self.running.insert(0, first)
+        for sequence in self.running:
             sequence.tried_at = len(sequence.tokens)
+        self._trials.update(self.running)
 
     # --- planning ----------------------------------------------------------------------------
 
     def plan(self) -> Step:
         """The next step. Until `advance` confirms it, only the ownership of slots has changed."""
         step = Step()
-        if self._is_spoilt:
-            self._is_spoilt = False
+        if self.is_spoilt:
+            self.is_spoilt = False
             self._begin_anew(self.limits, keep=False)
+        if self._trials:
+            self._trials &= {s for s in (*self.running, *self.waiting) if s.is_on_trial}
         if len(self._layouts) > 1 and self.cache.is_settled:
             self._lay_out()
         if self.waiting and not self._is_full:
@@ -119,9 +133,7 @@ class Scheduler:
         are_shared = self._turns.are_shared
         group = self._turns.next() if are_shared else self.running
         if self._trials:
-            alive = {*self.running, *self.waiting}
-            self._trials = [each for each in self._trials if each.is_on_trial and each in alive]
-            group = [each for each in self.running if each in self._trials][:1] or group
+            group = [each for each in self.running if each.is_on_trial] or group
         # In a split pool, sequences with unlike numbers of rows would take a pass each.
         may_differ = len(group) == 1 or self.limits.one_pass
         n_free = self.limits.batch - len(group)  # rows that are left when each sequence has one
@@ -202,6 +214,7 @@ class Scheduler:
             self._preempt(self.running[-1], keep=keep)
         self.cache.divide(limits)
         self.limits = limits
+        self._emptied_at = self._admissions
 
     # --- admission ---------------------------------------------------------------------------
 
@@ -218,6 +231,10 @@ class Scheduler:
             if n_reserved == n_idle:
                 self._is_full = not n_idle
                 return
+            if self._trials and not sequence.is_on_trial:
+                continue
+            if self._trials and any([each.is_on_trial for each in self.running]):
+                return  # one trial after the other
             if _needs(sequence) > self.limits.longest and self.limits is not self._layouts[-1]:
                 return  # the next step lays the cells out for it
             if self._awaits(sequence):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Sequence as Rows
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,13 +15,16 @@ import pytest
 
 from tests.support.random_models import random_model
 from tests.support.real_engine import RealEngine
+from tests.unit.engine.test_constraints import constraint
 from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
+from worker.engine.sequence import Sequence
+from worker.engine.speculation import Guess
 from worker.llama.context import Context, ContextOptions
 from worker.llama.draw import NotANumber
 from worker.llama.model import LoadOptions, Model
 from worker.llama.pooled import PooledContext
-from worker.wire.messages import Failed
+from worker.wire.messages import Failed, PromptScored
 
 STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"
 REFRAIN = "One, two, three, one, two, three, one, two, three, one, two,"
@@ -100,6 +104,94 @@ def test_a_draft_model_that_computes_it_guesses_nothing(broken: tuple[Path, int]
         engine.run()
         plain.run()
         assert engine.ids(told[0]) == plain.ids(told[1]) and len(plain.ids(told[1])) > 1
+    engine.close()
+    plain.close()
+
+
+class Guesser:
+    """A `Drafter` that guesses one token."""
+
+    kinds: Rows[float] = (0.99,)
+    computes = False
+
+    def __init__(self, token: int) -> None:
+        self._token = token
+
+    def follow(self, sequence: Sequence) -> bool:
+        return True
+
+    def guess(self, sequence: Sequence, most: int) -> list[Guess]:
+        return [Guess(self._token, 0)] * min(most, 1)
+
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
+
+    def forget(self, sequence: Sequence) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("flash_attention", ["on", "off"])
+@pytest.mark.parametrize("n_streams", [1, 2])
+def test_a_guess_that_makes_it_costs_nothing_that_was_said(
+    broken: tuple[Path, int], flash_attention: Literal["on", "off"], n_streams: int
+) -> None:
+    path, token = broken
+    options: dict[str, Any] = {"path": path, "kv_unified": True, "flash_attention": flash_attention}
+    plain, engine = RealEngine(**options), RealEngine(drafter=Guesser(token), **options)
+    alone = plain.generate(STORY, max_tokens=40)
+    told = [engine.submit(STORY, max_tokens=40) for _ in range(n_streams)]
+    engine.run()
+    assert [engine.text(each) for each in told] == [alone] * n_streams
+    plain.close()
+    engine.close()
+
+
+def test_tokens_that_a_grammar_gives_do_not_hide_it(broken: tuple[Path, int]) -> None:
+    path, token = broken
+    engine = RealEngine(path=path, kv_unified=True, flash_attention="off")
+    alone = engine.generate(STORY, max_tokens=12)
+    given = constraint('root ::= "Hello world, this is" [0-9]{4}')
+    good = engine.submit(STORY, max_tokens=12)
+    engine.turn()
+    bad = engine.submit((*engine.prompts.build(REFRAIN), token), constraint=given)
+    late = engine.submit(STORY, max_tokens=12)
+    engine.run()
+    assert isinstance(last_of(engine, bad), Failed) and not engine.ids(bad)
+    assert engine.text(good) == engine.text(late) == alone
+    engine.close()
+
+
+def test_one_that_is_cancelled_leaves_nothing_to_blame_the_next_for(
+    broken: tuple[Path, int],
+) -> None:
+    path, token = broken
+    engine = RealEngine(path=path, kv_unified=True, flash_attention="off", prefill_budget=8)
+    alone = engine.generate(STORY[:20], max_tokens=12)
+    bad = engine.submit((token, *engine.prompts.build(REFRAIN * 3)))
+    good = engine.submit(STORY[:20], max_tokens=12)
+    while not any(s.is_on_trial and s.n_computed for s in engine.scheduler.running):
+        engine.turn()
+    engine.loop.cancel(bad)
+    engine.run()
+    assert engine.text(good) == alone
+    engine.close()
+
+
+def test_a_prompts_log_probabilities_are_numbers(broken: tuple[Path, int]) -> None:
+    path, token = broken
+    options: dict[str, Any] = {"path": path, "kv_unified": True, "flash_attention": "off"}
+    engine, plain = (RealEngine(prefill_budget=16, **options) for _ in range(2))
+
+    def scored(engine: RealEngine, request_id: int) -> list[float]:
+        [scored] = [e for e in engine.events[request_id] if isinstance(e, PromptScored)]
+        return [each.logprob for each in scored.logprobs[1:]]
+
+    bad = engine.submit((token, *engine.prompts.build(REFRAIN * 2)), prompt_logprobs=0)
+    good = [each.submit(STORY, prompt_logprobs=0) for each in (engine, plain)]
+    engine.run()
+    plain.run()
+    assert not any(isinstance(event, PromptScored) for event in engine.events[bad])
+    assert scored(engine, good[0]) == pytest.approx(scored(plain, good[1]), abs=1e-4)
     engine.close()
     plain.close()
 
