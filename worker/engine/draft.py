@@ -61,8 +61,7 @@ class DraftModel:
             try:
                 behind = [sequence.sampler.guess(logits, len(guesses))]
             except NotANumber:
-                self._context.clear(zero=True)
-                self._tokens.clear()
+                self._begin_anew()
                 break
             guesses += behind
         return [Guess(token, 0) for token in guesses]
@@ -90,6 +89,10 @@ class DraftModel:
             return False
         self._tokens += tokens
         return True
+
+    def _begin_anew(self) -> None:
+        self._context.clear(zero=True)
+        self._tokens.clear()
 
     def _cut(self, length: int) -> None:
         self._context.truncate(0, length)

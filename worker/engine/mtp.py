@@ -113,6 +113,10 @@ class Head(DraftModel):
             self._states[behind] = self._context.hidden_states(range(row, row + 1))
         return True
 
+    def _begin_anew(self) -> None:
+        super()._begin_anew()
+        self._n_states = -1
+
     def _cut(self, length: int) -> None:
         if not self._context.truncate(0, length):  # its windows do not reach back there
             self._context.truncate(0, 0)

@@ -177,10 +177,10 @@ def test_a_hidden_gpu_names_the_variable_that_hides_it(
 @pytest.mark.parametrize(
     ("lacking", "words"),
     [
-        ("libcuda.so.1", "belongs to the NVIDIA driver"),
+        ("libcuda.so.99", "belongs to the NVIDIA driver"),
         ("libcudart.so.99", "belongs to the CUDA runtime"),
         ("libcublas.so.99", "belongs to cuBLAS"),
-        ("libvulkan.so.1", "is Vulkan's loader"),
+        ("libvulkan.so.99", "is Vulkan's loader"),
         ("libother.so.9", "libother.so.9: cannot open shared object file"),
     ],
 )
