@@ -167,13 +167,14 @@ def prompt_events(
             continue
         n_top = sequence.request.prompt_logprobs or 0
         known, tokens = sequence.prompt_logprobs, sequence.tokens
-        if not known:
+        if not start:  # of a prompt that starts over, what was known may be NaN
             first = backend.logprobs(index, tokens[0], 0)
-            known.append(TokenLogprob(first.token_id, first.piece, math.nan))
-        # A token's row predicts the next token. A prompt that starts over has some scores already.
+            known[:] = [TokenLogprob(first.token_id, first.piece, math.nan)]
+        # A token's row predicts the next token. A prompt that goes on has some scores already.
         for at in range(max(start + 1, len(known)), min(chunk.end + 1, sequence.n_prompt)):
             known.append(backend.logprobs(index, tokens[at], n_top, chunk.end - at))
-        if len(known) == sequence.n_prompt:
+        is_number = len(known) == 1 or not math.isnan(known[-1].logprob)
+        if len(known) == sequence.n_prompt and is_number:  # else it starts over, or fails
             events.append(PromptScored(sequence.request_id, tuple(known)))
             sequence.prompt_logprobs, sequence.is_scored = [], True
     return events

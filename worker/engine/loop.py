@@ -131,7 +131,7 @@ class Loop:
             if sequence.slot is not None:
                 n_rows = n_tokens + sequence.n_computed - start  # with the right guesses
                 self._native_seconds += self.speculation.read(sequence, start, n_rows)
-        if step.has_prompts and not self._scheduler.is_spoilt:
+        if step.has_prompts:
             self._events += prompt_events(self._backend, step.chunks, self._clock())
         with_snapshots = self._scheduler.advance(step)
         if not self._cuts_anywhere:

@@ -37,7 +37,7 @@ class Scheduler:
         self._admissions = 0
         self._is_full = False
         """The first that waits found no slot or too few cells, and nothing was freed since."""
-        self.is_spoilt = False
+        self._is_spoilt = False
         """NaN was computed in this step: the next one begins with empty cells."""
         self._trials: set[Sequence] = set()
         """Those that compute one token alone, as NaN was computed when they ran beside others."""
@@ -89,8 +89,6 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, *, keep: bool = True) -> None:
         self._stop(sequence)
         keep = keep and not sequence.is_on_trial  # what it has may hold NaN
-        if not keep:
-            sequence.prompt_logprobs.clear()
         self.cache.preempt(sequence, keep=keep)
         self.waiting.appendleft(sequence)
 
@@ -102,7 +100,7 @@ class Scheduler:
     def start_over(self, first: Sequence) -> None:
         """`first` has computed NaN, and masks of attention do not keep that from other sequences:
         have all of them begin anew in empty cells, and each compute its next token alone."""
-        self.is_spoilt = True
+        self._is_spoilt = True
         self.running.remove(first)
         self.running.insert(0, first)
         for sequence in self.running:
@@ -114,8 +112,8 @@ class Scheduler:
     def plan(self) -> Step:
         """The next step. Until `advance` confirms it, only the ownership of slots has changed."""
         step = Step()
-        if self.is_spoilt:
-            self.is_spoilt = False
+        if self._is_spoilt:
+            self._is_spoilt = False
             self._begin_anew(self.limits, keep=False)
         if self._trials:
             self._trials &= {s for s in (*self.running, *self.waiting) if s.is_on_trial}

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 import pytest
 
-from tests.support.random_models import random_model
+from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_constraints import constraint
 from worker.engine.draft import DraftModel
@@ -34,8 +34,12 @@ REFRAIN = "One, two, three, one, two, three, one, two, three, one, two,"
 def broken(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     """A model whose embedding of one token, the last, is no number, as that of tokens that no
     training text has may be; and that token."""
-    path = tmp_path_factory.mktemp("broken") / "broken.gguf"
-    shutil.copy(random_model("dense"), path)
+    return break_one("dense", tmp_path_factory.mktemp("broken"))
+
+
+def break_one(kind: Kind, folder: Path) -> tuple[Path, int]:
+    path = folder / "broken.gguf"
+    shutil.copy(random_model(kind), path)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path, "r+").tensors}
     rows = tensors["token_embd.weight"].data
     rows[-1] = np.nan
@@ -177,7 +181,10 @@ def test_one_that_is_cancelled_leaves_nothing_to_blame_the_next_for(
     engine.close()
 
 
-def test_a_prompts_log_probabilities_are_numbers(broken: tuple[Path, int]) -> None:
+@pytest.mark.parametrize("produced", [(), (5,) * 20])
+def test_a_prompts_log_probabilities_are_numbers(
+    broken: tuple[Path, int], produced: tuple[int, ...]
+) -> None:
     path, token = broken
     options: dict[str, Any] = {"path": path, "kv_unified": True, "flash_attention": "off"}
     engine, plain = (RealEngine(prefill_budget=16, **options) for _ in range(2))
@@ -186,12 +193,28 @@ def test_a_prompts_log_probabilities_are_numbers(broken: tuple[Path, int]) -> No
         [scored] = [e for e in engine.events[request_id] if isinstance(e, PromptScored)]
         return [each.logprob for each in scored.logprobs[1:]]
 
-    bad = engine.submit((token, *engine.prompts.build(REFRAIN * 2)), prompt_logprobs=0)
-    good = [each.submit(STORY, prompt_logprobs=0) for each in (engine, plain)]
+    wanted: dict[str, Any] = {"prompt_logprobs": 0, "produced": produced}
+    bad = engine.submit((token, *engine.prompts.build(REFRAIN * 2)), **wanted)
+    good = [each.submit(STORY, **wanted) for each in (engine, plain)]
     engine.run()
     plain.run()
+    assert isinstance(last_of(engine, bad), Failed)
     assert not any(isinstance(event, PromptScored) for event in engine.events[bad])
-    assert scored(engine, good[0]) == pytest.approx(scored(plain, good[1]), abs=1e-4)
+    assert scored(engine, good[0]) == pytest.approx(scored(plain, good[1]), abs=1e-3)
+    engine.close()
+    plain.close()
+
+
+def test_layers_that_predict_go_on_after_it(tmp_path: Path) -> None:
+    path, token = break_one("predicting", tmp_path)
+    options: dict[str, Any] = {"path": path, "kv_unified": True, "flash_attention": "off"}
+    plain, engine = RealEngine(**options), RealEngine(mtp=True, prefill_budget=8, **options)
+    for length in 50, 60, 70, 80:
+        bad = engine.submit((token, *engine.prompts.build(REFRAIN * 2)))
+        engine.run()
+        assert isinstance(last_of(engine, bad), Failed)
+        alone = plain.generate(STORY[:length], max_tokens=40)
+        assert engine.generate(STORY[:length], max_tokens=40) == alone
     engine.close()
     plain.close()
 
