@@ -105,7 +105,7 @@ class Sequence:
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether its next token is computed alone: NaN that comes of that is its own."""
+        """Whether its next token is computed without others beside it."""
         return self.tried_at == len(self.tokens)
 
     @property
