@@ -98,7 +98,7 @@ fleet-test: ray ## a real fleet on one machine: kills, rolls, load, overload, ca
 
 gpu-report: GPU ?= $(if $(CARDS),--short --patience 5)
 gpu-report: ## the half hour on a GPU: build, prove, try, measure (BACKEND=cpu GPU=--short, or BACKEND=vulkan CARDS=discrete:2000, rehearses it)
-	@$(PYTHON) -m builds setup --venv $(REPORT_VENV) --backend $(BACKEND) $(if $(filter vulkan,$(BACKEND)),--native)
+	@$(PYTHON) -m builds setup --venv $(REPORT_VENV) --backend $(BACKEND) $(if $(filter cuda vulkan,$(BACKEND)),--native)
 	$(if $(CARDS),$(REPORT_VENV)/bin/python -m tools.gpu.cards $(CARDS)) $(REPORT_VENV)/bin/python -m tools.gpu --backend $(BACKEND) $(GPU)
 
 chaos: setup ## ten minutes of kills, stops, resets, nonsense and a full disk against a real worker (SECONDS=3600 for an hour)

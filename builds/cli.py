@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     setup.add_argument("--venv", type=Path, required=True)
     setup.add_argument("--backend", choices=pinned.BACKENDS, default="cpu")
     setup.add_argument(
-        "--native", action="store_true", help="with a wheel for this processor alone"
+        "--native", action="store_true", help="with a wheel for this processor and GPU alone"
     )
     setup.add_argument("--sanitized", action="store_true", help="with a wheel for `make asan`")
     setup.add_argument(

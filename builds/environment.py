@@ -28,15 +28,15 @@ def setup(
 ) -> Path:
     """Bring the venv up to date and return its Python.
 
-    With `native`, its wheel is for this processor alone; with `sanitized`, it looks for faults of
-    memory while it runs. With `to_run`, it is made for running the
-    worker here as soon as possible: without test tools, and with such a wheel if the one for all
-    processors is not built yet.
+    With `native`, its wheel is for this processor and GPU alone; with `sanitized`, it looks for
+    faults of memory while it runs. With `to_run`, it is made for running the worker here as soon as
+    possible: without test tools, and with a native wheel if the one for all processors is not built
+    yet.
     """
     venv = venv.absolute()
     python = venv / "bin" / "python"
     pins, lock = pinned.pins(), locks.TEST
-    recipe = pinned.recipe(backend, native=native, sanitized=sanitized)
+    recipe = _recipe(backend, native=native, sanitized=sanitized)
     place = hashlib.sha256(str(venv).encode()).hexdigest()[:16]
     with store.lock(f"venv-{place}"):
         have = _stamp(venv) if python.exists() else {}
@@ -44,7 +44,7 @@ def setup(
         if have == wanted:
             return python
         if to_run:
-            here = _recipe_for_here(backend)
+            here = _recipe(backend, native=backend in ("cpu", "cuda", "vulkan"))
             enough = [(each, kept) for each in (recipe, here) for kept in (locks.RUNTIME, lock)]
             if have in (_wanted(each, pins, kept) for each, kept in enough):
                 return python
@@ -94,11 +94,10 @@ def _wanted(recipe: Recipe, pins: Pins, lock: Path) -> dict[str, str]:
     }
 
 
-def _recipe_for_here(backend: str) -> Recipe:
-    architectures = (cuda.architecture_here(),) if backend == "cuda" else ()
-    return pinned.recipe(
-        backend, native=backend in ("cpu", "cuda", "vulkan"), architectures=architectures
-    )
+def _recipe(backend: str, *, native: bool, sanitized: bool = False) -> Recipe:
+    """With `native`, for this machine's processor and GPU alone."""
+    architectures = (cuda.architecture_here(),) if native and backend == "cuda" else ()
+    return pinned.recipe(backend, native=native, sanitized=sanitized, architectures=architectures)
 
 
 def _install_worker(python: Path, pins: Pins, *, editable: bool) -> None:

@@ -37,10 +37,10 @@ def fetch(pins: Pins, given: Path | None = None) -> Path:
 
 def unpacked(pins: Pins, given: Path | None = None) -> Path:
     """The sources in the cache, to read only (vocabularies, llama-server); never built in place."""
-    archive = fetch(pins, given)
     home = store.folder("sdist") / f"{pins.version}-{pins.sdist_sha256[:16]}"
     with store.lock(f"unpack-{pins.version}"):
         if not home.exists():
+            archive = fetch(pins, given)
             with store.replacing(home) as partial:
                 extract(archive, partial)
     return home

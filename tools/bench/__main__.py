@@ -8,7 +8,7 @@ import shlex
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from builds.errors import BuildError
 from tools.bench import agents, beside, forms, report
 from tools.bench.errors import BenchError
 from tools.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
-from tools.bench.model import N_LAYERS, N_LAYERS_QUICK, bench_model
-from tools.bench.peer_build import CMAKE_FLAGS, Peers, build_peers
+from tools.bench.model import SIZES, bench_model
+from tools.bench.peer_build import Peers, build_peers
 from tools.bench.runner import OPEN, STARTS, Runner, Subject
 from tools.bench.servers import example_kind, llama_server_kind, patient, worker_kind
 
@@ -58,6 +58,12 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="times what starts, loads and waits may take, and a worker's --stall-timeout",
     )
     parser.add_argument("--quant", default="Q4_K_M", help="Q4_K_M, Q8_0, F16 …")
+    parser.add_argument(
+        "--size",
+        choices=sorted(SIZES),
+        default="usual",
+        help="of the random models: 190 M parameters, or 8 B, which a GPU is for",
+    )
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="greedy")
     parser.add_argument("--worker-flags", default="", help="more flags for the worker")
     parser.add_argument(
@@ -129,9 +135,9 @@ def subjects_of(options: argparse.Namespace, peers: Peers) -> list[Subject]:
 
 
 def run(options: argparse.Namespace) -> None:
-    peers = build_peers(pins.pins(), options.jobs, options.sdist, cuda=options.backend == "cuda")
-    n_layers = N_LAYERS_QUICK if options.quick else N_LAYERS
-    models = cache(lambda name: bench_model(peers, name, options.quant, n_layers))
+    peers = build_peers(pins.pins(), options.jobs, options.sdist, backend=options.backend)
+    size = SIZES["quick" if options.quick else options.size]
+    models = cache(lambda name: bench_model(peers, name, options.quant, size))
     with tempfile.TemporaryDirectory(prefix="llorch-bench-") as scratch:
         runner = Runner(
             subjects_of(options, peers),
@@ -157,6 +163,7 @@ def run(options: argparse.Namespace) -> None:
     path = options.json or _default_json()
     settings = {
         "quant": options.quant,
+        "size": asdict(size),
         "sampling": options.sampling,
         "streams_shape": [STREAMS_SHAPE.slots, STREAMS_SHAPE.context_per_slot],
         "join_shape": [JOIN_SHAPE.slots, JOIN_SHAPE.context_per_slot],
@@ -164,7 +171,7 @@ def run(options: argparse.Namespace) -> None:
         "llama_cpp_python": peers.version,
         "llama_cpp_commit": peers.commit,
         "requests_per_s_of_open_loads": runner.capacities,
-        "peer_cmake_flags": CMAKE_FLAGS,
+        "peer_cmake_flags": peers.flags,
         "compiler": peers.compiler,
     }
     content = {"machine": machine, "settings": settings, "summary": summary}

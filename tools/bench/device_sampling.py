@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from builds import pins
-from tools.bench.model import BIG_VOCABULARY, bench_model
+from tools.bench.model import BIG_VOCABULARY, SIZES, bench_model
 from tools.bench.peer_build import build_peers
 from worker.devices import select
 from worker.devices.plan.cells import a_part_each, context_options
@@ -158,11 +158,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--model", type=Path, help="without it the benchmark's of 151,936 tokens")
     parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
+    parser.add_argument(
+        "--size", choices=sorted(SIZES), default="usual", help="of the random model"
+    )
     options = parser.parse_args(argv)
     path = options.model
     if path is None:
-        peers = build_peers(pins.pins(), os.cpu_count() or 1, cuda=options.backend == "cuda")
-        path = bench_model(peers, BIG_VOCABULARY, "Q4_K_M").path
+        peers = build_peers(pins.pins(), os.cpu_count() or 1, backend=options.backend)
+        path = bench_model(peers, BIG_VOCABULARY, "Q4_K_M", SIZES[options.size]).path
     print(
         "| streams | parameters | host, ms (draws) | device, ms | change, ms | graph | sampling |"
     )

@@ -24,6 +24,7 @@ Flavour = Literal["completions", "execute"]
 Metrics = dict[str, float]
 
 STREAMS_SHAPE = Shape(slots=16, context_per_slot=1024)
+MANY_SHAPE = Shape(slots=64, context_per_slot=256)
 JOIN_SHAPE = Shape(slots=4, context_per_slot=5120)
 SAMPLINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -241,6 +242,7 @@ LOADS: dict[str, Load] = {
         Load("streams1", STREAMS_SHAPE, distinct(1, 128, 64), read_throughput),
         Load("streams4", STREAMS_SHAPE, distinct(4, 128, 64), read_throughput),
         Load("streams16", STREAMS_SHAPE, distinct(16, 128, 64), read_throughput),
+        Load("streams64", MANY_SHAPE, distinct(64, 128, 64), read_throughput, 600),
         Load("shared", STREAMS_SHAPE, shared(16, 512, 0.9, 32), read_throughput),
         Load("steady", STREAMS_SHAPE, shared(16, 512, 0.9, 128), read_steady, 300),
         *(

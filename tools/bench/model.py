@@ -1,7 +1,8 @@
 """The benchmark's models: random Llamas with real vocabularies, and a small trained one.
 
 `random` has 190 M parameters and GPT-2's 50,257 tokens, `vocabulary` the same trunk and Qwen's
-151,936; `gemma` has Gemma 3's shape and 262,144. `guessable` is `random` but for this: behind its
+151,936; of size `large` they have Llama 3.1 8B's trunk, some 7 billion. `gemma` has Gemma 3's shape
+and 262,144 tokens. `guessable` is `random` but for this: behind its
 first layer nothing is added any more, so that a draft model of one layer says the same, at what
 that costs; beside each lies its first layer as such a draft. Generated once into the user's cache
 and quantised by llama.cpp's own tool. Random weights cost what trained ones cost; the vocabularies
@@ -17,31 +18,28 @@ import json
 import re
 import subprocess
 import zipfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from builds import store, toolchain
 from builds.pins import pins
 from tests.support.random_adapters import random_adapters
 from tests.support.random_models import Kind, random_model
 from tests.support.random_projectors import random_projector
-from tools.bench import gemma_shape
+from tools.bench import blocks, gemma_shape
 from tools.bench.errors import BenchError
 from tools.bench.peer_build import Peers
 
 if TYPE_CHECKING:
     import numpy as np
-    from gguf import GGUFWriter
+    from gguf import GGMLQuantizationType, GGUFWriter
 
 RECIPE = 1
 """Raise it when the generated file changes; cached files of another recipe are left alone."""
 SEED = 20_240_229
-N_LAYERS, N_LAYERS_QUICK = 12, 2
-N_EMBD = 1024
-N_HEADS = 16
-N_KV_HEADS = 4
-N_FF = 2816
 CONTEXT_LENGTH = 8192
 RANDOM, BIG_VOCABULARY, INSTRUCT, GEMMA = "random", "vocabulary", "instruct", "gemma"
 GUESSABLE, SEEING, ADAPTED = "guessable", "seeing", "adapted"
@@ -78,6 +76,27 @@ QUANTISE_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """Of the trunk of `random`, `vocabulary` and `guessable`."""
+
+    n_layers: int
+    n_embd: int = 1024
+    n_heads: int = 16
+    n_kv_heads: int = 4
+    n_ff: int = 2816
+
+    @property
+    def is_large(self) -> bool:
+        """Too large to be made in F16 and quantised while somebody waits."""
+        return self.n_embd * self.n_ff > 1 << 25
+
+
+SIZES = {"usual": Size(12), "quick": Size(2), "large": Size(32, 4096, 32, 8, 14336)}
+"""`large` is Llama 3.1 8B's: what a GPU is for."""
+USUAL = SIZES["usual"]
+
+
+@dataclass(frozen=True, slots=True)
 class BenchModel:
     path: Path
     words: tuple[str, ...]
@@ -95,39 +114,42 @@ def draft_of(path: Path) -> Path:
     return path.with_name(path.name.replace("model-", "draft-"))
 
 
-def bench_model(peers: Peers, name: str, quant: str, n_layers: int = N_LAYERS) -> BenchModel:
+def bench_model(peers: Peers, name: str, quant: str, size: Size = USUAL) -> BenchModel:
     """Return a model in `quant` (F16, Q8_0, Q4_K_M …), making what is not cached yet.
 
-    `random`, `vocabulary` and `guessable` have so many layers.
+    `size` is of `random`, `vocabulary` and `guessable`; a large one is Q4_K_M alone.
     """
     if name == INSTRUCT:
         # Its prompts are of the other's words: plain English, a token each or little more.
-        return BenchModel(_instruct(), bench_model(peers, RANDOM, quant, n_layers).words)
+        return BenchModel(_instruct(), bench_model(peers, RANDOM, quant, size).words)
     if name == SEEING:
         projector = random_projector("pixtral", SEEN_N_EMBD, width=SEEN_WIDTH)
         return replace(
-            bench_model(peers, INSTRUCT, quant, n_layers), flags=("--mmproj", str(projector))
+            bench_model(peers, INSTRUCT, quant, size), flags=("--mmproj", str(projector))
         )
     if name == ADAPTED:
-        plain = bench_model(peers, RANDOM, quant, n_layers)
+        plain = bench_model(peers, RANDOM, quant, size)
         files = random_adapters(plain.path, rank=16)
         return replace(plain, flags=tuple(flag for file in files for flag in ("--lora", str(file))))
     if name in MEMORY_KINDS:
         path = random_model(name, width=_WIDTH, template=TEMPLATE)
-        return BenchModel(path, bench_model(peers, RANDOM, quant, n_layers).words)
+        return BenchModel(path, bench_model(peers, RANDOM, quant, size).words)
     if name == GEMMA:
-        return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant, n_layers).words)
-    recipe = f"llama-{n_layers}x{N_EMBD}-r{RECIPE}"
+        return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant, size).words)
+    recipe = f"llama-{size.n_layers}x{size.n_embd}-r{RECIPE}"
     folder = store.folder("bench", "models", recipe + ("" if name == RANDOM else f"-{name}"))
-    source, words_file = folder / "model-F16.gguf", folder / "words.json"
-    path = folder / f"model-{quant}.gguf"
+    path, words_file = folder / f"model-{quant}.gguf", folder / "words.json"
+    source = path if size.is_large else folder / "model-F16.gguf"
+    if size.is_large and quant != blocks.QUANT:
+        raise BenchError(f"The large models are made as {blocks.QUANT}; {quant} is not.")
     vocab = peers.sources / "vendor" / "llama.cpp" / "models" / VOCAB_FILES[name]
     with store.lock("bench-models"):
         if not (source.is_file() and words_file.is_file()):
             store.say(f"generating the random model {source}")
-            _generate(vocab, source, words_file, n_layers, 1 if name == GUESSABLE else n_layers)
+            n_speaking = 1 if name == GUESSABLE else size.n_layers
+            _generate(vocab, source, words_file, size, n_speaking)
         if not draft_of(source).is_file():
-            _generate(vocab, draft_of(source), words_file, 1, 1)
+            _generate(vocab, draft_of(source), words_file, replace(size, n_layers=1), 1)
         for unquantised, target in ((source, path), (draft_of(source), draft_of(path))):
             if not target.is_file():
                 _quantise(peers, unquantised, target, quant)
@@ -182,7 +204,7 @@ def _quantise(peers: Peers, source: Path, path: Path, quant: str) -> None:
     partial.rename(path)
 
 
-def _generate(vocab: Path, path: Path, words_file: Path, n_layers: int, n_speaking: int) -> None:
+def _generate(vocab: Path, path: Path, words_file: Path, size: Size, n_speaking: int) -> None:
     """A model of so many layers, of which the first so many have a say."""
     from gguf import GGUFReader, GGUFWriter
 
@@ -190,7 +212,7 @@ def _generate(vocab: Path, path: Path, words_file: Path, n_layers: int, n_speaki
     tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
     partial = path.with_suffix(".partial")
     writer = GGUFWriter(str(partial), "llama")
-    _write_metadata(writer, len(tokens), n_layers)
+    _write_metadata(writer, len(tokens), size)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"].contents())
     writer.add_token_list(tokens)
@@ -205,8 +227,9 @@ def _generate(vocab: Path, path: Path, words_file: Path, n_layers: int, n_speaki
         writer.add_chat_template(TEMPLATE)
     silent = {i for i, token in enumerate(tokens) if not is_whole_text(token)} | {end_of_text}
     silent |= {i for i, kind in enumerate(kinds) if kind != NORMAL_TOKEN}
-    for name, tensor in _tensors(len(tokens), sorted(silent), n_layers, n_speaking):
-        writer.add_tensor(name, tensor)
+    make = blocks.Blocks(SEED).tensor if size.is_large else _Halves().tensor
+    for name, tensor, kind in _tensors(len(tokens), sorted(silent), size, n_speaking, make):
+        writer.add_tensor(name, tensor, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -216,60 +239,74 @@ def _generate(vocab: Path, path: Path, words_file: Path, n_layers: int, n_speaki
     partial.rename(path)
 
 
-def _write_metadata(writer: GGUFWriter, vocab_size: int, n_layers: int) -> None:
+def _write_metadata(writer: GGUFWriter, vocab_size: int, size: Size) -> None:
     writer.add_name("random-bench")
     writer.add_context_length(CONTEXT_LENGTH)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(n_layers)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEADS)
-    writer.add_head_count_kv(N_KV_HEADS)
-    writer.add_rope_dimension_count(N_EMBD // N_HEADS)
+    writer.add_embedding_length(size.n_embd)
+    writer.add_block_count(size.n_layers)
+    writer.add_feed_forward_length(size.n_ff)
+    writer.add_head_count(size.n_heads)
+    writer.add_head_count_kv(size.n_kv_heads)
+    writer.add_rope_dimension_count(size.n_embd // size.n_heads)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(vocab_size)
     writer.add_file_type(1)
 
 
+class _Halves:
+    """Random weights in F16, each drawn."""
+
+    def __init__(self) -> None:
+        import numpy as np
+
+        self._random = np.random.default_rng(SEED)
+
+    def tensor(self, rows: int, columns: int) -> tuple[np.ndarray, None]:
+        import numpy as np
+
+        scale = np.float32(columns**-0.5)
+        drawn = self._random.standard_normal((rows, columns), dtype=np.float32)
+        return (drawn * scale).astype("f2"), None
+
+
 def _tensors(
-    vocab_size: int, silent: list[int], n_layers: int, n_speaking: int
-) -> list[tuple[str, Any]]:
-    """All tensors, input and output embedding tied as in the small Llamas of this size.
+    vocab_size: int,
+    silent: list[int],
+    size: Size,
+    n_speaking: int,
+    make: Callable[[int, int], tuple[np.ndarray, GGMLQuantizationType | None]],
+) -> Iterator[tuple[str, np.ndarray, GGMLQuantizationType | None]]:
+    """All tensors, input and output embedding tied as in the small Llamas of the usual size.
 
     The rows in `silent` are zero: a greedy choice never falls on them. So no generation ends
     early, and each token completes its text, which makes one event of one token in every server.
+    `make` gives rows of weights, of which all bits zero is the number zero.
     """
     import numpy as np
 
-    random = np.random.default_rng(SEED)
-
-    def weights(rows: int, columns: int) -> np.ndarray:
-        scale = np.float32(columns**-0.5)
-        return (random.standard_normal((rows, columns), dtype=np.float32) * scale).astype("f2")
-
-    kv_width = N_EMBD // N_HEADS * N_KV_HEADS
-    ones = np.ones(N_EMBD, dtype=np.float32)
-    embedding = weights(vocab_size, N_EMBD)
+    kv_width = size.n_embd // size.n_heads * size.n_kv_heads
+    ones = np.ones(size.n_embd, dtype=np.float32)
+    embedding, kind = make(vocab_size, size.n_embd)
     embedding[silent] = 0
-    tensors: list[tuple[str, Any]] = [("token_embd.weight", embedding)]
-    for layer in range(n_layers):
+    yield "token_embd.weight", embedding, kind
+    for layer in range(size.n_layers):
         shapes = {
-            "attn_q": (N_EMBD, N_EMBD),
-            "attn_k": (kv_width, N_EMBD),
-            "attn_v": (kv_width, N_EMBD),
-            "attn_output": (N_EMBD, N_EMBD),
-            "ffn_gate": (N_FF, N_EMBD),
-            "ffn_up": (N_FF, N_EMBD),
-            "ffn_down": (N_EMBD, N_FF),
+            "attn_q": (size.n_embd, size.n_embd),
+            "attn_k": (kv_width, size.n_embd),
+            "attn_v": (kv_width, size.n_embd),
+            "attn_output": (size.n_embd, size.n_embd),
+            "ffn_gate": (size.n_ff, size.n_embd),
+            "ffn_up": (size.n_ff, size.n_embd),
+            "ffn_down": (size.n_embd, size.n_ff),
         }
         for part in ("attn_norm", "ffn_norm"):
-            tensors.append((f"blk.{layer}.{part}.weight", ones))
+            yield f"blk.{layer}.{part}.weight", ones, None
         for part, (rows, columns) in shapes.items():
-            matrix = weights(rows, columns)
+            matrix, kind = make(rows, columns)
             if layer >= n_speaking and part in ("attn_output", "ffn_down"):
-                matrix[:] = 0  # it is computed like any other, and adds nothing
-            tensors.append((f"blk.{layer}.{part}.weight", matrix))
-    tensors.append(("output_norm.weight", ones))
-    return tensors
+                matrix = np.zeros_like(matrix)  # it is computed like any other, and adds nothing
+            yield f"blk.{layer}.{part}.weight", matrix, kind
+    yield "output_norm.weight", ones, None
 
 
 def is_whole_text(token: str) -> bool:
@@ -282,6 +319,7 @@ def is_whole_text(token: str) -> bool:
     return bool(text.strip()) and text.isprintable()
 
 
+@cache
 def _byte_of_character() -> dict[str, int]:
     """Byte-level BPE writes each byte as a visible character; those without one come after 255."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

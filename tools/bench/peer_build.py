@@ -1,13 +1,16 @@
 """Builds llama.cpp's own programs from the pinned sdist, once, into the user's cache.
 
 A peer is measured at its best: llama.cpp's default build, which is native to this machine's CPU,
-with the same repair of GCC's AMX code as the worker's wheel.
-Runs in the benchmark's process and starts CMake as a child.
+with the same repair of GCC's AMX code as the worker's wheel. On a GPU its plug-ins are those of the
+installed wheel, which are what is long to compile. Runs in the benchmark's process and starts CMake
+as a child.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import json
 import shutil
 import subprocess
 from dataclasses import dataclass
@@ -15,7 +18,6 @@ from pathlib import Path
 from typing import IO
 
 from builds import compile, processor, sdist, store, toolchain
-from builds import cuda as cuda_toolkit
 from builds.pins import Pins
 from tools.bench.errors import BenchError
 
@@ -23,7 +25,6 @@ PROGRAMS = ("llama-server", "llama-batched-bench", "llama-bench", "llama-quantiz
 CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DCMAKE_BUILD_RPATH_USE_ORIGIN=ON",
-    "-DGGML_NATIVE=ON",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF",
@@ -31,7 +32,10 @@ CMAKE_FLAGS = (
     "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_OPENSSL=OFF",
 )
-CUDA_FLAGS = ("-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native", "-DGGML_CUDA_NCCL=OFF")
+NATIVE_FLAGS = ("-DGGML_NATIVE=ON",)
+PLUGIN_FLAGS = ("-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU=OFF")
+STAMP = "llorch-build.json"
+"""What a wheel was made of, beside its libraries."""
 BUILD_TIMEOUT_S = 3600.0
 
 
@@ -45,37 +49,71 @@ class Peers:
     version: str
     commit: str
     compiler: str
+    flags: tuple[str, ...]
 
     def program(self, name: str) -> str:
         return str(self.folder / "bin" / name)
 
 
-def build_peers(pins: Pins, jobs: int, archive: Path | None = None, *, cuda: bool = False) -> Peers:
-    """Return the built programs; the first call takes minutes, later ones nothing."""
-    peers = peers_of(pins, archive, cuda=cuda)
-    flags = CMAKE_FLAGS + (CUDA_FLAGS if cuda else ())
+def build_peers(
+    pins: Pins,
+    jobs: int,
+    archive: Path | None = None,
+    *,
+    backend: str = "cpu",
+    libraries: Path | None = None,
+) -> Peers:
+    """Return the built programs; the first call takes minutes, later ones nothing.
+
+    For a GPU's `backend`, the plug-ins are those in `libraries`: without it the installed wheel's.
+    """
+    peers = peers_of(pins, archive, backend=backend, libraries=libraries)
     with store.lock("bench-peers"):
         if not peers.folder.is_dir():
             source = peers.sources / "vendor" / "llama.cpp"
-            _build(pins, source, peers.folder, jobs, flags)
+            plugins = [] if backend == "cpu" else _plugins(libraries or _installed())
+            _build(pins, source, peers, jobs, plugins)
     return peers
 
 
-def peers_of(pins: Pins, archive: Path | None = None, *, cuda: bool = False) -> Peers:
+def peers_of(
+    pins: Pins, archive: Path | None = None, *, backend: str = "cpu", libraries: Path | None = None
+) -> Peers:
     """The programs, built or not."""
     sources = sdist.unpacked(pins, archive)
     compiler = toolchain.compiler()
-    # A native build runs only on the CPU it was made for, so the CPU is part of the key.
-    flags = CMAKE_FLAGS + (CUDA_FLAGS if cuda else ())
-    inputs = [pins.sdist_sha256, *flags, *compile.tile_config_hashes(), compiler]
-    parts = "\n".join((*inputs, processor.features()))
-    key = hashlib.sha256(parts.encode()).hexdigest()[:12]
+    if backend == "cpu":
+        # A native build runs only on the CPU it was made for, so the CPU is part of the key.
+        made_by = [compiler, processor.features()]
+    else:
+        made_by = [store.sha256((libraries or _installed()) / STAMP)]
+    inputs = [pins.sdist_sha256, *_flags(backend), *compile.tile_config_hashes(), *made_by]
+    key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:12]
     folder = store.folder("bench", "peers") / f"{pins.version}-{key}"
-    return Peers(sources, folder, pins.version, pins.llama_cpp_commit, compiler)
+    commit = pins.llama_cpp_commit
+    return Peers(sources, folder, pins.version, commit, compiler, _flags(backend))
 
 
-def _build(pins: Pins, source: Path, folder: Path, jobs: int, chosen: tuple[str, ...]) -> None:
+def _flags(backend: str) -> tuple[str, ...]:
+    return CMAKE_FLAGS + (NATIVE_FLAGS if backend == "cpu" else PLUGIN_FLAGS)
+
+
+def _installed() -> Path:
+    """The folder of this environment's libraries."""
+    found = importlib.util.find_spec("llama_cpp")
+    if found is None or found.origin is None:
+        raise BenchError("This Python has no llama_cpp; `make setup` installs it.")
+    return Path(found.origin).with_name("lib")
+
+
+def _plugins(libraries: Path) -> list[Path]:
+    stamp = json.loads((libraries / STAMP).read_text("utf-8"))
+    return [libraries / name for name in stamp["plugins"]]
+
+
+def _build(pins: Pins, source: Path, peers: Peers, jobs: int, plugins: list[Path]) -> None:
     # Kept after a failure: the next run goes on where this one stopped.
+    folder = peers.folder
     tree = folder.with_name(f".{folder.name}.tree")
     tree.mkdir(parents=True, exist_ok=True)
     log = tree / "build.log"
@@ -84,15 +122,14 @@ def _build(pins: Pins, source: Path, folder: Path, jobs: int, chosen: tuple[str,
     cmake = str(tools / "cmake")
     with log.open("ab") as out:
         generator = ("-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}")
-        flags = [*chosen, compile.tile_config_flag()]
-        if chosen != CMAKE_FLAGS:
-            more, nvcc_flags = cuda_toolkit.completion(pins, tree)
-            flags += [*more, f"-DCMAKE_CUDA_FLAGS={' '.join(nvcc_flags)}"]
+        flags = [*peers.flags, compile.tile_config_flag()]
         _run([cmake, "-S", str(source), "-B", str(tree), *generator, *flags], out, log)
         _run([cmake, "--build", str(tree), "-j", str(jobs), "--target", *PROGRAMS], out, log)
     # bin/ alone: a build tree holds ten times as much.
     with store.replacing(folder) as partial:
         shutil.copytree(tree / "bin", partial / "bin", symlinks=True)
+        for plugin in plugins:
+            shutil.copy2(plugin, partial / "bin")
         shutil.copy2(log, partial / "build.log")
     shutil.rmtree(tree)
 

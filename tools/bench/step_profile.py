@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from builds import pins
-from tools.bench.model import RANDOM, bench_model
+from tools.bench.model import RANDOM, SIZES, bench_model
 from tools.bench.peer_build import build_peers
 from worker.confinement.walls import Walls
 from worker.devices import select
@@ -164,15 +164,18 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.step_profile", description=__doc__)
     parser.add_argument("--streams", default="1,16", help="comma-separated")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--model", type=Path, help="without it the benchmark's of 190 M parameters")
+    parser.add_argument("--model", type=Path, help="without it the benchmark's random one")
     parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--walls", action="store_true", help="with and without them, four times")
+    parser.add_argument(
+        "--size", choices=sorted(SIZES), default="usual", help="of the random model"
+    )
     options = parser.parse_args(argv)
     path = options.model
     if path is None:
-        peers = build_peers(pins.pins(), os.cpu_count() or 1, cuda=options.backend == "cuda")
-        path = bench_model(peers, RANDOM, "Q4_K_M").path
+        peers = build_peers(pins.pins(), os.cpu_count() or 1, backend=options.backend)
+        path = bench_model(peers, RANDOM, "Q4_K_M", SIZES[options.size]).path
     sampling = {"temperature": options.temperature}
     streams = [int(each) for each in options.streams.split(",")]
     profiles: defaultdict[str, Profile] = defaultdict(Profile)

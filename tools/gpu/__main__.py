@@ -1,8 +1,8 @@
 """`python -m tools.gpu`: runs every step within its time and writes one report, whatever fails.
 
-python -m tools.gpu pack FOLDER         # here: all that a bare machine without an index needs
-python -m tools.gpu --backend cuda      # there, in that folder's checkout
-python -m tools.gpu --backend cpu       # the rehearsal, on any machine
+python -m tools.gpu pack FOLDER --arch 90-real   # here: all that a bare machine needs
+python -m tools.gpu --backend cuda               # there, in that folder's checkout
+python -m tools.gpu --backend cpu                # the rehearsal, on any machine
 
 Where a call may take ten minutes, --within 580 runs what fits, and the next call what is left.
 """
@@ -29,7 +29,7 @@ LEAST_SHARE = 0.1
 EXPECTED = Path(__file__).with_name("expected.json")
 
 STEPS: list[tuple[str, float, Callable[[Bench], Any]]] = [
-    ("build the worker's wheel", 480, steps.build_wheel),
+    ("the installed wheel", 10, steps.installed_wheel),
     ("build llama-server", 480, steps.build_llama_server),
     ("doctor", 60, steps.doctor),
     ("what the driver compiles", LONGEST_S, steps.first_tokens),
@@ -41,7 +41,8 @@ STEPS: list[tuple[str, float, Callable[[Bench], Any]]] = [
     ("deterministic requests bit for bit", 60, steps.deterministic),
     ("a draft model beside the model", 60, steps.draft_model),
     ("the engine killed and stopped", 120, steps.engine_comes_back),
-    ("speed beside llama-server, and cancels", LONGEST_S, steps.speed),
+    ("speed beside llama-server", LONGEST_S, steps.speed),
+    ("speed of a small model, and cancels", LONGEST_S, steps.small_model),
     ("speed with guesses and without", 240, steps.speculation),
     ("profile of a step", 120, steps.step_profile),
     ("sampling on the host and on the device", 120, steps.device_sampling),

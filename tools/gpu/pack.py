@@ -1,46 +1,63 @@
-"""Packs what a bare machine without a package index needs: the checkout, sources, wheels.
+"""Compiles here, where there is nvcc, and packs what a bare machine with a GPU needs to report.
 
-The sources are the verified sdist without what is neither compiled nor read; the packed checkout
-pins that archive instead. There, in the packed checkout:
+FOLDER then holds wheels, llama.cpp's programs in a cache, and the checkout. On that machine, there:
 
-    PIP_NO_INDEX=1 PIP_FIND_LINKS=$PWD/../wheels python3 -m builds setup --to-run --venv .venv \\
-        --backend cuda --sdist ../llama_cpp_python-….tar.gz
-    .venv/bin/pip install --no-index --find-links ../wheels --requirement ../test-tools.txt
-    .venv/bin/python -m tools.gpu --backend cuda
+    python3 -m venv --without-pip venv
+    python3 -m pip --python venv/bin/python install --no-index --no-deps wheels/*.whl
+    cd checkout
+    XDG_CACHE_HOME=$PWD/../cache ../venv/bin/python -m tools.gpu --backend cuda
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import re
+import shutil
 import subprocess
 import sys
-import tarfile
+import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from builds import compile, locks, pins, sdist, store, toolchain
+from builds import locks, pins, store, toolchain, wheels
 from tests.support.worker import ROOT
+from tools.bench.model import VOCAB_FILES
+from tools.bench.peer_build import build_peers
 
-KEPT = (
-    "vendor/llama.cpp/models/ggml-vocab-gpt-2.gguf",
-    "vendor/llama.cpp/models/ggml-vocab-qwen2.gguf",
-)
-PLATFORMS = ("manylinux_2_28", "manylinux_2_27", "manylinux_2_17", "manylinux2014", "manylinux1")
+GLIBC = range(17, 40)
+"""Minor versions of those C libraries that the other machine may have at least: pip takes each by
+name."""
+OLD_NAMES = ("manylinux2014", "manylinux1")
 MOST_BYTES = 64 << 20
 # Of the test tools only this one is needed.
-TEST_TOOLS = ("psutil",)
+TEST_TOOLS = ("psutil", "httpx", "httpcore", "h11", "anyio", "idna", "certifi")
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.gpu pack", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.gpu pack",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="of the machine with the GPU")
+    parser.add_argument("--arch", required=True, help="of its GPU, such as 90-real")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
     options = parser.parse_args(argv)
     folder: Path = options.folder.absolute()
     folder.mkdir(parents=True)
-    archive = trimmed(sdist.fetch(pins.pins()), folder / pins.pins().sdist_name)
-    checkout(folder / "checkout", store.sha256(archive))
-    wheels(folder / "wheels", options.python)
+    recipe = pins.recipe("cuda", architectures=(options.arch,))
+    built = wheels.build(recipe, pins.pins(), jobs=options.jobs).path
+    downloaded(folder / "wheels", options.python)
+    shutil.copy2(built, folder / "wheels")
+    with TemporaryDirectory() as scratch:
+        worker = toolchain.packed(pins.pins(), ROOT, Path(scratch))
+        shutil.copy2(worker, folder / "wheels")
+        with zipfile.ZipFile(built) as archive:
+            archive.extractall(scratch)
+        programs(folder / "cache", Path(scratch, "llama_cpp", "lib"), options.jobs)
+    checkout(folder / "checkout")
     total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"{folder}: {total / 1e6:.0f} MB")
     if total > MOST_BYTES:
@@ -48,40 +65,37 @@ def main(argv: list[str]) -> int:
     return int(total > MOST_BYTES)
 
 
-def trimmed(archive: Path, target: Path) -> Path:
-    """The archive without what no step reads; the file that names its commit stays."""
-    with tarfile.open(archive) as whole, tarfile.open(target, "w:gz", compresslevel=9) as small:
-        for member in whole:
-            path = member.name.partition("/")[2]
-            needed = path in (*KEPT, sdist.COMMIT_FILE) or not path.startswith(compile.NOT_COMPILED)
-            if needed:
-                data = whole.extractfile(member) if member.isfile() else None
-                small.addfile(member, data)
-    return target
-
-
-def checkout(target: Path, sdist_sha256: str) -> None:
-    """What git tracks, with the trimmed archive as its pin."""
+def checkout(target: Path) -> None:
+    """What git tracks."""
     target.mkdir()
     tracked = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
     subprocess.run(["tar", "-x", "-C", str(target)], input=tracked.stdout, check=True)
-    versions = target / "builds" / "versions.toml"
-    text, count = re.subn(
-        r'(?m)^sha256 = "\w+"', f'sha256 = "{sdist_sha256}"', versions.read_text()
-    )
-    assert count == 1
-    versions.write_text(text)
 
 
-def wheels(target: Path, python: str) -> None:
+def programs(cache: Path, libraries: Path, jobs: int) -> None:
+    """llama.cpp's programs and the vocabularies of the random models, as the cache has them."""
+    peers = build_peers(pins.pins(), jobs, backend="cuda", libraries=libraries)
+    here = store.folder()
+    target = cache / here.name
+    shutil.copytree(peers.folder, target / peers.folder.relative_to(here), symlinks=True)
+    for name in set(VOCAB_FILES.values()):
+        file = peers.sources / "vendor" / "llama.cpp" / "models" / name
+        copy = target / file.relative_to(here)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, copy)
+
+
+def downloaded(target: Path, python: str) -> None:
     """The locked packages as wheels for that machine's Python."""
     tools = toolchain.python(pins.pins())
-    wanted = target.with_name("test-tools.txt")
     locked = locks.TEST.read_text()
     entries = [re.search(rf"(?m)^{name}==(?:.*\\\n)*.*$", locked) for name in TEST_TOOLS]
-    wanted.write_text("".join(f"{entry[0]}\n" for entry in entries if entry))
-    platforms = [f"--platform={each}_x86_64" for each in PLATFORMS]
-    for lock in (locks.RUNTIME, toolchain.LOCK, locks.CUDA, wanted):
-        where = [f"--dest={target}", f"--requirement={lock}", f"--python-version={python}"]
-        how = ["--require-hashes", "--no-deps", "--only-binary=:all:", "--implementation=cp"]
-        toolchain.pip(tools, "download", *how, *platforms, *where)
+    names = [f"manylinux_2_{minor}" for minor in GLIBC] + list(OLD_NAMES)
+    platforms = [f"--platform={each}_x86_64" for each in names]
+    with TemporaryDirectory() as scratch:
+        wanted = Path(scratch, "test-tools.txt")
+        wanted.write_text("".join(f"{entry[0]}\n" for entry in entries if entry))
+        for lock in (locks.RUNTIME, wanted):
+            where = [f"--dest={target}", f"--requirement={lock}", f"--python-version={python}"]
+            how = ["--require-hashes", "--no-deps", "--only-binary=:all:", "--implementation=cp"]
+            toolchain.pip(tools, "download", *how, *platforms, *where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import importlib.util
 import json
 import os
 import signal
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from builds import environment, pins, smoke
+from builds import pins, smoke
 from tests.support.worker import ROOT, WorkerProcess, installed, run_to_exit, until
 from tools import survival
 from tools.bench.peer_build import build_peers
@@ -21,16 +22,22 @@ from tools.gpu.machine import Bench
 
 STORY = "Once upon a time, there was a brave fox named"
 PROMPTS = [f"{STORY} number {number}," for number in range(16)]
+SIDE_BY_SIDE = "worker,llama-server,limit"
 GREEDY = {"temperature": 0, "max_tokens": 48}
 
 
-def build_wheel(bench: Bench) -> str:
-    """Nothing to do where the venv has it; the venv is the one that this runs in."""
-    return str(environment.setup(Path(sys.prefix), bench.backend, to_run=True))
+def installed_wheel(bench: Bench) -> str:
+    """What llama.cpp is compiled from, with what, for which GPUs."""
+    found = importlib.util.find_spec("llama_cpp")
+    assert found is not None and found.origin is not None
+    stamp = json.loads((Path(found.origin).parent / "lib" / "llorch-build.json").read_text())
+    flags = stamp["flags"]
+    told = [stamp["llama_cpp_commit"][:9], stamp["compiler"], stamp.get("nvcc", "")]
+    return ", ".join(filter(None, [*told, flags.get("CMAKE_CUDA_ARCHITECTURES")]))
 
 
 def build_llama_server(bench: Bench) -> str:
-    peers = build_peers(pins.pins(), os.cpu_count() or 1, cuda=bench.backend == "cuda")
+    peers = build_peers(pins.pins(), os.cpu_count() or 1, backend=bench.backend)
     return str(peers.folder)
 
 
@@ -219,27 +226,39 @@ def other_settings(bench: Bench) -> str:
     variants = ["--variant", "unified=--kv-unified"]
     variants += ["--variant", "large=--micro-batch 2048 --prefill-budget 2048"]
     variants += ["--variant", "middle=--micro-batch 1024 --prefill-budget 1024"]
-    return _table(bench, "settings", "--only", "worker", *variants, "--loads", loads)
+    return _table(bench, "settings", "--only", "worker", *variants, *_large(bench), loads=loads)
 
 
 def speculation(bench: Bench) -> str:
     """Guesses by a draft model that is right, and none, against lookup as by default."""
     loads = "guessed1" if bench.short else "guessed1,guessed4,guessed16"
     variants = ["--variant", "draft=--draft {draft}", "--variant", "plain=--speculate off"]
-    return _table(bench, "speculation", "--only", "worker", *variants, "--loads", loads)
+    return _table(bench, "speculation", "--only", "worker", *variants, *_large(bench), loads=loads)
 
 
 def speed(bench: Bench) -> str:
-    """The benchmark's table; its figures lie beside the report. A rehearsal cancels nothing: its
+    """The benchmark's table for a model of 8 B; its figures lie beside the report."""
+    loads = "streams1"
+    if not bench.short:
+        loads += ",streams4,streams16,streams64,shared,join,open80,steady"
+    return _table(bench, "bench", "--only", SIDE_BY_SIDE, *_large(bench), loads=loads)
+
+
+def small_model(bench: Bench) -> str:
+    """The same for 190 M, of whose steps the host takes most. A rehearsal cancels nothing: its
     prompts are too long for a software device."""
     loads = "streams1"
     if not bench.short:
-        loads += ",cancel,start,streams4,streams16,shared,join,open80,vocabulary,temperature,steady"
-    return _table(bench, "bench", "--only", "worker,llama-server,limit", "--loads", loads)
+        loads += ",cancel,start,streams16,streams64,vocabulary,temperature"
+    return _table(bench, "small", "--only", SIDE_BY_SIDE, loads=loads)
 
 
-def _table(bench: Bench, name: str, *flags: str) -> str:
-    command = [sys.executable, "-m", "tools.bench", "--backend", bench.backend]
+def _large(bench: Bench) -> list[str]:
+    return [] if bench.short else ["--size", "large"]
+
+
+def _table(bench: Bench, name: str, *flags: str, loads: str) -> str:
+    command = [sys.executable, "-m", "tools.bench", "--backend", bench.backend, "--loads", loads]
     command += ["--quick"] if bench.short else ["--rounds", "1"]
     command += [
         "--patience",
