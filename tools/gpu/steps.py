@@ -204,7 +204,7 @@ def step_profile(bench: Bench) -> str:
     """Where a step's time goes, and what of it the host takes."""
     streams = "1,16" if bench.short else "1,16,64"
     command = [sys.executable, "-m", "tools.bench.step_profile", "--backend", bench.backend]
-    command += ["--streams", streams, "--steps", "20" if bench.short else "200"]
+    command += ["--streams", streams, "--steps", "20" if bench.short else "200", *_large(bench)]
     return _kept(bench, "profile", command)
 
 

@@ -16,6 +16,9 @@ N_GRAM = 3
 _LENGTHS = (N_GRAM, 5, 8, 16)
 """The fewest equal tokens before a guess of each kind."""
 _MOST_TENANTS, _MOST_KEPT = 8, 1 << 13
+_TAKEN_IN = 1 << 12
+"""Tokens that a step takes in at most, some 2 ms of the engine's thread: a long prompt becomes known
+over some steps, the oldest tokens first."""
 _BETWEEN = -1
 """No token: stands between two answers."""
 
@@ -28,9 +31,14 @@ class Text:
         self._behind: dict[tuple[int, ...], int] = {}
         self._n_known = 0
 
+    @property
+    def is_known(self) -> bool:
+        return self._n_known == len(self.tokens)
+
     def take_in(self) -> None:
-        """Know all tokens up to the last, behind which there is nothing yet."""
-        tokens, end = self.tokens, len(self.tokens)
+        """Know more tokens, up to the last, behind which there is nothing yet."""
+        tokens = self.tokens
+        end = min(len(tokens), self._n_known + _TAKEN_IN)
         first = max(self._n_known, N_GRAM)
         if end - first == 1:  # as after most steps
             self._behind[tuple(tokens[first - N_GRAM : first])] = first
@@ -81,7 +89,8 @@ class Lookup:
         if len(answers.tokens) > _MOST_KEPT:
             answers = Text(answers.tokens[-_MOST_KEPT // 2 :])
         answers.tokens += [*sequence.tokens[sequence.n_prompt :][-_MOST_KEPT:], _BETWEEN]
-        answers.take_in()
+        while not answers.is_known:
+            answers.take_in()
         self._answers[salt] = answers
         if len(self._answers) > _MOST_TENANTS:
             self._answers.popitem(last=False)

@@ -451,6 +451,18 @@ def test_many_answers_are_kept_within_bounds() -> None:
     assert max(len(text.tokens) for text in lookup._answers.values()) < 60_000
 
 
+def test_a_long_prompt_is_known_over_several_steps() -> None:
+    """No step takes in all of it: the engine's thread would stand for all streams."""
+    lookup = Lookup()
+    prompt = b"once. " + bytes(range(256)) * 80 + b"once! once"
+    sequence = make_sequence(Engine().backend, 1, prompt)
+    found = []
+    for _ in range(8):
+        lookup.follow(sequence)
+        found.append(bytes(guess.token for guess in lookup.guess(sequence, 2)))
+    assert found[0] == b". " and found[-1] == b"! ", "what comes first is known first"
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_several_streams_in_one_pool_are_guessed_for(temperature: float) -> None:
     """A step takes the likeliest of all streams' guesses, and each stream says what it says
