@@ -17,8 +17,8 @@ _LENGTHS = (N_GRAM, 5, 8, 16)
 """The fewest equal tokens before a guess of each kind."""
 _MOST_TENANTS, _MOST_KEPT = 8, 1 << 13
 _TAKEN_IN = 1 << 12
-"""Tokens that a step takes in at most, some 2 ms of the engine's thread: a long prompt becomes known
-over some steps, the oldest tokens first."""
+"""Tokens that a step takes in at most, some 2 ms: a long prompt becomes known over some steps, the
+oldest tokens first."""
 _BETWEEN = -1
 """No token: stands between two answers."""
 

@@ -172,13 +172,14 @@ def test_nobody_can_use_up_the_marks() -> None:
     everything = "".join(map(chr, range(0xE000, 0xF900)))
     chats = _bundled("{{ m.content }}")
     assert chats.ids(user(everything))
-    with pytest.raises(InvalidRequest, match="private use"):
-        chats.ids(user(everything + chats.end))
+    prompt = ChatPrompt((user(everything + chats.end),), field="input")
+    with pytest.raises(InvalidRequest, match="^input: .*private use"):
+        chats.builder.build(prompt)
 
 
 def test_words_and_single_characters_are_no_spellings() -> None:
     chat = {"messages": [user("the user said X")]}
-    assert Spellings(["user", "X", ""]).marking(chat) is None
+    assert Spellings(["user", "X", ""]).marking(chat, "messages") is None
 
 
 def test_a_spelling_that_is_escaped_in_a_call_s_arguments_stays_text() -> None:

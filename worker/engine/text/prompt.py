@@ -239,7 +239,7 @@ class PromptBuilder:
             map(model.token_text, model.control.intersection(tokens)),
             map(model.token_text, model.user_defined.intersection(tokens)),
         )
-        marking = spellings.marking(reading.chat)
+        marking = spellings.marking(reading.chat, prompt.field)
         if marking is None or len(tokens) > self._context_length:  # a longer one is refused anyway
             if not prompt.media:
                 return PromptTokens(tokens)
@@ -312,8 +312,9 @@ class PromptBuilder:
     def _read(self, prompt: ChatPrompt, mark: str) -> Reading:
         if self._template is None:
             raise InvalidRequest(
-                "messages: this model has no chat template; send a prompt to /v1/completions",
-                field="messages",
+                f"{prompt.field}: this model has no chat template; send a prompt to "
+                "/v1/completions",
+                field=prompt.field,
             )
         if prompt.media:
             messages = (

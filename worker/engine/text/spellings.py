@@ -35,23 +35,29 @@ class Spellings:
         # Longest first, in the order in which llama.cpp looks for them.
         self._all = sorted(marks | self._found_anywhere, key=len, reverse=True)
 
-    def marking(self, chat: Chat) -> tuple[Chat, str] | None:
+    def marking(self, chat: Chat, field: str) -> tuple[Chat, str] | None:
         """The chat with a mark in each spelling, and the mark; `None` if there is no spelling.
 
         Raises:
-            InvalidRequest: no character is left for a mark, or values are nested too deeply.
+            InvalidRequest: no character is left for a mark, or values are nested too deeply, in the
+                request's `field` of the messages.
         """
         texts: list[str] = []
         try:
             _mapped(list(chat.values()), texts.append)
         except RecursionError:
             raise InvalidRequest(
-                "messages: the arguments of a call are nested too deeply", field="messages"
+                f"{field}: the arguments of a call are nested too deeply", field=field
             ) from None
         spelled = self._pattern("\0".join(texts))
         if spelled is None:
             return None
         mark = _unused_character("".join(texts))
+        if mark is None:
+            raise InvalidRequest(
+                f"{field}: a control token is spelled beside every character for private use",
+                field=field,
+            )
         # After the first character of each spelling, even of one that begins within another.
         begins = re.compile(f"(?=(?:{spelled}))(.)", re.DOTALL)
 
@@ -99,12 +105,9 @@ def _mapped(value: Any, change: Callable[[str], Any]) -> Any:
     return value
 
 
-def _unused_character(text: str) -> str:
+def _unused_character(text: str) -> str | None:
     """A private-use character that is not in `text`, not even as a JSON escape."""
     for code in range(0xE000, 0xF900):
         if chr(code) not in text and f"\\u{code:04x}" not in text:
             return chr(code)
-    raise InvalidRequest(
-        "messages: a control token is spelled in them beside every character for private use",
-        field="messages",
-    )
+    return None
