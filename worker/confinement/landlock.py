@@ -16,18 +16,18 @@ from worker.confinement.libc import set_no_new_privs, syscall
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _ASK_VERSION, _PATH_BENEATH = 1, 1
 
-_WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE, _IOCTL_DEV = (1 << bit for bit in (1, 2, 3, 14, 15))
+WRITE_FILE, _READ_FILE, _READ_DIR, TRUNCATE, _IOCTL_DEV = (1 << bit for bit in (1, 2, 3, 14, 15))
 _REMOVE_FILE, _MAKE_REG, _MAKE_DIR = 1 << 5, 1 << 8, 1 << 7
-_FILE_RIGHTS_SINCE = {1: (1 << 13) - 1, 2: 1 << 13, 3: _TRUNCATE, 5: _IOCTL_DEV}
+_FILE_RIGHTS_SINCE = {1: (1 << 13) - 1, 2: 1 << 13, 3: TRUNCATE, 5: _IOCTL_DEV}
 _TCP_SINCE, _TCP = 4, 0b11
 """To listen, and to connect."""
 _SCOPES_SINCE, _SCOPES = 6, 0b11
 """Abstract Unix sockets and signals of processes outside."""
 
 READ = _READ_FILE | _READ_DIR
-WRITE = READ | _WRITE_FILE | _TRUNCATE | _REMOVE_FILE | _MAKE_REG | _MAKE_DIR
-DEVICE = READ | _WRITE_FILE | _IOCTL_DEV
-_OF_A_FILE = _READ_FILE | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
+WRITE = READ | WRITE_FILE | TRUNCATE | _REMOVE_FILE | _MAKE_REG | _MAKE_DIR
+DEVICE = READ | WRITE_FILE | _IOCTL_DEV
+_OF_A_FILE = _READ_FILE | WRITE_FILE | TRUNCATE | _IOCTL_DEV
 """The rights that a rule for something other than a folder may have."""
 
 

@@ -33,6 +33,8 @@ _SYSTEM = (
 _NODES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _LIBRARY_VARIABLES = ("LD_LIBRARY_PATH", "GGML_", "VK_", "MESA_", "CUDA_", "NVIDIA_", "__GL_")
 """Prefixes of variables by which an operator names files of libraries."""
+_OWN_THREADS = "/proc/self/task"
+"""CUDA's driver gives its threads names, which it writes there; where it cannot, it does not start."""
 _NVIDIA, _NVIDIA_NODE = Path("/proc/driver/nvidia/version"), Path("/dev/nvidia-uvm")
 _MAKE_NVIDIA_NODES = ("nvidia-modprobe", "-c0", "-u")
 """CUDA calls it by itself where a node is missing; inside the walls it would not get its rights."""
@@ -114,6 +116,8 @@ def _rules(
     for pattern in (*_NODES, *_nodes(backend)):
         for node in glob.glob(pattern):
             yield node, landlock.DEVICE
+    if BACKENDS[backend].on_gpu:
+        yield _OWN_THREADS, landlock.READ | landlock.WRITE_FILE | landlock.TRUNCATE
     for folder in writes:
         with contextlib.suppress(OSError):  # who needs it says so
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
