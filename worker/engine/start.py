@@ -170,7 +170,8 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         black_box=black_box,
         disk=disk,
         drafter=drafter,
-        hands=Hands(min(budget.threads, MOST_HANDS)),
+        # On a CPU, the threads that compute have not gone to sleep yet: nothing is gained.
+        hands=Hands(min(budget.threads, MOST_HANDS) if settings.on_gpu else 1),
     )
 
     def prove_residency() -> None:
