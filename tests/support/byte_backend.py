@@ -68,7 +68,6 @@ class ByteSampler(Sampler):
     further tokens of the answer behind one that was drawn."""
 
     _may_force = False
-    draws_alone = True
 
     def __init__(self, open_samplers: set[int], most: int = 0) -> None:
         self.open_samplers, self.closed = open_samplers, False

@@ -14,7 +14,6 @@ from worker.devices.plan.cells import divided
 from worker.engine.backend import LlamaBackend
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.moves import Divide
-from worker.engine.hands import Hands
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.mtp import Head
@@ -61,7 +60,6 @@ class RealEngine:
         n_back: int = 0,
         mtp: bool = False,
         adapters: tuple[Path, ...] = (),
-        hands: Hands | None = None,
         **limits: Any,
     ) -> None:
         self.model = Model(str(path or bundled_gguf("f32")), LoadOptions(mtp=mtp))
@@ -115,9 +113,7 @@ class RealEngine:
         if layouts:
             self.backend.divide(Divide(best.n_cells, best.n_slots, best.unified))
         self.cache = self.scheduler.cache
-        self.loop = Loop(
-            self.backend, self.scheduler, self._receive, disk=disk, drafter=drafter, hands=hands
-        )
+        self.loop = Loop(self.backend, self.scheduler, self._receive, disk=disk, drafter=drafter)
         self.events: dict[int, list[Event]] = defaultdict(list)
         self.stats: Stats | None = None
         self._next = 0

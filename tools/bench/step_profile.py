@@ -31,7 +31,6 @@ from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.engine.backend import LlamaBackend
-from worker.engine.hands import MOST_HANDS, Hands
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.outbox import Outbox
@@ -93,7 +92,6 @@ def profiled(
     n_steps: int,
     sampling: dict[str, Any],
     confine: bool = False,
-    hands: int = MOST_HANDS,
 ) -> Profile:
     settings = EngineSettings(backend_name, slots=n_streams, confine=confine)
     own, other = socket.socketpair()
@@ -111,7 +109,7 @@ def profiled(
     scheduler = Scheduler(limits)
     assert walls is None or all(wall.holds for wall in walls.close()), "this kernel lacks one"
     outbox = Outbox(SyncChannel(own))
-    loop = Loop(backend, scheduler, outbox.put, hands=Hands(min(threads, hands)))
+    loop = Loop(backend, scheduler, outbox.put)
     vocabulary = GrammarVocabulary(model)
     for index in range(n_streams):
         prompt = [(1000 + 37 * index + place) % model.n_vocab for place in range(N_PROMPT)]
@@ -173,7 +171,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--size", choices=sorted(SIZES), default="usual", help="of the random model"
     )
-    parser.add_argument("--hands", type=int, default=MOST_HANDS, help="threads that draw, at most")
     options = parser.parse_args(argv)
     path = options.model
     if path is None:
@@ -184,7 +181,7 @@ def main(argv: list[str]) -> int:
     profiles: defaultdict[str, Profile] = defaultdict(Profile)
     for confine in (False, True) * 4 if options.walls else (False,):
         for n in streams:
-            given = (path, options.backend, n, options.steps, sampling, confine, options.hands)
+            given = (path, options.backend, n, options.steps, sampling, confine)
             with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
                 found = pool.submit(profiled, *given).result()
             profile = profiles[f"{n} streams" + ", walls" * confine]

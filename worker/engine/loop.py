@@ -8,14 +8,12 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
-from functools import partial
 
 from worker.engine.answers import Answers, Drawn, prompt_events
 from worker.engine.backend import Backend
 from worker.engine.cache.carrier import Carrier
 from worker.engine.cache.disk import Counts, Disk
 from worker.engine.cache.moves import TakeBack, Truncate
-from worker.engine.hands import Draw, Hands, Outcome
 from worker.engine.media.span import Span
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
@@ -41,7 +39,6 @@ class Loop:
         black_box: BlackBox | None = None,
         disk: Disk | None = None,
         drafter: Drafter | None = None,
-        hands: Hands | None = None,
     ) -> None:
         self._backend, self._scheduler = backend, scheduler
         self._send, self._clock, self.disk = send, clock, disk
@@ -55,7 +52,6 @@ class Loop:
             self.speculation = Speculation(
                 drafter, backend.is_eog, scheduler.pace, most_rows, clock, most_back
             )
-        self._hands = hands or Hands()
         self._in_hand = (black_box or BlackBox()).in_hand
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}
@@ -264,55 +260,36 @@ class Loop:
         began = self._clock()
         drawn = []
         right: dict[int, int] = {}
-        ends = [i for i, (s, start, n) in enumerate(chunks) if start + n == len(s.tokens)]
-        outcomes = {}
-        if self._hands.worth(len(ends)) > 1:
-            outcomes = self._drawn_side_by_side(ends, chunks)
-        for index in ends:
-            sequence = chunks[index].sequence
-            self._in_hand[LOOP] = sequence.request_id
-            try:
-                sampler = sequence.sampler
-                first = outcomes.get(index)
-                if isinstance(first, WorkerError):
-                    raise first
-                tokens = [self._backend.sample(sampler, index) if first is None else first]
-                if draft := drafts.get(sequence):
-                    tokens += self._verify(sequence, index, draft, tokens[0])
-                    right[sequence.request_id] = len(tokens) - 1
-                if sampler.may_give and sequence.request.sampling.logprobs is None:
-                    # A token whose log-probabilities are wanted needs a row before it.
-                    n_more = sequence.n_most - len(sequence.tokens) - len(tokens)
-                    tokens += sampler.take_given(n_more)
-                drawn += [(sequence, index, token) for token in tokens]
-            except NotANumber as error:
-                is_its_own = self._scheduler.is_its_own(sequence)
-                self._scheduler.start_over(sequence)
-                if is_its_own:
+        for index, chunk in enumerate(chunks):
+            sequence, start, n_tokens = chunk
+            if start + n_tokens == len(sequence.tokens):
+                self._in_hand[LOOP] = sequence.request_id
+                try:
+                    sampler = sequence.sampler
+                    tokens = [self._backend.sample(sampler, index)]
+                    if draft := drafts.get(sequence):
+                        tokens += self._verify(sequence, index, draft, tokens[0])
+                        right[sequence.request_id] = len(tokens) - 1
+                    if sampler.may_give and sequence.request.sampling.logprobs is None:
+                        # A token whose log-probabilities are wanted needs a row before it.
+                        n_more = sequence.n_most - len(sequence.tokens) - len(tokens)
+                        tokens += sampler.take_given(n_more)
+                    drawn += [(sequence, index, token) for token in tokens]
+                except NotANumber as error:
+                    is_its_own = self._scheduler.is_its_own(sequence)
+                    self._scheduler.start_over(sequence)
+                    if is_its_own:
+                        self._fail(sequence, error)
+                    elif sequence in drafts:
+                        right[sequence.request_id] = 0
+                except WorkerError as error:
                     self._fail(sequence, error)
-                elif sequence in drafts:
-                    right[sequence.request_id] = 0
-            except WorkerError as error:
-                self._fail(sequence, error)
         if right and self.speculation is not None:
             self.speculation.verified(right, self._batch_seconds)
         seconds = self._clock() - began
-        if ends and not outcomes:
-            self._hands.took(seconds, len(ends))
         self._sample_seconds += seconds
         self._native_seconds += seconds
         return drawn
-
-    def _drawn_side_by_side(self, ends: list[int], chunks: list[Chunk]) -> dict[int, Outcome]:
-        """The draws after those of these chunks that leave nothing to native code: it may end the
-        process, and then it must be known for whom it worked."""
-        alone = [index for index in ends if chunks[index].sequence.sampler.draws_alone]
-        draws: list[Draw] = [
-            partial(self._backend.sample, chunks[i].sequence.sampler, i) for i in alone
-        ]
-        self._in_hand[LOOP] = 0
-        first = self._hands.draw(draws[:1])  # it waits for the device and puts the rows in order
-        return dict(zip(alone, first + self._hands.draw(draws[1:]), strict=True))
 
     def _verify(self, sequence: Sequence, index: int, draft: list[int], token: int) -> list[int]:
         """Draw on while the guesses behind chunk number `index` are right. Their cells belong to

@@ -25,7 +25,6 @@ from worker.devices.select import Selected, select_device
 from worker.engine.backend import LlamaBackend
 from worker.engine.cache.disk import open_disk
 from worker.engine.drafters import start_guessing
-from worker.engine.hands import MOST_HANDS, Hands
 from worker.engine.intake import Intake
 from worker.engine.limits import limits_of, prompt_tokens
 from worker.engine.loop import Loop
@@ -170,8 +169,6 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         black_box=black_box,
         disk=disk,
         drafter=drafter,
-        # On a CPU, the threads that compute have not gone to sleep yet: nothing is gained.
-        hands=Hands(min(budget.threads, MOST_HANDS) if settings.on_gpu else 1),
     )
 
     def prove_residency() -> None:

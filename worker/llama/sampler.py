@@ -88,11 +88,6 @@ class Sampler:
         )
         """Whether the likeliest token is taken as it is; an unwanted end needs the full draw."""
 
-    @property
-    def draws_alone(self) -> bool:
-        """Whether a draw is NumPy's work alone: then others may be drawn beside it."""
-        return not self.may_give and self._follower is None and self._reasoning is None
-
     def sample(self, context: Context, row: int) -> int:
         """Draw the next token, unless it is given.
 
