@@ -205,6 +205,8 @@ def step_profile(bench: Bench) -> str:
     streams = "1,16" if bench.short else "1,16,64"
     command = [sys.executable, "-m", "tools.bench.step_profile", "--backend", bench.backend]
     command += ["--streams", streams, "--steps", "20" if bench.short else "200", *_large(bench)]
+    if not bench.short:
+        _kept(bench, "profile-drawn", [*command, "--temperature", "0.8"])
     return _kept(bench, "profile", command)
 
 

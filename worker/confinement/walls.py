@@ -34,7 +34,7 @@ _NODES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _LIBRARY_VARIABLES = ("LD_LIBRARY_PATH", "GGML_", "VK_", "MESA_", "CUDA_", "NVIDIA_", "__GL_")
 """Prefixes of variables by which an operator names files of libraries."""
 _OWN_THREADS = "/proc/self/task"
-"""CUDA's driver gives its threads names, which it writes there; where it cannot, it does not start."""
+"""CUDA's driver writes the names of its threads there, and does not start where it cannot."""
 _NVIDIA, _NVIDIA_NODE = Path("/proc/driver/nvidia/version"), Path("/dev/nvidia-uvm")
 _MAKE_NVIDIA_NODES = ("nvidia-modprobe", "-c0", "-u")
 """CUDA calls it by itself where a node is missing; inside the walls it would not get its rights."""

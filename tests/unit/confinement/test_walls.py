@@ -1,8 +1,10 @@
-"""What of a Python's packages a process may read."""
+"""What of a Python's packages a process may read, and what a GPU's driver may write."""
 
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,3 +30,31 @@ def test_a_package_that_this_user_cannot_read_is_passed_over(
 
     monkeypatch.setattr(os, "scandir", scandir)
     assert {str(folder), str(elsewhere / "module.py")} <= set(walls._python())
+
+
+NAMES_A_THREAD = """
+import threading
+from worker.confinement import walls
+try:
+    walls._restrict_files(set(walls._rules(BACKEND, [], [])))
+except OSError:
+    print("no Landlock"); raise SystemExit
+def name():
+    entry = f"/proc/self/task/{threading.get_native_id()}/comm"
+    open(entry, "w").write("named")
+    print(open(entry).read())
+    open("/tmp/llorch-not-mine", "w")
+threading.Thread(target=name).start()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has Landlock")
+@pytest.mark.parametrize("backend", ["cuda", "vulkan", "cpu"])
+def test_a_drivers_threads_get_names_inside_the_walls(backend: str) -> None:
+    """CUDA opens such an entry to write and to truncate it, and does not start where it cannot."""
+    code = NAMES_A_THREAD.replace("BACKEND", repr(backend))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if "no Landlock" in done.stdout:
+        pytest.skip("this kernel has no Landlock")
+    assert ("named" in done.stdout) == (backend != "cpu"), done.stderr
+    assert "PermissionError" in done.stderr and not Path("/tmp/llorch-not-mine").exists()
