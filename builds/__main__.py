@@ -2,6 +2,7 @@
 newer one.
 """
 
+import signal
 import sys
 
 if sys.version_info < (3, 11):  # noqa: UP036 - this very check is what an old Python must reach
@@ -13,4 +14,18 @@ if sys.version_info < (3, 11):  # noqa: UP036 - this very check is what an old P
 
 from builds.cli import main  # noqa: E402 - after the version check
 
+# A terminal that is closed sends SIGHUP, but not to the compilers: their group is their own.
+_ENDS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """The first signal ends a build, and no other one disturbs the end."""
+    for each in _ENDS:
+        signal.signal(each, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+for each in _ENDS:
+    if signal.getsignal(each) is not signal.SIG_IGN:  # as nohup has it
+        signal.signal(each, _interrupt)
 sys.exit(main())

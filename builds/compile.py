@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -188,16 +189,24 @@ def _run(command: list[str], environment: dict[str, str], log: Path) -> int:
     said = started = time.monotonic()
     with log.open("wb") as handle:
         child = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
         )
         assert child.stdout is not None
         with child:
-            for line in child.stdout:
-                handle.write(line)
-                at = step.search(line)
-                if at and time.monotonic() - said > 10:
-                    said = time.monotonic()
-                    store.say(f"  {int(at[1])} of {int(at[2])} steps, {said - started:.0f} s")
+            try:
+                for line in child.stdout:
+                    handle.write(line)
+                    at = step.search(line)
+                    if at and time.monotonic() - said > 10:
+                        said = time.monotonic()
+                        store.say(f"  {int(at[1])} of {int(at[2])} steps, {said - started:.0f} s")
+            except BaseException:
+                os.killpg(child.pid, signal.SIGTERM)  # the compilers too
+                raise
     return child.returncode
 
 

@@ -66,6 +66,9 @@ def setup(
         if ui.is_built(pins):
             _install_wheel(python, ui.build(pins))
         _install_worker(python, pins, editable=True)
+        # pip does so only for what it copies, and a start without it takes a quarter longer. Where
+        # PYTHONDONTWRITEBYTECODE is set, each start would.
+        toolchain.compile_bytecode(python, ROOT / "worker")
         toolchain.pip(python, "check")
         (venv / STAMP).write_text(json.dumps(wanted, indent=2) + "\n")
     return python

@@ -75,6 +75,11 @@ def pip(python: Path, *arguments: str) -> None:
         raise BuildError(f"pip {arguments[0]} failed:\n{said}")
 
 
+def compile_bytecode(python: Path, folder: Path) -> None:
+    """Keep the bytecode of all modules in the folder beside them, where it can be written to."""
+    subprocess.run([python, "-m", "compileall", "-qq", folder])
+
+
 def install(python: Path, lock: Path) -> None:
     """Install what the lock lists. A package with another hash stops this before any of its code
     runs."""

@@ -46,11 +46,12 @@ def in_daemon_thread(work: Callable[[], _T]) -> Future[_T]:
     return done
 
 
-def die_with_parent() -> None:
-    """Have the kernel kill this process with its parent, even one that is stopped; where there is
-    no Linux, a child notices the end of its pipe at best."""
+def die_with_parent(by: signal.Signals = signal.SIGKILL) -> None:
+    """Have the kernel send this process a signal when its parent ends, however that ends; SIGKILL
+    ends even one that is stopped. It holds for the program that this process becomes, too. Where
+    there is no Linux, a child notices the end of its pipe at best."""
     if sys.platform == "linux":
         parent = os.getppid()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
         if os.getppid() != parent:
             os._exit(0)  # The parent died between the two calls.

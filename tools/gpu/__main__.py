@@ -1,8 +1,8 @@
 """`python -m tools.gpu`: runs every step within its time and writes one report, whatever fails.
 
-python -m tools.gpu pack FOLDER --arch 90-real   # here: all that a bare machine needs
-python -m tools.gpu --backend cuda               # there, in that folder's checkout
-python -m tools.gpu --backend cpu                # the rehearsal, on any machine
+python -m tools.gpu pack FILE --arch 90-real   # here: what a bare machine needs
+python -m tools.gpu --backend cuda             # there
+python -m tools.gpu --backend cpu              # the rehearsal, on any machine
 
 Where a call may take ten minutes, --within 580 runs what fits, and the next call what is left.
 """

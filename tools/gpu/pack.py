@@ -1,21 +1,21 @@
 """Compiles here, where there is nvcc, and packs what a bare machine with a GPU needs to report.
 
-FOLDER then holds wheels, llama.cpp's programs in a cache, and the checkout. On that machine, there:
+FILE then holds wheels, and llama.cpp's programs in a cache. On that machine, in the checkout:
 
-    python3 -m venv --without-pip venv
-    python3 -m pip --python venv/bin/python install --no-index --no-deps wheels/*.whl
-    cd checkout
-    XDG_CACHE_HOME=$PWD/../cache ../venv/bin/python -m tools.gpu --backend cuda
+    mkdir .pack && tar -xf FILE -C .pack
+    python3 -m venv --without-pip .pack/venv
+    python3 -m pip --python .pack/venv/bin/python install --no-index --no-deps .pack/wheels/*.whl
+    XDG_CACHE_HOME=$PWD/.pack/cache .pack/venv/bin/python -m tools.gpu --backend cuda
 """
 
 from __future__ import annotations
 
 import argparse
+import lzma
 import os
 import re
 import shutil
-import subprocess
-import sys
+import tarfile
 import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +29,9 @@ GLIBC = range(17, 40)
 """Minor versions of those C libraries that the other machine may have at least: pip takes each by
 name."""
 OLD_NAMES = ("manylinux2014", "manylinux1")
-MOST_BYTES = 64 << 20
+DICTIONARY = 1 << 28
+"""Bytes that xz looks back: the plug-ins lie in the wheel and beside llama.cpp's programs, and are
+stored once."""
 # Of the test tools only this one is needed.
 TEST_TOOLS = ("psutil", "httpx", "httpcore", "h11", "anyio", "idna", "certifi")
 
@@ -40,36 +42,37 @@ def main(argv: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("file", type=Path, help="such as .pack.tar.xz")
     parser.add_argument("--python", default="3.12", help="of the machine with the GPU")
     parser.add_argument("--arch", required=True, help="of its GPU, such as 90-real")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
     options = parser.parse_args(argv)
-    folder: Path = options.folder.absolute()
-    folder.mkdir(parents=True)
     recipe = pins.recipe("cuda", architectures=(options.arch,))
     built = wheels.build(recipe, pins.pins(), jobs=options.jobs).path
-    downloaded(folder / "wheels", options.python)
-    shutil.copy2(built, folder / "wheels")
     with TemporaryDirectory() as scratch:
-        worker = toolchain.packed(pins.pins(), ROOT, Path(scratch))
-        shutil.copy2(worker, folder / "wheels")
+        folder = Path(scratch, "pack")
+        downloaded(folder / "wheels", options.python)
+        shutil.copy2(toolchain.packed(pins.pins(), ROOT, Path(scratch)), folder / "wheels")
+        unpacked = Path(scratch, "unpacked")
         with zipfile.ZipFile(built) as archive:
-            archive.extractall(scratch)
-        programs(folder / "cache", Path(scratch, "llama_cpp", "lib"), options.jobs)
-    checkout(folder / "checkout")
-    total = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    print(f"{folder}: {total / 1e6:.0f} MB")
-    if total > MOST_BYTES:
-        print(f"That is more than {MOST_BYTES / 1e6:.0f} MB.", file=sys.stderr)
-    return int(total > MOST_BYTES)
+            archive.extractall(unpacked)
+        stored(unpacked, folder / "wheels" / built.name)
+        programs(folder / "cache", unpacked / "llama_cpp" / "lib", options.jobs)
+        filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": DICTIONARY}]
+        with (
+            lzma.open(options.file, "wb", filters=filters) as compressed,
+            tarfile.open(fileobj=compressed, mode="w") as tar,
+        ):
+            tar.add(folder, ".")
+    print(f"{options.file}: {options.file.stat().st_size / 1e6:.0f} MB")
+    return 0
 
 
-def checkout(target: Path) -> None:
-    """What git tracks."""
-    target.mkdir()
-    tracked = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, capture_output=True, check=True)
-    subprocess.run(["tar", "-x", "-C", str(target)], input=tracked.stdout, check=True)
+def stored(unpacked: Path, wheel: Path) -> None:
+    """The wheel again, uncompressed: what compresses it later then sees its files."""
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
+        for path in sorted(unpacked.rglob("*")):
+            archive.write(path, path.relative_to(unpacked))
 
 
 def programs(cache: Path, libraries: Path, jobs: int) -> None:

@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from worker.background import die_with_parent
 from worker.installation import default_cache_dir, own_version
 from worker.wire.backends import BACKENDS
 
@@ -47,7 +50,12 @@ def run(arguments: Sequence[str]) -> int:
 def _module(*command: str, path: Path | None = None) -> int:
     environment = {**os.environ, "PYTHONPATH": str(path)} if path else None
     python = [sys.executable, "-P"] if path else [sys.executable]
-    return subprocess.run([*python, "-m", *command], env=environment).returncode
+    # By SIGTERM, as a build ends its compilers then; nothing else tells it that this was killed.
+    dies = partial(die_with_parent, signal.SIGTERM)
+    child = subprocess.Popen([*python, "-m", *command], env=environment, preexec_fn=dies)
+    for ends in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ends, lambda *_: child.terminate())
+    return child.wait()
 
 
 def _parser() -> argparse.ArgumentParser:

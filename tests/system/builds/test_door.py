@@ -47,13 +47,17 @@ def run(*command: str | Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_without_the_engine_each_command_names_the_one_that_gets_it(fresh: Path) -> None:
+def test_without_the_engine_each_command_names_the_one_that_gets_it(
+    fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     hint = "llorch-worker install-engine cpu"
     for command in ((fresh / "llorch-cpu", "--port", "0"), (fresh / "llorch-cpu", "plan")):
         code, said = run(*command)
         assert code == 4 and hint in said and "Traceback" not in said, said
     code, said = run(fresh / "llorch-cpu", "doctor")
     assert code == 4 and hint in said, said
+    assert not list(tmp_path.iterdir())
     assert run(fresh / "llorch-cpu", "--version")[0] == 0
     code, said = run(fresh / "llorch-worker")
     assert code == 2 and "install-engine" in said or "COMMAND" in said

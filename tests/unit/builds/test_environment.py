@@ -1,5 +1,6 @@
 """`make setup`: quick when nothing changed, a sentence when the machine lacks something."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -55,6 +56,16 @@ def test_a_venv_with_more_than_a_run_needs_stays_as_it_is(tmp_path: Path, native
 
 def test_the_test_plugin_is_in_the_venv() -> None:
     assert (own_venv() / "test-plugins" / "libggml-rpc.so").is_file()
+
+
+def test_bytecode_is_kept_where_python_is_told_to_keep_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "module.py"
+    module.write_text("x = 1\n")
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    toolchain.compile_bytecode(Path(sys.executable), tmp_path)
+    assert Path(importlib.util.cache_from_source(str(module))).is_file()
 
 
 def test_a_package_with_another_hash_is_not_installed(tmp_path: Path) -> None:

@@ -1,0 +1,76 @@
+"""What ends a build ends all that it started."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from builds import compile
+
+BUILDS = Path(compile.__file__).parent
+MAIN = """
+import os
+from pathlib import Path
+from builds import compile
+
+def main():
+    try:
+        compile._run(["sh", "-c", "sleep 1000 & sleep 1000"], dict(os.environ), Path("log"))
+    except KeyboardInterrupt:
+        return 130
+"""
+COMMAND = """
+import sys
+from pathlib import Path
+from worker.commands import install_engine
+sys.exit(install_engine._module("builds", "cpu", path=Path.cwd()))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the package `builds` is that of this project, but compiles for a thousand seconds."""
+    package = tmp_path / "builds"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__path__.append({str(BUILDS)!r})")
+    (package / "cli.py").write_text(MAIN)
+    return tmp_path
+
+
+def ended(
+    command: list[str], ends: signal.Signals, folder: Path, children: int
+) -> list[psutil.Process]:
+    """Its descendants that outlive it."""
+    process = subprocess.Popen([sys.executable, *command], cwd=folder)
+    known = psutil.Process(process.pid)
+    deadline = time.monotonic() + 60
+    while len(found := known.children(recursive=True)) < children:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
+    time.sleep(0.2)  # its handlers are there right after its child
+    process.send_signal(ends)
+    process.wait(60)
+    return [each for each in psutil.wait_procs(found, 10)[1] if each.status() != "zombie"]
+
+
+@pytest.mark.parametrize("ends", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_the_compilers_end_with_their_build(ends: signal.Signals, folder: Path) -> None:
+    assert ended(["-m", "builds"], ends, folder, children=3) == []
+
+
+ENDS = [signal.SIGINT, signal.SIGTERM]
+if sys.platform == "linux":  # the kernel tells the build there
+    ENDS += [signal.SIGHUP, signal.SIGKILL]
+
+
+@pytest.mark.parametrize("ends", ENDS)
+def test_the_build_ends_with_the_command_that_asked_for_it(
+    ends: signal.Signals, folder: Path
+) -> None:
+    assert ended(["-c", COMMAND], ends, folder, children=4) == []
