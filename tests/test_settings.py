@@ -118,6 +118,12 @@ def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.Monk
     monkeypatch.delenv("BIND_ADDR")
     monkeypatch.setenv("LLORCH_FOO", "1")
     assert refusal().endswith("LLORCH_FOO is not a setting")
+    monkeypatch.delenv("LLORCH_FOO")
+    monkeypatch.setenv("LLORCH_TOKENX", "1")  # "LLORCH_" is no likeness
+    assert refusal().endswith("LLORCH_TOKENX is not a setting")
+    monkeypatch.delenv("LLORCH_TOKENX")
+    monkeypatch.setenv("LLORCH_WORKER_TOKN", "1")
+    assert refusal().endswith("did you mean LLORCH_WORKER_TOKEN?")
 
 
 def test_each_start_has_its_own_worker_id() -> None:
@@ -263,6 +269,12 @@ def test_a_token_never_shows_in_a_message(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(name)
 
 
+@pytest.mark.parametrize("url", ["ftp://me:hunter2@h/x", "me:hunter2@h", "http://[?key=hunter2"])
+def test_no_secret_of_an_address_shows_in_a_message(url: str) -> None:
+    message = refusal("--callback-url", url)
+    assert "--callback-url" in message and "hunter2" not in message
+
+
 def test_several_faults_are_told_together() -> None:
     message = refusal("--port", "99999", "--slots", "0")
     assert "--port" in message and "slots" in message
@@ -272,9 +284,15 @@ def test_several_faults_are_told_together() -> None:
     ("given", "words"),
     [
         (["--ngl", "99"], "did you mean --n-gpu-layers?"),
-        (["-c", "4096"], "did you mean --context-length?"),
+        (["-c", "4096"], "did you mean --kv-cells or --context-length?"),
+        (["--max-model-len", "64"], "did you mean --context-length?"),
         (["--api-key=x"], "did you mean the variable LLORCH_WORKER_TOKEN?"),
         (["--slot", "2"], "did you mean --slots?"),
+        (["-hf", "o/r"], "did you mean --model?"),
+        (["-hff=m.gguf"], "did you mean --model?"),
+        (["--list-devices"], "did you mean the subcommand doctor?"),
+        (["-n", "5"], "did you mean --max-tokens-out?"),
+        (["--port", "1", "plan"], "A subcommand comes first: llorch-cpu plan …."),
         (["docter"], "did you mean doctor?"),
         (["my/model.gguf"], "a model is given as --model my/model.gguf."),
         (["serve"], "it serves without one, and a model is given as --model serve."),
@@ -286,6 +304,11 @@ def test_several_faults_are_told_together() -> None:
 def test_what_another_program_takes_is_answered_with_our_name(given: list[str], words: str) -> None:
     message = refusal(*given)
     assert message.endswith(words) and "x" not in message.split()
+
+
+def test_a_text_may_begin_as_a_flag_does() -> None:
+    given = parse_flags("cpu", ["--reasoning-budget-message", "-so it ends", "--port", "3"])
+    assert given == {"reasoning_budget_message": "-so it ends", "port": "3"}
 
 
 def test_other_programs_names_are_none_of_ours() -> None:
@@ -322,7 +345,7 @@ def test_the_help_shows_each_default_as_it_is_given() -> None:
     switches = {True: "on", False: "off"}
     for action in _parser("cpu", None)._actions:
         default = FIELDS[action.dest].default if action.dest in FIELDS else None
-        if isinstance(default, bool | int | float | str):
+        if isinstance(default, bool | int | float | str) and default != "":
             shown = switches[default] if isinstance(default, bool) else default
             assert str(action.help).endswith(f"(default: {shown})"), action.dest
 

@@ -1,17 +1,18 @@
-"""Prints docs/settings.md, made from the settings themselves: `python -m tools.settings_page`."""
+"""`python -m tools.settings_page` writes docs/settings.md, made from the settings themselves."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import get_args
 
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from worker.flags import GROUPS
+from worker.flags import GROUPS, shown_default
 from worker.setting_faults import ENV_ONLY, flag, variable_of
 from worker.settings import BACKEND_FIELDS, FIELDS, group_of
 
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"
 HEAD = """\
 # Settings
 
@@ -20,7 +21,7 @@ Each setting is a flag, a variable and a key of the TOML file that `--config` na
 Flags win over variables, variables over the file. An unknown key, or a value out of range, stops
 the start with a sentence that names it. `MODEL_PATH`, `BIND_ADDR` and `CUDA_DEVICE` are read too.
 
-`python -m tools.settings_page > docs/settings.md` makes this page; a test compares it.
+`.venv/bin/python -m tools.settings_page` writes this page; a test compares it.
 """
 
 
@@ -43,11 +44,8 @@ def _name(field: str) -> str:
 
 
 def _default(info: FieldInfo) -> str:
-    value = info.default
-    if value in (None, ()) or value is PydanticUndefined:
-        return ""
-    is_switch = info.annotation is bool or bool in get_args(info.annotation)
-    return ("off", "on")[value] if is_switch else f"`{value}`"
+    default = shown_default(info)
+    return default and f"`{default}`"
 
 
 def _text(field: str, info: FieldInfo) -> str:
@@ -62,4 +60,4 @@ def _text(field: str, info: FieldInfo) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    PAGE.write_text(page(), "utf-8")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from worker.commands import SUBCOMMANDS, open_standard_files, without_reader
 from worker.devices.cpu import instructions
-from worker.errors import WorkerError
+from worker.errors import WorkerError, not_utf8
 from worker.supervisor.engine_process import EngineProcess
 
 if TYPE_CHECKING:
@@ -67,8 +67,10 @@ def _obey(
         return 0
     except WorkerError as error:
         return _report(f"llorch-{backend}", error)
+    except UnicodeEncodeError as error:
+        return _report(f"llorch-{backend}", not_utf8(error))
     except KeyboardInterrupt:
-        return 0
+        return 0 if name is None else 130
     except BrokenPipeError:
         return without_reader()
     except Exception as error:  # a bug: the log gets the trace, the user a sentence

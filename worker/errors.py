@@ -215,6 +215,13 @@ class CrashLoop(WorkerError):
     exit_code = 8
 
 
+def not_utf8(error: UnicodeEncodeError) -> ConfigError:
+    """For a name with bytes that are no text."""
+    return ConfigError(
+        f"The name {error.object!r} is not UTF-8; give the file or its folder another name."
+    )
+
+
 def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> WorkerError:
     """The error that a command reported as JSON, in its own class; `otherwise` is for a code that
     is not known here."""

@@ -76,10 +76,11 @@ def path_of(loc: Iterable[int | str]) -> str:
     return path
 
 
-def closest(name: str, candidates: Iterable[str], likeness: float = 0.6) -> str:
-    """`; did you mean …?` for an unknown name, or nothing. A likeness of 1 is the name itself."""
+def closest(name: str, candidates: Iterable[str], likeness: float = 0.6, prefix: str = "") -> str:
+    """`; did you mean …?` for an unknown name, or nothing. A likeness of 1 is the name itself.
+    `prefix`: what all names begin with, which tells nothing about their likeness."""
     match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=likeness)
-    return f"; did you mean {match[0]}?" if match else ""
+    return f"; did you mean {prefix}{match[0]}?" if match else ""
 
 
 def counted(n: int, unit: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
@@ -22,7 +23,9 @@ GROUPS = {
     "device": "the device",
     "engine": "the engine",
     "limits": "limits",
-    "sampling": "sampling, where a request leaves it open; else as the file says, or as llama.cpp",
+    "sampling": "sampling, where a request leaves it open, but not on /execute and /v1/inference; "
+    "else as the file says, or as llama.cpp",
+    "chat": "chats, where a request says nothing",
     "server": "the server",
     "pool": "the pool manager",
 }
@@ -42,6 +45,8 @@ _OTHER_NAMES = {
     ),
     "--mmproj": ("-mm",),
     "--served-model-name": ("-a", "--alias"),
+    "--kv-cells": ("-c", "--ctx-size"),
+    "--max-tokens-out": ("-n", "--predict", "--n-predict"),
     "--context-length": ("-c", "--ctx-size", "--max-model-len"),
     "--slots": ("-np", "--parallel", "--max-num-seqs"),
     "--batch": ("-b", "--batch-size", "--max-num-batched-tokens"),
@@ -88,11 +93,14 @@ _OTHER_NAMES = {
     "--version": ("-V",),
     "the variable HF_TOKEN": ("-hft", "--hf-token"),
     "the variable HF_HUB_OFFLINE": ("--offline",),
+    "the subcommand doctor": ("-dev", "--device", "--list-devices"),
     f"the variable {ENV_PREFIX}WORKER_TOKEN": ("--api-key", "--worker-token"),
 }
-"""What llama-server and vLLM call the same thing."""
+"""What llama-server and vLLM call the same thing; one of their names may stand for two of ours."""
 
 
+_SHORT_WORD = re.compile(r"-[A-Za-z]{2}\S*")
+"""A flag of one dash and more than one letter, of which none is ours; a text has a space."""
 _NONE_FLAGS = frozenset({"mmproj"})
 """Settings whose value `none` has a flag of its own, as other servers have it."""
 
@@ -109,8 +117,12 @@ def parse_flags(
 ) -> dict[str, Any]:
     """The given flags, as strings under their setting's name; `name` is a subcommand."""
     parser = _parser(backend, name)
-    namespace, unknown = parser.parse_known_args(list(argv))
-    given = vars(namespace)
+    # argparse would take `-hf` for `-h`.
+    unknown = [each for each in argv if _SHORT_WORD.fullmatch(each)]
+    given: dict[str, Any] = {}
+    if not unknown:
+        namespace, unknown = parser.parse_known_args(list(argv))
+        given = vars(namespace)
     if unknown:
         first = unknown[0].split("=")[0]
         if first.startswith("-"):
@@ -119,6 +131,8 @@ def parse_flags(
         else:
             what = f"{first!r} is none of the subcommands {', '.join(SUBCOMMANDS)}"
             hint = closest(first, [*SUBCOMMANDS, "--help", "--version"])
+            if first in SUBCOMMANDS:
+                what, hint = f"A subcommand comes first: llorch-{backend} {first} …", "."
             serves = "" if name else "it serves without one, and "
             hint = hint or f"; {serves}a model is given as --model {first}."
         raise ConfigError(what + hint, field=first)
@@ -126,9 +140,8 @@ def parse_flags(
 
 
 def _flag_hint(unknown: str, parser: _Parser) -> str:
-    for ours, names in _OTHER_NAMES.items():
-        if unknown in names:
-            return f"; did you mean {ours}?"
+    if meant := [ours for ours, names in _OTHER_NAMES.items() if unknown in names]:
+        return f"; did you mean {' or '.join(meant)}?"
     known = [each for each in parser._option_string_actions if each[:2] == "--"]
     return closest(unknown, known, 0.75) or "; --help lists them."
 
@@ -163,13 +176,9 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
 
 def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> None:
     text = (info.description or "").replace("%", "%%")
-    is_switch = info.annotation is bool or bool in get_args(info.annotation)
-    if info.default not in (None, ()) and info.default is not PydanticUndefined:
-        shown = ("off", "on")[info.default] if is_switch else info.default
-        if isinstance(shown, tuple):
-            shown = ",".join(map(str, shown))
-        text += f" (default: {shown})"
-    if is_switch:
+    if default := shown_default(info):
+        text += f" (default: {default})"
+    if _is_switch(info):
         group.add_argument(flag(field), action=argparse.BooleanOptionalAction, help=text)
         return
     if get_origin(info.annotation) is tuple:
@@ -185,6 +194,20 @@ def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> No
         no = flag(field).replace("--", "--no-", 1)
         hidden = argparse.SUPPRESS
         group.add_argument(no, dest=field, action="store_const", const="none", help=hidden)
+
+
+def shown_default(info: FieldInfo) -> str:
+    """A setting's default as it is given; empty if it has none, or an empty one."""
+    value = info.default
+    if value in (None, (), "") or value is PydanticUndefined:
+        return ""
+    if _is_switch(info):
+        return ("off", "on")[value]
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _is_switch(info: FieldInfo) -> bool:
+    return info.annotation is bool or bool in get_args(info.annotation)
 
 
 def _metavar(field: str, info: FieldInfo) -> str:

@@ -6,6 +6,7 @@ Used on the main thread before anything else runs, and where `models.toml` is re
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,13 @@ def explain(error: ValidationError, flags: Mapping[str, Any], order: Sequence[st
     return ConfigError(sentences[0] + more, field=fields[0], errors=sentences)
 
 
+_FORMS = {
+    "api_prefix": "it must be a path such as /llm",
+    "worker_id": "it must consist of visible ASCII characters without spaces",
+}
+"""What a field's pattern wants, where that is more than visible ASCII characters."""
+
+
 def _name(fault: ErrorDetails) -> str:
     return str(fault["loc"][0]) if fault["loc"] else "configuration"
 
@@ -101,6 +109,8 @@ def _sentence(fault: ErrorDetails, flags: Mapping[str, Any]) -> str:
     else:
         origin = name
     given = "a secret that cannot be sent" if name in ENV_ONLY else repr(fault["input"])
+    if name.endswith("_url") and isinstance(fault["input"], str):
+        given = repr(without_secrets(fault["input"]))
     if variable.endswith("_PORT") and str(fault["input"]).startswith("tcp://"):
         return (
             f"{origin} is {given}, which Kubernetes sets for a Service of that name; "
@@ -114,8 +124,16 @@ def _expectation(fault: ErrorDetails, an_object: str = "an object") -> str:
         case "missing":
             return "it is missing"
         case "string_pattern_mismatch":
-            return "it must consist of visible ASCII characters without spaces"
+            return _FORMS.get(_name(fault), "it must consist of visible ASCII characters")
         case "value_error":
             return f"it {fault['ctx']['error']}"
         case _:
             return f"it must be {expectation(fault)}".replace("an object", an_object)
+
+
+_USER = re.compile(r"^([^/]*//)?[^/]*@")
+
+
+def without_secrets(url: str) -> str:
+    """The URL for logs: without a user, a password or a query."""
+    return _USER.sub(r"\1", re.split("[?#]", url)[0])

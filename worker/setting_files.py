@@ -52,6 +52,25 @@ def check_store(folder: Path) -> None:
         raise ConfigError(f"--kv-store {folder} cannot be used: {why}.", field="kv_store")
 
 
+def read_chat_template(file: str, n_chars: int = -1) -> str:
+    """The first characters of `--chat-template`; all without a number.
+
+    Raises `ConfigError` if it is no file of UTF-8 that can be read.
+    """
+    try:
+        path = os.path.expanduser(file)
+        # A pipe would be waited for, and a device read without an end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(0, "it is not a file")
+        with open(path, encoding="utf-8") as opened:
+            return opened.read(n_chars)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(
+            f"--chat-template is {file!r}, which cannot be read: {reason}.", field="chat_template"
+        ) from None
+
+
 def read_keys(path: str) -> dict[str, str]:
     """The keys of a file and the name of each. A line without a name, as llama-server has them, is
     named by its number.

@@ -60,6 +60,8 @@ BACKEND_FIELDS: Mapping[str, BackendName] = {
     field: name for name, backend in BACKENDS.items() for field in backend.fields
 }
 """Settings that only one command has."""
+ALIASES = ("MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE")
+"""Variables that other workers of a pool read."""
 _VISIBLE = r"^[\x21-\x7e]+$"
 _SENDABLE = r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$"
 """What a header can carry: spaces at its ends are not part of it."""
@@ -198,11 +200,11 @@ class Settings(_TableFields):
     ssl_keyfile: str | None = _setting(None, "server", "the certificate's key in PEM")
     served_model_name: Names = _setting((), "server", "a name that this worker answers to in OpenAI's and the other dialects, repeatable; without it every name is served")
     strict: bool = _setting(False, "server", "refuse fields that OpenAI's and the other dialects' routes do not know; without it they are ignored and named in x-ignored-fields")
-    reasoning: Literal["none", "auto"] = _setting("auto", "server", "auto: what a model thinks before its answer comes apart from it, in reasoning_content; none: it stays in the text")
-    reasoning_effort: str | None = _setting(None, "server", "how much a model reasons where a request says nothing: none, minimal, low, medium, high or another word that its chat template knows")
-    reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "server", "tokens of reasoning in the answer of a chat at most, where a request says nothing; 0 = none, -1 = any number")
-    reasoning_budget_message: str = _setting("", "server", "a text that ends reasoning whose budget is spent")
-    chat_template_kwargs: JsonObject | None = _setting(None, "server", "a JSON object: variables of the chat template, where a request says nothing of them")
+    reasoning: Literal["none", "auto"] = _setting("auto", "chat", "auto: what a model thinks before its answer comes apart from it, in reasoning_content; none: it stays in the text")
+    reasoning_effort: str | None = _setting(None, "chat", "how much a model reasons where a request says nothing: none, minimal, low, medium, high or another word that its chat template knows")
+    reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "chat", "tokens of reasoning in the answer of a chat at most, where a request says nothing; 0 = none, -1 = any number")
+    reasoning_budget_message: str = _setting("", "chat", "a text that ends reasoning whose budget is spent")
+    chat_template_kwargs: JsonObject | None = _setting(None, "chat", "a JSON object: variables of the chat template, where a request says nothing of them")
     allow_host: Names = _setting((), "server", "a host name, repeatable, that requests to a loopback address may name in Host besides the loopback names")
     allow_origin: Names = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
     allow_media_host: Names = _setting((), "server", "HOST or HOST:PORT, repeatable, from which pictures and sounds that a request names by an http(s) URL are fetched; * is any; an address of a private network must be named itself")
@@ -459,7 +461,7 @@ def group_of(info: FieldInfo) -> str:
 
 
 def _aliases(backend: BackendName) -> dict[str, Any]:
-    """The variables `MODEL_PATH`, `BIND_ADDR` and `CUDA_DEVICE`, as other workers of a pool read."""
+    """The settings of the variables `ALIASES`."""
     values: dict[str, Any] = {}
     if model := os.environ.get("MODEL_PATH"):
         values["model"] = model
@@ -504,7 +506,7 @@ def _refuse_unknown_environment(backend: BackendName) -> None:
         if name in FIELDS:
             _refuse_other_backend(name, variable, backend)
         elif not _SERVICE_LINK.search(variable):
-            hint = closest(variable, [variable_of(each) for each in FIELDS], 0.8)
+            hint = closest(name.upper(), [each.upper() for each in FIELDS], 0.7, ENV_PREFIX)
             raise ConfigError(
                 f"The environment variable {variable} is not a setting{hint}", field=name
             )

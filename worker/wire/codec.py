@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from worker.errors import ConfigError, WorkerError, error_of
+from worker.errors import WorkerError, error_of, not_utf8
 
 _WIDE_INTEGER = 1
 MALFORMED = (msgspec.DecodeError, ValueError, RecursionError)
@@ -46,9 +46,7 @@ def check_sendable(settings: msgspec.Struct) -> None:
     try:
         msgspec.msgpack.encode(settings)
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"The name {error.object!r} is not UTF-8; give the file or its folder another name."
-        ) from error
+        raise not_utf8(error) from error
 
 
 def from_data(kind: type, data: Any) -> WorkerError:
