@@ -23,16 +23,8 @@ from typing import Any
 import uvicorn
 
 from worker.api.app import build_schemas, create_app
-from worker.api.http.listen import (
-    Server,
-    is_loopback,
-    is_wildcard,
-    listen_at,
-    listen_on,
-    server_for,
-    uri_of,
-)
 from worker.api.http.page import CHAT, NO_CHAT, has_chat
+from worker.api.http.server import Server, server_for
 from worker.api.http.state import AppState
 from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError
@@ -50,6 +42,7 @@ from worker.pool.client import PoolClient
 from worker.pool.heartbeat import Heartbeats
 from worker.setting_files import check_certificate, check_store, read_keys
 from worker.settings import Settings
+from worker.sockets import is_loopback, is_wildcard, listen_at, listen_on, uri_of
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
@@ -72,6 +65,7 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
         check_store(settings.store_path)
     path = settings.socket_path
     listeners = listen_on(settings.host, settings.port) if path is None else [listen_at(path)]
+    own = None if path is None else os.stat(path)
     if settings.engine.confine:
         forbid_core_dumps()
     # /health would wait several times for Python's 5 ms while threads read and write JSON.
@@ -81,8 +75,10 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
         try:
             error = runner.run(Lifecycle(settings, listeners, engine, room).serve())
         finally:
-            if path is not None:
-                Path(path).unlink(missing_ok=True)
+            if path is not None and own is not None:
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.stat(path), own):  # and not that of who came after
+                        os.unlink(path)
     if error is not None:
         raise error
 

@@ -22,7 +22,7 @@ from typing import get_args
 from worker.commands import open_standard_files, without_reader
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
-from worker.errors import ConfigError, ModelError, WorkerError
+from worker.errors import ConfigError, ModelError, WorkerError, not_utf8
 from worker.installation import own_version
 
 _MOST_THREADS = 1024
@@ -49,6 +49,9 @@ def run(arguments: Sequence[str]) -> int:
     except WorkerError as error:
         report.failed(error)
         return error.exit_code
+    except UnicodeEncodeError as error:
+        report.failed(not_utf8(error))
+        return ConfigError.exit_code
     except OSError as error:
         name = f" {error.filename}" if error.filename else ""
         report.failed(ModelError(f"{options.command} failed:{name} {error.strerror or error}"))
@@ -115,7 +118,7 @@ def _list(options: argparse.Namespace, _report: Reporter) -> None:
             by_architecture.setdefault(family.architecture, set()).update(family.names)
         for architecture, names in sorted(by_architecture.items()):
             print(f"{architecture:<12} {', '.join(sorted(names))}")
-        print(f"\nby llama.cpp's own converter ({upstream.NEEDS}):")
+        print(f"\nby llama.cpp's own converter, which needs PyTorch ({upstream.NEEDS}):")
         print(textwrap.fill(" ".join(sorted(upstream.classes() - ours)), 100))
         return
     from worker.models import listing, registry
@@ -150,6 +153,8 @@ def _adapter(options: argparse.Namespace, _report: Reporter) -> None:
 
 def _destination(options: argparse.Namespace) -> Path:
     path: Path = options.destination
+    if os.path.lexists(path) and not path.is_file():
+        raise ConfigError(f"{path} is there and is no file; name another")
     if path.is_file() and not options.overwrite:
         raise ConfigError(f"{path} is there already; --overwrite replaces it")
     return path

@@ -46,6 +46,8 @@ _REFUSED = {
     "alora_invocation_tokens": "tokens that switch it on",
     "target_parameters": "matrices for bare parameters",
 }
+_OF_ANOTHER_BASE = ("pissa", "olora", "corda", "loftq")
+"""Ways to begin (`init_lora_weights`) that take a part out of the base's weights first."""
 Matrix = npt.NDArray[np.float32]
 Pair = tuple[str, Matrix, Matrix]
 """A weight of the base model, and its change `b @ a`, times alpha / rank: a of the shape (rank,
@@ -63,6 +65,7 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
         _check_kind(folder, config)
         pairs = _pairs(folder, config, base)
     partial = target.with_name(f"{target.name}.{os.getpid()}.partial")  # Others may write it, too.
+    target.parent.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(partial, base.architecture)
     try:
         writer.add_type(gguf.GGUFType.ADAPTER)
@@ -91,6 +94,12 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
     for key, what in _REFUSED.items():
         if config.get(key):
             raise refuse(f"has {what} ({key}), which llama.cpp's adapters have no place for")
+    begun = str(config.get("init_lora_weights")).lower()
+    if begun.startswith(_OF_ANOTHER_BASE):
+        raise refuse(
+            f"is for a base that its training changed (init_lora_weights {begun!r}); have PEFT "
+            "save it as a plain LoRA"
+        )
     if config.get("bias", "none") != "none":
         raise refuse("trains biases, which llama.cpp's adapters have no place for")
     alpha = config.get("lora_alpha")

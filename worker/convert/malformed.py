@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +11,10 @@ from pathlib import Path
 from worker.errors import ModelError
 
 _MOST_CHARS = 1000
-_FAULTS = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
+_FAULTS = (
+    *(KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError),
+    *(re.error, struct.error),
+)
 """What a value of another type than its place has leads to, deep in a file."""
 
 

@@ -136,10 +136,12 @@ def write_layout(
             size_bytes(tensor.kind, tensor.n_elements),
             raw_dtype=gguf.GGMLQuantizationType[tensor.kind],
         )
-    writer.write_header_to_file(path)
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
+    try:
+        writer.write_header_to_file(path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+    finally:
+        writer.close()
     placed, position = [], _aligned(path.stat().st_size)
     for tensor in tensors:
         size = size_bytes(tensor.kind, tensor.n_elements)

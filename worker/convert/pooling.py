@@ -10,7 +10,7 @@ from gguf.constants import PoolingType
 
 from worker.convert.checkpoint import Checkpoint
 from worker.errors import ModelError
-from worker.models.checkpoint_files import DENSE_MODULES, read_json
+from worker.models.checkpoint_files import DENSE_MODULES, is_poolings, read_json
 
 MODULES = "modules.json"
 _FLAGS = {
@@ -34,7 +34,10 @@ def read_pooling(checkpoint: Checkpoint) -> PoolingType | None:
     for module in _modules(path):
         kind = str(module.get("type")).rsplit(".", 1)[-1]
         if kind == "Pooling":
-            found = _pooling(checkpoint.folder / str(module.get("path")) / "config.json")
+            file = checkpoint.folder / str(module.get("path")) / "config.json"
+            if not is_poolings(file) or file.parent.parent != checkpoint.folder:
+                raise ModelError(f"{path}: the folder of its pooling must be named as 1_Pooling is")
+            found = _pooling(file)
         elif kind == "Dense":
             _check_dense(checkpoint.folder / str(module.get("path")))
         elif kind not in ("Transformer", "Normalize"):

@@ -34,7 +34,7 @@ from worker.models.gguf.header import read_header
 from worker.models.gguf.tensors import TensorEntry
 from worker.models.safetensors import TensorInfo
 
-NEEDS = "pip install 'llorch-worker[torch]'"
+NEEDS = "in the checkout, .venv/bin/pip install --editable '.[torch]'"
 _FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".safetensors"}
 """What the script may read of a repository: no Python code and no pickles."""
 _SECONDS, _SECONDS_PER_GB = 600, 120

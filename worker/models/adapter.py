@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from worker.errors import ModelError
+from worker.models.checkpoint_files import check_there
 from worker.models.conversion import content_key, convert_once
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
@@ -43,6 +44,7 @@ async def resolve_adapters(
         path = Path(os.path.expanduser(adapter.path)).absolute()
         if await asyncio.to_thread(os.path.isdir, path):
             path = await _converted(path, base, cache_dir, on_progress)
+        await asyncio.to_thread(check_there, path)
         header = await asyncio.to_thread(read_header, path)
         check_adapter(header, base)
         found.append(replace(adapter, path=str(path), size_bytes=header.size_bytes))
@@ -112,10 +114,15 @@ async def _converted(
             )
     on_progress(Progress("adapter", 0.0))
     heads = (base.architecture, base.head_count, base.head_count_kv, base.embedding_length)
-    key = await asyncio.to_thread(content_key, folder, files, repr(heads), cache_dir, on_progress)
+
+    def key_now(on_progress: OnProgress = lambda progress: None) -> str:
+        return content_key(folder, files, repr(heads), cache_dir, on_progress)
+
+    key = await asyncio.to_thread(key_now, on_progress)
 
     def arguments(written: str) -> Sequence[str]:
         return ("adapter", str(folder), str(base.path), written)
 
     target = cache_dir / CONVERTED / key / "adapter.gguf"
-    return await convert_once(target, arguments, partial(check_adapter, base=base), on_progress)
+    check = partial(check_adapter, base=base)
+    return await convert_once(target, arguments, check, key_now, on_progress)

@@ -7,6 +7,7 @@ Blocking, but short: it reads at most an index of shards.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -25,13 +26,15 @@ CONFIG_FILES = [*TOKENIZERS]
 CONFIG_FILES += (
     "config.json generation_config.json tokenizer_config.json "
     "special_tokens_map.json added_tokens.json chat_template.jinja chat_template.json "
-    "modules.json 1_Pooling/config.json"
+    "modules.json"
 ).split()
 CONFIG_FILES += [
     f"{module}/{name}" for module in DENSE_MODULES for name in ("config.json", "model.safetensors")
 ]
 """Files besides the weights that a conversion depends on, if a checkpoint has them."""
 
+_TEMPLATE = re.compile(rf"{TEMPLATES}/[^/]+\.jinja")
+_POOLING = re.compile(r"[^/]*pooling/config\.json", re.IGNORECASE)
 _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 
 
@@ -42,7 +45,24 @@ def checkpoint_files(folder: Path) -> list[Path]:
     """
     small = [folder / name for name in (*CONFIG_FILES, INDEX)]
     small += (folder / TEMPLATES).glob("*.jinja")
+    small += (each for each in folder.glob("*/config.json") if is_poolings(each))
     return sorted([*(path for path in small if path.is_file()), *weight_files(folder)])
+
+
+def is_poolings(path: Path) -> bool:
+    """Whether a file is the configuration of sentence-transformers' pooling."""
+    return _POOLING.fullmatch(f"{path.parent.name}/{path.name}") is not None
+
+
+def check_there(path: Path) -> None:
+    """Raises `ModelError` if neither a file nor a folder is where either may be."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        text = f"There is no file or folder {str(path)!r}."
+        raise ModelError(text, path=str(path)) from None
+    except (OSError, ValueError):
+        pass  # whoever reads it tells why that cannot be
 
 
 def check_checkpoint(folder: Path) -> None:
@@ -85,6 +105,19 @@ def weight_names(present: Collection[str], index: Path) -> list[str]:
     if "model.safetensors" in present:
         return ["model.safetensors"]
     return sorted(name for name in present if name.endswith(".safetensors") and "/" not in name)
+
+
+def checkpoint_names(present: Collection[str], index: Path) -> list[str]:
+    """What a repository with these files has of a checkpoint, the weights last; nothing if it has
+    no whole one. `index`: its index, which is here if it has one."""
+    weights = weight_names(present, index)
+    if not weights or "config.json" not in present:
+        return []
+    small = [name for name in CONFIG_FILES if name in present]
+    small += sorted(
+        name for name in present if _TEMPLATE.fullmatch(name) or _POOLING.fullmatch(name)
+    )
+    return [*small, *weights]
 
 
 def weight_map(index: Path) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """SHA-256 of files, remembered: a model of many gigabytes is hashed once, not at every start.
 
 Blocking; runs in a thread. A remembered hash is valid while the file's size, modification time (in
-nanoseconds) and inode are the same.
+nanoseconds), inode and the time of its last change are the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _hash(path: Path) -> str:
 
 def _stamp(path: Path) -> list[int]:
     status = path.stat()
-    return [status.st_size, status.st_mtime_ns, status.st_ino]
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
 def _read_note(note: Path) -> dict[str, object]:
@@ -63,9 +63,15 @@ def _read_note(note: Path) -> dict[str, object]:
     return content if is_whole else {}
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that is never seen half written."""
+def write_whole(path: Path, content: bytes, beside: Path | None = None) -> None:
+    """Write a file that is never seen half written. Until then it lies in the folder `beside`, of
+    the same file system; without one, in the file's own."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-        file.write(content)
-    os.replace(file.name, path)
+    with tempfile.NamedTemporaryFile(dir=beside or path.parent, delete=False) as file:
+        try:
+            file.write(content)
+            file.flush()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise

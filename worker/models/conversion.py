@@ -12,16 +12,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 from worker.errors import ModelError, WorkerError, rebuild_error
+from worker.installation import ENGINE, check_engine
 from worker.models.checkpoint_files import check_checkpoint, checkpoint_files
 from worker.models.checksum import sha256_of_file
 from worker.models.gguf.header import GgufHeader, read_header
@@ -29,6 +30,7 @@ from worker.models.gguf.servable import check_servable
 from worker.models.stored import CONVERTED
 from worker.wire.messages import OnProgress, Progress
 
+_PACKAGE = Path(__file__).resolve().parents[1]
 LOCK_POLL_SECONDS = 0.1
 TERMINATE_GRACE_SECONDS = 5.0
 MAX_LINE_BYTES = 2**20
@@ -37,33 +39,51 @@ MAX_LINE_BYTES = 2**20
 async def convert_cached(
     folder: Path, *, cache_dir: Path, outtype: str, on_progress: OnProgress, name: str
 ) -> Path:
-    """The GGUF of a SafeTensors folder, from the cache or converted now, with the name `name`."""
+    """The GGUF of a SafeTensors folder, from the cache or converted now, with the name `name`.
+
+    Raises `BackendMismatch` before anything is written if there is no engine, which the converter
+    checks its tokenizers by.
+    """
+    check_engine()
     await asyncio.to_thread(check_checkpoint, folder)
-    files = await asyncio.to_thread(checkpoint_files, folder)
-    key = await asyncio.to_thread(content_key, folder, files, name, cache_dir, on_progress)
+
+    def key_now(on_progress: OnProgress = lambda progress: None) -> str:
+        return content_key(folder, checkpoint_files(folder), name, cache_dir, on_progress)
+
+    key = await asyncio.to_thread(key_now, on_progress)
 
     def arguments(written: str) -> Sequence[str]:
         return (str(folder), written, "--outtype", outtype, "--name", name)
 
     target = cache_dir / CONVERTED / key / f"model-{outtype}.gguf"
-    return await convert_once(target, arguments, check_servable, on_progress)
+    return await convert_once(target, arguments, check_servable, key_now, on_progress)
 
 
 async def convert_once(
     target: Path,
     arguments: Callable[[str], Sequence[str]],
     check: Callable[[GgufHeader], None],
+    key_now: Callable[[], str],
     on_progress: OnProgress,
 ) -> Path:
     """`target`, made by the converter unless a file that passes `check` is there already.
 
-    `arguments` are the converter's, for the file that it is to write.
+    `arguments` are the converter's, for the file that it is to write; `key_now` is the key of its
+    source, which is the name of the target's folder.
+
+    Raises `ModelError` if the source changes meanwhile.
     """
     if not await asyncio.to_thread(is_usable, target, check):
         await asyncio.to_thread(_make_folder, target.parent)
-        async with _locked(target.with_suffix(".lock"), on_progress):
+        async with _locked(lock := target.with_suffix(".lock"), on_progress):
             if not await asyncio.to_thread(is_usable, target, check):
-                await _convert_into(target, arguments, check, on_progress)
+                try:
+                    await _convert_into(target, arguments, check, key_now, on_progress)
+                except BaseException:
+                    with contextlib.suppress(OSError):  # nothing was made: no folder of it stays
+                        lock.unlink()
+                        target.parent.rmdir()
+                    raise
     with contextlib.suppress(OSError):
         os.utime(target.parent)  # When it was last used, for the eviction.
     return target
@@ -84,11 +104,12 @@ def content_key(
 
 
 def _converter_digest() -> bytes:
-    """A hash of the converter's source: a changed converter does not reuse older results."""
-    spec = importlib.util.find_spec("worker.convert")
-    digest = hashlib.sha256()
-    for root in (spec.submodule_search_locations or []) if spec else []:
-        for path in sorted(Path(root).rglob("*.py")):
+    """A hash of the converter's source, with all that it uses of the worker, and of the versions of
+    its libraries: a changed converter does not reuse older results."""
+    versions = [version(name) for name in (ENGINE, "gguf", "numpy")]
+    digest = hashlib.sha256(repr(versions).encode())
+    for room in ("convert", "llama", "models"):
+        for path in sorted((_PACKAGE / room).rglob("*.py")):
             digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.digest()
 
@@ -137,6 +158,7 @@ async def _convert_into(
     target: Path,
     arguments: Callable[[str], Sequence[str]],
     check: Callable[[GgufHeader], None],
+    key_now: Callable[[], str],
     on_progress: OnProgress,
 ) -> None:
     prefix = f"attempt-{target.stem}-"
@@ -147,6 +169,8 @@ async def _convert_into(
         written = attempt / target.name
         await _run_converter(arguments(str(written)), on_progress)
         check(await asyncio.to_thread(read_header, written))
+        if await asyncio.to_thread(key_now) != target.parent.name:
+            raise ModelError("The model's files changed while they were converted; start again.")
         os.replace(written, target)
     finally:
         shutil.rmtree(attempt, ignore_errors=True)

@@ -93,7 +93,7 @@ def stored_text(stored: Sequence[StoredModel], folder: Path) -> str:
     ]
     total = size_text(sum(each.size_bytes for each in stored))
     head = ("KEY", "KIND", "SIZE", "LAST USED", "MODEL")
-    return f"{_table([head, *rows])}\n\n{total} in {folder}"
+    return f"{_table([head, *rows])}\n\n{total} of downloads and conversions in {folder}"
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

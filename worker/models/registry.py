@@ -101,7 +101,7 @@ class Registry:
 
 def load(models_file: Path | None = None) -> Registry:
     """Read the registry; raises `ConfigError` naming entry and key."""
-    path = models_file or default_file()
+    path = Path(os.path.expanduser(models_file)) if models_file else default_file()
     table = read_toml(path, "models file", "models_file")
     try:
         entries = _File.model_validate(table).models

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from worker.errors import ModelError
 from worker.installation import default_cache_dir
 from worker.models import reference, registry
-from worker.models.checkpoint_files import check_checkpoint
+from worker.models.checkpoint_files import check_checkpoint, check_there
 from worker.models.conversion import convert_cached
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
@@ -94,7 +94,7 @@ async def resolve(
     if ref is None or ref == BUNDLED:
         found = await _resolve_path(bundled_folder(), BUNDLED, cache, outtype, on_progress)
         return replace(found, kind="bundled")
-    place, sha256 = await asyncio.to_thread(_look_up, ref, models_file)
+    place, sha256 = await asyncio.to_thread(look_up, ref, models_file)
     if place is None:
         return await resolve(None, cache_dir=cache, outtype=outtype, on_progress=on_progress)
     if isinstance(place, Path):
@@ -115,7 +115,7 @@ async def resolve_checkpoint(
 
     Raises `ModelError` if it names a GGUF or nothing, otherwise as `resolve` does.
     """
-    place, sha256 = await asyncio.to_thread(_look_up, ref, models_file)
+    place, sha256 = await asyncio.to_thread(look_up, ref, models_file)
     if place.file is not None if isinstance(place, HubReference) else os.path.isfile(place or ""):
         raise ModelError(
             f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors."
@@ -143,7 +143,7 @@ async def _download(
     return await download(place, cache_dir=cache, sha256=sha256, on_progress=on_progress, **more)
 
 
-def _look_up(ref: str, models_file: Path | None) -> tuple[HubReference | Path | None, str | None]:
+def look_up(ref: str, models_file: Path | None) -> tuple[HubReference | Path | None, str | None]:
     """Where a model is, and its SHA-256 if it is pinned; `None` is the bundled one's place.
 
     An alias precedes a path of the same name.
@@ -171,6 +171,7 @@ async def _resolve_path(
             path, cache_dir=cache, outtype=outtype, on_progress=on_progress, name=name_of(path)
         )
         return ResolvedModel(converted, ref, "safetensors")
+    await asyncio.to_thread(check_there, path)
     header = await asyncio.to_thread(read_header, path)
     check_servable(header)
     return ResolvedModel(path, ref, "gguf", header)

@@ -8,6 +8,7 @@ the file itself, so it ends with its process in any case.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import shutil
 import time
@@ -23,6 +24,7 @@ from worker.models.gguf.header import read_header
 SHORTEST_KEY = 4
 SHOWN_KEY = 12
 CONVERTED = "converted"
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,16 @@ class StoredModel:
             raise ModelError(f"A running worker serves {self.name}; nothing was removed from it.")
         from filelock import FileLock, Timeout
 
-        for lock in self.locks:
-            try:
-                FileLock(lock, thread_local=False).acquire(timeout=0).lock.release()
-            except Timeout:
-                raise ModelError(
-                    f"{self.name} is being downloaded or converted; nothing was removed from it."
-                ) from None
-        self.delete()
+        with contextlib.ExitStack() as held:
+            for lock in self.locks:
+                try:
+                    held.enter_context(FileLock(lock, timeout=0, thread_local=False))
+                except Timeout:
+                    raise ModelError(
+                        f"{self.name} is being downloaded or converted; nothing was removed from "
+                        "it."
+                    ) from None
+            self.delete()
 
 
 def stored_models(cache_dir: Path) -> list[StoredModel]:
@@ -108,6 +112,7 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
                 last_used=repo.last_accessed,
                 files=tuple(file.blob_path for file in revision.files),
                 delete=cache.delete_revisions(revision.commit_hash).execute,
+                locks=tuple((hub_dir / ".locks" / repo.repo_path.name).glob("*lock")),
             )
     for part in cache.incomplete_files:
         folder, key = part.file_path.parents[1].name, part.file_path.name.partition(".")[0]
@@ -153,14 +158,19 @@ def _converted_name(folder: Path) -> str:
 
 
 def hold(path: Path) -> BinaryIO | None:
-    """The file, marked until it is closed; `None` if the file system has no such locks."""
+    """The file, marked until it is closed; `None` if the file system has no such locks, or another
+    program keeps the file for itself."""
     file = path.open("rb")
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        return None
-    return file
+    for _ in range(_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:  # whoever asks whether it is held has it for a moment
+            time.sleep(0.002)
+        except OSError:
+            break
+    file.close()
+    return None
 
 
 def is_held(path: Path) -> bool:

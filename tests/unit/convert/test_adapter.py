@@ -101,6 +101,9 @@ def test_rank_stabilised_scales_are_folded_in(base: Path, copy: Path, tmp_path: 
         ("modules_to_save", ["lm_head"], "whole modules"),
         ("bias", "all", "trains biases"),
         ("lora_alpha", 0, "lora_alpha above 0"),
+        ("init_lora_weights", "pissa_niter_4", "a base that its training changed"),
+        ("init_lora_weights", "OLoRA", "a base that its training changed"),
+        ("alpha_pattern", {"up_proj(": 16}, "is malformed"),
     ],
 )
 def test_other_kinds_are_refused_by_name(

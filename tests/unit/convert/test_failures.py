@@ -237,6 +237,38 @@ def test_what_is_read_is_not_written_to(
     assert (source / name).read_bytes() == before
 
 
+def test_what_is_no_file_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder").mkdir()
+    for name in ("pipe", "link", "folder"):
+        path = tmp_path / name
+        before = os.lstat(path)
+        assert cli.run([str(TINY), str(path), "--overwrite", "--progress", "none"]) == 2
+        assert f"{path} is there and is no file" in capsys.readouterr().err
+        assert os.lstat(path) == before
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("name", [None, "\udcff"])
+def test_a_name_that_is_no_text_is_told(
+    name: str | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The folder's, which becomes the model's, or the one that is given."""
+    monkeypatch.chdir(tmp_path)
+    source = "a\udcff" if name is None else "a"
+    os.symlink(TINY, source)
+    more = [] if name is None else ["--name", name]
+    assert cli.run([source, "m.gguf", *more, "--progress", "none"]) == 2
+    assert "is not UTF-8" in capsys.readouterr().err
+    assert [each.name for each in tmp_path.iterdir()] == [source]
+
+
 def test_a_reader_that_has_enough_is_no_fault(tmp_path: Path) -> None:
     assert cli.run([str(TINY), str(tmp_path / "m.gguf"), "--progress", "none"]) == 0
     command = [sys.executable, "-m", "worker.commands.convert", "inspect", str(tmp_path / "m.gguf")]

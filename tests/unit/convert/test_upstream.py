@@ -129,7 +129,7 @@ def test_without_pytorch_the_refusal_says_how_to_get_it(
 ) -> None:
     source = checkpoint("llama", tmp_path)
     edit(source / "config.json", architectures=["BloomForCausalLM"])
-    assert "pip install 'llorch-worker[torch]'" in fails(source, capsys)
+    assert ".venv/bin/pip install --editable '.[torch]'" in fails(source, capsys)
 
 
 @needs_torch

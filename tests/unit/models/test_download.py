@@ -194,6 +194,20 @@ def test_a_damaged_cached_file_is_fetched_again(
     assert again.path.read_bytes() == gguf_bytes
 
 
+@pytest.mark.parametrize("size", [300, 3 << 20])
+def test_a_damaged_blob_of_another_commit_is_fetched_again(
+    hub: Hub, tmp_path: Path, size: int
+) -> None:
+    content = b"GGUF" + os.urandom(size)
+    hub.repos["o/r"] = Repo({"m.gguf": content, "README.md": b"1"})
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    os.truncate(got.path.resolve(), size // 2)
+    files = {"m.gguf": content, "README.md": b"2"}
+    hub.repos["o/r"] = Repo(files, branches={"main": OTHER_COMMIT})
+    again, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert again.commit == OTHER_COMMIT and again.path.read_bytes() == content
+
+
 def test_two_workers_download_once(hub: Hub, tmp_path: Path) -> None:
     content = os.urandom(3 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})

@@ -11,12 +11,14 @@ import pytest
 from huggingface_hub import constants
 
 from tests.support.fetching import fetch
-from tests.support.hub_server import COMMIT, Hub, Repo
+from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from tests.support.samples import write_split
 from worker.errors import ModelError
 from worker.models.gguf.header import read_header
+from worker.models.hub.cache import RepoCache
 from worker.models.reference import HubReference, name_of, snapshot_of
 from worker.models.resolve import bundled_folder, resolve, resolve_checkpoint
+from worker.models.stored import stored_models
 
 
 def test_all_parts_of_a_split_model(hub: Hub, tmp_path: Path) -> None:
@@ -36,6 +38,37 @@ def test_all_parts_of_a_split_model(hub: Hub, tmp_path: Path) -> None:
     assert [path for path, _ in hub.bodies() if path.startswith("/blobs/")] == [
         f"/blobs/o/r/q8/{parts[2].name}?signature=xyz"
     ]
+
+
+def test_a_checkpoint_that_was_broken_off_is_fetched_to_its_end(hub: Hub, tmp_path: Path) -> None:
+    """Also where what is there would do: a small file, a pooling, a shard that no index lists."""
+    files = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
+    shard = files.pop("model.safetensors")
+    files |= {"weights-1.safetensors": shard, "weights-2.safetensors": shard}
+    files |= {"modules.json": b"[]", "2_Pooling/config.json": b"{}"}
+    hub.repos["o/r"] = Repo(files)
+    got, _ = fetch("hf:o/r", tmp_path / "cache")
+    for name in files.keys() - {"README.md", "config.json"}:
+        (got.path / name).unlink()
+        again, _ = fetch("hf:o/r", tmp_path / "cache")
+        assert (again.path / name).read_bytes() == files[name], name
+
+
+def test_a_branch_in_the_users_cache_damages_no_listing(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, users = tmp_path / "cache", tmp_path / "users"
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    first, _ = fetch("hf:o/r::file=m.gguf", cache)
+    other = gguf_bytes + b"\0" * 32
+    hub.repos["o/r"] = Repo({"m.gguf": other}, branches={"main": OTHER_COMMIT})
+    theirs, _ = fetch("hf:o/r::file=m.gguf", users)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(users / "hub"))
+    found, _ = fetch("hf:o/r::file=m.gguf", cache)
+    assert found.path == theirs.path
+    stored = stored_models(cache)
+    assert [each.key for each in stored] == [first.commit]
+    assert RepoCache(cache, "o/r").commit_of("main") == OTHER_COMMIT
 
 
 def test_the_hubs_own_cache_is_used_and_verified(

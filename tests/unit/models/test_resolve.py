@@ -11,16 +11,18 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import psutil
 import pytest
 
 from tests.support.samples import write_gguf, write_split
+from worker import installation
 from worker.convert.output_types import FORMATS
-from worker.errors import ConfigError, ModelError, WorkerError, rebuild_error
+from worker.errors import BackendMismatch, ConfigError, ModelError, WorkerError, rebuild_error
 from worker.installation import default_cache_dir
 from worker.models import conversion
+from worker.models.checksum import write_whole
 from worker.models.gguf.header import read_header
 from worker.models.resolve import (
     ResolvedModel,
@@ -109,6 +111,36 @@ def test_a_damaged_cached_model_is_converted_again(tmp_path: Path, checkpoint: P
     again = resolved(str(checkpoint), tmp_path / "cache")
     assert again == first
     assert read_header(again.gguf_path).tensor_bytes > 0
+
+
+def test_files_that_change_while_they_are_converted_are_not_kept(
+    tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = conversion._run_converter
+
+    async def run(*arguments: Any) -> None:
+        await plain(*arguments)
+        with (checkpoint / "config.json").open("a") as file:
+            file.write(" ")
+
+    monkeypatch.setattr(conversion, "_run_converter", run)
+    with pytest.raises(ModelError, match="changed while they were converted"):
+        resolved(str(checkpoint), tmp_path / "cache")
+    assert not list((tmp_path / "cache").rglob("*.gguf"))
+    monkeypatch.undo()
+    assert resolved(str(checkpoint), tmp_path / "cache").gguf_path.is_file()
+
+
+def test_a_note_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", fails)
+    with pytest.raises(OSError, match="No space"):
+        write_whole(tmp_path / "notes/a", b"x")
+    assert not list((tmp_path / "notes").iterdir())
 
 
 def test_two_workers_that_start_at_once_convert_once(tmp_path: Path) -> None:
@@ -202,9 +234,19 @@ def test_a_truncated_checkpoint_is_the_converters_own_error(
     with (checkpoint / "model.safetensors").open("r+b") as file:
         file.truncate(100_000)
     error = refused(str(checkpoint), tmp_path / "cache")
+    assert not list((tmp_path / "cache/converted").iterdir())
     assert isinstance(error, ModelError) and error.exit_code == 3
     assert "model.safetensors" in error.message
     assert not list((tmp_path / "cache/converted").rglob("*.gguf"))
+
+
+def test_a_conversion_without_the_engine_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "ENGINE", "no-such-engine")
+    error = refused("tiny-model", tmp_path / "cache")
+    assert isinstance(error, BackendMismatch) and "install-engine" in error.message
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.parametrize(
@@ -238,7 +280,7 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     text.write_text("Once upon a time")
     assert "b'Once'" in refused(str(text), tmp_path).message
     for ref in (str(tmp_path / "none.gguf"), "./o/r", "o/r.gguf", "o/r/s"):
-        assert refused(ref, tmp_path).message.endswith("does not exist.")
+        assert refused(ref, tmp_path).message.startswith("There is no file or folder '/")
     for ref in ("o/r", "o/r@main", "o/r:Q4_K_M", "o/r::file=m.gguf"):
         assert refused(ref, tmp_path).message.endswith(f"for a repository give hf:{ref}.")
     vocab = write_gguf(tmp_path / "vocab.gguf", tensors=False)
@@ -311,17 +353,19 @@ def test_where_the_cache_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_hash_of_an_untouched_file_is_remembered(tmp_path: Path) -> None:
+    from worker.models import checksum
     from worker.models.checksum import sha256_of_file
 
     path = tmp_path / "big"
     path.write_bytes(b"x" * 1000)
     first = sha256_of_file(path, tmp_path / "cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checksum, "_hash", None)
+        assert sha256_of_file(path, tmp_path / "cache") == first, "it is not read again"
     stamp = path.stat()
-    path.write_bytes(b"y" * 1000)
-    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    assert sha256_of_file(path, tmp_path / "cache") == first, "same size, time and inode"
     time.sleep(0.01)
-    os.utime(path)
+    path.write_bytes(b"y" * 1000)
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as a backup that is put back
     assert sha256_of_file(path, tmp_path / "cache") == sha256_of_file(path) != first
 
 

@@ -37,7 +37,7 @@ def integer(*keys: str, default: int | None = None) -> Setting:
 
 def counted(key: str) -> Setting:
     """A number that is 0 where the configuration has none."""
-    return lambda config, d: int(config.values.get(key) or 0)
+    return lambda config, d: config.integer(key) if config.values.get(key) else 0
 
 
 def flag(key: str, default: bool = False) -> Setting:

@@ -112,7 +112,9 @@ class GgufArray:
             for _ in range(self.length):
                 head = read(8)
                 n_bytes = unpack(head)[0] if len(head) == 8 else reader.size
-                raw = read(min(n_bytes, reader.size))
+                if n_bytes > MAX_STRING_BYTES:
+                    raise reader.fault(f"one of its strings claims {n_bytes} bytes")
+                raw = read(n_bytes)
                 if len(raw) < n_bytes:
                     raise reader.cut()
                 yield raw

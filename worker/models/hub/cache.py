@@ -5,6 +5,7 @@ it (`HF_HUB_CACHE=<cache>/hub hf cache ls`):
 
     <cache>/hub/models--owner--name/
         refs/<revision>             the commit of the last complete download of a branch or tag
+        revisions/<revision>        the same, where the commit's files are in the user's cache
         snapshots/<commit>/<file>   links to the blobs
         blobs/<etag>                the contents, each under its SHA-256 (small ones: Git's hash)
         blobs/<etag>.incomplete     what has come of a large file that is still on its way
@@ -28,7 +29,12 @@ import msgspec
 from huggingface_hub import constants, try_to_load_from_cache
 
 from worker.errors import ModelError
-from worker.models.checkpoint_files import check_checkpoint, checkpoint_files
+from worker.models.checkpoint_files import (
+    INDEX,
+    check_checkpoint,
+    checkpoint_files,
+    checkpoint_names,
+)
 from worker.models.checksum import sha256_of_file, write_whole
 from worker.models.reference import COMMIT
 
@@ -49,9 +55,10 @@ class RepoCache:
         """The commit of a revision, or its last known commit."""
         if COMMIT.fullmatch(revision):
             return revision
-        for hub_dir in (self.hub_dir, Path(constants.HF_HUB_CACHE)):
+        users = Path(constants.HF_HUB_CACHE) / self.folder / "refs"
+        for refs in (self.root / "refs", self.root / "revisions", users):
             with contextlib.suppress(OSError):
-                commit = (hub_dir / self.folder / "refs" / revision).read_text().strip()
+                commit = (refs / revision).read_text().strip()
                 if COMMIT.fullmatch(commit):
                     return commit
         return None
@@ -60,7 +67,15 @@ class RepoCache:
         """Record the commit of a branch or tag, once all its files are here."""
         if revision == commit or self.commit_of(revision) == commit:
             return
-        write_whole(self.root / "refs" / revision, commit.encode())
+        # In a commit's absence, as where the user's own cache has its files, huggingface_hub would
+        # take the repository for damaged.
+        is_here = self.snapshot(commit).is_dir()
+        for folder in ("refs", "revisions"):
+            path = self.root / folder / revision
+            if (folder == "refs") == is_here:
+                write_whole(path, commit.encode(), beside=self.root)
+            else:
+                path.unlink(missing_ok=True)
 
     def files_of(self, commit: str) -> dict[str, int | None] | None:
         """The names of all files of a commit and their sizes, as the hub told them."""
@@ -99,10 +114,13 @@ class RepoCache:
         return path if path and self.is_intact(path, pin) else None
 
     def find_checkpoint(self, commit: str) -> Path | None:
-        """A complete SafeTensors snapshot, or `None`; the weights are downloaded last."""
+        """A SafeTensors snapshot with all files that the hub has of it, or `None`."""
         folder = self.snapshot(commit)
         try:
             check_checkpoint(folder)
+            names = checkpoint_names(self.files_of(commit) or {}, folder / INDEX)
+            if not all((folder / name).exists() for name in names):
+                return None
             whole = all(self.is_intact(path) for path in checkpoint_files(folder))
         except ModelError:
             return None

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from worker.background import in_daemon_thread
 from worker.errors import DownloadError, ModelError
-from worker.models.checkpoint_files import CONFIG_FILES, INDEX, TEMPLATES, weight_names
+from worker.models.checkpoint_files import INDEX, checkpoint_names
 from worker.models.gguf.header import split_names
 from worker.models.hub.cache import RepoCache
 from worker.models.hub.quantisation import SHARE, fitting, quantisations
@@ -33,8 +32,6 @@ from worker.observability.logs import get_logger
 from worker.wire.messages import OnProgress, Progress
 
 DEFAULT_REVISION = "main"
-
-_TEMPLATE = re.compile(rf"{TEMPLATES}/[^/]+\.jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +198,8 @@ class _Download:
         present = set(files)
         if INDEX in present:
             self.transfer.fetch_all([remote_file(self.ref.repo, INDEX, commit)])
-        weights = weight_names(present, self.cache.snapshot(commit) / INDEX)
-        if weights and "config.json" in present:
-            small = [name for name in CONFIG_FILES if name in present]
-            small += sorted(name for name in present if _TEMPLATE.fullmatch(name))
-            return [*small, *weights]
-        return [self.one_gguf(files)]
+        names = checkpoint_names(present, self.cache.snapshot(commit) / INDEX)
+        return names or [self.one_gguf(files)]
 
     def one_gguf(self, files: Mapping[str, int | None]) -> str:
         """The repository's only one, or the quantisation that suits this machine."""

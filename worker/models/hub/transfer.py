@@ -64,6 +64,9 @@ class Transfer:
         path = self.cache.snapshot(file.commit) / file.name
         if path.exists():
             self.cache.discard(path)  # It is not intact, or it would not be fetched.
+        blob = self.cache.root / "blobs" / file.etag
+        if blob.exists() and not content_matches(blob, file.etag, pin, self.cache.cache_dir):
+            blob.unlink()  # of another commit, and damaged since
         xet = file.in_xet and not constants.HF_HUB_DISABLE_XET
         # The library writes in chunks of this size, so a smaller file leaves nothing to resume.
         if not xet and (file.size_bytes or 0) > constants.DOWNLOAD_CHUNK_SIZE:
