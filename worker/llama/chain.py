@@ -267,7 +267,7 @@ class Mirostat:
         epsilon = slope - 1
         if slope <= 0 or epsilon == 0:
             return len(kept.logits)
-        base = epsilon * 2**mu / (1 - float(self._n_vocab) ** -epsilon)
+        base = epsilon * 2.0 ** min(mu, 1000.0) / (1 - float(self._n_vocab) ** -epsilon)
         rank = math.exp(min(math.log(max(base, 1e-300)) / slope, 50.0))
         return max(int(min(rank, len(kept.logits))), 1)
 

@@ -329,10 +329,12 @@ def system_info() -> str:
 
 
 def versions() -> dict[str, str]:
+    """`llama_cpp_commit` is there if it was built in; our wheels have it in their stamp."""
     lib = ggml()
+    commit = lib.ggml_commit().decode()
     return {
         "llama_cpp_python": version("llama-cpp-python").partition("+")[0],
         "ggml": lib.ggml_version().decode(),
-        "llama_cpp_commit": lib.ggml_commit().decode(),
+        **({} if commit == "unknown" else {"llama_cpp_commit": commit}),
         "python": sys.version.split()[0],
     }

@@ -57,8 +57,10 @@ class Projector:
         device: library.Device | None,
         threads: int,
         most_tokens: int = 0,
+        line_break: npt.NDArray[np.float32] | None = None,
     ) -> None:
-        """`most_tokens`: of a picture, where its kind takes any size; 0: libmtmd's own number."""
+        """`most_tokens`: of a picture, where its kind takes any size; 0: libmtmd's own number.
+        `line_break`: the embedding between a picture's lines, where its kind has one."""
         self._mtmd = _bindings()
         flat = library.load()
         params = self._mtmd.mtmd_context_params_default()
@@ -83,6 +85,7 @@ class Projector:
         self.has_four_positions = bool(self._mtmd.mtmd_decode_use_mrope(pointer))
         """Whether a row has positions in time and space (M-RoPE)."""
         self._width = int(flat.llama_model_n_embd_inp(model.pointer))
+        self._line_break = line_break
 
     def picture(self, width: int, height: int, pixels: bytes) -> list[Piece]:
         """The pieces of a picture of `width` × `height` pixels, each three bytes: red, green, blue.
@@ -145,7 +148,7 @@ class Projector:
             raise InferenceFailed(f"the projector fails: {library.reason(lines)}")
         pointer = self._mtmd.mtmd_get_output_embd(self.pointer)
         rows = np.ctypeslib.as_array(pointer, (chunk.n_tokens, self._width)).copy()
-        if not np.isfinite(rows).all():
+        if not np.isfinite(rows).all() and not mend_breaks(rows, self._line_break):
             raise NotANumber("projector")
         return rows
 
@@ -168,6 +171,23 @@ class Projector:
         if self.pointer:
             self._mtmd.mtmd_free(self.pointer)
             self.pointer = None
+
+
+def mend_breaks(rows: npt.NDArray[np.float32], line_break: npt.NDArray[np.float32] | None) -> bool:
+    """Whether the breaks between a picture's lines alone were not finite; then they are mended.
+
+    libmtmd makes a break as `memory × 0 + embedding`, of memory as it lies there, whose NaN and
+    infinities make NaN (`clip_graph_pixtral::build`). Every other number of a break is the
+    embedding's, and each line but the last ends with a break, so all of them are known.
+    """
+    if line_break is None:
+        return False
+    is_break = ((rows == line_break) | ~np.isfinite(rows)).all(axis=1)
+    line, rest = divmod(len(rows) + 1, int(is_break.sum()) + 1)
+    if line == 1 or rest or not is_break[line - 1 :: line].all():
+        return False
+    rows[is_break] = line_break
+    return True
 
 
 class _Owned:

@@ -13,6 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from worker.errors import InferenceFailed
 from worker.llama.chain import Kept, Undo
 from worker.llama.draw import Indices
 from worker.llama.model import Model
@@ -44,10 +45,15 @@ class Bias:
         self._undo = undo
         self._ids = np.array([*bias], np.intp)
         self._added = np.array([*bias.values()], np.float32)
+        self._forbids = bool(np.isneginf(self._added).any())
 
     def __call__(self, kept: Kept) -> Kept:
+        """Raises `InferenceFailed` if no token is left."""
         assert kept.ids is None, "bias is the first step"
-        return self._undo.change(kept, self._ids, kept.logits[self._ids] + self._added)
+        changed = self._undo.change(kept, self._ids, kept.logits[self._ids] + self._added)
+        if self._forbids and changed.logits.max() == -np.inf:
+            raise InferenceFailed("logit_bias forbids every token that may follow")
+        return changed
 
 
 class Penalties:

@@ -77,7 +77,9 @@ class Sampler:
         changes: dict[str, Step] = {**self._memories}
         if "infill" in sampling.samplers:
             changes["infill"] = partial(infill, model)
-        if bias := _bias(model, sampling):
+        bias = _bias(model, sampling)
+        self._banned = frozenset(token for token, added in bias.items() if added == _FORBIDDEN)
+        if bias:
             changes["bias"] = Bias(bias, undo)
         self._chain = Chain(sampling, changes, undo, model.n_vocab)
         self._is_plain = self._chain.is_greedy and not (
@@ -134,9 +136,17 @@ class Sampler:
     ) -> int:
         chain = chain or self._chain
         number = dice(self._seed, position, attempt)
-        if not chain.throws_twice:
-            return chain.draw(logits, number)
-        return chain.draw(logits, number, dice(self._seed ^ _XTC, position, attempt))
+        chance = dice(self._seed ^ _XTC, position, attempt) if chain.throws_twice else 1.0
+        token = chain.draw(logits, number, chance)
+        if logits[token] == _FORBIDDEN or token in self._banned:
+            # `infill` ends a text where none is sure, whatever the end's logit is.
+            token = likeliest(self._without_banned(logits))
+        return token
+
+    def _without_banned(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        left = logits.copy()
+        left[[*self._banned]] = _FORBIDDEN
+        return left
 
     def _draw(self, logits: npt.NDArray[np.float32], unwanted: frozenset[int]) -> int:
         token = self._draw_from(logits, self._n_drawn)
@@ -212,8 +222,9 @@ class Sampler:
             if ends and left.max() == _FORBIDDEN:
                 end = max(ends, key=logits.__getitem__)
                 if follower.take(end):
+                    self._chain.give()
                     return end
-        attempt = 0
+        left, attempt = self._without_banned(left), 0
         while left.max() > _FORBIDDEN:
             attempt += 1
             token = self._draw_from(left, self._n_drawn, attempt)

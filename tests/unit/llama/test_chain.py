@@ -250,6 +250,17 @@ def test_a_gap_is_filled_as_by_llama_cpp(
     assert_alike(shares(chain_of(sampling, (), model.n_vocab, model), logits), theirs)
 
 
+@pytest.mark.parametrize("mu", [30.0, 1023.0, 1024.0, 1e9])
+def test_mirostat_1_that_expects_any_surprise_limits_nothing(mu: float) -> None:
+    chain = Chain(Sampling(1, mirostat=1), {}, Undo(), 64)
+    row = np.linspace(0, 3, 64, dtype=np.float32)
+    drawn = set()
+    for number in range(6000):
+        chain.state = (mu,)
+        drawn.add(chain.draw(row, (number + 0.5) / 6000))
+    assert len(drawn) == 64
+
+
 LEARNING = ("adaptive_p", "mirostat 1", "mirostat 2")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -16,8 +17,9 @@ from worker.devices.plan.projector import device_bytes
 from worker.engine.media.decoding import Decoder, Picture
 from worker.engine.media.reader import MOST_WAITING_TOKENS, MediaReader
 from worker.engine.media.span import PromptTokens
+from worker.engine.media.start import line_break_of
 from worker.errors import QueueFull
-from worker.llama.media import MediaChunk, Projector
+from worker.llama.media import MediaChunk, Projector, mend_breaks
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import read_header
 from worker.wire.work import Medium
@@ -50,12 +52,61 @@ def test_embeddings_are_those_of_transformers(name: str) -> None:
     model.close()
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_breaks_between_lines_are_known_whatever_lay_in_memory(seed: int) -> None:
+    """libmtmd makes them of memory as it lies there, times 0, and NaN stays NaN."""
+    random = np.random.default_rng(seed)
+    n_columns, n_lines = random.integers((1, 2), 9)
+    line_break = random.standard_normal(4, dtype=np.float32)
+    rows = random.standard_normal(((n_columns + 1) * n_lines - 1, 4), dtype=np.float32)
+    rows[n_columns :: n_columns + 1] = line_break
+    expected = rows.copy()
+    breaks = rows[n_columns :: n_columns + 1]
+    breaks[random.random(breaks.shape) < 0.7] = np.nan
+    damaged = rows.copy()
+    damaged[int(random.integers(n_columns))] = np.inf
+    assert not mend_breaks(damaged, line_break)
+    assert not mend_breaks(np.full_like(rows, np.nan), line_break)
+    assert mend_breaks(rows, line_break)
+    assert np.array_equal(rows, expected)
+
+
+def test_a_picture_is_encoded_where_memory_held_nan() -> None:
+    path = random_projector("pixtral", width=256)
+    line_break = line_break_of(read_header(path))
+    model = Model(str(random_model("dense")), LoadOptions(mmap=False))
+    _leave_nan_in_free_memory()
+    projector = Projector(model, str(path), None, 1, line_break=line_break)
+    [chunk] = [
+        piece
+        for piece in projector.picture(300, 200, bytes(3 * 300 * 200))
+        if isinstance(piece, MediaChunk)
+    ]
+    rows = projector.encode(chunk)
+    n_lines = int((rows == line_break).all(axis=1).sum()) + 1
+    assert n_lines > 1 and (len(rows) + 1) % n_lines == 0
+    projector.close()
+    model.close()
+
+
+def _leave_nan_in_free_memory() -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+    libc.free(libc.malloc(31 << 20))  # from here on, blocks of up to this size lie in the heap
+    blocks = [libc.malloc(15 << 20) for _ in range(4)]
+    for block in blocks:
+        libc.memset(block, 0xFF, 15 << 20)
+    for block in blocks:
+        libc.free(block)
+
+
 @pytest.mark.parametrize("kind", ["pixtral", "gemma3"])
 def test_what_a_picture_of_any_size_takes_is_planned(kind: ProjectorKind) -> None:
     path = random_projector(kind, width=256)
     header = read_header(path)
     model = Model(str(random_model("dense")), LoadOptions(mmap=False))
-    projector = Projector(model, str(path), None, 2)
+    projector = Projector(model, str(path), None, 2, line_break=line_break_of(header))
     pieces = projector.picture(900, 700, bytes(3 * 900 * 700))
     [chunk] = [piece for piece in pieces if isinstance(piece, MediaChunk)]
     process = psutil.Process()

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from worker.devices.plan.projector import kind_of, most_tokens
 from worker.devices.residency import projector as proof
 from worker.devices.select import Selected
@@ -47,7 +50,9 @@ def start_projector(
     try:
         header = read_header(Path(file.path))
         device = selected.devices[0] if selected.is_gpu else None
-        projector = Projector(model, file.path, device, threads, most_tokens(header))
+        projector = Projector(
+            model, file.path, device, threads, most_tokens(header), line_break_of(header)
+        )
         info = _checked(file, projector, header)
         buffers = residency.buffers + proof.prove(projector.load_log, selected, header)
         return projector, info, replace(residency, buffers=buffers)
@@ -71,6 +76,14 @@ def _checked(file: ProjectorFile, projector: Projector, header: GgufHeader) -> P
         raise _unusable(file, f"{kind} counts a prompt's pictures, which is not served")
     name = Path(file.path).name
     return ProjectorInfo(name, kind, projector.sees, projector.hears, header.tensor_bytes)
+
+
+def line_break_of(header: GgufHeader) -> npt.NDArray[np.float32] | None:
+    """The embedding that libmtmd puts between a picture's lines: (width of the model,)."""
+    for tensor in header.tensors:
+        if (tensor.name, tensor.type_name) == ("v.token_embd.img_break", "F32"):
+            return np.fromfile(header.path, "<f4", tensor.n_elements, offset=tensor.offset)
+    return None
 
 
 def _unusable(file: ProjectorFile, why: str) -> ModelError:
