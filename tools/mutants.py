@@ -9,7 +9,7 @@ subject is named, and counts the changes that the tests notice.
 A *mutant* is a function with one change: a comparison, an operator, a condition, a constant or a
 returned value is another one, or a statement is gone. Only functions are changed, without asserts
 and without what is computed when a module is imported. The tests are those of the subject that need
-no model. All run once, which tells the functions that each calls; then each mutant is put in place
+no engine. All run once, which tells the functions that each calls; then each mutant is put in place
 in a process of its own, and the tests of its function run, the quickest first, until one fails. A
 mutant with which a test takes much longer counts as noticed.
 
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import faulthandler
 import importlib
 import os
 import random
@@ -33,7 +34,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from _pytest.runner import runtestprotocol
@@ -59,7 +60,18 @@ SUBJECTS = {
             *(f"{_UNIT}/engine/test_{name}.py" for name in ("cache", "scheduler", "loop", "pace")),
             *(f"{_UNIT}/engine/test_{name}.py" for name in ("memory_tier", "snapshots")),
             *(f"{_UNIT}/engine/test_{name}.py" for name in ("divisions", "placement")),
+            f"{_UNIT}/engine/test_scheduler_alone.py",
             f"{_UNIT}/engine/test_kv_store.py",
+        ),
+    ),
+    "plan": Subject(
+        tuple(
+            f"worker.devices.plan.{name}"
+            for name in ("cells", "layout", "memory", "placement", "plan", "projector")
+        ),
+        tuple(
+            f"{_UNIT}/devices/test_{name}.py"
+            for name in ("plan_alone", "placement", "memory", "sets")
         ),
     ),
     "stops": Subject(
@@ -74,8 +86,8 @@ SUBJECTS = {
         (f"{_UNIT}/wire/test_transport.py", f"{_UNIT}/wire/test_wire.py"),
     ),
 }
-NEEDS_A_MODEL = ("RealEngine", "vocabulary", "llama_cpp")
-"""Names in a test, or of its fixtures, that mean llama.cpp."""
+NEEDS_AN_ENGINE = ("RealEngine", "vocabulary", "llama_cpp")
+"""Names in a test, or of its fixtures, that mean one."""
 PATIENCE, LEAST_SECONDS = 5, 0.5
 """A test of a mutant may take so many times its processor time, and so many seconds more."""
 MOST_SECONDS = 60
@@ -253,7 +265,7 @@ class Mutation:
         settings.load_profile("mutants")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [each for each in items if not _needs_a_model(each)]
+        items[:] = [each for each in items if not _needs_an_engine(each)]
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         modules = [each for name in self.options.of for each in SUBJECTS[name].modules]
@@ -267,6 +279,8 @@ class Mutation:
         began = time.monotonic()
         for item in session.items:
             self._watch(item, functions)
+        for tests in self.tests_of.values():
+            tests.sort(key=lambda pair: pair[0])
         print(f"{len(session.items)} tests, {time.monotonic() - began:.1f} s", flush=True)
         n_noticed = 0
         for number, mutant in enumerate(mutants, 1):
@@ -291,10 +305,10 @@ class Mutation:
 
         sys.setprofile(note)
         began = time.process_time()
-        reports = runtestprotocol(item, log=False, nextitem=None)
+        passes = _passes(item)
         seconds = time.process_time() - began
         sys.setprofile(None)
-        if any(report.failed for report in reports):
+        if not passes or (called and self._fails([(seconds, item)])):
             print(f"left out: {item.nodeid} fails on the code as it is", flush=True)
             return
         for code in called:
@@ -302,18 +316,28 @@ class Mutation:
 
     def _is_noticed(self, mutant: Mutant) -> bool:
         function = function_of(mutant.module, mutant.function)
-        tests = sorted(self.tests_of[function.__code__], key=lambda pair: pair[0])
+        return self._fails(self.tests_of[function.__code__], function, mutant.code)
+
+    def _fails(
+        self,
+        tests: list[tuple[float, pytest.Item]],
+        function: FunctionType | None = None,
+        code: CodeType | None = None,
+    ) -> bool:
+        """Whether one of the tests fails in a process of its own, where a function may have other
+        code."""
         if not (pid := os.fork()):
+            faulthandler.disable()
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
             try:
-                function.__code__ = mutant.code
+                if function is not None and code is not None:
+                    function.__code__ = code
                 for seconds, item in tests:
                     signal.setitimer(signal.ITIMER_PROF, PATIENCE * seconds + LEAST_SECONDS)
                     signal.alarm(MOST_SECONDS)
-                    reports = runtestprotocol(item, log=False, nextitem=None)
-                    if any(report.failed for report in reports):
+                    if not _passes(item):
                         os._exit(1)
             except BaseException:
                 os._exit(1)
@@ -321,11 +345,17 @@ class Mutation:
         return os.waitpid(pid, 0)[1] != 0
 
 
-def _needs_a_model(item: pytest.Item) -> bool:
+def _passes(item: pytest.Item) -> bool:
+    # What the session has made stays: it is needed again, and it is not this process's alone.
+    reports = runtestprotocol(item, log=False, nextitem=cast(Any, item.session))
+    return not any(report.failed for report in reports)
+
+
+def _needs_an_engine(item: pytest.Item) -> bool:
     assert isinstance(item, pytest.Function)
     names = [item.name, *item.fixturenames, *item.function.__code__.co_names]
     is_long = item.get_closest_marker("long") is not None
-    return is_long or any(word in name for name in names for word in NEEDS_A_MODEL)
+    return is_long or any(word in name for name in names for word in NEEDS_AN_ENGINE)
 
 
 def main() -> int:

@@ -19,10 +19,13 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation
 from worker.engine.step import Chunk, main_prompt, shrink
-from worker.errors import Cancelled, InferenceTimeout, VramOom, WorkerError
+from worker.errors import Cancelled, InferenceFailed, InferenceTimeout, VramOom, WorkerError
 from worker.llama.draw import NotANumber
+from worker.observability.logs import get_logger
 from worker.wire.black_box import LOOP, BlackBox
 from worker.wire.messages import Event, Failed, Started, Stats
+
+log = get_logger()
 
 _STATS_SECONDS = 0.2
 """While it works, the loop sends its state no more often: to build it takes a tenth of the own cost
@@ -198,6 +201,9 @@ class Loop:
             seconds = self._clock() - began
             self._decode_seconds += seconds
             self._native_seconds += seconds
+            cache = self._scheduler.cache
+            if cache.read or cache.written:  # copies precede the rows, whatever comes of those
+                cache.settled()
             if self._computing is not None or outcome == "aborted":  # perhaps by a late `cancel`
                 self._computing = None
                 self._backend.resume()
@@ -284,6 +290,10 @@ class Loop:
                         right[sequence.request_id] = 0
                 except WorkerError as error:
                     self._fail(sequence, error)
+                except Exception as error:
+                    log.error("engine.sampler_failed", exc_info=error)
+                    why = f"the sampler failed: {type(error).__name__}: {error}"
+                    self._fail(sequence, InferenceFailed(why))
         if right and self.speculation is not None:
             self.speculation.verified(right, self._batch_seconds)
         seconds = self._clock() - began

@@ -18,8 +18,10 @@ import os
 import signal
 import socket
 import threading
+import traceback
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 
 from worker.background import die_with_parent
 from worker.engine.intake import Intake
@@ -75,7 +77,7 @@ def main() -> None:
     gc.freeze()  # excludes permanent objects from garbage collection between steps
     channel.send([Ready(engine.info), engine.loop.stats()])
     intake.set_result(engine.intake)
-    _run(engine.loop, engine.outbox)
+    _run(engine.loop, engine.outbox, channel)
 
 
 def _take_in(channel: SyncChannel, intake: Future[Intake]) -> None:
@@ -93,14 +95,18 @@ def _take_in(channel: SyncChannel, intake: Future[Intake]) -> None:
     os._exit(0)
 
 
-def _run(loop: Loop, outbox: Outbox) -> None:
+def _run(loop: Loop, outbox: Outbox, channel: SyncChannel) -> None:
     """The engine thread. If the loop fails, the process exits: the black box tells the parent which
     request was in hand, and the other requests go on in the next engine."""
     try:
         loop.run()
-    except BaseException:
+    except BaseException as error:
         log.exception("engine.loop_failed")
         outbox.flush()
+        *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+        place = f"{Path(frame.f_code.co_filename).name}, line {line}"
+        # Without the error's own words, which may have a text in them.
+        channel.send([EngineFailed(EngineCrashed(f"{type(error).__name__} in {place}."))])
         os._exit(70)
 
 

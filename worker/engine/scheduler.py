@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from worker.engine.cache.cache import Cache
+from worker.engine.cache.cache import Cache, Match
 from worker.engine.limits import Limits
 from worker.engine.pace import Pace
 from worker.engine.sequence import Sequence
@@ -32,7 +32,6 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
-        self._oldest_first = True
         """Whether an odd tile of the last step with prompts was the oldest one's."""
         self._admissions = 0
         self._is_full = False
@@ -117,7 +116,7 @@ class Scheduler:
             self._begin_anew(self.limits, keep=False)
         if self._trials:
             self._trials &= {s for s in (*self.running, *self.waiting) if s.is_on_trial}
-        if len(self._layouts) > 1 and self.cache.is_settled:
+        if len(self._layouts) > 1 and (self.cache.is_settled or not self.running):
             self._lay_out()
         if self.waiting and not self._is_full:
             self._start_waiting(step)
@@ -151,21 +150,20 @@ class Scheduler:
             step.has_prompts = True
             n_streams = sum([s.is_decoding for s in self.running])
             n_behind = len(self.waiting) + len(prefilling) - 1
-            budget = min(self.pace.budget(n_streams, n_behind), n_free + len(prefilling))
-            self._oldest_first = not self._oldest_first
-            chunks += share(prefilling, budget, oldest_first=self._oldest_first)
+            budget = self.pace.budget(n_streams, n_behind)
+            if group[0].request.deterministic:  # it is alone, and rounds by the sizes of its parts
+                budget = self.limits.prefill_budget
+            budget = min(budget, n_free + len(prefilling))
+            chunks += share(prefilling, budget, oldest_first=self._turns.oldest_first())
         if are_shared and (step.has_prompts or not step.chunks):
             self._turns.end()
         return step
 
     def advance(self, step: Step) -> list[Sequence]:
-        """Record that the step's chunks were computed, and earlier copies with them; returns the
-        sequences to take a snapshot of."""
+        """Record that the step's chunks were computed; returns the sequences to take a snapshot
+        of."""
         for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
-        cache = self.cache
-        if step.chunks and (cache.read or cache.written):
-            cache.settled()
         if not self.cache.takes_snapshots:
             return []
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
@@ -247,12 +245,17 @@ class Scheduler:
                 continue
             is_busy = bool(self.running)
             if is_busy and not cache.fits(sequence, match):
-                self._is_full = not n_reserved
-                return
+                # A state needs cells for all its tokens, be they of use or not.
+                match = Match(n_common=match.n_common)
+                if sequence.saved is not None or not cache.fits(sequence, match):
+                    self._is_full = not n_reserved
+                    return
             if not step.started:
                 cache.clear(match, is_busy=is_busy)
             if not cache.acquire(sequence, match, is_busy=is_busy):
-                return  # the next step can
+                # The next step can, unless no batch comes that would settle what it waits for.
+                if is_busy or not cache.acquire(sequence, Match(), is_busy=False):
+                    return
             self._start(sequence)
             step.started.append(sequence)
             n_idle -= 1

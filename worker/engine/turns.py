@@ -25,6 +25,8 @@ class Turns:
         """Each in the order of admission; the first one's turn is under way."""
         self._n_steps = 0
         """Of this turn, so far."""
+        self._odd: set[Key] = set()
+        """Groups of which the oldest prompt came first in their last step with prompts."""
 
     @property
     def are_shared(self) -> bool:
@@ -40,6 +42,7 @@ class Turns:
         self._groups[key].remove(sequence)
         if not self._groups[key]:
             del self._groups[key]
+            self._odd.discard(key)
             if is_first:
                 self._n_steps = 0
 
@@ -51,6 +54,14 @@ class Turns:
             key, self._n_steps = next(iter(self._groups)), 0
         self._n_steps += 1
         return self._groups[key]
+
+    def oldest_first(self) -> bool:
+        """Whether the oldest prompt of the group whose turn it is comes first in a step with
+        prompts: every other time. Of all groups together, two that alternate would each see the
+        same time again and again."""
+        key = next(iter(self._groups))
+        self._odd ^= {key}
+        return key not in self._odd
 
     def end(self) -> None:
         """End this turn with the step that is planned."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import assume, given
@@ -15,9 +16,10 @@ from tests.support.byte_backend import ByteSampler
 from worker.engine.cache import cache as books
 from worker.engine.cache.cache import MIN_SHARED_TOKENS, Cache, Match, Prices
 from worker.engine.cache.memory import Memory
-from worker.engine.cache.moves import Copy, Restore, Save, Snapshot, State, Truncate
+from worker.engine.cache.moves import Copy, Divide, Restore, Save, Snapshot, State, Truncate
 from worker.engine.cache.slots import Slot, share
 from worker.engine.limits import Limits
+from worker.engine.media.span import Span
 from worker.engine.sequence import Awaited, Sequence
 from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
@@ -598,6 +600,46 @@ def test_only_a_prefix_cache_keeps_the_state_of_one_that_went_on() -> None:
         assert bool(cache.memory.states) == prefix_cache
         cache.let_go(sequence)  # it has nothing more
         assert cache.memory.locked_bytes == 0
+
+
+def test_a_sequence_tells_where_its_beginning_was_once_it_has_it() -> None:
+    cache = cache_of()
+    state = state_of(some(50), is_from_disk=True)
+    for tier in ("disk", "memory"):
+        sequence = asking(some(60))
+        assert cache.acquire(sequence, Match(state, 50), is_busy=False) and sequence.tier == tier
+        cache.settled()
+    cache.preempt(sequence)
+    cache.let_go(sequence)
+    cache.settled()
+    assert cache.acquire(sequence, Match(), is_busy=False) and sequence.tier == "device"
+
+
+def test_another_layout_begins_with_empty_cells_and_keeps_the_newest_in_memory() -> None:
+    cache = cache_of(4, memory_bytes=250)
+    cache.prices.per_byte = 0.001
+    for index, age in ((0, 1), (1, 3), (2, 2)):
+        put(cache, index, some(50, 100 * index), last_used=age)
+    limits = Limits(2, 1000, 512, 512, unified=True)
+    cache.divide(limits)
+    *saves, divided = cache.moves
+    saved = [move for move in saves if isinstance(move, Save)]
+    assert [move.slot for move in saved] == [1, 2], "the time is there, and room for two"
+    assert divided == Divide(1000, 2, True) and cache.limits is limits
+    assert len(cache.slots) == 2 and not any(slot.kept for slot in cache.slots)
+    assert cache.memory.states == [move.state for move in saved]
+
+
+@pytest.mark.parametrize(("at_once", "n_ready"), [(True, 0), (False, 45)])
+def test_nothing_goes_on_from_the_midst_of_a_part_that_is_computed_at_once(
+    at_once: bool, n_ready: int
+) -> None:
+    cache = cache_of()
+    keep(cache, some(45))
+    shown = asking(some(60))
+    chunk = SimpleNamespace(n_tokens=20, n_positions=20, at_once=at_once)
+    shown.spans = (Span(30, cast(Any, chunk), b"medium"),)
+    assert cache.match(shown).n_ready == n_ready
 
 
 def test_cells_that_are_lost_are_computed_from_the_first_token_on() -> None:

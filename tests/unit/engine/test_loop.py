@@ -12,15 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import books
-from tests.support.byte_backend import ByteBackend, expected_answer, make_sequence, under
+from tests.support.byte_backend import (
+    ByteBackend,
+    ByteSampler,
+    expected_answer,
+    make_sequence,
+    under,
+)
 from tests.support.frames import by_request
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.moves import Divide
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
+from worker.engine.media.span import Span
 from worker.engine.scheduler import Scheduler
 from worker.engine.speculation import Drafter
-from worker.errors import Cancelled, InferenceTimeout, VramOom
+from worker.errors import Cancelled, InferenceFailed, InferenceTimeout, VramOom
+from worker.llama.media import MediaChunk
 from worker.wire.adapters import Applied
 from worker.wire.messages import (
     DecodeOutcome,
@@ -321,6 +329,68 @@ def test_a_failing_batch_fails_the_youngest_request_alone(recurrent: bool) -> No
     failed = engine.end(2)
     assert isinstance(failed, Failed) and isinstance(failed.error, VramOom)
     assert isinstance(engine.end(1), Finished)
+    assert engine.text(1).encode() == expected_answer(b"first", 6, CONTEXT)
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("fault", ["aborted", "failed", "no picture"])
+@pytest.mark.parametrize(
+    ("n_slots", "unified", "divisions"),
+    [(1, True, ()), (2, False, ()), (2, True, ()), (2, True, (2,))],
+)
+def test_whoever_comes_after_a_first_batch_that_was_not_computed_is_served(
+    n_slots: int, unified: bool, divisions: tuple[int, ...], fault: Any
+) -> None:
+    """What was copied for a request that leaves in its first batch blocks nobody, be it copied
+    from another slot or from memory."""
+
+    def fails(span: Span, salt: str | None) -> bool:
+        raise InferenceFailed("the projector fails")
+
+    engine = Engine(n_slots=n_slots, unified=unified, memory_bytes=2000, divisions=divisions)
+    engine.scheduler.pace.seconds_per_prompt_token = 1.0
+    begun, other = bytes(range(40, 130)), bytes(range(130, 170))
+    engine.submit(1, begun, max_tokens=2)
+    engine.run()
+    if n_slots == 1:  # what was begun goes to memory
+        engine.submit(2, other, max_tokens=2)
+        engine.run()
+    engine.submit(3, begun[:40] + b"another end", max_tokens=4)
+    if fault == "no picture":
+        engine.loop._run_inbox()
+        (sequence,) = engine.scheduler.waiting
+        sequence.spans = (Span(40, MediaChunk(5, False, 5, None), b"key"),)
+        engine.backend.encode = fails  # type: ignore[method-assign]
+    else:
+        engine.backend.outcomes = [fault]
+    engine.turn()
+    assert engine.cache.is_settled == (fault != "no picture"), "only a batch settles a copy"
+    engine.loop.cancel(3)
+    prompts = {4: begun[:40] + b"one more", 5: b"from nothing", 6: b"long " * (CONTEXT // 6)}
+    for request_id, prompt in prompts.items():
+        engine.submit(request_id, prompt, max_tokens=4)
+    engine.run()
+    assert isinstance(engine.end(3), Failed)
+    for request_id, prompt in prompts.items():
+        expected = expected_answer(prompt, 4, CONTEXT)
+        assert engine.text(request_id).encode() == expected
+    engine.check_idle()
+
+
+def test_a_samplers_own_error_fails_its_request_alone() -> None:
+    class Broken(ByteSampler):
+        def take_given(self, most: int) -> list[int]:
+            raise OverflowError("math range error")
+
+    engine = Engine()
+    engine.submit(1, b"first", max_tokens=6)
+    sequence = make_sequence(engine.backend, 2, b"second", max_tokens=6)
+    sequence.sampler.close()
+    sequence.sampler = Broken(engine.backend.samplers, 3)
+    engine.loop.submit(sequence)
+    engine.run()
+    failed = engine.end(2)
+    assert isinstance(failed, Failed) and isinstance(failed.error, InferenceFailed)
     assert engine.text(1).encode() == expected_answer(b"first", 6, CONTEXT)
     engine.check_idle()
 

@@ -26,7 +26,7 @@ from tests.unit.engine.test_memory_kinds import ANSWER, Alone
 from tests.unit.engine.test_speculation import Prophet, guessed
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Guess
-from worker.errors import Cancelled
+from worker.errors import Cancelled, VramOom
 from worker.wire.adapters import Applied
 from worker.wire.messages import Event, Failed, Finished, Token
 
@@ -111,6 +111,9 @@ class Walk:
     def disturb(self) -> None:
         """Let the next batch meet with something."""
 
+    def abort(self) -> None:
+        """Compute a batch as far as the cancel of a prompt lets it come."""
+
     # --- the walk ------------------------------------------------------------------------------
 
     def some(self, n_tokens: int) -> tuple[int, ...]:
@@ -141,7 +144,7 @@ class Walk:
         if dice < (0.05 if is_calm else 0.25) and len(live) < 12:
             self.arrive(live)
         elif 0.25 < dice < 0.29 and live:
-            self.engine.loop.cancel(choose.choice(live).request_id)
+            self.cancel([choose.choice(live)])
         elif 0.29 < dice < 0.295:
             self.end()
             self.engine = self.start()
@@ -150,6 +153,18 @@ class Walk:
                 self.ask(asked)
         elif 0.295 < dice < 0.32:
             self.disturb()
+        elif 0.32 < dice < 0.37:  # one comes alone, and leaves
+            self.cancel(live)
+            self.engine.turn()
+            self.take_in()
+            self.arrive([])
+            self.cancel(self.asked[-1:])
+
+    def cancel(self, several: list[Asked]) -> None:
+        if self.choose.random() < 0.5:
+            self.abort()
+        for asked in several:
+            self.engine.loop.cancel(asked.request_id)
 
     def arrive(self, live: list[Asked]) -> None:
         choose = self.choose
@@ -173,7 +188,7 @@ class Walk:
             said = asked.said + self.ids(asked)
             asked.is_over = True
             if isinstance(last, Failed):
-                assert isinstance(last.error, Cancelled), last.error
+                assert isinstance(last.error, Cancelled | VramOom), last.error
             assert (fault := self.fault(asked, said)) is None, fault
             if isinstance(last, Finished):
                 self.begun.append(asked.prompt + tuple(said))  # for the next turn
@@ -193,7 +208,7 @@ class ByteWalk(Walk):
 
     def start(self) -> Engine:
         choose = self.choose
-        n_slots = choose.randint(2, 5)
+        n_slots = choose.choice([2, 3, 5] if self.cells == "divided" else [1, 2, 4])
         engine = Engine(
             n_slots=n_slots,
             n_cells=choose.randint(CONTEXT + 1, 3 * CONTEXT),
@@ -248,8 +263,17 @@ class ByteWalk(Walk):
         assert isinstance(self.engine, Engine)
         if self.engine.cache.limits.unified and len(self.engine.scheduler.running) > 2:
             self.engine.backend.outcomes = ["no_room"]
+        elif self.choose.random() < 0.3:
+            self.engine.backend.outcomes = ["failed"]
         elif not self.engine.recurrent:
             self.engine.backend.outcomes = ["aborted"]
+
+    def abort(self) -> None:
+        assert isinstance(self.engine, Engine)
+        if not self.engine.recurrent:
+            self.engine.backend.outcomes = ["aborted"]
+            self.engine.turn()
+            self.take_in()
 
 
 class RealWalk(Walk):

@@ -50,6 +50,42 @@ def test_deterministic_requests_repeat_bit_by_bit_among_other_streams(engine: Re
     assert len(logprobs) == 1
 
 
+@pytest.mark.parametrize("n_tokens", [100, 230, 300])
+def test_a_deterministic_prompt_is_computed_in_the_same_parts_beside_others(n_tokens: int) -> None:
+    """llama.cpp rounds by the rows of a batch."""
+    prompt = tuple(300 + 7 * at % 600 for at in range(n_tokens))
+    told = []
+    for n_beside in (0, 2):
+        engine = RealEngine(4, inter_token_target=1e-9)
+        for number in range(n_beside):
+            engine.submit((900 + number, 3, 4), max_tokens=200, ignore_eos=True)
+        engine.turn()
+        options: dict[str, Any] = {"deterministic": True, "logprobs": 0, "ignore_eos": True}
+        asked = engine.submit(prompt, max_tokens=6, **options)
+        engine.run()
+        told.append([each.logprob for each in engine.logprobs(asked)])
+        engine.close()
+    assert told[0] == told[1]
+
+
+def test_a_long_state_in_memory_is_given_up_for_a_short_computation() -> None:
+    engine = RealEngine(4, n_cells=768, kv_unified=True, flash_attention="off")
+    long = tuple(300 + 7 * at % 600 for at in range(440))
+    for prompt in (long, (9, 8, 7) * 120):  # the second sends the first to memory
+        engine.submit(prompt, max_tokens=8, ignore_eos=True)
+        engine.run()
+    stream = engine.submit((900, 901, 902) * 10 + (5,) * 360, max_tokens=100, ignore_eos=True)
+    while len(engine.ids(stream)) < 3:
+        engine.turn()
+    begun = engine.submit(long[:300] + (11, 12, 13), max_tokens=4, ignore_eos=True)
+    small = engine.submit((3, 4, 5), max_tokens=4, ignore_eos=True)
+    while len(engine.ids(small)) < 4:
+        engine.turn()
+    assert engine.events[begun] and len(engine.ids(stream)) < 50, "nobody waits for the stream"
+    engine.run()
+    engine.close()
+
+
 def test_seeds(engine: RealEngine) -> None:
     def story(seed: int) -> str:
         return engine.generate(STORY, max_tokens=40, temperature=1.0, seed=seed)

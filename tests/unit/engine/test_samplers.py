@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tests.support.real_engine import RealEngine
+from worker.errors import InferenceFailed
 from worker.llama.sampler import Sampler
 from worker.observability.metrics import Metrics
 from worker.supervisor.job import Job
-from worker.wire.messages import Accepted, Started, Token
-from worker.wire.sampling import Constraint, Sampling
+from worker.wire.messages import Accepted, Failed, Finished, Started, Token
+from worker.wire.sampling import Constraint, Reasoning, Sampling
 from worker.wire.work import InferenceRequest
 
 CHAT = "<|im_start|>user\nTell me of {}.<|im_end|>\n<|im_start|>assistant\n"
@@ -128,20 +129,27 @@ def test_the_odds_of_a_greedy_draw_are_certain(engine: RealEngine) -> None:
     assert all(e.logprob == 0 and len(e.top) == 1 for e in engine.logprobs(asked))
 
 
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_job_takes_what_its_sampler_learned_to_the_next_engine(deterministic: bool) -> None:
-    """A deterministic answer is computed again from its beginning, so it takes nothing along."""
-    asked = InferenceRequest(
-        "j", "a", Sampling(1, mirostat=2), max_tokens=8, deterministic=deterministic
-    )
+@pytest.mark.parametrize(("deterministic", "ends"), [(False, False), (True, False), (True, True)])
+def test_a_job_takes_what_its_sampler_learned_to_the_next_engine(
+    deterministic: bool, ends: bool
+) -> None:
+    """A deterministic answer is computed again from its beginning, so it takes nothing along;
+    unless it was told to end its reasoning, which it would then do too early."""
+    sampling = Sampling(1, mirostat=2, reasoning=Reasoning(("<t>",), "</t>", "</t>"))
+    asked = InferenceRequest("j", "a", sampling, max_tokens=8, deterministic=deterministic)
     job = Job(1, asked, Metrics("w"), lambda job, error: None)
     job.accept(Accepted(1, 2, array("i", [7, 8]).tobytes()))
     job.feed([Started(1, 0), Token(1, "a", (5, 6), learned=(4.5,))])
     job.feed([Token(1, "b", (9,), learned=(4.25,))])
+    job.ends_reasoning = ends
     again = job.submission()
     assert isinstance(again, InferenceRequest)
-    expected = ((), ()) if deterministic else ((5, 6, 9), (4.25,))
+    expected = ((), ()) if deterministic and not ends else ((5, 6, 9), (4.25,))
     assert (again.produced, again.learned) == expected
+    assert again.sampling.reasoning is not None
+    assert again.sampling.reasoning.budget == (0 if ends else None)
+    if again.produced:
+        assert job.continued([Token(1, "c", (10,))]), "it goes on behind what was sent"
 
 
 def test_a_token_that_is_given_is_certain(engine: RealEngine) -> None:
@@ -149,3 +157,38 @@ def test_a_token_that_is_given_is_certain(engine: RealEngine) -> None:
     sampler = Sampler(engine.model, sampling, [1], engine.vocabulary)
     sampler.follow_produced((5,))
     assert sampler.log_probabilities(5, 3) == (0.0, [(5, 0.0)])
+
+
+def ended(engine: RealEngine, **options: Any) -> tuple[list[int], Finished | Failed]:
+    asked = engine.submit("Once upon a time", max_tokens=12, **options)
+    for _ in range(500):
+        engine.turn()
+        last = next(reversed(engine.events[asked]), None)
+        if isinstance(last, Finished | Failed):
+            return engine.ids(asked), last
+    raise AssertionError("it does not end")
+
+
+INFILL = {"samplers": ("top_k", "infill"), "top_k": 40, "temperature": 1.0}
+WORD = Constraint('start: "yes"', "grammar")
+
+
+def test_infill_ends_no_answer_that_may_not_end(engine: RealEngine) -> None:
+    for options in ({"min_tokens": 9}, {"ignore_eos": True}, {"min_tokens": 9, "ignore_eos": True}):
+        ids, _ = ended(engine, **INFILL, **options)
+        assert len(ids) >= 9, options
+    ids, last = ended(engine, **INFILL, constraint=Constraint("start: /[a-z ]{8}/", "grammar"))
+    assert isinstance(last, Finished) and ids
+
+
+def test_what_bias_and_constraint_forbid_together_fails_its_request(engine: RealEngine) -> None:
+    every = tuple((token, -math.inf) for token in range(engine.model.n_vocab))
+    cases: list[dict[str, Any]] = [
+        {"constraint": WORD, "logit_bias": every},
+        {"logit_bias": every, "samplers": ("top_n_sigma",), "top_n_sigma": 1.0},
+        {"logit_bias": every, "temperature": 0.0},
+    ]
+    for options in cases:
+        ids, last = ended(engine, **options)
+        assert not ids and isinstance(last, Failed) and isinstance(last.error, InferenceFailed)
+    assert ended(engine, constraint=WORD)[0]

@@ -28,6 +28,8 @@ def goes_on(scheduler: Scheduler, n_steps: int = 1) -> Step:
     """Plan steps, and say that each was computed: a token is drawn where a prompt has ended."""
     for _ in range(n_steps):
         step = scheduler.plan()
+        if step.chunks:
+            scheduler.cache.settled()
         scheduler.advance(step)
         for chunk in step.chunks:
             if chunk.sequence.n_computed == len(chunk.sequence.tokens):
@@ -316,16 +318,38 @@ def test_a_stream_moves_next_to_one_that_goes_on_in_its_own_cells() -> None:
     assert returns.slot == 3 and stream.slot in (2, 4)
 
 
-def test_a_copy_is_settled_by_the_next_batch_and_not_by_a_step_without_one() -> None:
-    """A step loses all its chunks where their moves fail."""
+@pytest.mark.parametrize("n_groups", [1, 2, 3])
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_the_oldest_prompt_of_each_group_gets_on_beside_ever_new_ones(
+    n_groups: int, n_before: int
+) -> None:
+    scheduler = scheduler_of(12, prefill_budget=64, n_cells=12_000)
+    groups: list[Any] = [((number, 1.0),) if number else () for number in range(n_groups)]
+    added(scheduler, *[some(64, 9000)] * n_before)
+    oldest = [added(scheduler, some(400, 1000 * n), adapters=a)[0] for n, a in enumerate(groups)]
+    for turn in range(60 * n_groups):
+        alive = [*scheduler.running, *scheduler.waiting]
+        for adapters in groups:
+            n_short = sum(each.request.adapters == adapters for each in alive)
+            added(scheduler, *[some(64, 100 * turn)] * (3 - n_short), adapters=adapters)
+        for chunk in goes_on(scheduler).chunks:
+            if chunk.sequence.n_out and chunk.sequence not in oldest:
+                scheduler.remove(chunk.sequence, keep_cells=False)
+    assert all(each.n_out for each in oldest)
+
+
+def test_whoever_comes_alone_waits_for_no_batch_to_settle_a_copy() -> None:
+    """A step loses all its chunks where their moves or a picture fail, and may be the last one."""
     scheduler = scheduler_of(2)
     (first,) = added(scheduler, some(64))
     goes_on(scheduler)
     added(scheduler, [*first.tokens[:48], 1, 2])
     step = scheduler.plan()
     assert [type(move) for move in step.moves] == [Copy]
-    step.chunks.clear()
-    scheduler.advance(step)
+    for sequence in list(scheduler.running):
+        scheduler.remove(sequence, keep_cells=True)
     assert not scheduler.cache.is_settled
-    goes_on(scheduler)
+    (alone,) = added(scheduler, [*first.tokens[:48], 3, 4])
+    step = goes_on(scheduler)
+    assert step.started == [alone] and alone.n_cached == 0
     assert scheduler.cache.is_settled

@@ -135,7 +135,11 @@ class Cache:
         if self._gain(best) <= 0:
             best = Match()
         awaited = max(
-            (match.awaited for match in slots if match.awaited is not None),
+            (
+                each
+                for match in slots
+                if (each := match.awaited) and each.owner.can_go_on_from(each.length)
+            ),
             key=lambda each: each.length,
             default=None,
         )
@@ -171,9 +175,10 @@ class Cache:
 
         Returns false, without a change, if that needs a slot which a move has changed and which no
         batch has settled yet, or if running streams would wait too long for this step's copies.
+        Alone, a sequence that goes on from nothing has any slot: its batch settles all first.
         """
         source, n_ready, snapshot = match.source, match.n_ready, match.snapshot
-        touched = self.read | self.written
+        touched = self.read | self.written if is_busy or source is not None else set[int]()
         idle = [slot for slot in self.slots if slot.is_idle and slot.index not in touched]
         others = [slot for slot in idle if slot is not source]
         if isinstance(source, Slot) and source.index in self.written:
@@ -255,11 +260,13 @@ class Cache:
 
     def divide(self, limits: Limits) -> None:
         """Begin anew in another layout; all slots are idle. What they keep goes to memory, the most
-        recent first, as far as it has room."""
-        assert self.n_idle == len(self.slots) and self.is_settled
+        recent first, as far as it has room; what no batch has settled is lost."""
+        assert self.n_idle == len(self.slots)
+        touched = self.read | self.written
         for slot in sorted(self.slots, key=lambda each: each.last_used, reverse=True):
-            if slot.kept:
+            if slot.kept and slot.index not in touched:
                 self.save(slot, is_busy=False)
+        self.settled()
         self.limits = limits
         self.slots[:] = [Slot(index) for index in range(limits.n_slots)]
         self.moves.append(Divide(limits.n_cells, limits.n_slots, limits.unified))
@@ -421,7 +428,7 @@ class Cache:
         return moves
 
     def settled(self) -> None:
-        """A batch was computed, and the copies before it with it."""
+        """llama.cpp has begun a batch, and before it made all copies."""
         self.read.clear()
         self.written.clear()
 
