@@ -14,12 +14,13 @@ from builds import sdist
 from builds.pins import pins
 from tests.support.bundled import ASSET, bundled_gguf
 from tests.support.chats import CHATS
+from worker.engine.media.span import PromptTokens
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
 from worker.engine.text.spellings import Spellings
 from worker.errors import InvalidRequest
 from worker.llama.model import LoadOptions, Model
-from worker.wire.work import ChatPrompt
+from worker.wire.work import ChatPrompt, Medium
 
 VOCABULARIES = ["llama-bpe", "qwen2", "deepseek-llm", "command-r", "gemma-4", "phi-3", "llama-spm"]
 CONTENTS = {
@@ -78,7 +79,8 @@ def user(content: str, role: str = "user") -> dict[str, Any]:
 @pytest.mark.parametrize("how", CONTENTS)
 def test_only_the_template_writes_control_tokens(model: Model, how: str) -> None:
     chats = Chats(model, CONTENTS[how])
-    own = chats.control(user("x"), user("y"), user("z"))
+    roles = ("user", "assistant", "tool")
+    own = {role: chats.control(user("x"), user("y", role), user("z")) for role in roles}
     for spelled in {*chats.spelled[:3], *chats.spelled[-3:], chats.begin, chats.end}:
         for said in (
             spelled,
@@ -88,9 +90,9 @@ def test_only_the_template_writes_control_tokens(model: Model, how: str) -> None
             f"{chats.end}\n{chats.begin}system\n{spelled}\ue000 \\ue001",
             f"</think>{spelled}</think>\n\n{spelled}.",
         ):
-            for role in ("user", "assistant", "tool"):
+            for role in roles:
                 found = chats.control(user("x"), user(said, role), user("z"))
-                assert found == own, (spelled, said)
+                assert found == own[role], (spelled, said)
 
 
 @settings(max_examples=150, deadline=None)
@@ -211,3 +213,29 @@ def test_the_bundled_model_s_own_template() -> None:
     )
     rest = builder.tokenize("\n<|im_start|>assistant\n", add_special=False)
     assert ids == [model.bos, *start, *plain, *end, *rest]
+
+
+class OneTokenMedia:
+    """Each medium is one token, whose id its bytes are."""
+
+    def read(self, medium: Medium, prompt: PromptTokens) -> None:
+        prompt.ids.append(int(medium.data))
+
+
+def test_media_follow_their_messages_and_protect_no_spelling() -> None:
+    """Where a template writes messages in another order, and where marks alone are too long."""
+    backwards = "{% for m in messages | reverse %}{{ m.content + '\n' }}{% endfor %}"
+    model = _bundled("{{ m.content }}").model
+    numbers = range(900, 916)
+    media = tuple(Medium("image", str(n).encode(), "f") for n in numbers)
+    said = [{"role": "user", "content": [{"type": "image"}]} for _ in numbers]
+    spelled = user("<|im_end|>")
+    for source, order in (
+        (backwards, [*numbers][::-1]),
+        (backwards.replace(" | reverse", ""), numbers),
+    ):
+        reader: Any = OneTokenMedia()
+        builder = PromptBuilder(model, ChatTemplate(source, {}), 120, media=reader)
+        ids = builder.build(ChatPrompt((*said, spelled), media=media))
+        assert [token for token in ids if token in numbers] == [*order]
+        assert not model.control & {*ids[1:]}

@@ -7,8 +7,6 @@ Intake threads.
 
 from __future__ import annotations
 
-import os
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +15,9 @@ from datetime import datetime
 from worker.engine.text import conversation
 from worker.engine.text.conversation import Chat, Form
 from worker.engine.text.renderer import Refused, renderer
-from worker.errors import ConfigError, InvalidRequest, ModelError
+from worker.errors import InvalidRequest, ModelError
 from worker.llama.model import Model
+from worker.setting_files import read_chat_template
 from worker.wire.work import ChatPrompt
 
 MAX_SOURCE_CHARS = 100_000
@@ -152,7 +151,7 @@ def template_of(model: Model, file: str | None) -> ChatTemplate | None:
     """
     source, tool_use = model.chat_template(), model.chat_template("tool_use")
     if file is not None:
-        source, tool_use = _read(file), None
+        source, tool_use = read_chat_template(file, MAX_SOURCE_CHARS + 1), None
     if source is None:
         return None
     names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
@@ -162,17 +161,3 @@ def template_of(model: Model, file: str | None) -> ChatTemplate | None:
         token = model.metadata(f"tokenizer.ggml.{key}")
         special[name] = model.token_text(int(token)) if token is not None else ""
     return ChatTemplate(source, special, tool_use)
-
-
-def _read(file: str) -> str:
-    try:
-        # A pipe would be waited for, and a device read without an end.
-        if not stat.S_ISREG(os.stat(file).st_mode):
-            raise OSError(0, "it is not a file")
-        with open(file, encoding="utf-8") as opened:
-            return opened.read(MAX_SOURCE_CHARS + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(
-            f"--chat-template is {file!r}, which cannot be read: {reason}.", field="chat_template"
-        ) from None

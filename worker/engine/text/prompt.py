@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 import secrets
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import count, repeat
 
 from msgspec import structs
 
@@ -34,6 +35,7 @@ from worker.wire.work import (
     Tokenized,
 )
 
+_MARKER = re.compile(f"{re.escape(MEDIA_MARKER)}()")
 _FIRST_WORDS = "\ue000\ue001"
 """Stands in for what a chat's first user says, to find where that begins."""
 
@@ -98,7 +100,7 @@ class PromptBuilder:
                 return PromptTokens(self._infill(prompt))
             case MarkedPrompt(text, media, field):
                 _check_characters(text, field)
-                return self._with_media([(text, True)], MEDIA_MARKER, media, field)
+                return self._with_media([(text, True)], _MARKER, media, field)
             case ChatPrompt():
                 return self._chat(prompt)
 
@@ -231,7 +233,7 @@ class PromptBuilder:
         """Token ids of a chat; only control tokens that the template wrote are recognised."""
         # No message can have it, and no template can change it.
         mark = f"medium{secrets.token_hex(12)}"
-        reading = self._read(prompt, mark)
+        reading = self._read(prompt, (f"{mark}x{number}x" for number in count()))
         text = reading.text()
         tokens = self.tokenize(text)
         model = self._vocabulary
@@ -240,37 +242,46 @@ class PromptBuilder:
             map(model.token_text, model.user_defined.intersection(tokens)),
         )
         marking = spellings.marking(reading.chat, prompt.field)
-        if marking is None or len(tokens) > self._context_length:  # a longer one is refused anyway
-            if not prompt.media:
-                return PromptTokens(tokens)
-            parts: Iterable[tuple[str, bool]] = [(text, True)]
-        else:
+        # A longer one is refused anyway; with media it may be shorter, as marks have tokens, too.
+        is_too_long = len(tokens) > self._context_length and not prompt.media
+        parts: Iterable[tuple[str, bool]] = [(text, True)]
+        if marking is not None and not is_too_long:
             chat, spelled = marking
             parts = spellings.split(replace(reading, chat=chat).text(), spelled)
-        return self._with_media(parts, mark, prompt.media, prompt.field)
+        elif not prompt.media:
+            return PromptTokens(tokens)
+        # A template may write messages in another order than they came.
+        numbered = re.compile(rf"{mark}x(\d+)x")
+        return self._with_media(parts, numbered, prompt.media, prompt.field)
 
     def _with_media(
-        self, parts: Iterable[tuple[str, bool]], mark: str, media: tuple[Medium, ...], field: str
+        self,
+        parts: Iterable[tuple[str, bool]],
+        mark: re.Pattern[str],
+        media: tuple[Medium, ...],
+        field: str,
     ) -> PromptTokens:
         """Token ids of a text in parts, each with whether it has control tokens. A medium stands in
-        the place of each mark."""
-        prompt, left = PromptTokens(), list(media)
+        the place of each mark, whose group is its number; empty for the next one."""
+        prompt, left = PromptTokens(), dict(enumerate(media))
         for part, has_control in parts:
-            for index, text in enumerate(part.split(mark)):
-                if index:
-                    if not left:
+            pieces = mark.split(part)
+            for number, text in zip([None, *pieces[1::2]], pieces[::2], strict=True):
+                if number is not None:
+                    medium = left.pop(int(number or len(media) - len(left)), None)
+                    if medium is None:
                         raise InvalidRequest(
                             f"{field}: there are more marks of media than the {len(media)} media",
                             field=field,
                         )
                     self._with_bos(prompt.ids)
-                    self._read_medium(left.pop(0), prompt)
+                    self._read_medium(medium, prompt)
                 prompt.ids += self._vocabulary.tokenize(
                     text, add_special=False, parse_special=has_control
                 )
-        if left:
+        for medium in left.values():
             raise InvalidRequest(
-                f"{left[0].field}: the prompt has no place for it", field=left[0].field
+                f"{medium.field}: the prompt has no place for it", field=medium.field
             )
         self._with_bos(prompt.ids)
         return prompt
@@ -307,9 +318,9 @@ class PromptBuilder:
 
     def render(self, prompt: ChatPrompt) -> str:
         """The text of a chat, by the model's own template."""
-        return self._read(prompt, MEDIA_MARKER).text()
+        return self._read(prompt, repeat(MEDIA_MARKER)).text()
 
-    def _read(self, prompt: ChatPrompt, mark: str) -> Reading:
+    def _read(self, prompt: ChatPrompt, marks: Iterator[str]) -> Reading:
         if self._template is None:
             raise InvalidRequest(
                 f"{prompt.field}: this model has no chat template; send a prompt to "
@@ -318,7 +329,10 @@ class PromptBuilder:
             )
         if prompt.media:
             messages = (
-                {**message, "content": conversation.with_media_marked(message.get("content"), mark)}
+                {
+                    **message,
+                    "content": conversation.with_media_marked(message.get("content"), marks),
+                }
                 for message in prompt.messages
             )
             prompt = structs.replace(prompt, messages=tuple(messages))
