@@ -158,6 +158,9 @@ HOSTILE = {
     },
     "multiples": {"allOf": [{"type": "integer", "multipleOf": n} for n in (97, 101, 103)]},
     "repeated pattern": {"type": "string", "pattern": r"^((\w{1,200}\s){1,200}){1,200}$"},
+    "endless pattern": {"type": "string", "pattern": "^x{4294967295}$"},
+    "length of a pattern": {"type": "string", "pattern": "^x*$", "minLength": 200_000},
+    "many patterns": {"properties": {f"p{i}": {"pattern": f"^{i}x{{19000}}$"} for i in range(300)}},
     "look-behind by states": {"type": "string", "pattern": "(.*a.{200})"},
     "long pattern": {"type": "string", "pattern": "(?i)" + "abc" * 1300},
     "keywords that are not enforced": {

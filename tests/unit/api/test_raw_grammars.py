@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from builds import sdist
 from builds.pins import pins
 from tests.support import clock
-from tests.support.byte_walk import accepts, answer
+from tests.support.byte_walk import accepts, answer, byte_tokenizer
+from worker.api.chat.constrain import sizes
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.request import Choices, Expression, Format, Grammar
+from worker.api.chat.request import Choices, Expression, Format, Grammar, JsonSchema
 from worker.api.http.faults import Fault
 from worker.errors import InvalidRequest
+from worker.llama.constraint import compile_grammar
 
 LIST = """
 # a list as llama.cpp's own examples write it
@@ -56,6 +58,7 @@ def fault_of(asked: Format) -> Fault:
         ('root ::= "a" {2,3} | [^"\\]x-z] .', "aaa", "a"),
         ('root ::= "\\u00e9\\x41\\U0001F600" | ("b" |\n "c")?', "éA😀", "d"),
         ('root ::= long-name2*\nlong-name2 ::= "\\"" | "\\\\"', '"\\"', "a"),
+        ('root ::= "b" "a"{0} ("c" | "d"){0,0} "e"{0,}', "bee", "ba"),
         ("start: WORD /[0-9]/\nWORD: /[a-z]+/", "abc1", "abc"),
     ],
 )
@@ -102,6 +105,13 @@ def test_a_grammar_of_llama_cpp_is_followed(name: str) -> None:
         ('root ::= "\\ud800"', "not a Unicode character"),
         ('root ::= "a"{x}', "expected {n}"),
         ('root ::= "a"{9999999}', "repetitions"),
+        ('root ::= (("a"{1000} "b"){,9} | "c")', "expected {n}"),
+        ('root ::= (("a"{1000} "b"){9,} | "c"){12}', "repetitions in one another"),
+        ('root ::= ("a" | (("b" root){0,100000})? ){1000,}', "repetitions in one another"),
+        ("start: /(a{200}){200}/", "repeats too often"),
+        ("start: A\nA: B{1000}\nB: C{1000}\nC: /x/", "repeats too often"),
+        ('start: A\nA: "x" ~ 3..30000', "repeats too often"),
+        ("%ignore /x{4294967295}/\nstart: /y/", "repeats too often"),
         ("root ::= <think>", "tokens cannot be named"),
         ("root ::= " + "(" * 9999, "nested too deeply"),
         ("root ::= " + '"a"' * 20_000, "characters"),
@@ -166,6 +176,94 @@ def test_a_regular_expression_holds_for_the_whole_text() -> None:
     with pytest.raises(InvalidRequest, match="guided_regex cannot be enforced"):
         bad = constrain(Expression("(?=a)", "guided_regex")).constraint
         answer(bad.grammar, seed=1, field=bad.field)
+
+
+HUGE = [
+    "^x{4294967295}$",
+    "((a{100}){100}){100}",
+    "x{99999999999999999999}",
+    "[+-[]x{30000}",
+    "[]]x{30000,}",
+    r"\x{41}{30000}",
+    "(?x)[a - [b]x{30000}[c]]",
+    "x*x{19000}",
+    "(x{100,}){50}",
+    "x{1,40}" * 480,
+]
+LARGE = [
+    r"^(\w{1,30}\s){0,100}$",
+    r"([a-z0-9-]{1,63}\.){1,127}",
+    "x{20000}",
+    "é{6000}",
+    "x*x{1000}",
+    "[{5000}]{3}",
+    r"\p{Lu}{1,50}\x{4e00}",
+    r"^(https?|ftp)://[^\s/$.?#].[^\s]*$",
+    r"^((25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(25[0-5]|2[0-4]\d|1?\d?\d)$",
+]
+
+
+@pytest.mark.parametrize("pattern", HUGE)
+def test_an_expression_that_repeats_too_often_is_refused(pattern: str) -> None:
+    fault = fault_of(Expression(pattern, "guided_regex"))
+    assert fault["field"] == "guided_regex"
+    schema = JsonSchema({"type": "string", "pattern": pattern}, "s")
+    assert constrain(schema).not_enforced == ("s.pattern",)
+    assert fault_of(Grammar(f"start: /{pattern}/", "grammar"))["field"] == "grammar"
+
+
+@pytest.mark.parametrize("pattern", LARGE)
+def test_an_expression_with_many_repetitions_is_followed(pattern: str) -> None:
+    began = time.process_time()
+    found = constrain(Expression(pattern.replace("/", r"\/"), "guided_regex")).constraint
+    answer(found.grammar, seed=1, max_bytes=1)
+    assert time.process_time() - began < 0.3 * clock.slowness()
+
+
+PIECES = r"a é . \w \x{4e00} [a-z] [^a] [x] [ ] ( ) (?: | * + ? {2} {30} {700,} {0,9000} {1,20}"
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.lists(st.sampled_from([*PIECES.split(), "{", "\\", "(?x)", "#", "/"])).map("".join))
+def test_an_expression_is_refused_or_compiles_at_once(text: str) -> None:
+    for asked in (Expression(text, "g"), Grammar(f"start: T\nT: /{text}/{{3}}", "g")):
+        began = time.process_time()
+        with suppress(InvalidRequest):
+            answer(constrain(asked).constraint.grammar, seed=1, max_bytes=1, field="g")
+        assert time.process_time() - began < 0.4 * clock.slowness()
+
+
+@pytest.mark.parametrize(
+    "unit", ["(", "[", "[a-", "{1", "{ ", "\\x{", "(a{2}|", "a{9}", "(?x", "[[:"]
+)
+def test_a_size_is_read_in_linear_time(unit: str) -> None:
+    def seconds(n: int) -> float:
+        times = []
+        for _ in range(3):
+            began = time.process_time()
+            sizes.size(unit * n)
+            times.append(time.process_time() - began)
+        return min(times)
+
+    assert seconds(16_000) < 12 * seconds(4000) + 0.01
+
+
+RECURSIVE = r"""
+root ::= ((("\x00" | "x") [\x00-\x1f]) | [^\n]) | (more?){1000,}
+more ::= root{0,100000}
+"""
+
+
+def test_a_grammar_of_many_readings_is_given_up_at_once() -> None:
+    grammar = constrain(Grammar(RECURSIVE, "grammar")).constraint.grammar
+    matcher = compile_grammar(byte_tokenizer(), grammar, "grammar")
+    times = []
+    while not matcher.is_error():
+        began = time.process_time()
+        matcher.compute_bitmask()
+        matcher.consume_token(ord("x"))
+        times.append(time.process_time() - began)
+    assert sum(times) < 0.4 * clock.slowness() and max(times) < 0.1 * clock.slowness()
 
 
 def test_a_choice_is_one_of_its_texts() -> None:

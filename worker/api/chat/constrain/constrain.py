@@ -10,6 +10,7 @@ import json
 import re
 from typing import Any, NamedTuple
 
+from worker.api.chat.constrain import sizes
 from worker.api.chat.constrain.gbnf import to_lark
 from worker.api.chat.constrain.schema import Schemas
 from worker.api.chat.request import (
@@ -22,6 +23,7 @@ from worker.api.chat.request import (
     Tool,
 )
 from worker.api.http.faults import fault, invalid, refusal
+from worker.errors import InvalidRequest
 from worker.wire.sampling import Constraint
 
 MAX_PATTERN_CHARS = 4000
@@ -112,6 +114,8 @@ def _of_expression(pattern: str, path: str) -> str:
         raise refusal(path, "unsupported", f"has more than {MAX_PATTERN_CHARS} characters")
     if not pattern:
         raise refusal(path, "unsupported", "is empty")
+    if sizes.size(pattern) > sizes.MAX_SIZE:
+        raise _repeats_too_often(path)
     escaped = re.sub(r"\\.|/", lambda m: r"\/" if m[0] == "/" else m[0], pattern, flags=re.DOTALL)
     return f"start: /{escaped}/"
 
@@ -133,4 +137,11 @@ def _of_grammar(text: str, path: str) -> str:
         raise refusal(path, "unsupported", f"has more than {limits}")
     if "%json" in text or "%regex" in text:
         raise refusal(path, "unsupported", "must not hold %json or %regex; send a schema instead")
+    if not sizes.LarkSizes(text).are_small():
+        raise _repeats_too_often(path)
     return text
+
+
+def _repeats_too_often(path: str) -> InvalidRequest:
+    limit = f"more than {sizes.MAX_SIZE} characters once its repetitions are written out"
+    return refusal(path, "unsupported", f"repeats too often: it has {limit}")

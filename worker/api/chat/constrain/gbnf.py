@@ -60,7 +60,14 @@ class _Reader:
         self._rules: dict[str, list[str]] = {}
         self._rule: list[str] | None = None
         """The rule that is being read, in Lark; `None` between two."""
-        self._depth = self._n_symbols = 0
+        self._repeated = [[1.0, 1.0]]
+        """Of the rule and each open group in it: how often its last part may stand there, by the
+        repetitions in one another, and how often the others may at most."""
+        self._n_symbols = 0
+
+    @property
+    def _depth(self) -> int:
+        return len(self._repeated) - 1
 
     def read(self) -> str:
         while self._at < len(self._text):
@@ -94,17 +101,23 @@ class _Reader:
         self._count(1)
         match kind:
             case "name":
-                self._rule.append(self._lark_name(found))
+                self._part(self._rule, self._lark_name(found))
             case "literal":
-                self._rule.append(self._literal(token["literal"]))
+                self._part(self._rule, self._literal(token["literal"]))
             case "members":
-                self._rule.append(f"/[{token['negated']}{self._members(token['members'])}]/")
+                members = f"/[{token['negated']}{self._members(token['members'])}]/"
+                self._part(self._rule, members)
             case "repetition":
                 if self._expects_a_part or self._rule[-1][-1] in "*+?}":
                     raise self._error("a repetition must follow a part; ( ) make a part of several")
-                if any(int(n) > _MAX_REPETITIONS for n in re.findall(r"\d+", found)):
-                    raise self._error(f"more than {_MAX_REPETITIONS} repetitions")
-                self._rule[-1] += found.replace(" ", "")
+                numbers = [int(number) for number in re.findall(r"\d+", found)]
+                self._repeated[-1][0] *= max(numbers, default=1) or 1
+                if self._repeated[-1][0] > _MAX_REPETITIONS:
+                    raise self._error(f"more than {_MAX_REPETITIONS} repetitions in one another")
+                if numbers and not any(numbers) and not re.search(r",\s*\}", found):
+                    _empty_last_part(self._rule)
+                else:
+                    self._rule[-1] += found.replace(" ", "")
             case _:
                 self._sign(self._rule, found)
 
@@ -113,15 +126,23 @@ class _Reader:
         """Whether an alternative has just begun, whose parts may stand on a line of their own."""
         return self._rule is not None and self._rule[-1:] in ([], ["("], ["|"])
 
+    def _part(self, rule: list[str], part: str, repeated: float = 1) -> None:
+        rule.append(part)
+        self._repeated[-1] = [repeated, max(self._repeated[-1])]
+
     def _sign(self, rule: list[str], sign: str) -> None:
         if sign == ".":
-            rule.append("/(?s:.)/")
+            self._part(rule, "/(?s:.)/")
             return
         if sign != "(" and self._expects_a_part:
             rule.append('""')
-        self._depth += (sign == "(") - (sign == ")")
-        if self._depth < 0:
-            raise self._error("expected the end of the rule")
+        if sign == ")":
+            if not self._depth:
+                raise self._error("expected the end of the rule")
+            self._part(rule, sign, max(self._repeated.pop()))
+            return
+        if sign == "(":
+            self._repeated.append([1, 1])
         if self._depth > _MAX_DEPTH:
             raise self._error("groups are nested too deeply")
         rule.append(sign)
@@ -132,6 +153,7 @@ class _Reader:
         if self._rule is not None and self._expects_a_part:
             self._rule.append('""')
         self._rule = None
+        self._repeated = [[1, 1]]
 
     def _lark_name(self, name: str) -> str:
         if name not in self._names and len(self._names) > MAX_RULES:
@@ -176,3 +198,14 @@ class _Reader:
 
     def _refusal(self, reason: str) -> InvalidRequest:
         return refusal(self._path, "unsupported", f"is not a valid grammar: {reason}")
+
+
+def _empty_last_part(rule: list[str]) -> None:
+    """Make the last part empty, which may be a group: Lark has no repetition of no times."""
+    depth = 0
+    while True:
+        part = rule.pop()
+        depth += part.startswith(")") - (part == "(")
+        if depth == 0:
+            break
+    rule.append('""')

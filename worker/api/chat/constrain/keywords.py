@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import re
 
+from worker.api.chat.constrain import sizes
+
 TYPES = frozenset("object array string number integer boolean null".split())
 NOT_ENFORCED = frozenset(
     "not if then else dependentSchemas dependentRequired dependencies contains minContains "
@@ -30,6 +32,9 @@ OF_TYPE = {
 LARGEST = 2**53 - 1
 """The largest integer that all JSON readers represent exactly; wider bounds become it."""
 MAX_COUNT = 1_000_000
+MAX_LENGTH_OF_PATTERN = 10_000
+"""The largest `minLength` beside a pattern, which may leave one text only: the engine writes it out
+at once, which takes it 0.2 s."""
 _MAX_MULTIPLE = 1000
 _MAX_PATTERN_CHARS = 4000
 _UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|\(\?<?[=!]|\\[1-9k]")
@@ -72,13 +77,27 @@ def bound(keyword: str, value: float) -> tuple[str, float] | None:
     return keyword, value
 
 
+def has_wide_integer(value: object) -> bool:
+    """Whether a value is or holds an integer beyond `LARGEST`, which llguidance would write as its
+    nearest neighbour, or not survive."""
+    parts = [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict | list):
+            parts += part.values() if isinstance(part, dict) else part
+        elif isinstance(part, int | float) and abs(part) > LARGEST:
+            return True
+    return False
+
+
 def is_small_multiple(value: float) -> bool:
     """Whether `multipleOf` compiles fast enough: its automaton has as many states as the value."""
     return 0 < value <= _MAX_MULTIPLE and math.isclose(value * 100, round(value * 100))
 
 
 def pattern(text: str, format: object) -> str | None:
-    """The regular expression to enforce; `None` if it cannot be matched in linear time."""
+    """The regular expression to enforce; `None` if it cannot be matched in linear time, or is
+    larger than `sizes.MAX_SIZE`."""
     if format == "email":
         # Zod's pattern begins with lookaheads for dots where no e-mail address may have them.
         text = _IMPLIED_BY_EMAIL.sub(r"\1", text)
@@ -87,7 +106,7 @@ def pattern(text: str, format: object) -> str | None:
     if len(text) > _MAX_PATTERN_CHARS:
         return None
     unsupported = (found for found in _UNSUPPORTED_PATTERN.findall(text) if found[1:] not in _PLAIN)
-    return text if next(unsupported, None) is None else None
+    return text if next(unsupported, None) is None and sizes.size(text) <= sizes.MAX_SIZE else None
 
 
 _PLAIN = ("\\", "[", "(")

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from worker.api.chat.constrain import keywords
+from worker.api.chat.constrain import keywords, sizes
 from worker.api.chat.constrain.proofs import (
     DEFINITIONS,
     are_disjoint,
@@ -30,6 +30,8 @@ from worker.api.chat.constrain.report import (
 from worker.api.http.faults import invalid, is_number
 
 Schema = Mapping[str, Any]
+MAX_SIZE = 4.0 * sizes.MAX_SIZE
+"""Of all regular expressions of a request's schemas; those beyond are not enforced."""
 
 
 class Schemas:
@@ -48,6 +50,7 @@ class Schemas:
         self._document: object = None
         self._path = ""
         self._n_documents = self._n_pairs = 0
+        self._size_left = MAX_SIZE
 
     def compiled(self, schema: object, path: str) -> Any:
         """The schema to enforce for `schema`; `path` is its place in the request."""
@@ -126,6 +129,14 @@ class Schemas:
                 where = below(where, step)
             self.definitions[name] = self.visit(found, where, depth + 1, merged=merged)
         return {"$ref": DEFINITIONS + self._names[key]}
+
+    def pattern(self, text: str, format: object) -> str | None:
+        """The regular expression to enforce; `None` if it, or all up to it, cannot be."""
+        found = keywords.pattern(text, format)
+        if found is None or (size := sizes.size(found)) > self._size_left:
+            return None
+        self._size_left -= size
+        return found
 
     def are_disjoint(self, branches: Sequence[object], *, merged: bool) -> bool:
         def followed(branch: object) -> object:
@@ -248,13 +259,16 @@ class _Part:
 
     def _values(self, name: str, value: Any, path: str) -> None:
         self._report.count(len(value) if name == "enum" else 1, "values in enum and const")
-        self._out[name] = value
+        if keywords.has_wide_integer(value):
+            self._report.leave_out(path)
+        else:
+            self._out[name] = value
 
     def _members(self, name: str, value: Mapping[str, Any], path: str) -> None:
         self._report.count_names(len(value), "properties")
         members: dict[str, Any] = {}
         for key, part in value.items():
-            text = keywords.pattern(key, None) if name == "patternProperties" else key
+            text = self._schemas.pattern(key, None) if name == "patternProperties" else key
             if text is None:
                 self._report.leave_out(below(path, key))
             else:
@@ -276,7 +290,9 @@ class _Part:
             self._out[name] = self._visit(value, path)
 
     def _count(self, name: str, value: float, path: str) -> None:
-        self._keep(name, int(value) if value <= keywords.MAX_COUNT else None, path)
+        meets_pattern = name == "minLength" and (self._merged or "pattern" in self._given)
+        most = keywords.MAX_LENGTH_OF_PATTERN if meets_pattern else keywords.MAX_COUNT
+        self._keep(name, int(value) if value <= most else None, path)
 
     def _multiple(self, name: str, value: float, path: str) -> None:
         is_enforced = not self._merged and keywords.is_small_multiple(value)
@@ -302,7 +318,7 @@ class _Part:
         self._out[name] = value
 
     def _pattern(self, name: str, value: str, path: str) -> None:
-        self._keep(name, keywords.pattern(value, self._given.get("format")), path)
+        self._keep(name, self._schemas.pattern(value, self._given.get("format")), path)
 
     def _format(self, name: str, value: str, path: str) -> None:
         """For a number, it (`int32`, `double`…) says only how it is stored."""

@@ -27,7 +27,8 @@ _GEMMA: Final = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 """A text · a text as JSON has it · a key · a comma that nothing follows · a sign · a bare word."""
-_QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
+_QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)""", re.DOTALL)
+"""An open string goes on to the end: to look for the next one behind each quote is quadratic."""
 _BETWEEN_QUOTES: Final = re.compile(r"='([^']*)'")
 _UNSURE: Final = re.compile(r"Q\s*Q|#|\\")
 """Beside strings, `Q`: strings that Python joins, comments and continued lines."""
