@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from tests.support.supervised import supervised
 from worker.api.app import build_schemas, create_app
-from worker.api.http.listen import server_for
+from worker.api.http.server import server_for
 from worker.api.http.state import AppState
 from worker.observability.metrics import Metrics
 from worker.settings import Settings

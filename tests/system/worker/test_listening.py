@@ -101,6 +101,18 @@ def test_a_worker_serves_on_a_unix_socket(
     assert "sk-secret" not in worker.stderr + worker.stdout
 
 
+def test_an_ending_worker_leaves_its_successors_socket(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    path = tmp_path / "worker.sock"
+    worker = start_worker("--uds", str(path), wait_ready=False)
+    path.unlink()
+    with socket.socket(socket.AF_UNIX) as successor:
+        successor.bind(str(path))
+        assert worker.stop() == 0
+        assert stat.S_ISSOCK(path.stat().st_mode)
+
+
 def test_what_is_no_socket_is_left_alone(warm_cache: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("precious")

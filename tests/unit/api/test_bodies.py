@@ -18,7 +18,7 @@ from tests.support.scripted_api import ScriptedWorker
 from worker.api.app import DIALECTS
 from worker.api.chat.inference import digest_of
 from worker.api.dialects.openai.schema import ChatBody
-from worker.api.http import body
+from worker.api.http import body, encoding
 from worker.api.http.body import MAX_NESTING, is_deep, parse_json
 from worker.api.http.faults import faults_of
 from worker.errors import InvalidRequest
@@ -83,6 +83,61 @@ def test_no_text_that_is_cut_off_keeps_the_reader(text: str, slice_bytes: int) -
         ends = list(body._outside_of_strings(text.encode()))
     outside = "".join(text[start:end] for start, end in ends)
     assert outside == re.sub(r'"(?:[^"\\]|\\.)*(?:"|\\?$)', "", text, flags=re.DOTALL)
+
+
+WIDE = "9" * 65
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{{"a":{WIDE}}}',
+        f'{{"a":"{WIDE}","b":[-{WIDE}]}}',
+        f'["\\"",{WIDE}]',
+        WIDE,
+        f'{{"a":"{"x" * 65_440}","b":[{",".join(["9" * 4299] * 940)}]}}',
+        "[" + " " * 65_500 + "9" * 4000 + "]",
+    ],
+)
+def test_a_number_of_many_digits_is_refused(text: str) -> None:
+    began = time.thread_time()
+    with pytest.raises(InvalidRequest) as refused:
+        parse_json(text.encode(), "x")
+    assert time.thread_time() - began < 0.05 * clock.slowness()
+    (fault,) = refused.value.details["errors"]
+    assert fault["field"] == "x" and fault["constraint"] == "maxDigits"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 64,
+        f'{{"a":"{WIDE}"}}',
+        f'["\\"{WIDE}",1]',
+        f"[0.{WIDE},1e-{'0' * 65}1,1E+{'0' * 65}1]",
+        f'[1,"{WIDE}"]',
+    ],
+)
+def test_digits_elsewhere_are_taken(text: str) -> None:
+    assert parse_json(text.encode()) == json.loads(text)
+
+
+@given(text=st.text(st.sampled_from('12,:"\\ -.e[]'), max_size=80), slice_bytes=st.integers(2, 9))
+def test_a_wide_number_is_found_wherever_a_slice_ends(text: str, slice_bytes: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(body, "_SLICE_BYTES", slice_bytes)
+        patch.setattr(body, "MAX_DIGITS", 2)
+        patch.setattr(body, "_WIDE_NUMBER", re.compile(rb"(?<![0-9.eE+])(?<![eE]-)[0-9]{3}"))
+        found = body._has_wide_number(text.encode())
+    outside = re.sub(r'"(?:[^"\\]|\\.)*(?:"|\\?$)', '"', text, flags=re.DOTALL)
+    assert found == (re.search(r"(?<![0-9.eE+])(?<![eE]-)[0-9]{3}", outside) is not None)
+
+
+@given(value=JSON, at_once=st.integers(1, 3))
+def test_what_is_encoded_in_parts_is_the_same(value: Any, at_once: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encoding, "_AT_ONCE", at_once)
+        assert b"".join(encoding.in_parts(value)) == encoding.dumps(value).encode()
 
 
 @pytest.mark.parametrize("levels", [0, 1, MAX_NESTING, MAX_NESTING + 1, 150])

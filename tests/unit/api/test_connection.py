@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,27 +23,43 @@ left: list[str] = []
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Reads the body unless the path says not to, and answers; under /long only once its client
-    has left, and under /soon after a moment."""
+    has left, under /soon after a moment, and under /echo with what the request was."""
+    body = b""
     if scope["path"].startswith("/long"):
         while (await receive())["type"] != "http.disconnect":
             pass
         left.append(scope["path"])
     elif scope["path"].startswith("/soon"):
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(1.0 if scope["path"] == "/soon/1" else 0.05)
     elif not scope["path"].startswith("/early"):
-        while (await receive()).get("more_body"):
-            pass
+        more = True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"].startswith("/echo"):
+        names = b",".join(name for name, _ in scope["headers"])
+        for part in (b"[", body, b"|", names, b"]"):
+            await send({"type": "http.response.body", "body": part, "more_body": True})
     for _ in range(64 if scope["path"].startswith("/large") else 0):
         await send({"type": "http.response.body", "body": b"x" * 2**20, "more_body": True})
     await send({"type": "http.response.body", "body": b"x"})
 
 
 @asynccontextmanager
-async def served() -> AsyncIterator[tuple[int, set[WorkerProtocol]]]:
+async def served(keep_alive_s: int = 75) -> AsyncIterator[tuple[int, set[WorkerProtocol]]]:
     """The port, and the connections of the server."""
     protocol: Any = protocol_with(30.0, lambda: None)
-    config = uvicorn.Config(app, http=protocol, lifespan="off", log_config=None, access_log=False)
+    config = uvicorn.Config(
+        app,
+        http=protocol,
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        date_header=False,
+        timeout_keep_alive=keep_alive_s,
+    )
     server = uvicorn.Server(config)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -64,6 +81,7 @@ def chunked(parts: list[bytes]) -> bytes:
 BODY = st.binary(max_size=40)
 PATH = st.sampled_from([b"/", b"/early"])
 LINES = b"Host: a\r\n"
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
 REQUESTS = st.one_of(
     st.builds(
         lambda method, path: method + b" " + path + b" HTTP/1.1\r\n" + LINES + b"\r\n",
@@ -77,7 +95,7 @@ REQUESTS = st.one_of(
         ),
         PATH,
         BODY,
-        st.sampled_from([b"", b"Expect: 100-continue\r\n", b"Connection: close\r\n"]),
+        st.sampled_from([b"", b"Expect: 100-continue\r\n", b"Connection: close\r\n", UPGRADE]),
     ),
     st.builds(
         lambda path, parts: (
@@ -123,22 +141,191 @@ def test_whoever_owes_something_has_a_time_for_it(
     assert not connection._owing, "a closed connection owes nothing"
 
 
-def test_a_body_that_comes_after_its_answer_leaves_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+SHORT = {"idle": 0.3, "head": 0.3, "body": 0.3}
+
+
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    async with asyncio.timeout(20):
+        return await reader.read()
+
+
+def test_a_body_that_comes_after_its_answer_leaves_a_time() -> None:
     """The answer came early and the body later: nothing closed such a connection any more."""
-    monkeypatch.setattr(connection, "SECONDS", {"idle": 0.3, "head": 0.3, "body": 0.3})
 
     async def attack() -> None:
-        async with served() as (port, _):
+        async with served(keep_alive_s=1) as (port, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n")
             assert (await reader.readuntil(b"x")).startswith(b"HTTP/1.1 200")
             writer.write(b"12345")
-            async with asyncio.timeout(20):
-                left = await reader.read()
+            assert await read_to_end(reader) == b"\r\n0\r\n\r\n"
             writer.close()
-            assert left.endswith((b"0\r\n\r\n", connection._TOO_SLOW))
 
     asyncio.run(attack())
+
+
+def test_between_requests_a_connection_stays_open_as_long_as_the_server_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A 408 that nobody had asked for was taken for the answer to the next request."""
+    monkeypatch.setattr(connection, "SECONDS", SHORT)
+
+    async def attack() -> None:
+        async with served(keep_alive_s=2) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(2):
+                writer.write(GET)
+                assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+                await asyncio.sleep(1)
+            assert await read_to_end(reader) == b""
+            writer.close()
+
+    asyncio.run(attack())
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (b"", []),
+        (b"\r\n", []),
+        (b"G", [b"408"]),
+        (GET + b"G", [b"200", b"408"]),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n1", [b"408"]),
+        (b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n1", [b"200"]),
+        (GET + b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n1", [b"200", b"408"]),
+        (b"POST /early HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", [b"200"]),
+    ],
+)
+def test_only_a_request_that_is_not_answered_gets_a_408(
+    monkeypatch: pytest.MonkeyPatch, sent: bytes, answers: list[bytes]
+) -> None:
+    monkeypatch.setattr(connection, "SECONDS", SHORT)
+    assert statuses(asyncio.run(exchanged(sent))) == answers
+
+
+def test_a_client_is_not_blamed_for_what_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the first answer runs, only a part of the second request's body is read."""
+    monkeypatch.setattr(connection, "SECONDS", {"idle": 5.0, "head": 5.0, "body": 0.05})
+    monkeypatch.setattr(connection, "BODY_SECONDS", 0.2)
+    first = b"GET /soon/1 HTTP/1.1\r\nHost: a\r\n\r\n"
+    second = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n"
+    answer = asyncio.run(exchanged(first + second + b"x" * 1_000_000))
+    assert statuses(answer) == [b"200", b"200"]
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+FRAMED = {
+    "nothing": (b"GET", b"", b""),
+    "a length": (b"POST", b"Content-Length: %d\r\n" % len(GET), GET),
+    "chunks": (b"POST", CHUNKED, chunked([GET, b"a", b"bc"])),
+    "coded chunks": (b"POST", b"Transfer-Encoding: gzip\r\n" + CHUNKED, chunked([GET])),
+    "no known end": (b"POST", b"Transfer-Encoding: gzip\r\n", b"abc"),
+}
+
+
+@pytest.mark.parametrize("framed", FRAMED)
+@pytest.mark.parametrize(("protocol", "size"), [(b"h2c", 1), (b"websocket", 7), (b"h2c", 10_000)])
+def test_a_client_that_asks_for_another_protocol_is_answered_in_this_one(
+    framed: str, protocol: bytes, size: int
+) -> None:
+    """`curl --http2` and Java's client ask for HTTP/2 in a request with a body, which was lost, or
+    run as a request of its own."""
+    method, lines, body = FRAMED[framed]
+    lines = b" /echo HTTP/1.1\r\nHost: a\r\nUpgrade: " + protocol + b"\r\n" + lines
+    last = b"GET /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+
+    def answer(wanted: bytes) -> bytes:
+        one = method + lines + b"Connection: " + wanted + b"\r\n\r\n" + body
+        return asyncio.run(exchanged(one * 2 + last, size=size))
+
+    asked = answer(b"Upgrade")
+    assert asked == answer(b"keep-alive")
+    assert statuses(asked) == ([b"400"] if framed == "no known end" else [b"200"] * 3)
+
+
+def test_a_trailer_is_no_header() -> None:
+    """It could have brought a token, or another host."""
+    head = (
+        b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    body = b"3\r\nabc\r\n0\r\nAuthorization: Bearer x\r\nHost: b\r\n\r\n"
+    answer = asyncio.run(exchanged(head + body))
+    assert statuses(answer) == [b"200"] and b"host,connection,transfer-encoding" in answer
+    assert b"authorization" not in answer and answer.count(b"host") == 1
+
+
+@pytest.mark.parametrize("lines", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+def test_a_trailer_ends_no_connection(lines: bytes) -> None:
+    head = b"POST /echo HTTP/1.1\r\nHost: a\r\n" + lines + b"Transfer-Encoding: chunked\r\n\r\n"
+    chunks = b"3\r\nabc\r\n0\r\nConnection: close\r\n\r\n"
+    last = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+    assert statuses(asyncio.run(exchanged(head + chunks + last))) == [b"200", b"200"]
+    assert statuses(asyncio.run(exchanged(last + last))) == [b"200"]
+
+
+def test_a_client_of_1_0_gets_no_interim_answer() -> None:
+    head = b"POST /echo HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 3\r\n\r\nabc"
+    assert statuses(asyncio.run(exchanged(head))) == [b"200"]
+
+
+@pytest.mark.anyio
+async def test_whoever_does_not_take_the_last_bytes_is_cut() -> None:
+    """Also where they are few, and the connection is being closed."""
+
+    class Stuck(asyncio.Transport):
+        n_left, is_closed, was_aborted = 9, False, False
+
+        def get_write_buffer_size(self) -> int:
+            return self.n_left
+
+        def write(self, data: Any) -> None: ...
+
+        def close(self) -> None:
+            self.is_closed = True
+
+        def is_closing(self) -> bool:
+            return self.is_closed
+
+        def abort(self) -> None:
+            self.was_aborted = True
+
+        def get_extra_info(self, name: str, default: Any = None) -> Any:
+            return None
+
+        def pause_reading(self) -> None: ...
+
+        def resume_reading(self) -> None: ...
+
+    config = uvicorn.Config(app, lifespan="off", log_config=None)
+    config.load()
+    n_cut = 0
+
+    def on_cut() -> None:
+        nonlocal n_cut
+        n_cut += 1
+
+    state: Any = uvicorn.server.ServerState()
+    make: Any = protocol_with(0.05, on_cut)
+    protocol = make(config, state, {})
+    transport = Stuck()
+    protocol.connection_made(transport)
+    protocol.data_received(b"not HTTP\r\n\r\n")
+    assert transport.is_closed
+    await asyncio.sleep(0.2)
+    assert transport.was_aborted and n_cut == 1
+    protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("lines", [b"", b"Connection: keep-alive\r\n"])
+@pytest.mark.parametrize("version", [b"1.0", b"0.9"])
+def test_a_client_that_knows_no_chunks_gets_none(version: bytes, lines: bytes) -> None:
+    head = b"POST /echo HTTP/" + version + b"\r\n" + lines + b"Content-Length: 3\r\n\r\nabc"
+    told, _, body = asyncio.run(exchanged(head)).partition(b"\r\n\r\n")
+    assert b"connection: close" in told and b"transfer-encoding" not in told
+    assert body.startswith(b"[abc|") and body.endswith(b"]x")
+    told, _, body = asyncio.run(exchanged(head.replace(b"POST", b"HEAD"))).partition(b"\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 200") and body == b""
 
 
 def test_a_body_that_pauses_is_given_up_before_its_whole_time(
@@ -157,15 +344,25 @@ def test_a_body_that_pauses_is_given_up_before_its_whole_time(
     asyncio.run(attack())
 
 
-async def exchanged(sent: bytes, *, closes: bool = False) -> bytes:
-    """All that is answered; a client that `closes` says at once that it sends nothing more."""
-    async with served() as (port, _):
+def statuses(answers: bytes) -> list[bytes]:
+    return re.findall(rb"HTTP/1.1 (\d+)", answers)
+
+
+async def exchanged(sent: bytes, *, closes: bool = False, size: int = 0) -> bytes:
+    """All that is answered to bytes that come at once, or in packets of a `size`; a client that
+    `closes` says at once that it sends nothing more."""
+    async with served() as (port, connections):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(sent)
+        for start in range(0, len(sent), size) if size else ():
+            while not connections:
+                await asyncio.sleep(0)
+            for each in connections:
+                each.data_received(sent[start : start + size])
+        if not size:
+            writer.write(sent)
         if closes:
             writer.write_eof()
-        async with asyncio.timeout(20):
-            answer = await reader.read()
+        answer = await read_to_end(reader)
         writer.close()
     return answer
 
@@ -201,12 +398,19 @@ def test_a_client_that_sends_nothing_more_is_answered_but_not_waited_for() -> No
 
 def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None:
     garbage = b"\0\r\n\r\n"
-    assert asyncio.run(exchanged(garbage)) == connection._BAD_REQUEST
-    earlier = b"GET /soon HTTP/1.1\r\nHost: a\r\n\r\n"
-    assert asyncio.run(exchanged(earlier + garbage)) == b""
+    no_path = b"GET http://127.0.0.1 HTTP/1.1\r\nHost: a\r\n\r\n"
     chunked_badly = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
-    assert asyncio.run(exchanged(chunked_badly)) == connection._BAD_REQUEST
-    assert asyncio.run(exchanged(earlier + chunked_badly)) == b""
+    too_large = b"GET / HTTP/1.1\r\nA: " + b"a" * 100_000
+    earlier = b"GET /soon HTTP/1.1\r\nHost: a\r\n\r\n"
+    for bad, status in [
+        (garbage, b"400"),
+        (no_path, b"400"),
+        (chunked_badly, b"400"),
+        (too_large, b"431"),
+    ]:
+        assert statuses(asyncio.run(exchanged(bad))) == [status]
+        assert statuses(asyncio.run(exchanged(earlier * 2 + bad))) == [b"200", b"200", status]
+        assert statuses(asyncio.run(exchanged(earlier + bad + earlier))) == [b"200", status]
 
 
 def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:

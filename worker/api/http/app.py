@@ -19,14 +19,14 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from worker.api.http.encoding import json_response
-from worker.api.http.errors import error_response
+from worker.api.http.errors import details_of, error_response
 from worker.api.http.gate import Gate, head_of
 from worker.api.http.openapi import Description
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.routes import Place, Routes
 from worker.api.http.state import AppState, Refusal
 from worker.api.http.turnstile import Turnstile
-from worker.errors import InferenceFailed, WorkerError
+from worker.errors import ContextLengthExceeded, InferenceFailed, WorkerError
 from worker.observability.logs import bind_correlation_id, bind_key, get_logger
 
 _IDS = (b"x-correlation-id", b"x-request-id")
@@ -177,7 +177,8 @@ class Application(Surface):
     def refused(self, path: str, status: int, error: WorkerError) -> None:
         """Where the body is at fault, the reason names fields alone: a message may quote it."""
         reason = error.message
-        if faults := error.details.get("errors"):
+        is_counted = isinstance(error, ContextLengthExceeded)  # its message has numbers alone
+        if not is_counted and (faults := details_of(error).get("errors")):
             named = (f"{each['field'] or 'the body'} ({each['constraint']})" for each in faults)
             reason = ", ".join(named)[:_MAX_REASON_CHARS]
         self.state.refusals.append(Refusal(time.time(), path, status, error.code, reason))

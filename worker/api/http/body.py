@@ -54,6 +54,12 @@ MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
 _LEAVES = frozenset({str, int, float, bool, dict, type(None)})
 """Types of fields that hold no body; asking a model's class takes several times as long."""
 _SLICE_BYTES = 64 * 1024
+MAX_DIGITS = 64
+"""Of a number before its point: Python takes the square of their count to write an integer."""
+_TOO_MANY_DIGITS = b"0" * (MAX_DIGITS + 1)
+_AS_ZEROS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
+"""Each digit as 0, all else as a blank."""
+_WIDE_NUMBER = re.compile(rb"(?<![0-9.eE+])(?<![eE]-)[0-9]{%d}" % len(_TOO_MANY_DIGITS))
 BOM = b"\xef\xbb\xbf"
 _INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 """Of a string; of one that is cut off, up to there."""
@@ -192,12 +198,14 @@ def parse_json(text: bytes, path: str = "") -> Any:
     """A JSON value, bounded in what it may consist of, so that other threads wait for milliseconds.
 
     Raises:
-        InvalidRequest: the text is not JSON, or has too many values or levels; the fault of `path`,
-            or else of the body.
+        InvalidRequest: the text is not JSON, or has too many values, levels or digits; the fault of
+            `path`, or else of the body.
     """
     if len(text) > _ALWAYS_FEW and (kind := _excess(text)) is not None:
         what = f"has more than {MAX_SIGNS[kind][0]} {kind}; send them in several requests"
         raise refusal(path, "maxItems", what)
+    if _TOO_MANY_DIGITS in text.translate(_AS_ZEROS) and _has_wide_number(text):
+        raise refusal(path, "maxDigits", f"holds a number of more than {MAX_DIGITS} digits")
     try:
         # Cached strings would take twice as long if no two are equal.
         value = pydantic_core.from_json(text, allow_inf_nan=False, cache_strings="none")
@@ -224,6 +232,13 @@ def _excess(text: bytes) -> str | None:
         if n_strings > 2 * MAX_SIGNS["values"][0]:
             return "values"
     return None
+
+
+def _has_wide_number(text: bytes) -> bool:
+    beyond = MAX_DIGITS  # a slice may end within a number; in a string behind it lies no whole one
+    return any(
+        _WIDE_NUMBER.search(text, start, end + beyond) for start, end in _outside_of_strings(text)
+    )
 
 
 def _has_more(text: bytes, sign: bytes, limit: int) -> bool:

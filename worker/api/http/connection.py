@@ -7,6 +7,9 @@ has a size limit, and so has what frames a body (the heads of chunks, a trailer)
 not read are bounded in time and in bytes. So is the number of connections: when one too many comes,
 the one that has owed the rest of a request for longest is closed; if none does, the one that has
 left its answer unread for longest.
+
+A client takes whatever it reads for the answer to its oldest request. So a refusal waits until the
+earlier requests are answered, and nothing is written where no request is open.
 """
 
 from __future__ import annotations
@@ -18,6 +21,14 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
+import httptools
+from uvicorn._types import (
+    ASGI3Application,
+    ASGIReceiveCallable,
+    ASGISendCallable,
+    ASGISendEvent,
+    Scope,
+)
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -25,8 +36,8 @@ MAX_HEAD_BYTES = 64 * 1024
 """The most bytes in a request's line and headers."""
 Phase = Literal["idle", "head", "body", "answer"]
 SECONDS: Mapping[Phase, float] = {"idle": 20.0, "head": 20.0, "body": 20.0}
-"""The most that a client may take: until a request begins, for its line and headers, for each pause
-in its body. uvicorn closes an idle connection earlier, unless it has answered before the body."""
+"""The most that a client may take: until its first request begins, for a request's line and
+headers, for each pause in its body. Between requests it is uvicorn's `timeout_keep_alive`."""
 BODY_SECONDS = 120.0
 """The most for a whole body."""
 HALF_CLOSED_SECONDS = 1.0
@@ -59,6 +70,13 @@ _owing: OrderedDict[WorkerProtocol, None] = OrderedDict()
 """Connections whose client owes something, by the time since which it does."""
 _unread: OrderedDict[WorkerProtocol, None] = OrderedDict()
 """Connections with an answer that is not being taken as fast as it is written."""
+
+
+def _lenient(parser: Any) -> Any:
+    """A parser that reads on behind `Connection: close`, as uvicorn obeys it: in a trailer
+    it would have the next request swallowed."""
+    parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_keep_alive=True)
+    return parser
 
 
 class _Flow(FlowControl):
@@ -96,7 +114,11 @@ class WorkerProtocol(HttpToolsProtocol):
     """When the body must have come, whatever its pauses."""
     _n_head_bytes = 0
     _n_framing_bytes = 0
-    _is_half_closed = False
+    _has_begun = False
+    """Whether a part of the next request's head has come."""
+    _last_word: bytes | None = None
+    """No further request is read. This is written when those before are answered, and then the
+    connection is closed."""
 
     def __init__(
         self,
@@ -109,6 +131,7 @@ class WorkerProtocol(HttpToolsProtocol):
         """`patience_seconds`: a client may leave an answer unread for so long; `on_cut` counts
         those that did."""
         super().__init__(*args, **kwargs)
+        _lenient(self.parser)
         self._most_connections = most_connections
         self._unparsed = bytearray()
         self._unanswered: deque[RequestResponseCycle] = deque()
@@ -151,11 +174,14 @@ class WorkerProtocol(HttpToolsProtocol):
         """Whether the connection stays open, for an answer that is due. Never with TLS."""
         if self._phase != "answer" or self.scheme == "https":
             return False
-        self._is_half_closed = True
+        if self._last_word is None:
+            self._last_word = b""
         self._wait(self.loop.time() + HALF_CLOSED_SECONDS)
         return True
 
     def data_received(self, data: bytes) -> None:
+        if self._last_word is not None:
+            return
         if len(data) <= PARSED_AT_ONCE and not self._unparsed:
             self._parse(data)
             return
@@ -177,17 +203,40 @@ class WorkerProtocol(HttpToolsProtocol):
             self.flow.end_parsing()
 
     def _parse(self, data: bytes) -> None:
-        if self._phase == "idle":
-            self._enter("head")
         if self._phase == "body":
             self._n_framing_bytes += len(data)
             self._wait(min(self._body_due, self.loop.time() + SECONDS["body"]))
         else:
             self._n_head_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._go_on_with(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self._refuse(_BAD_REQUEST)
+            return
         n_bytes = self._n_framing_bytes if self._phase == "body" else self._n_head_bytes
         if n_bytes > MAX_HEAD_BYTES:
             self._refuse(_TOO_LARGE)
+
+    def _go_on_with(self, data: bytes) -> None:
+        """Read on behind the head of a client that asks for another protocol. It is answered in
+        this one (RFC 9110, 7.8).
+
+        The parser takes the body for bytes of that protocol. So a new one reads on, which knows of
+        the request how its body is framed, and nothing else."""
+        framing = b"".join(
+            b"%s: %s\r\n" % header
+            for header in self.scope["headers"]
+            if header[0] in (b"content-length", b"transfer-encoding")
+        )
+        self.parser = _lenient(httptools.HttpRequestParser(self))
+        self._parse(b"POST / HTTP/1.1\r\n%s\r\n%s" % (framing, data))
+
+    def _should_upgrade(self) -> bool:
+        return False
 
     def _enter(self, phase: Phase) -> None:
         self._phase = phase
@@ -196,14 +245,31 @@ class WorkerProtocol(HttpToolsProtocol):
             self._due = None
         else:
             _owing[self] = None
-            self._wait(self.loop.time() + SECONDS[phase])
+            is_between = phase == "idle" and self.cycle is not None
+            seconds = self.timeout_keep_alive if is_between else SECONDS[phase]
+            self._wait(self.loop.time() + seconds)
+
+    def on_message_begin(self) -> None:
+        if self._phase == "body":
+            return
+        super().on_message_begin()
+        self._has_begun = True
+        if self._phase == "idle":
+            self._enter("head")
 
     def on_headers_complete(self) -> None:
+        if self._phase == "body":
+            return
+        # It raises for a target that is none, and then there is no such request.
+        super().on_headers_complete()
+        # What follows is a trailer, which must not change what the headers have said (RFC 9110,
+        # 6.5.1), or what `_parse` tells a new parser.
+        self.headers = []
+        self._unanswered.append(self.cycle)
+        self._has_begun = False
         self._n_head_bytes = self._n_framing_bytes = 0
         self._enter("body")
         self._body_due = self.loop.time() + BODY_SECONDS
-        super().on_headers_complete()
-        self._unanswered.append(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         left = self._n_framing_bytes - FRAMING_PER_BYTE * len(body)
@@ -211,6 +277,8 @@ class WorkerProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # The body comes yet, see `_go_on_with`.
         super().on_message_complete()
         # An answer may have come before the body, such as a refusal.
         self._enter("answer" if self._unanswered else "idle")
@@ -219,12 +287,20 @@ class WorkerProtocol(HttpToolsProtocol):
         if self._unanswered:
             self._unanswered.popleft()
         super().on_response_complete()
+        if self.transport.is_closing():
+            self._watch_the_rest()
         # The answer of a pipelined request may still be due, or the rest of this one's body.
         if self._phase == "answer" and not self._unanswered and not self.transport.is_closing():
-            if self._is_half_closed:
-                self.transport.close()
+            if self._last_word is not None:
+                self._close()
             else:
-                self._enter("idle")
+                self._enter("head" if self._has_begun else "idle")
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        if cycle.scope["http_version"] != "1.1":
+            cycle.waiting_for_100_continue = False  # which it would take for the answer
+            app = functools.partial(_without_chunks, cycle, app)
+        super()._start_asgi_task(cycle, app)
 
     # --- answers that are not read ---
 
@@ -264,7 +340,7 @@ class WorkerProtocol(HttpToolsProtocol):
     # --- requests that do not come ---
 
     def _wait(self, due: float) -> None:
-        """Refuse the client if it still owes the same at `due`, on the loop's clock."""
+        """Give the client up if it still owes the same at `due`, on the loop's clock."""
         self._due = due
         if self._timer is not None and self._timer.when() > self._due:
             self._timer.cancel()
@@ -276,25 +352,79 @@ class WorkerProtocol(HttpToolsProtocol):
         self._timer = None
         if self._due is None:
             return
-        if self.loop.time() < self._due:
+        now = self.loop.time()
+        if now < self._due:
             self._timer = self.loop.call_at(self._due, self._look)
+        elif self._phase == "body" and self.flow.read_paused:
+            # It may have come: nothing is read while an earlier answer runs, or the app is behind.
+            self._body_due += SECONDS["body"]
+            self._wait(now + SECONDS["body"])
+        elif self._phase == "idle":
+            self._close()
+        elif self._phase == "answer":
+            self._abort()
         else:
             self._refuse(_TOO_SLOW)
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(_BAD_REQUEST)
-
     def _refuse(self, answer: bytes) -> None:
-        """Close the connection, with this answer if it can be no other request's."""
-        if self.transport.is_closing():
+        """Read no further, and close the connection when the earlier requests are answered, with
+        this for the one that is refused unless it has its answer."""
+        if self.transport.is_closing() or self._last_word is not None:
             return
-        own = self._unanswered[-1] if self._phase == "body" and self._unanswered else None
-        if any(cycle.response_started or cycle is not own for cycle in self._unanswered):
-            self._abort()
-        else:
-            self._leave()
-            self.transport.write(answer)
-            self.transport.close()
+        if self._phase == "body" and not self._unanswered:
+            answer = b""
+        elif self._phase == "body":
+            own = self._unanswered[-1]
+            if own.response_started:
+                self._abort()
+                return
+            self._unanswered.pop()
+            own.disconnected = True
+            own.message_event.set()
+            if self.pipeline:
+                self.pipeline.popleft()  # It has not begun, and never does.
+        self._last_word = answer
+        self._unparsed.clear()
+        self._enter("answer")
+        if not self._unanswered:
+            self._close()
+
+    def _close(self) -> None:
+        self.transport.write(self._last_word or b"")
+        self.transport.close()
+        self._watch_the_rest()
+
+    def _watch_the_rest(self) -> None:
+        """A connection that is being closed waits for its last bytes to be taken, however few."""
+        if self not in _unread and (n_bytes := _n_unread(self)):
+            _unread[self] = None
+            self._watch(n_bytes)
+
+
+async def _without_chunks(
+    cycle: RequestResponseCycle,
+    app: ASGI3Application,
+    scope: Scope,
+    receive: ASGIReceiveCallable,
+    send: ASGISendCallable,
+) -> None:
+    """For clients that know no chunks (RFC 9112, 6.1): an answer that does not tell its length ends
+    with the connection."""
+    cycle.keep_alive = False
+    is_open_ended = False
+
+    async def send_plain(message: ASGISendEvent) -> None:
+        nonlocal is_open_ended
+        if message["type"] == "http.response.start":
+            if b"content-length" not in {name.lower() for name, _ in message.get("headers", ())}:
+                is_open_ended = True
+                cycle.chunked_encoding = False
+        elif message["type"] == "http.response.body" and is_open_ended:
+            # uvicorn wants as much as was announced.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    await app(scope, receive, send_plain)
 
 
 def protocol_with(patience_seconds: float, on_cut: Callable[[], None]) -> type[WorkerProtocol]:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from json.encoder import encode_basestring
 from typing import Literal
 
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from worker.background import background_thread
 
 KEEPALIVE = b": keep-alive\n\n"
 """A comment in a silent stream of events."""
 _SENT_AT_ONCE = 64 * 1024
+_AT_ONCE = 64
+"""Members of a list that are encoded at once; each may have 20 alternatives."""
 _encoders = background_thread("answers")
 
 # Parsers built on str.splitlines() end a line at these characters; JSON need not escape them.
@@ -75,6 +78,38 @@ async def sliced(parts: Iterable[bytes]) -> Response:
     return StreamingResponse(
         each(), headers={"Content-Length": length}, media_type="application/json"
     )
+
+
+class LargeAnswer(Response):
+    """JSON of megabytes, whose parts are also made on that thread."""
+
+    def __init__(self, parts: Iterable[bytes]) -> None:
+        super().__init__()
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = await sliced(self._parts)
+        await response(scope, receive, send)
+
+
+def in_parts(value: object) -> Iterator[bytes]:
+    """What `dumps` writes, in parts that take a few milliseconds, during which no other thread
+    runs: long lists are cut."""
+    if isinstance(value, dict):
+        before = "{"
+        for name, each in value.items():
+            yield f"{before}{quoted(name)}:".encode()
+            yield from in_parts(each)
+            before = ","
+        yield b"}" if value else b"{}"
+    elif isinstance(value, list) and len(value) > _AT_ONCE:
+        before = "["
+        for at in range(0, len(value), _AT_ONCE):
+            yield f"{before}{dumps(value[at : at + _AT_ONCE])[1:-1]}".encode()
+            before = ","
+        yield b"]"
+    else:
+        yield dumps(value).encode()
 
 
 def _slices(parts: Iterable[bytes]) -> list[bytes]:

@@ -51,12 +51,12 @@ def error_response(error: WorkerError, form: ErrorForm, correlation_id: str) -> 
 
 def flat_error(error: WorkerError, correlation_id: str) -> dict[str, Any]:
     head = {"code": error.code, "message": error.message, "retriable": error.retriable}
-    return {**head, "correlation_id": correlation_id, **_details(error)}
+    return {**head, "correlation_id": correlation_id, **details_of(error)}
 
 
 def error_object(error: WorkerError) -> dict[str, Any]:
     """The error as one object, in OpenAI's form; `param` is the first field at fault."""
-    status, details = error.status, _details(error)
+    status, details = error.status, details_of(error)
     kind = {401: "authentication_error", 403: "permission_error"}.get(status)
     if kind is None:
         kind = "invalid_request_error" if 400 <= status < 499 else "server_error"
@@ -93,7 +93,7 @@ FLAT = ErrorForm(flat_error, FlatError)
 NESTED = ErrorForm(nested_error, NestedError)
 
 
-def _details(error: WorkerError) -> Mapping[str, Any]:
+def details_of(error: WorkerError) -> Mapping[str, Any]:
     """The details with a list of errors; a refusal by the engine only has its `field`."""
     known = dict(error.details)
     name = known.pop("field", None)

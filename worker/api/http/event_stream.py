@@ -45,9 +45,10 @@ def cancel_all(jobs: Iterable[Job]) -> None:
 
 @asynccontextmanager
 async def closing_on_disconnect(
-    request: Request, *jobs: Job, may_leave: bool = False
+    request: Request, jobs: Iterable[Job], *, may_leave: bool = False
 ) -> AsyncIterator[None]:
-    """Cancel the jobs if the block fails, or if the client leaves inside it and may not."""
+    """Cancel the jobs that there are by then if the block fails, or if the client leaves inside it
+    and may not."""
 
     async def watch() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -78,9 +78,10 @@ class Gate:
                 )
         kinds = [kind.partition(b";")[0].strip().lower() for kind in head.get(b"content-type", ())]
         if self._needs_json and scope["method"] == "POST" and kinds != [b"application/json"]:
-            always_json = operation is not None and operation.always_json
-            if always_json or (_has_body(head) and not head.keys().isdisjoint(_OF_BROWSERS)):
-                raise Forbidden("a POST needs Content-Type: application/json")
+            if operation is not None and operation.always_json:
+                raise Forbidden(f"{operation.path} needs Content-Type: application/json")
+            if _has_body(head) and not head.keys().isdisjoint(_OF_BROWSERS):
+                raise Forbidden("a browser's POST needs Content-Type: application/json")
         is_public = operation is not None and (operation.public or operation.probe)
         if not self._keys or is_public:
             return None

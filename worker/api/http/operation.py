@@ -36,7 +36,7 @@ def joined_in(field: str) -> Callable[[Sequence[Any]], Any]:
 
 AsInReference = Annotated[Any, Field(description="in the form of the API that has this path")]
 """Of an answer whose form is another project's, who documents it."""
-Events = Annotated[Any, Field(description="one event after the other; the README has them")]
+Events = Annotated[Any, Field(description="one event after the other, in that API's form")]
 Endpoint = Callable[[Request, AppState], Awaitable[object]]
 """Gives a response, or the value that is answered as JSON with the operation's status."""
 BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]

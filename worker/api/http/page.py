@@ -51,6 +51,7 @@ _HEADERS = {
 }
 _KINDS = {".js": "text/javascript", ".webmanifest": "application/manifest+json"}
 _INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
+_NO_WEIGHT = re.compile(r"q=0(\.0*)?")
 _HEAD = b'<meta charset="utf-8" />'
 _DESCRIPTION = b'<meta name="description" content="Chat with the model that this worker serves" />'
 """What is added to the chat's head, for whoever lists pages."""
@@ -88,6 +89,15 @@ def _chat() -> list[Operation]:
         _served(CHAT if path == "index.html" else f"{CHAT}/{path}", file, _CHAT_POLICY)
         for path, file in _files(folder)
     ]
+
+
+def takes_gzip(accepted: str) -> bool:
+    """Whether a header `Accept-Encoding` has gzip, with a weight above 0."""
+    for each in accepted.split(","):
+        name, *parameters = each.replace(" ", "").lower().split(";")
+        if name == "gzip" and not any(_NO_WEIGHT.fullmatch(parameter) for parameter in parameters):
+            return True
+    return False
 
 
 async def _no_chat(request: Request, state: AppState) -> Response:
@@ -157,7 +167,7 @@ class _File:
 
     async def answer(self, request: Request, state: AppState) -> Response:
         """The file, or 304 if the client has it."""
-        small = self.small if "gzip" in request.headers.get("accept-encoding", "") else None
+        small = self.small if takes_gzip(request.headers.get("accept-encoding", "")) else None
         headers = self.headers | {"etag": f'"{self.tag}{"" if small is None else "-gzip"}"'}
         if request.headers.get("if-none-match") == headers["etag"]:
             return Response(status_code=304, headers=headers)

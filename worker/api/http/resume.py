@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from worker.api.http.event_stream import EventStream
 from worker.api.http.faults import refusal
@@ -53,8 +54,9 @@ def reading(log: StreamLog, offset: int, state: AppState) -> EventStream:
     return EventStream(chunks, partial(state.streams.reading, log, -1), log.media_type)
 
 
-def go_on(request: Request, state: AppState, name: str) -> EventStream:
-    """A kept stream, behind the event that `Last-Event-ID` names, or from the byte `from` on.
+def go_on(request: Request, state: AppState, name: str) -> Response:
+    """A kept stream, behind the event that `Last-Event-ID` names, or from the byte `from` on; of
+    HEAD its head alone.
 
     Raises:
         JobNotFound: no stream of that name is kept for who asks.
@@ -66,7 +68,9 @@ def go_on(request: Request, state: AppState, name: str) -> EventStream:
         offset = log.behind(_number(last, "Last-Event-ID"))
     else:
         offset = _number(request.query_params.get("from") or "0", "from")
-    stream = reading(log, offset, state)
+    stream = Response(media_type=log.media_type)
+    if request.method != "HEAD":
+        stream = reading(log, offset, state)
     stream.headers[BEGAN] = f"{log.began_at:.6f}"
     return stream
 

@@ -79,7 +79,9 @@ class Routes:
         return self.at(operation.path).operations.get(operation.method) is operation
 
     def _nearest(self, path: str) -> Dialect:
-        return next(dialect for root, dialect in self._roots if f"{path}/".startswith(root))
+        """That of the longest root; for `*`, which is no path, that of the shortest."""
+        found = (dialect for root, dialect in self._roots if f"{path}/".startswith(root))
+        return next(found, self._roots[-1][1])
 
 
 def _methods(operation: Operation) -> Iterable[str]:

@@ -1,75 +1,14 @@
-"""The listening socket and the HTTP server on it. Runs on the main thread's event loop."""
+"""Listening sockets, and why one cannot be had. Any process of the worker, its main thread."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import gc
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
-import uvicorn
-from starlette.types import ASGIApp
-
-from worker.api.http.connection import protocol_with
 from worker.errors import ConfigError, PortInUse
-
-KEEP_ALIVE_SECONDS = 75
-"""Idle connections stay open longer than those of usual proxies and clients (60 s), so that none of
-them sends a request into a connection that is being closed."""
-CLOSE_SECONDS = 2
-"""After the drain, open connections have this long to take their last bytes."""
-
-
-class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the lifecycle stops it, after the drain."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        # A garbage collection blocks the event loop. Permanent objects are excluded from it, and
-        # collections run less often.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(20_000, 20, 20)
-
-
-Certificate = tuple[str, str]
-"""The files of a certificate chain and of its key, both in PEM."""
-
-
-def server_for(
-    app: ASGIApp,
-    patience_seconds: float,
-    on_cut: Callable[[], None],
-    certificate: Certificate | None = None,
-) -> Server:
-    """A client that leaves its answer unread for `patience_seconds` is cut, and counted.
-
-    With a certificate it speaks HTTPS and nothing else.
-    """
-    certfile, keyfile = certificate or (None, None)
-    return Server(
-        uvicorn.Config(
-            app,
-            http=protocol_with(patience_seconds, on_cut),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=CLOSE_SECONDS,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            ssl_certfile=certfile,
-            ssl_keyfile=keyfile,
-        )
-    )
 
 
 def listen_on(hosts: Sequence[str], port: int) -> list[socket.socket]:
@@ -122,30 +61,40 @@ def listen_at(path: str) -> socket.socket:
 
     Raises `PortInUse` if another process listens there, or `ConfigError`.
     """
+    if is_left_at(path):
+        os.unlink(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        with contextlib.suppress(FileNotFoundError):
-            _remove_left(path)
         listener.bind(path)
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        reason = error.strerror or str(error)  # a path that is too long has no number
-        message = f"--uds is {path!r}, which cannot be listened on: {reason}."
-        raise ConfigError(message, field="uds") from None
+        raise _explain_path(error, path) from None
     return listener
 
 
-def _remove_left(path: str) -> None:
-    if not stat.S_ISSOCK(os.stat(path).st_mode):
-        raise FileExistsError(errno.EEXIST, "something else is there")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
-        try:
+def is_left_at(path: str) -> bool:
+    """Whether a socket is there to which nobody listens any more; without a file it is false.
+
+    Raises `PortInUse` if somebody listens there, or `ConfigError` for what is no socket.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
             asking.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        is_other = os.path.lexists(path) and not stat.S_ISSOCK(os.lstat(path).st_mode)
+        if isinstance(error, ConnectionRefusedError) and not is_other:
+            return True
+        other = FileExistsError(errno.EEXIST, "something else is there")
+        raise _explain_path(other if is_other else error, path) from None
     raise PortInUse(f"{path} is in use by another process; choose another --uds.")
+
+
+def _explain_path(error: OSError, path: str) -> ConfigError:
+    reason = error.strerror or str(error)  # a path that is too long has no number
+    return ConfigError(f"--uds is {path!r}, which cannot be listened on: {reason}.", field="uds")
 
 
 def _explain(error: OSError, host: str, port: int) -> PortInUse | ConfigError:

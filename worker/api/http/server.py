@@ -1,0 +1,68 @@
+"""The HTTP server on a listening socket. Runs on the main thread's event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from worker.api.http.connection import protocol_with
+
+KEEP_ALIVE_SECONDS = 75
+"""Idle connections stay open longer than those of usual proxies and clients (60 s), so that none of
+them sends a request into a connection that is being closed."""
+CLOSE_SECONDS = 2
+"""After the drain, open connections have this long to take their last bytes."""
+
+
+class Server(uvicorn.Server):
+    """uvicorn without its signal handlers: the lifecycle stops it, after the drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # A garbage collection blocks the event loop. Permanent objects are excluded from it, and
+        # collections run less often.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 20, 20)
+
+
+Certificate = tuple[str, str]
+"""The files of a certificate chain and of its key, both in PEM."""
+
+
+def server_for(
+    app: ASGIApp,
+    patience_seconds: float,
+    on_cut: Callable[[], None],
+    certificate: Certificate | None = None,
+) -> Server:
+    """A client that leaves its answer unread for `patience_seconds` is cut, and counted.
+
+    With a certificate it speaks HTTPS and nothing else.
+    """
+    certfile, keyfile = certificate or (None, None)
+    return Server(
+        uvicorn.Config(
+            app,
+            http=protocol_with(patience_seconds, on_cut),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=CLOSE_SECONDS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            ssl_certfile=certfile,
+            ssl_keyfile=keyfile,
+        )
+    )
