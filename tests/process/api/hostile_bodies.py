@@ -130,6 +130,10 @@ def _texts() -> Bodies:
     templated = filled('{"messages":[{"role":"user","content":"', "a", '"}]}')
     yield "a rendered text", "/apply-template", templated
     yield "a long number", CHAT, filled('{"messages":[],"seed":', "1", "}")
+    wide = ",".join(["9" * 4299] * 940)
+    variables = '{"max_tokens":1,"messages":[{"role":"user","content":"a"}],'
+    variables += f'"chat_template_kwargs":{{"a":[{wide}]}}}}'
+    yield "long numbers", CHAT, variables.encode()
     yield "a long fraction", CHAT, filled('{"messages":[],"temperature":0.', "1", "}")
     yield "blanks", CHAT, filled("{", " ", "}")
     yield "no end", CHAT, filled('{"messages":[{"role":"user","content":"', "a", "")

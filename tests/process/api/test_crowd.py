@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -161,6 +162,38 @@ def test_a_full_queue_refuses_at_once(start_worker: StartWorker) -> None:
             clock.soon(lambda: [time_of_refusal() for _ in range(9)], 0.1)
             chat = client.post("/v1/completions", json={"prompt": "Once"})
             assert chat.status_code == 503 and chat.json()["error"]["code"] == "queue_full"
+
+
+def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker()
+    worker.freeze_engine()
+    asked: list[tuple[str, dict[str, Any]]] = [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/completions", {"prompt": "b", "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "c"}], "n": 2}),
+        ("/execute", {"prompt": "d", "job_id": "d"}),
+        ("/v1/inference", {"prompt": "e", "job_id": "e"}),
+    ]
+    for path, body in asked:
+        with worker.client(timeout=0.2) as client, pytest.raises(httpx.TimeoutException):
+            client.post(path, json=body)
+    until(
+        lambda: worker.get("/health").json()["queued"] == 0,
+        60,
+        lambda: str(worker.get("/health").json()),
+    )
+    kept = {"X-Conversation-Id": "kept"}
+    with worker.client(timeout=0.2) as client, pytest.raises(httpx.TimeoutException):
+        body = {"prompt": "f", "stream": True, "max_tokens": 4}
+        client.post("/v1/completions", json=body, headers=kept)
+    time.sleep(0.5)
+    assert worker.get("/health").json()["queued"] == 1, "its reader may come back"
+    worker.thaw_engine()
+    for path, body in asked[3:]:
+        assert worker.post(path, {**body, "max_tokens": 4}).status_code == 200
+    assert "data: [DONE]" in worker.get("/v1/stream?conv_id=kept").text
 
 
 def test_a_reader_that_stops_is_cut_and_costs_nobody(start_worker: StartWorker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -11,11 +12,16 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tests.conftest import StartWorker
+from tests.support.chats import TEMPLATES
+from tests.support.pictures import picture
 from tests.support.sse import parse
 from tests.support.worker import WorkerProcess
+from worker.api.chat.request import Part
+from worker.api.dialects.anthropic.schema import PromptBody, chat_of
 
 FRANCE = "What is the capital of France?"
 PARIS = "The capital of France is Paris."
+PICTURE = {"type": "base64", "data": base64.b64encode(picture()).decode()}
 LOOK = {"type": "object", "properties": {"where": {"enum": ["up", "down"]}}, "required": ["where"]}
 
 
@@ -41,8 +47,6 @@ def test_events_of_a_message_come_in_their_order(worker: WorkerProcess) -> None:
     asked = [{"role": "user", "content": parts}]
     streamed = message(worker, stream=True, messages=asked, metadata={"user_id": "x"})
     assert "metadata" in streamed.headers["x-ignored-fields"]
-    failed = message(worker, messages=[{"role": "user", "content": [RESULT | {"is_error": True}]}])
-    assert failed.headers["x-ignored-fields"] == "messages[].content[].is_error"
     events = events_of(streamed)
     assert [events[0]["type"], events[-2]["type"], events[-1]["type"]] == [
         "message_start",
@@ -50,6 +54,113 @@ def test_events_of_a_message_come_in_their_order(worker: WorkerProcess) -> None:
         "message_stop",
     ]
     assert events[0]["message"]["id"].startswith("msg_")
+
+
+def test_neighbouring_messages_of_one_role_are_one_turn() -> None:
+    """As Anthropic has it; many templates take no other."""
+    said = [{"type": "text", "text": "B"}, {"type": "image", "source": PICTURE}]
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    given = [
+        {"role": "user", "content": "A"},
+        {"role": "user", "content": said},
+        {"role": "user", "content": "C"},
+        {"role": "assistant", "content": [thought, CALL]},
+        {"role": "assistant", "content": "D"},
+        {"role": "user", "content": [{"type": "text", "text": "E"}, RESULT]},
+        {"role": "user", "content": [RESULT | {"tool_use_id": "2"}]},
+        {"role": "user", "content": "F"},
+    ]
+    asked, called, *results, last = chat_of(PromptBody.model_validate({"messages": given})).messages
+    assert isinstance(asked.content, tuple)
+    assert [part.text for part in asked.content] == ["A\n\nB", "", "C"]
+    assert called.content == "D" and called.reasoning == "Hm." and len(called.tool_calls) == 1
+    assert [(each.role, each.tool_call_id) for each in results] == [("tool", "1"), ("tool", "2")]
+    assert last.role == "user" and last.content == (Part("E\n\nF"),)
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("No star.", "Error: No star."),
+        ("error: no star", "error: no star"),
+        ("", "Error: "),
+        ([{"type": "text", "text": "No star."}], (Part("Error: No star."),)),
+        ([], (Part("Error: "),)),
+    ],
+)
+def test_the_model_is_told_that_a_call_failed(content: Any, told: Any) -> None:
+    given = RESULT | {"is_error": True, "content": content}
+    body = PromptBody.model_validate({"messages": [{"role": "user", "content": [given]}]})
+    [found] = chat_of(body).messages
+    assert found.content == told
+
+
+def test_turns_that_hardly_a_template_takes(start_worker: StartWorker) -> None:
+    """Devstral's takes alternating roles, ids of 9 characters, and reads a first part unseen."""
+    file = TEMPLATES / "unsloth-mistral-Devstral-Small-2507.jinja"
+    worker = start_worker("--chat-template", str(file))
+    use = {**CALL, "id": "toolu_01AbCdEfGhIjKl"}
+    result = {"type": "tool_result", "tool_use_id": use["id"], "content": "a"}
+    turns = [
+        *user("Look!"),
+        *user("Now."),
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result, {"type": "text", "text": "What is it?"}]},
+    ]
+    tools = [{"name": "look", "input_schema": LOOK}]
+    counted = worker.post("/v1/messages/count_tokens", {"messages": turns, "tools": tools})
+    assert counted.status_code == 200, counted.text
+    empty = [*user("a"), {"role": "assistant", "content": []}, *user("b")]
+    called = {"function": {"name": "look", "arguments": "{}"}, "id": use["id"]}
+    empty[1]["tool_calls"] = [called]
+    empty[2] = {"role": "tool", "tool_call_id": use["id"], "content": "c"}
+    assert worker.post("/apply-template", {"messages": empty}).status_code == 200
+
+
+def test_what_the_worker_wrote_comes_back_under_strict(start_worker: StartWorker) -> None:
+    worker = start_worker("--strict")
+    # Anthropic
+    tools = [{"name": "look", "input_schema": LOOK}]
+    forced = {"tools": tools, "tool_choice": {"type": "any"}}
+    called = message(worker, messages=user("Look!"), **forced).json()
+    [use] = called["content"]
+    result = {"type": "tool_result", "tool_use_id": use["id"], "is_error": False, "content": "a"}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    turns = [
+        *user("Look!"),
+        {"role": "assistant", "content": [thought, use]},
+        {"role": "user", "content": [result]},
+    ]
+    again = message(worker, messages=turns, tools=tools, max_tokens=2)
+    assert again.status_code == 200, again.text
+    # responses
+    asked = user(FRANCE)
+    body = {"input": asked, "max_output_tokens": 4, "temperature": 0}
+    output = worker.post("/v1/responses", body).json()["output"]
+    function = {"type": "function", "name": "look", "parameters": LOOK}
+    forced = {"tools": [function], "tool_choice": "required"}
+    calls = worker.post("/v1/responses", {"input": "Look!", **forced}).json()["output"]
+    reasoning = {
+        **{"type": "reasoning", "id": "rs_1", "status": "completed", "summary": []},
+        "content": [{"type": "reasoning_text", "text": "Hm."}],
+    }
+    results = [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "a"}
+        for call in calls
+    ]
+    turns = [*asked, *output, *asked, reasoning, *calls, *results]
+    again = worker.post("/v1/responses", {**body, "input": turns})
+    assert again.status_code == 200, again.text
+    # Ollama
+    used = {"index": 0, "name": "look", "arguments": {}}
+    turns = [
+        *user("Look!"),
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": used}]},
+        {"role": "tool", "tool_name": "look", "content": "a"},
+    ]
+    options = {"num_predict": 2}
+    again = worker.post("/api/chat", {"model": "tiny-model", "messages": turns, "options": options})
+    assert again.status_code == 200, again.text
 
 
 def test_what_a_forced_call_does_not_hold_is_named(worker: WorkerProcess) -> None:

@@ -12,7 +12,14 @@ from typing import NamedTuple
 import pydantic_core
 import pytest
 
-from tests.process.api.hostile_bodies import HOSTILE_BODIES, filled, hostile_bodies
+from tests.process.api.hostile_bodies import (
+    CHAT,
+    HOSTILE_BODIES,
+    chat,
+    encoded,
+    filled,
+    hostile_bodies,
+)
 from tests.support.worker import WorkerProcess
 
 LONGEST_MS = 20.0
@@ -94,6 +101,27 @@ def test_no_hostile_body_holds_the_event_loop(watched: Watched, group: str) -> N
     }
     print(*sorted(excess.items(), key=lambda item: -item[1])[:5], sep="\n")
     assert not {name: too_long for name, too_long in excess.items() if too_long >= 0}
+
+
+SCORED = {
+    "prompts": (
+        "/v1/completions",
+        {"prompt": ["a b c d " * 60] * 64, "max_tokens": 0, "echo": True, "logprobs": 20},
+    ),
+    "answers": (
+        CHAT,
+        {**chat(n=16, logprobs=True, top_logprobs=20, ignore_eos=True), "max_tokens": 200},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_no_answer_of_many_log_probabilities_holds_the_event_loop(
+    watched: Watched, name: str
+) -> None:
+    path, body = SCORED[name]
+    assert watched.longest_ms(request(path, encoded(body)))[0] == 200
+    assert excess_ms(watched, request(path, encoded(body))) < 0
 
 
 TINY_CHUNKS = b'{"prompt":"' + b"a" * 200_000 + b'","max_tokens":1}'

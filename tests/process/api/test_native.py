@@ -109,6 +109,8 @@ def test_a_running_job_id_is_taken(worker: WorkerProcess) -> None:
     assert stream.error["code"] == "CANCELLED" and stream.error["retriable"] is False
     assert worker.post("/cancel", {"job_id": job_id}).status_code == 202
     assert worker.post("/v1/inference", body | {"max_tokens": 1}).status_code == 200
+    ended = worker.post("/cancel", {"job_id": job_id})
+    assert ended.status_code == 202 and ended.json()["status"] == "cancelled", "by itself"
 
 
 def test_cancelling_what_was_never_there_is_a_404(worker: WorkerProcess) -> None:

@@ -66,6 +66,26 @@ def test_the_header_of_ignored_fields_is_bounded_and_says_how_many_more_there_ar
     assert sum(map(len, shown)) < 4096 and rest == f"+{481 - len(shown)} more"
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "max_new_tokens"])
+def test_a_fault_is_told_of_the_name_that_was_sent(worker: WorkerProcess, name: str) -> None:
+    error = chat(worker, **{name: 0}).json()["error"]
+    assert error["param"] == name and error["message"].startswith(f"{name} must be")
+    many = worker.post("/v1/completions", {"prompt": ["a"] * 1000, "max_tokens": 1})
+    assert many.status_code == 400 and many.json()["error"]["param"] == "prompt"
+
+
+def test_a_schema_of_anything_is_one(worker: WorkerProcess) -> None:
+    form: dict[str, Any] = {"type": "json_schema", "schema": {}}
+    assert chat(worker, response_format=form, max_tokens=2).status_code == 200
+    body = {"input": "hi", "max_output_tokens": 2}
+    asked = body | {"text": {"format": form | {"name": "x"}}}
+    assert worker.post("/v1/responses", asked).status_code == 200
+    del form["schema"]
+    refused = worker.post("/v1/responses", body | {"text": {"format": form}})
+    assert refused.status_code == 400 and "needs schema" in refused.json()["error"]["message"]
+    assert "schema_" not in refused.text
+
+
 @pytest.mark.parametrize("fields", [{"best_of": 4}, {"n": 0}])
 def test_what_would_change_a_completion_is_refused(
     worker: WorkerProcess, fields: dict[str, Any]

@@ -7,7 +7,7 @@ import re
 
 from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
-from worker.api.http.page import NO_CHAT, has_chat
+from worker.api.http.page import NO_CHAT, has_chat, takes_gzip
 
 
 def test_the_page_is_light_and_closed(worker: WorkerProcess) -> None:
@@ -58,6 +58,13 @@ def test_the_api_is_served_below_the_chat_too(worker: WorkerProcess) -> None:
     assert worker.post("/chat/v1/chat/completions", {}).status_code == 400
     assert worker.get("/chat/chat/props").status_code == 404
     assert worker.get("/chat/nothing").status_code == 404
+
+
+def test_a_page_is_packed_for_who_unpacks_it() -> None:
+    for accepted in ("gzip", "br, gzip;q=0.1", "GZIP ; q=1.0", "identity, gzip"):
+        assert takes_gzip(accepted), accepted
+    for accepted in ("", "br", "gzip;q=0, identity", "gzip ; q=0.00", "x-gzip"):
+        assert not takes_gzip(accepted), accepted
 
 
 def test_without_pages_there_is_none(start_worker: StartWorker) -> None:

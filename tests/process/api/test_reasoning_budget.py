@@ -160,6 +160,17 @@ def test_a_wrong_budget_is_refused_by_name(
     assert answer.status_code == 400 and field in answer.text
 
 
+def test_what_a_response_says_it_takes_back(start_worker: StartWorker, thinker: Path) -> None:
+    """As OpenAI's documentation has it: `input += response.output`."""
+    worker = start_worker("--model", str(thinker), "--reasoning-budget", "9")
+    body = {"input": ASKED, "max_output_tokens": 60}
+    output = worker.post("/v1/responses", body).json()["output"]
+    assert output[0]["type"] == "reasoning" and output[0]["content"]
+    turns = body | {"input": [*ASKED, *output, {"role": "user", "content": "Go on."}]}
+    again = worker.post("/v1/responses", turns)
+    assert again.status_code == 200, again.text
+
+
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_an_engine_that_dies_in_the_middle_changes_no_budget(
     start_worker: StartWorker, thinker: Path, is_ordered: bool

@@ -200,6 +200,18 @@ def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
         assert client.get(url, headers={"x-api-key": "mine"}).content == whole
 
 
+def test_the_head_of_a_stream_is_told_while_it_runs(start_worker: StartWorker) -> None:
+    worker = start_worker("--context-length", "8192")
+    body, headers = CHAT | {"max_tokens": 8000}, {"X-Conversation-Id": "running"}
+    with worker.client() as client, worker.client() as other:
+        with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as running:
+            next(running.iter_raw())
+            asked = other.head("/v1/stream?conv_id=running")
+            assert asked.status_code == 200 and not asked.content
+            assert asked.headers["content-type"].startswith("text/event-stream")
+            assert other.get("/health").json()["running"] == 1, "it has not waited for the end"
+
+
 def test_a_stream_that_nobody_reads_goes_after_its_time(start_worker: StartWorker) -> None:
     worker = start_worker("--resume-seconds", "0.4", "--keepalive", "0.1")
     name = new_job_id()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 
 import httpx
 import pytest
@@ -114,6 +115,22 @@ def test_logs_name_a_prompt_by_its_hash_alone(start_worker: StartWorker) -> None
             assert {"event", "level", "timestamp", "worker_id", "correlation_id"} <= set(
                 json.loads(line)
             ), line
+
+
+def test_a_refusal_shows_nothing_of_a_body(start_worker: StartWorker) -> None:
+    worker = start_worker()
+    schema = {"type": "string", "pattern": "^(SECRET$"}
+    refused = worker.post("/completion", {"prompt": "hi", "json_schema": schema})
+    assert refused.status_code == 400 and "SECRET" in refused.text
+    last = worker.get("/status").json()["refusals"][-1]
+    assert last["path"] == "/completion" and last["reason"] == "json_schema (engine)"
+
+
+def test_what_is_no_path_is_not_found(worker: WorkerProcess) -> None:
+    for method in ("OPTIONS", "GET"):
+        with socket.create_connection(("127.0.0.1", worker.port)) as client:
+            client.sendall(f"{method} * HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            assert client.recv(4096).split()[1] == b"404"
 
 
 def test_a_message_cannot_go_on_in_another_role(worker: WorkerProcess) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.supervised import engine_pid, request, supervised, until
+from tests.support.supervised import engine_pid, request, submit, supervised, until
 from worker.api.app import create_app
 from worker.api.http.state import AppState
 from worker.errors import CallbackFailed
@@ -99,6 +99,7 @@ async def test_nothing_is_resident_between_two_engines(tmp_path: Path) -> None:
         between = await told_by(supervisor)
         assert between["states"] == {"recovering"} and between["pool"] == "loading"
         assert between["ready"] == between["resident"] == {False}
+        assert supervisor.status().vram_bytes == 0
         assert between["health"]["status"] == "healthy", "it is being put right"
         await until(lambda: supervisor.state == "ready")
         assert (await told_by(supervisor))["resident"] == {True}
@@ -106,7 +107,7 @@ async def test_nothing_is_resident_between_two_engines(tmp_path: Path) -> None:
 
 async def test_a_draining_worker_is_busy_with_what_it_has() -> None:
     async with supervised() as supervisor:
-        job = await supervisor.submit(request("hold"))
+        job = await submit(supervisor, request("hold"))
         await asyncio.sleep(0.05)
         assert (await told_by(supervisor))["pool"] == "busy"
         supervisor.begin_draining()

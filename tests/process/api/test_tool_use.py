@@ -266,6 +266,21 @@ def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> N
     the_call(call.function.name, call.function.arguments)
 
 
+@pytest.mark.parametrize(
+    ("choice", "names_tools"), [("auto", True), ("none", False), ("required", False)]
+)
+def test_a_form_of_the_text_leaves_no_room_for_a_call(
+    worker: WorkerProcess, choice: str, names_tools: bool
+) -> None:
+    form = {"type": "json_object"}
+    fields = {"messages": FRANCE, "tools": [LOOK], "tool_choice": choice, "max_tokens": 4}
+    answer = worker.post("/v1/chat/completions", {**fields, "response_format": form})
+    assert answer.status_code == 200
+    ignored = answer.headers.get("x-ignored-fields", "")
+    assert ("tools" in ignored.split(", ")) == names_tools
+    assert "x-ignored-fields" not in worker.post("/v1/chat/completions", fields).headers
+
+
 def test_a_call_that_is_cut_off_is_no_call(client: OpenAI) -> None:
     answer = client.chat.completions.create(
         model="tools", messages=FRANCE, tools=TOOLS, tool_choice=WEATHER_ONLY, max_tokens=3

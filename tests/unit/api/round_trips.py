@@ -88,4 +88,7 @@ def written(
     if prompt != same and same.rfind("<") > same.rfind(">"):
         same = same[: same.rfind("<")]  # not within a tag
     output = whole[len(same) :].removesuffix(_end_of_turn(name))
+    end = _end_of_turn(name).strip()
+    if len(calls) > 1 and end and end in output[: output.rfind(FUNCTION)]:
+        return None  # a turn for each call
     return Written(same, output) if FUNCTION in output else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.unit.api.round_trips import source as template
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
+from worker.api.chat.parse.tagged_calls import nested_value
 
 USE = ToolUse.of(TOOLS)
 
@@ -86,10 +88,162 @@ def test_what_is_no_call_is_text(name: str, output: str) -> None:
         assert message == Message(content=output)
 
 
+CALL = '<tool_call>\n{"name": "edit", "arguments": {"filename": "a"}}\n</tool_call>'
+SPACES = [
+    "<tool_call>\n</tool_call>",
+    "<tool_call> \n",
+    "<tool_call><tool_call>",
+    "  Hello",
+    " \n",
+    "\n \n",
+    "a \n b",
+    "a\n</tool_call>",
+    "a ",
+    " <tool",
+    "\n\n[1]",
+]
+
+
+@pytest.mark.parametrize(
+    ("output", "content", "n_calls"),
+    [
+        *((output, output, 0) for output in SPACES),
+        (f"{CALL}\n", "", 1),
+        (f"\n{CALL}", "", 1),
+        (f"{CALL} \n {CALL}", "", 2),
+        (f"{CALL}\nthen", "\nthen", 1),
+        (f"Hi {CALL}", "Hi ", 1),
+        (f"Hi\n\n{CALL}\nand\n{CALL}\n", "Hi\n\nand", 2),
+        (f"Hi\n{CALL} {{}}", "Hi {}", 1),
+        (f"{CALL}<tool_call>", "<tool_call>", 1),
+        (f"{CALL}</tool_call>", "", 1),
+        (f"{CALL} x {CALL}", " x ", 2),
+    ],
+)
+def test_white_space_is_text_but_beside_calls_alone(
+    output: str, content: str, n_calls: int
+) -> None:
+    for size in (1, 3, 1000):
+        message = parse(output, template("Qwen-Qwen2.5-7B-Instruct"), USE, size)
+        assert message.content == content and len(message.calls) == n_calls
+
+
+@pytest.mark.parametrize(
+    ("output", "reasoning", "content"),
+    [
+        ("\n<think>a</think>b", "a", "b"),
+        (" <think>\na\n</think>\n\nb", "a", "b"),
+        ("</think>b", "", "b"),
+        (" \n</think>\n b", "", " b"),
+        ("<think>a</think> ", "a", " "),
+        ("<think>a</think>\n<think>b</think>c", "ab", "c"),
+        (f"<think>a</think>\n{CALL}", "a", ""),
+        *((output, "", output) for output in ("a</think>b", "a<think>b</think>c", "a\n<think>")),
+    ],
+)
+def test_reasoning_is_only_at_the_beginning(output: str, reasoning: str, content: str) -> None:
+    for size in (1, 3, 1000):
+        message = parse(output, template("Qwen-Qwen3-0.6B"), USE, size)
+        assert (message.reasoning, message.content) == (reasoning, content)
+
+
 def test_one_call_at_most_where_one_is_asked_for() -> None:
     use = ToolUse.of(TOOLS, parallel=False)
     call = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
     assert parse(call * 3, template("Qwen-Qwen2.5-7B-Instruct"), use, 5).named == [("nothing", {})]
+
+
+def one_parameter(schema: object) -> ToolUse:
+    parameters = {"type": "object", "properties": {} if schema is None else {"v": schema}}
+    return ToolUse.of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+
+
+TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "value"),
+    [
+        # A value is what it reads as…
+        (None, "5", 5),
+        (None, "abc", "abc"),
+        (None, "True", True),
+        (None, "None", None),
+        (None, "{'a': (1,)}", {"a": [1]}),
+        (None, '"\\u00e9"', "é"),
+        (True, "5", 5),
+        ({"type": "integer"}, " 5 ", 5),
+        ({"type": "integer"}, "abc", "abc"),
+        ({"type": ["boolean", "integer"]}, "[1]", [1]),
+        ({"type": "object"}, '{"a": 1}', {"a": 1}),
+        # …but where that is not allowed and a text is.
+        ({"type": "string"}, "5", "5"),
+        ({"type": ["string", "null"]}, "5", "5"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["integer", "string"]}, "5", 5),
+        ({"type": ["integer", "string"]}, "1.5", "1.5"),
+        ({"type": ["integer", "string"]}, "[1]", "[1]"),
+        ({"type": ["number", "string"]}, "5", 5),
+        ({"type": ["number", "string"]}, "1.5", 1.5),
+        ({"type": ["boolean", "string"]}, "5", "5"),
+        ({"type": ["boolean", "string"]}, "True", True),
+        (TEXT_OR_NULL, "7", "7"),
+        (TEXT_OR_NULL, "null", None),
+        ({"anyOf": [{"type": "string"}, {}]}, "7", 7),
+        ({"oneOf": [{"type": "string"}]}, "7", "7"),
+        ({"enum": ["1", "2"]}, "1", "1"),
+        ({"enum": [1, "a"]}, "1", 1),
+        ({"enum": [1, "a"]}, "a", "a"),
+        ({"enum": []}, "1", 1),
+        ({"enum": ["1"], "type": "integer"}, "1", 1),
+        # Schemas that are none.
+        ({"anyOf": {}}, "7", 7),
+        ({"type": 5}, "1", 1),
+        ({"type": [5, "string"]}, "1", "1"),
+    ],
+)
+def test_a_tagged_value_is_what_its_schema_allows(schema: object, text: str, value: object) -> None:
+    call = f"<function=f>\n<parameter=v>\n{text}\n</parameter>\n</function>"
+    for size in (1, 1000):
+        output = f"<tool_call>\n{call}\n</tool_call>"
+        (found,) = parse(output, template("Qwen3-Coder"), one_parameter(schema), size).named
+        assert found == ("f", {"v": value}) and type(found[1]["v"]) is type(value)
+
+
+ITEMS = "§<item>1§</item>§<item>2§</item>"
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("§<a>1§</a>§<b>x§</b>", None, {"a": 1, "b": "x"}),
+        (ITEMS, None, [1, 2]),
+        (ITEMS, {"type": "object"}, {"item": 2}),
+        (ITEMS, {"type": "array", "items": {"type": "string"}}, ["1", "2"]),
+        ("§<item>1§</item>§<a>2§</a>", None, {"item": 1, "a": 2}),
+        ("§<a>1§</a>", {"properties": {"a": {"type": "string"}}}, {"a": "1"}),
+        ("§<a>1§</a>", {"properties": {"b": {}}}, {"a": 1}),
+        (
+            f"§<a>{ITEMS}§</a>",
+            {"properties": {"a": {"items": {"type": "string"}}}},
+            {"a": ["1", "2"]},
+        ),
+        ("t§<a>1§</a>t", None, {"a": 1}),
+        ("", {"type": "array"}, []),
+        (" ", {"type": "object"}, {}),
+        ("x", {"type": "array"}, "x"),
+        ("", None, ""),
+        ("5", {"type": "string"}, "5"),
+        ("5", None, 5),
+        # What is no tag is text.
+        ("§<a><b>§</a>", None, {"a": "<b>"}),
+        ("§<a>1§</b>2§</a>", None, {"a": "1§</b>2"}),
+        ("§</a>5", None, "§</a>5"),
+        ("§<a>1", None, "§<a>1"),
+    ],
+)
+def test_tags_within_tags_are_lists_and_objects(text: str, schema: object, value: object) -> None:
+    assert nested_value(text, "§", schema) == value
 
 
 def test_arguments_stream_as_they_come() -> None:
@@ -223,6 +377,15 @@ def test_no_output_breaks_a_parser(
         whole = parse(output, source, use, 10**6, prompt_end)
         if use is None and prompt_end == "" and not any(s in output for s in SPELLINGS):
             assert whole.content == output
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_an_open_quote_costs_no_time(quote: str) -> None:
+    output = "<|tool_call_start|>[f(a=" + quote + ("\\" + quote) * 100_000 + ")]<|tool_call_end|>"
+    began = time.process_time()
+    message = parse(output, "List of tools: tools <|tool_call_start|>", USE, 5000)
+    assert not message.calls and message.content == output
+    assert time.process_time() - began < 5
 
 
 def test_the_forced_form_is_read_whatever_the_dialect() -> None:

@@ -20,8 +20,9 @@ MAX_CALLS = 256
 
 PartKind = Literal[
     "text", "input_text", "output_text", "refusal",
-    "image_url", "input_image", "input_audio", "audio_url",
+    "image_url", "input_image", "input_audio", "audio_url", "reasoning_text",
 ]  # fmt: skip
+"""The last is a part of `/v1/responses`' reasoning items."""
 _PICTURES, _SOUNDS = ("image_url", "input_image"), ("input_audio", "audio_url")
 
 
@@ -44,6 +45,8 @@ class PartFields(OpenBody):
     )
     input_audio: SoundFields | None = None
     audio_url: TextOr[UrlFields] | None = Field(None, description="of a sound, as image_url")
+    annotations: Any = Field(None, description="part of an earlier answer; says nothing here")
+    logprobs: Any = Field(None, description="part of an earlier answer; says nothing here")
 
     _has_picture = needed_by("image_url", "image_url")
     _has_input = needed_by("input_image", "image_url")

@@ -71,11 +71,12 @@ def stops_of(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
     return tuple(stop for stop in ((given,) if isinstance(given, str) else given or ()) if stop)
 
 
-def needed_by(kind: str, name: str) -> Any:
-    """A check of a model: where its type is `kind`, the field must be given."""
+def needed_by(kind: str, name: str, field: str | None = None) -> Any:
+    """A check of a model: where its type is `kind`, the field of that name must be given, and be no
+    empty text. `field`: its attribute, where that has another name."""
 
     def check(body: Any) -> Any:
-        if body.type == kind and not getattr(body, name):
+        if body.type == kind and getattr(body, field or name) in (None, ""):
             raise PydanticCustomError("body.required", f"of type {kind} needs {name}")
         return body
 

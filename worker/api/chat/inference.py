@@ -33,7 +33,7 @@ class Inference:
     digests: tuple[str, ...]
     """Of the requests' prompts, for logs."""
     not_enforced: tuple[str, ...]
-    """Paths of schema keywords that are not enforced."""
+    """Paths of schema keywords that are not enforced, and of fields that have no effect."""
     parser_of: Callable[[str], AnswerParser] | None = None
     """Makes the parser of a choice from the end of its prompt; `None`: the text is not parsed."""
 
@@ -51,6 +51,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     not_enforced: tuple[str, ...] = ()
     conventions = conventions_of(state.served.chat_template)
     wish, variables, splits, parser_of = asked.reasoning, None, False, None
+    offers_tools = False
     if isinstance(prompts, Chat):
         chat, prompt = prompts, chat_prompt(prompts, state)
         prompts, wish, variables = (prompt,), chat.reasoning, prompt.template_kwargs
@@ -61,10 +62,14 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
             tools = tuple(tool for tool in chat.tools if use.forced in ("*", tool.name))
             several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
             form = ForcedCalls(tools, several)
+        offers_tools = use is not None
         shown_tokens = conventions.tokens(calls=use is not None, reasoning=splits)
         parser_of = partial(AnswerParser, conventions, use, splits_reasoning=splits)
     if form is not None:
         constraint, not_enforced = constrain(form, strict=state.settings.strict)
+        if offers_tools and not isinstance(form, ForcedCalls):
+            # The form holds for the whole answer, in which no call can be written then.
+            not_enforced = (*not_enforced, "tools")
         if splits and not conventions.calls.always_framed:
             constraint = replace(constraint, follows_reasoning=True)
         sampling = replace(sampling, constraint=constraint)
@@ -120,7 +125,8 @@ def _requests(
             f"{len(prompts)} prompts with {asked.n} choices each are {n_wanted} requests; this "
             f"worker runs and queues at most {most}"
         )
-        raise invalid([fault("n", "maximum", message, asked.n)])
+        name, given = ("n", asked.n) if asked.n > 1 else ("prompt", len(prompts))
+        raise invalid([fault(name, "maximum", message, given)])
     return tuple(
         InferenceRequest(
             job_id=f"{asked.id}-{index}" if index else asked.id,

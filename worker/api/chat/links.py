@@ -114,7 +114,7 @@ async def _get(client: httpx.AsyncClient, text: str, known: Known, most_bytes: i
     for _ in range(1 + MAX_REDIRECTS):
         response = await _sent(client, url, known)
         try:
-            if response.is_redirect:
+            if response.has_redirect_location:
                 url = url.join(response.headers["location"])
                 continue
             data = await _body(response, most_bytes)

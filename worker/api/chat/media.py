@@ -18,7 +18,9 @@ _SOUND = re.compile(rb"RIFF....WAVE|ID3|fLaC|\xff[\xe0-\xff]", re.DOTALL)
 """How WAV, MP3 and FLAC begin."""
 _BLANKS = b" \t\r\n"
 _FETCHED = re.compile("https?://", re.IGNORECASE)
-_DATA_URL = re.compile(r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII)
+_DATA_URL = re.compile(
+    r"data:(?P<type>[\w.+-]+/[\w.+-]+)?(;[\w.+-]+=[^;,]*)*;base64,", re.ASCII | re.IGNORECASE
+)
 
 
 class Link(Medium, frozen=True, kw_only=True):

@@ -79,14 +79,17 @@ async def respond(
     scores_echo = asked.echo and asked.sampling.logprobs is not None
     is_sse = answer_of.media_type.startswith(SSE)
     inbox = Inbox(state.settings.keepalive if asked.streams and is_sse else 0)
-    jobs = await _start_jobs(state, requests, inference.digests, inbox)
+    names = names_asked(request, asked.id, state) if asked.streams else ()
+    jobs: list[Job] = []
+    async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
+        await _start_jobs(jobs, state, requests, inference.digests, inbox)
     choices = [
         Choice(index, job, inference.parser_of, echo, scores_echo=scores_echo)
         for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
     ]
     answer = answer_of(found, asked, choices, state)
     if not asked.streams:
-        async with closing_on_disconnect(request, *jobs):
+        async with closing_on_disconnect(request, jobs):
             by_id = {choice.job.request_id: choice for choice in choices}
             async for events in inbox:
                 for event in events:
@@ -94,9 +97,8 @@ async def respond(
                     for delta in choice.read(event):
                         choice.add(delta)
         return answer.whole()
-    names = names_asked(request, asked.id, state)
     if request.headers.get(LATE_HEAD) == "1":
-        async with closing_on_disconnect(request, *jobs, may_leave=bool(names)):
+        async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
             await inbox.begun()
     chunks = _streamed(answer, inbox)
     if names:
@@ -154,29 +156,28 @@ async def _echoes(
 
 
 async def _start_jobs(
-    state: AppState, requests: Iterable[InferenceRequest], digests: Iterable[str], inbox: Inbox
-) -> list[Job]:
-    """Start all jobs or none: if one is refused, the others are cancelled.
+    jobs: list[Job],
+    state: AppState,
+    requests: Iterable[InferenceRequest],
+    digests: Iterable[str],
+    inbox: Inbox,
+) -> None:
+    """Start all jobs, each once the one before is accepted by the engine; raises its refusal.
 
-    Returns once the engine has accepted them, before any status line.
+    Returns once all are accepted, before any status line.
     """
-    jobs: list[Job] = []
-    try:
-        for request, digest in zip(requests, digests, strict=True):
-            job = await state.supervisor.submit(request, inbox)
-            jobs.append(job)
-            await state.accepted.enter()
-            _log.info(
-                "request.accepted",
-                job_id=request.job_id,
-                prompt_sha256=digest,
-                prompt_tokens=job.prompt_tokens,
-                max_tokens=request.max_tokens,
-            )
-    except BaseException:
-        cancel_all(jobs)
-        raise
-    return jobs
+    for request, digest in zip(requests, digests, strict=True):
+        job = state.supervisor.open(request, inbox=inbox)
+        jobs.append(job)
+        await job.accepted()
+        await state.accepted.enter()
+        _log.info(
+            "request.accepted",
+            job_id=request.job_id,
+            prompt_sha256=digest,
+            prompt_tokens=job.prompt_tokens,
+            max_tokens=request.max_tokens,
+        )
 
 
 # --- work that generates no text -------------------------------------------------------------
@@ -185,7 +186,7 @@ async def _start_jobs(
 async def answered(request: Request, state: AppState, work: Work) -> Any:
     """The engine's answer, cancelled when the client leaves."""
     job = state.supervisor.open(work, deadline_of(request))
-    async with closing_on_disconnect(request, job):
+    async with closing_on_disconnect(request, [job]):
         return await job.answer()
 
 

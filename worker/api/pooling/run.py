@@ -27,21 +27,34 @@ class Embedding(NamedTuple):
     """32-bit floats."""
     n_vectors: int = 1
     """One for each token where nothing is pooled."""
+    norm: int = 2
+    """What they are scaled by; `work.Embed` says how."""
 
     def vectors(self, n: int | None = None) -> list[array[float]]:
         """As `values`, of all vectors."""
         width = len(self.data) // self.n_vectors
         parts = (self.data[at : at + width] for at in range(0, len(self.data), width))
-        return [Embedding(1, part).values(n) for part in parts]
+        return [Embedding(1, part, 1, self.norm).values(n) for part in parts]
 
     def values(self, n: int | None = None) -> array[float]:
-        """The first `n` dimensions, scaled to length 1: some models are trained for shorter
-        vectors."""
+        """The first `n` dimensions, scaled anew: some models are trained for shorter vectors."""
         vector = array("f", self.data)
         if n is None or n == len(vector):
             return vector
-        norm = sum(x * x for x in vector[:n]) ** 0.5
-        return array("f", [x / norm for x in vector[:n]]) if norm else vector[:n]
+        size = _size(vector[:n], self.norm)
+        return array("f", [x / size for x in vector[:n]]) if size else vector[:n]
+
+
+_LARGEST = 32760
+
+
+def _size(vector: array[float], norm: int) -> float:
+    """What a vector is divided by; 0 for one that stays as it is."""
+    if norm < 0:
+        return 0.0
+    if norm == 0:
+        return max(map(abs, vector)) / _LARGEST
+    return float(sum(abs(x) ** norm for x in vector) ** (1 / norm))
 
 
 async def embed(
@@ -72,7 +85,7 @@ async def embed(
         raise refusal("dimensions", "maximum", what, dimensions)
     work = Embed(tuple(inputs), norm if is_pooled else -1, state.adapters.of(model_name, None))
     found: list[tuple[int, bytes]] = await answered(request, state, work)
-    return [Embedding(n, data, 1 if is_pooled else n) for n, data in found]
+    return [Embedding(n, data, 1 if is_pooled else n, work.norm) for n, data in found]
 
 
 async def rank(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Literal
 
 from pydantic import Field
@@ -49,11 +51,15 @@ TextContent = TextOrMany[TextBlock]
 
 class ContentBlock(TextBlock):
     thinking: str = ""
+    signature: str = Field("", description="of a thinking block; nothing is signed here")
     id: str = ""
     name: str = Field("", max_length=256)
     input: JsonObject = Field(default_factory=dict)
     tool_use_id: str = ""
     content: TextContent = ""
+    is_error: Flag = Field(
+        False, description="the model is told: the result's text then begins with 'Error: '"
+    )
 
     _is_named = needed_by("tool_use", "name")
 
@@ -145,12 +151,9 @@ def chat_of(body: PromptBody) -> Chat:
         InvalidRequest: the messages and their tool results are too many, or a picture is none.
     """
     system = [Message("system", _content(body.system, "system"))] if body.system else []
-    turns = (
-        flat
-        for index, message in enumerate(body.messages)
-        for flat in _flat(message, f"messages[{index}].content")
-    )
-    messages = (*system, *turns)
+    given = ((f"messages[{index}].content", each) for index, each in enumerate(body.messages))
+    turns = groupby(given, key=lambda pair: pair[1].role)
+    messages = (*system, *(flat for role, turn in turns for flat in _turn(role, turn)))
     if len(messages) > MAX_MESSAGES:
         what = f"must be at most {MAX_MESSAGES}, each tool result counted as one"
         raise refusal("messages", "maxItems", what)
@@ -179,6 +182,59 @@ def _choice(choice: ToolChoice) -> Literal["auto", "none", "required"] | OneTool
             return word
 
 
+def _turn(role: str, turn: Iterable[tuple[str, TurnMessage]]) -> Iterator[Message]:
+    """Neighbouring messages of one role as one, as Anthropic has it; its tool results come first.
+
+    The system's stay apart, as they do in other dialects, and so do words before calls: some
+    templates drop what stands beside a call.
+    """
+    others: list[Message] = []
+    for path, message in turn:
+        for flat in _flat(message, path):
+            if flat.role == "tool":
+                yield flat
+            elif others and role != "system" and not (flat.tool_calls and _says(others[-1])):
+                others[-1] = _joined(others[-1], flat)
+            else:
+                others.append(flat)
+    yield from others
+
+
+def _says(message: Message) -> bool:
+    """Whether it has words, a picture or a sound."""
+    content = message.content
+    if content is None or isinstance(content, str):
+        return bool(content)
+    return any(part.text or part.medium for part in content)
+
+
+def _joined(first: Message, second: Message) -> Message:
+    """Two messages as one, their words as paragraphs."""
+    thoughts = [each.reasoning for each in (first, second) if each.reasoning]
+    return replace(
+        first,
+        content=_content_joined(first.content, second.content),
+        reasoning="\n".join(thoughts) or None,
+        tool_calls=(*first.tool_calls, *second.tool_calls),
+    )
+
+
+def _content_joined(
+    first: str | tuple[Part, ...] | None, second: str | tuple[Part, ...] | None
+) -> str | tuple[Part, ...]:
+    if not (first and second):
+        return first or second or ""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    *before, last = (Part(first),) if isinstance(first, str) else first
+    begun, *others = (Part(second),) if isinstance(second, str) else second
+    if last.medium is None and begun.medium is None:
+        # One part: many templates put the texts of parts together with nothing between.
+        text = "\n\n".join(filter(None, (last.text, begun.text)))
+        return (*before, Part(text), *others)
+    return (*before, last, begun, *others)
+
+
 def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
     """The message, after one message for each of its tool results."""
     if isinstance(message.content, str):
@@ -188,6 +244,8 @@ def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
     results = [(i, block) for i, block in enumerate(blocks) if block.type == "tool_result"]
     for index, block in results:
         content = _content(block.content, f"{path}[{index}].content")
+        if block.is_error:
+            content = _as_error(content)
         yield Message("tool", content, tool_call_id=block.tool_use_id)
     parts = _parts(blocks, path)
     calls = [block for block in blocks if block.type == "tool_use"]
@@ -199,6 +257,20 @@ def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
         reasoning="\n".join(block.thinking for block in blocks if block.thinking) or None,
         tool_calls=tuple(ToolCall(block.name, block.input, block.id) for block in calls),
     )
+
+
+_ERROR = "Error: "
+
+
+def _as_error(content: str | tuple[Part, ...]) -> str | tuple[Part, ...]:
+    """The result of a call that failed, so that the model can tell: no template has a field."""
+    if isinstance(content, str):
+        return content if content.lower().startswith("error") else _ERROR + content
+    if content and content[0].medium is None:
+        first = _as_error(content[0].text)
+        assert isinstance(first, str)
+        return (Part(first), *content[1:])
+    return (Part(_ERROR), *content)
 
 
 def _content(given: str | Sequence[TextBlock] | None, path: str) -> str | tuple[Part, ...]:

@@ -153,7 +153,7 @@ async def status(request: Request, state: AppState) -> Status:
 def _memory(now: WorkerStatus) -> list[MemoryPart]:
     """The planned bytes on the device, part by part; the cells' are split by what they hold. A
     worker without an engine takes none."""
-    if now.info is None or now.state == "sleeping":
+    if now.info is None or not now.resident:
         return []
     parts: list[MemoryPart] = []
     stats = now.stats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -12,14 +13,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.fields import ByKind, Text
+from worker.api.chat.run import answered
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
-from worker.api.http.body import Integer, OpenBody, read
+from worker.api.http.body import Flag, Integer, OpenBody, read
 from worker.api.http.encoding import dumps, sliced
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
+from worker.wire.work import MixedTokens, Tokenize, Tokenized
 
 MAX_INPUTS = 2048
+_MOST_ADDED = 8
+"""More tokens than a vocabulary puts around a text."""
+_MOST_OF_A_CHARACTER = 64
+"""More tokens than one character outside of ASCII has; some are spelt out before."""
 
 
 Inputs = Annotated[
@@ -38,6 +45,9 @@ class EmbedBody(OpenBody):
     model: str = Field(max_length=1024)
     input: Inputs = ()
     dimensions: Integer | None = Field(None, ge=1)
+    truncate: Flag = Field(
+        False, description="whether an input that is too long loses its end, or is refused"
+    )
     options: NoOptions = NoOptions()
 
 
@@ -53,9 +63,34 @@ async def embeddings(request: Request, state: AppState) -> Response:
     began = time.monotonic()
     body = await read(request, state, EmbedBody)
     state.require_model(model := served(body.model, state))
-    inputs = [body.input] if isinstance(body.input, str) else list(body.input)
+    texts = [body.input] if isinstance(body.input, str) else list(body.input)
+    inputs: list[str | MixedTokens] = [*texts]
+    if body.truncate:
+        inputs = [await _cut(request, state, text) for text in texts]
     found = await embed(request, state, model, inputs, body.dimensions) if body.input else []
     return await sliced(_encoded(found, body.dimensions, tagged(state.name_of(model)), began))
+
+
+async def _cut(request: Request, state: AppState, text: str) -> str | MixedTokens:
+    """A text as it is, or as the tokens of its beginning that fit into the context."""
+    most = state.loaded().model.context_length
+    n_most = len(text) if text.isascii() else len(text) * _MOST_OF_A_CHARACTER
+    if n_most + _MOST_ADDED <= most:
+        return text
+    tokens, plain = [await _tokens(request, state, text, whole=whole) for whole in (True, False)]
+    if len(tokens) <= most:
+        return text
+    # What the vocabulary puts behind a text stays there: some models pool at it.
+    places = range(len(tokens) - len(plain) + 1)
+    n_before = next((n for n in places if tokens[n : n + len(plain)] == plain), len(tokens))
+    end = tokens[n_before + len(plain) :]
+    return (*tokens[: most - len(end)], *end)
+
+
+async def _tokens(request: Request, state: AppState, text: str, *, whole: bool) -> array[int]:
+    """`whole`: with what the vocabulary puts around a text."""
+    found: Tokenized = await answered(request, state, Tokenize(text, add_special=whole))
+    return array("i", found.ids)
 
 
 def _encoded(

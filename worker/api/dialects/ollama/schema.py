@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -9,7 +10,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 from starlette.responses import Response
 
-from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
+from worker.api.chat.chat_fields import (
+    MAX_CALLS,
+    MAX_MESSAGES,
+    CalledFunctionFields,
+    ChatFields,
+    MessageFields,
+    ToolCallFields,
+)
 from worker.api.chat.fields import (
     ANY_OBJECT,
     MAX_TOP_LOGPROBS,
@@ -50,10 +58,19 @@ class Options(SamplingFields):
     counted_tokens = LLAMA_CPP_WINDOW
 
 
+class CalledFunction(CalledFunctionFields):
+    index: Integer | None = Field(None, description="the call's place, which its order says too")
+
+
+class TurnCall(ToolCallFields):
+    function: CalledFunction
+
+
 class Turn(MessageFields):
     name: str | None = Field(None, validation_alias="tool_name")
     reasoning_content: str | None = Field(None, validation_alias="thinking")
     images: Images = ()
+    tool_calls: Many[TurnCall] = Field((), max_length=MAX_CALLS)
 
     def message(self, path: str) -> Message:
         """As Ollama has it: the pictures precede the text."""
@@ -170,4 +187,14 @@ def _loaded(body: GenerationBody, state: AppState, empty: dict[str, object]) -> 
     state.require_model(name := served(body.model, state))
     state.loaded()
     head = {"model": tagged(state.name_of(name)), "created_at": now()}
-    return json_response({**head, **empty, "done": True, "done_reason": "load"})
+    reason = "unload" if _asks_to_unload(body) else "load"
+    return json_response({**head, **empty, "done": True, "done_reason": reason})
+
+
+def _asks_to_unload(body: GenerationBody) -> bool:
+    """Whether the model is to go at once. It stays, so the field is named as ignored; but clients
+    wait for the reason that Ollama gives."""
+    given = (body.model_extra or {}).get("keep_alive")
+    if isinstance(given, str):
+        return re.fullmatch(r"[+-]?0+(\.0+)?(ns|us|µs|ms|s|m|h)?", given.strip()) is not None
+    return given == 0 and given is not False

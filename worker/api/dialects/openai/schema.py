@@ -9,7 +9,8 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, field_validator
+from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import ChatFields
 from worker.api.chat.fields import (
@@ -85,6 +86,13 @@ class ChatBody(GenerationFields, ChatFields):
 
     format_fields = GenerationFields.format_fields | {"response_format"}
 
+    @field_validator("max_tokens")
+    @classmethod
+    def _asks_for_some(cls, given: int | None) -> int | None:
+        if given == 0:
+            raise PydanticCustomError("body.minimum", "must be an integer of at least 1, or -1")
+        return given
+
     @property
     def format(self) -> Format | None:
         form = self.response_format
@@ -128,12 +136,9 @@ def read_chat(body: ChatBody, state: AppState) -> Generate:
         InvalidRequest: the fields do not fit together.
     """
     faults, form = [], body.response_format
-    if body.max_tokens == 0:
-        message = "max_tokens must be an integer of at least 1, or -1"
-        faults.append(fault("max_tokens", "minimum", message, 0))
     if body.top_logprobs is not None and not body.logprobs:
         faults.append(fault("top_logprobs", "requires", "top_logprobs needs logprobs: true"))
-    if form and form.type == "json_schema" and not (form.json_schema or form.schema_):
+    if form and form.type == "json_schema" and form.json_schema is None and form.schema_ is None:
         message = "response_format.json_schema is required: an object with a schema"
         faults.append(fault("response_format.json_schema", "required", message))
     if faults:

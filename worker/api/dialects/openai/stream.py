@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from worker.api.chat.delta import Arguments, Call, Delta, Echo, Reasoning, Text
@@ -19,11 +20,13 @@ from worker.api.dialects.openai.logprobs import (
     scored_prompt,
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
-from worker.api.http.encoding import data_event, dumps, quoted
+from worker.api.http.encoding import LargeAnswer, data_event, dumps, in_parts, quoted
 from worker.api.http.errors import nested_events
 from worker.wire.messages import Finished, PromptProgress, PromptScored, Started
 
 DONE = b"data: [DONE]\n\n"
+_FEW_SCORED = 64
+"""So many tokens with log-probabilities, and their alternatives, take the event loop 5 ms."""
 
 
 CHUNK_STREAM = nested_events(lambda event: event.startswith(b"data: [DONE]"))
@@ -95,9 +98,20 @@ class _Choices(Answer[Any]):
 
     # --- whole ---------------------------------------------------------------------------
 
-    def whole(self) -> dict[str, Any]:
-        choices = [self._whole(choice) for choice in self.choices]
-        return self._head | {"choices": choices} | self._sums()
+    def whole(self) -> dict[str, Any] | LargeAnswer:
+        sums = self._sums()
+        if sum(map(_n_scored, self.choices)) > _FEW_SCORED:
+            return LargeAnswer(self._parts(sums))
+        return self._head | {"choices": list(map(self._whole, self.choices))} | sums
+
+    def _parts(self, sums: dict[str, Any]) -> Iterator[bytes]:
+        """One choice after the other, because what they are built of is large."""
+        before = f'{dumps(self._head)[:-1]},"choices":['
+        for choice in self.choices:
+            yield before.encode()
+            yield from in_parts(self._whole(choice))
+            before = ","
+        yield f"],{dumps(sums)[1:]}".encode()
 
     @abstractmethod
     def _whole(self, choice: Choice) -> dict[str, Any]: ...
@@ -213,6 +227,11 @@ class CompletionAnswer(_Choices):
         if self.body.prompt_logprobs is not None:
             whole["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs)
         return {**whole, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+def _n_scored(choice: Choice) -> int:
+    echo = choice.echo.logprobs if choice.echo else ()
+    return len(choice.logprobs) + len(choice.prompt_logprobs) + len(echo)
 
 
 def _timings(choice: Choice) -> str:

@@ -39,6 +39,8 @@ class InputItem(OpenBody):
     """A message, a call, its output, or the model's reasoning."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    id: str | None = Field(None, description="of an item of an earlier answer; nothing is stored")
+    status: str | None = Field(None, description="of an earlier answer's item; says nothing here")
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: ContentFields | None = None
     name: str = Field("", max_length=256)
@@ -73,7 +75,7 @@ class TextFormat(OpenBody):
     schema_: JsonObject | None = Field(None, validation_alias="schema")
     strict: Flag | None = None
 
-    _has_schema = needed_by("json_schema", "schema_")
+    _has_schema = needed_by("json_schema", "schema", "schema_")
 
     @property
     def told(self) -> JsonObject:
