@@ -8,6 +8,7 @@ thread.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,8 @@ def run(settings: Settings, *, as_json: bool) -> int:
     Raises:
         WorkerError: there is no worker to talk to, or its model does not chat.
     """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     console = Console(highlight=False, soft_wrap=True)
     is_asked = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
     with _worker(settings) as client:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,17 +29,16 @@ from worker.errors import (
     DownloadError,
     InsufficientVram,
     ModelError,
-    PortInUse,
     WorkerError,
 )
-from worker.models import reference
 from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
-from worker.models.resolve import ResolvedModel, resolve_for
-from worker.setting_files import check_certificate, check_store, read_keys
+from worker.models.resolve import ResolvedModel, look_up, resolve_for
+from worker.setting_files import check_certificate, check_store, read_chat_template, read_keys
 from worker.settings import Settings
+from worker.sockets import is_left_at, listen_on
 
 _GIB = 1 << 30
 _LEAST_CACHE_BYTES = 64 << 20
@@ -157,6 +155,10 @@ def diagnose(
         check_certificate(settings.certificate)
         if settings.certificate is not None:
             found.ok("certificate", ", ".join(settings.certificate))
+    if (template := settings.engine.chat_template) is not None:
+        with found.check("chat template"):
+            read_chat_template(template)
+            found.ok("chat template", template)
     if settings.store_path is not None:
         with found.check("kv store"):
             check_store(settings.store_path)
@@ -212,19 +214,10 @@ def _port(settings: Settings) -> str:
         folder = os.path.dirname(os.path.abspath(path))
         if not os.access(folder, os.W_OK | os.X_OK):
             raise ConfigError(f"--uds is {path!r}, whose folder cannot be written to.", field="uds")
+        is_left_at(path)
         return f"{path} has a folder that can be written to"
-    for host in settings.host:
-        where = f"{host}:{settings.port}"
-        try:
-            [(family, kind, *_, address), *_] = socket.getaddrinfo(
-                host, settings.port, type=socket.SOCK_STREAM
-            )
-            with socket.socket(family, kind) as listener:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(address)
-        except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or "not a host name"
-            raise PortInUse(f"{where} cannot be listened on: {why}") from None
+    for listener in listen_on(settings.host, settings.port):
+        listener.close()
     where = ", ".join(f"{host}:{settings.port}" for host in settings.host)
     return f"{where} is free"
 
@@ -249,7 +242,10 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
             for adapter in adapters:
                 found.ok("adapter", f"{adapter.name} at scale {adapter.scale:g}")
         with found.check("draft"):
-            draft = asyncio.run(resolve_draft(settings, model))
+            try:
+                draft = asyncio.run(resolve_draft(settings, model))
+            except DownloadError as error:
+                _downloaded_first("draft", str(settings.draft), error, found, cache_fault)
             if draft is not None:
                 found.ok("draft", f"{draft.model_ref}: {draft.path}")
         with found.check("projector"):
@@ -275,9 +271,9 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
     """Check the model, as far as it is on this machine."""
     name = settings.model or "the bundled model"
     with found.check("model"):
-        parsed = reference.parse(settings.model) if settings.model else None
-        if isinstance(parsed, Path) and parsed.is_dir():
-            check_checkpoint(parsed)
+        place, _ = look_up(settings.model, settings.models_file) if settings.model else (None, None)
+        if isinstance(place, Path) and place.is_dir():
+            check_checkpoint(place)
             if cache_fault is not None:
                 raise ModelError(f"{name} is converted by the first start, which needs a cache")
             found.unknown(
@@ -289,12 +285,19 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
         try:
             resolved = asyncio.run(resolve_for(settings, settings.model))
         except DownloadError as error:
-            if error.details.get("reason") != "offline" or cache_fault is not None:
-                raise
-            found.unknown("model", f"{name} is not in the cache yet; the first start downloads it")
+            _downloaded_first("model", name, error, found, cache_fault)
             return None
         found.ok("model", f"{name}: {resolved.gguf_path}")
         return resolved
+
+
+def _downloaded_first(
+    what: str, name: str, error: DownloadError, found: Diagnosis, cache_fault: str | None
+) -> None:
+    """Note what the first start downloads; raises an error that is another than that."""
+    if error.details.get("reason") != "offline" or cache_fault is not None:
+        raise error
+    found.unknown(what, f"{name} is not in the cache yet; the first start downloads it")
 
 
 # --- with native code --------------------------------------------------------------------
@@ -304,10 +307,11 @@ def _native_checks(found: Diagnosis, findings: Findings) -> None:
     if library := findings.library:
         versions, build = library.versions, library.build
         built = f", built for {build['backend']}" if "backend" in build else ""
+        commit = build.get("llama_cpp_commit") or versions.get("llama_cpp_commit", "unknown")
         found.ok(
             "library",
             f"llama-cpp-python {versions['llama_cpp_python']}{built}, "
-            f"ggml {versions['ggml']} ({versions['llama_cpp_commit']})",
+            f"ggml {versions['ggml']} ({commit[:9]})",
         )
         variant = library.cpu_variant or "built in"
         found.ok("cpu variant", f"{variant}: {' '.join(library.cpu_features)}")

@@ -9,17 +9,21 @@ import signal
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import IO, Any
 
 import httpx
 
+from worker.background import die_with_parent
 from worker.errors import ConfigError, WorkerError, rebuild_error
 from worker.observability.terminal import LiveLine
 from worker.setting_faults import ENV_PREFIX, variable_of
 from worker.setting_files import check_certificate, read_keys
-from worker.settings import BACKEND_FIELDS, FIELDS, Settings, group_of
+from worker.settings import ALIASES, BACKEND_FIELDS, FIELDS, Settings, group_of
 from worker.wire.messages import Progress
 
 CONNECT_SECONDS = 10.0
@@ -82,18 +86,33 @@ def own_worker(settings: Settings, *, n_slots: int) -> Iterator[tuple[str, dict[
     Raises:
         WorkerError: the worker did not start; its own message is on stderr.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"from worker.cli import {settings.backend} as run; run()"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=_environment(settings, n_slots),
-    )
-    assert process.stderr is not None
-    try:
-        ready = _wait_until_ready(process.stderr, headers_of(settings))
+    with contextlib.ExitStack() as running:
+        with tempfile.TemporaryDirectory() as folder:  # the start reads it, and nobody later
+            file = Path(folder) / "config.toml"
+            file.write_text(_served(settings, n_slots), "utf-8")
+            # A group of its own: the Ctrl-C of the command's terminal is not meant for it.
+            process = subprocess.Popen(
+                [sys.executable, "-c", f"from worker.cli import {settings.backend} as run; run()"],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=_environment(settings, file),
+                process_group=0,
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
+            )
+            running.enter_context(_ended(process))
+            assert process.stderr is not None
+            ready = _wait_until_ready(process.stderr, headers_of(settings))
         threading.Thread(target=process.stderr.read, daemon=True).start()  # empties the pipe
         yield ready["uri"], {key: ready[key] for key in ("model_ref", "device", "seconds")}
+
+
+@contextlib.contextmanager
+def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """End the process with the block."""
+    try:
+        yield
     finally:
         process.send_signal(signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -102,21 +121,31 @@ def own_worker(settings: Settings, *, n_slots: int) -> Iterator[tuple[str, dict[
         process.wait()
 
 
-def _environment(settings: Settings, n_slots: int) -> dict[str, str]:
-    """The settings as variables: what is served is the same, for no
-    pool, at an address of its own."""
+def _environment(settings: Settings, config: Path) -> dict[str, str]:
+    """The variables without settings in any form, but for this file of them and the token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
+    for alias in ALIASES:
+        kept.pop(alias, None)
+    kept[variable_of("config")] = str(config)
+    if settings.worker_token is not None:
+        kept[variable_of("worker_token")] = settings.worker_token
+    return kept
+
+
+def _served(settings: Settings, n_slots: int) -> str:
+    """The settings as TOML: what is served is the same, for no pool, at an address of its own."""
     own = {"host": "127.0.0.1", "port": 0, "log_format": "json"}
-    own |= {"slots": max(settings.engine.slots, n_slots), "worker_token": settings.worker_token}
+    own["slots"] = max(settings.engine.slots, n_slots)
+    lines = []
     for name, info in FIELDS.items():
         value = own.get(name, getattr(settings, name))
         is_served = group_of(info) not in ("server", "pool") or name in own
         is_ours = BACKEND_FIELDS.get(name, settings.backend) == settings.backend
         if is_served and is_ours and value is not None:
-            between = ";" if name == "samplers" else ","
-            text = between.join(map(str, value)) if isinstance(value, tuple) else str(value)
-            kept[variable_of(name)] = text
-    return kept
+            if isinstance(value, Path | dict):  # an object is read from a text, too
+                value = str(value) if isinstance(value, Path) else json.dumps(value)
+            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+    return "\n".join(lines)
 
 
 def _wait_until_ready(log: IO[str], headers: dict[str, str]) -> dict[str, Any]:

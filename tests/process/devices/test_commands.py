@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,19 +14,21 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.conftest import StartWorker
 from tests.support.devices import rpc
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
-from tests.support.worker import WorkerProcess, environment, installed
+from tests.support.worker import WorkerProcess, environment, installed, until
+from worker import installation
 from worker.commands import bench, served
 from worker.commands.doctor import Diagnosis
 from worker.commands.doctor import diagnose as run_diagnosis
 from worker.devices import preflight
 from worker.models.resolve import bundled_folder
-from worker.settings import Settings
+from worker.settings import FIELDS, Settings, group_of
 
 NOBODY = "http://127.0.0.1:9/ready"
 
@@ -167,10 +170,33 @@ def test_doctor_finds_what_a_start_would_fail_for(
     assert re.search(rf"^FAILED +{name} ", report.as_screen(), re.MULTILINE)
 
 
-def test_doctor_downloads_nothing(warm_cache: Path) -> None:
-    arguments = ["--port", "0", "--model", "hf:someone/a-model@main::file=model.gguf"]
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--chat-template", "nowhere.jinja"),
+        ("--uds", "a-file"),
+        ("--uds", "a" * 120),
+        ("--host", "a b"),
+        ("--host", "192.0.2.1"),
+    ],
+)
+def test_doctor_names_the_code_and_the_fault_of_a_start(
+    given: Sequence[str], warm_cache: Path
+) -> None:
+    (warm_cache / "a-file").touch()
+    arguments = [*given, "--port", "0", "--cache-dir", str(warm_cache)]
+    start = run(*arguments, cache=warm_cache)
+    report = run("doctor", "--json", *arguments, cache=warm_cache)
+    assert report.returncode == start.returncode == 2
+    told = [check["text"] for check in json.loads(report.stdout)["checks"] if check["code"]]
+    assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
+
+
+@pytest.mark.parametrize("setting", ["model", "draft"])
+def test_doctor_downloads_nothing(setting: str, warm_cache: Path) -> None:
+    arguments = ["--port", "0", f"--{setting}", "hf:someone/a-model@main::file=model.gguf"]
     ended = run("doctor", *arguments, cache=warm_cache, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
-    assert re.search(r"^unknown +model .*first start downloads it", ended.stdout, re.MULTILINE)
+    assert re.search(rf"^unknown +{setting} .*first start downloads it", ended.stdout, re.MULTILINE)
     assert ended.returncode == 0
 
 
@@ -205,14 +231,28 @@ def test_doctor_waits_for_a_driver_as_long_as_the_worker_would(
     assert "within 3 seconds" in failed.text and "--stall-timeout" in failed.text
 
 
-def test_doctor_knows_a_checkpoint_without_converting_it(warm_cache: Path, tmp_path: Path) -> None:
+def test_doctor_knows_a_checkpoint_without_converting_it(
+    warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
-    report = diagnose(warm_cache, model=str(tmp_path))
+    monkeypatch.chdir(tmp_path.parent)
+    for name in (str(tmp_path), tmp_path.name):
+        report = diagnose(warm_cache, model=name)
+        [model] = [check for check in report.checks if check.name == "model"]
+        assert model.status == "unknown" and "would be converted" in model.text
+        assert report.details["plan"] is None
+        assert report.exit_code == 0
+
+
+def test_doctor_makes_no_folder_where_there_is_no_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(installation, "ENGINE", "no-such-engine")
+    report = diagnose(tmp_path / "cache")
     [model] = [check for check in report.checks if check.name == "model"]
-    assert model.status == "unknown" and "would be converted" in model.text
-    assert report.details["plan"] is None
-    assert report.exit_code == 0
+    assert model.status == "failed" and "install-engine" in model.text
+    assert not (tmp_path / "cache").exists()
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
@@ -264,6 +304,18 @@ def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
     assert ended.returncode == code, ended.stderr
 
 
+@pytest.mark.parametrize("command", ["doctor", "plan", "bench"])
+def test_a_command_that_is_interrupted_did_not_succeed(command: str, warm_cache: Path) -> None:
+    child = subprocess.Popen(
+        [*installed("cpu"), command, "--port", "0"],
+        stdout=subprocess.PIPE, env=environment(warm_cache), cwd=warm_cache,
+    )  # fmt: skip
+    until(lambda: psutil.Process(child.pid).children(), 60, lambda: "it asks no other process")
+    child.send_signal(signal.SIGINT)
+    assert child.communicate(timeout=60)[0] == b""
+    assert child.returncode == 130
+
+
 # --- bench ---------------------------------------------------------------------------------
 
 
@@ -296,18 +348,34 @@ def test_bench_draws_a_table(
     assert [int(streams) for streams, *_ in rows] == [1, 4, 16]
 
 
-def test_bench_serves_what_the_settings_say_and_joins_no_pool() -> None:
+def test_bench_serves_what_the_settings_say_and_joins_no_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each setting reaches the measured worker, or is one of the server's and the pool's."""
     given = {
-        "lora": "a.gguf,b=b.gguf:2",
+        "lora": ("a,b.gguf", "b=b.gguf:2"),
         "samplers": "top_k;min_p",
-        "draft": "b.gguf",
+        "temperature": 0.5,
+        "draft": 'b"ü.gguf',
+        "models_file": str(tmp_path / "models.toml"),
         "chat_template": "c.jinja",
+        "chat_template_kwargs": '{"a": {"b": [1, "x"]}}',
+        "reasoning": "none",
+        "reasoning_budget": 7,
         "kv_cells": 4096,
+        "mmap": False,
     }
     settings = Settings.load("cpu", {**given, "callback_url": NOBODY, "port": 9000})
-    environment = served._environment(settings, 16)
-    for name, value in given.items():
-        assert environment[f"LLORCH_{name.upper()}"] == str(value)
-    assert environment["LLORCH_PORT"] == "0" and environment["LLORCH_SLOTS"] == "16"
-    assert "LLORCH_CALLBACK_URL" not in environment
+    file = tmp_path / "config.toml"
+    file.write_text(served._served(settings, 16), "utf-8")
+    monkeypatch.setenv("LLORCH_HOST", "192.0.2.1")
+    monkeypatch.setenv("MODEL_PATH", "other.gguf")
+    for name, value in served._environment(settings, file).items():
+        monkeypatch.setenv(name, value)
+    for name in {"LLORCH_HOST", "MODEL_PATH"} - served._environment(settings, file).keys():
+        monkeypatch.delenv(name)
+    theirs = Settings.load("cpu", {})
+    own = {"slots": 16, "port": 0, "host": ("127.0.0.1",), "callback_url": None}
+    for name, info in FIELDS.items():
+        if group_of(info) not in ("server", "pool") or name in own:
+            assert getattr(theirs, name) == own.get(name, getattr(settings, name)), name

@@ -10,6 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from rich.console import Console
 from rich.status import Status
@@ -138,3 +139,47 @@ def test_a_person_edits_pastes_stops_and_leaves(start_worker: StartWorker, tmp_p
         process.kill()
         process.wait()
         os.close(ours)
+
+
+def conversing(cache: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """`chat` that has answered once, and the worker that it started."""
+    process = subprocess.Popen(
+        [*installed(), "chat", "--model", "tiny-model", "--json"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env=environment(cache),
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(FRANCE)
+    process.stdin.flush()
+    assert "Paris" in process.stdout.readline()
+    (worker,) = psutil.Process(process.pid).children()
+    return process, worker
+
+
+def test_ctrl_c_is_not_for_its_own_worker(warm_cache: Path) -> None:
+    """A terminal sends it to the processes of one group."""
+    process, worker = conversing(warm_cache)
+    assert process.stdin is not None and process.stdout is not None
+    assert os.getpgid(worker.pid) != os.getpgid(process.pid)
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(60) == 0
+    assert not worker.is_running()
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "SIGKILL"])
+def test_its_own_worker_ends_with_it(how: str, warm_cache: Path) -> None:
+    process, worker = conversing(warm_cache)
+    with process:
+        process.send_signal(signal.Signals[how])
+    psutil.wait_procs([worker], 60)
+    assert not worker.is_running()
+
+
+def test_what_is_typed_need_not_be_text(warm_cache: Path) -> None:
+    done = subprocess.run(
+        [*installed(), "chat", "--json", "--port", str(free_port())],
+        input=b"Hi \xff\n", capture_output=True, env=environment(warm_cache), timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["finish_reason"]

@@ -368,10 +368,30 @@ def test_states_get_a_quarter_of_the_hosts_memory_that_is_left(
     assert on_gpu.memory_bytes == on_gpu.host_parts["states"] > 0
 
 
-def test_settings_that_the_model_cannot_run_with_are_a_config_error(config: MakeConfig) -> None:
-    given = config("cpu", "wide-heads", kv_type="q8_0", flash_attention="off", context_length=256)
-    with pytest.raises(ConfigError, match="--flash-attention off"):
-        planned(given)
+@pytest.mark.parametrize(
+    ("chosen", "told"),
+    [
+        ({"kv_type": "q8_0"}, "model cannot run with 2 slots of 256 tokens, --kv-type q8_0 and "),
+        (
+            {"kv_type_v": "q8_0", "kv_unified": True},
+            "512 tokens, --kv-type-k f16, --kv-type-v q8_0",
+        ),
+    ],
+)
+def test_settings_that_the_model_cannot_run_with_are_a_config_error(
+    chosen: dict[str, Any], told: str, config: MakeConfig
+) -> None:
+    given = config("cpu", "wide-heads", slots=2, flash_attention="off", context_length=256)
+    with pytest.raises(ConfigError, match=f"{told}.*--flash-attention off: "):
+        planned(given.but(**chosen))
+
+
+def test_a_model_that_pools_has_room_for_the_logits_of_a_whole_text(config: MakeConfig) -> None:
+    given = config("cpu", "wide-heads", context_length=512)
+    header = replace(read_header(given.model_path), pooling="mean")
+    plan = memory.plan(header, given.settings, (), cpu_budget(1), "model")
+    shape = SHAPES["wide-heads"]
+    assert plan.parts["output"] == 4 * 512 * (shape.vocabulary + shape.embedding)
 
 
 def test_cells_that_no_slot_can_use_are_named(config: MakeConfig) -> None:

@@ -140,6 +140,8 @@ class Plan:
             lines += [
                 f"    {name:<10}{size / _MIB:>14,.2f} MiB" for name, size in self.host_parts.items()
             ]
+        if self.parts.get("states") or self.host_parts.get("states"):
+            lines.append("  states: the most that kept prompts may take")
         lines.append("It fits." if self.fits else f"It does not fit. {self._advice()}")
         return "\n".join(lines)
 

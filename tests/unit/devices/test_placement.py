@@ -1,0 +1,203 @@
+"""Where weights go, over devices whose answers are made up; `test_memory` asks real ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.random_models import random_model
+from worker.devices.plan import placement
+from worker.devices.plan.placement import Weights, place, shared_out, tensor_placement
+from worker.llama import library
+from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.gguf.tensors import TensorEntry
+
+PADDING = 7
+"""Bytes that each tensor takes more on a device."""
+EMBEDDING, POSITIONS, BLOCK, NORM, OUTPUT = 1000, 100, 10, 1, 500
+SIZES = {
+    "token_embd.weight": EMBEDDING,
+    "position_embd.weight": POSITIONS,
+    "blk.0.a.weight": BLOCK,
+    "blk.0.b.weight": BLOCK,
+    "blk.1.a.weight": BLOCK,
+    "output_norm.weight": NORM,
+    "output.weight": OUTPUT,
+}
+CPU = library.Device("CPU", "", "cpu", "CPU", 1)
+FIRST, SECOND = (library.Device(f"CUDA{n}", "", "gpu", "CUDA", 10 + n) for n in (0, 1))
+
+
+def model(architecture: str = "llama", **without: bool) -> GgufHeader:
+    """`output=False`: without that tensor; two layers."""
+    left_out = {f"{name}.weight" for name, here in without.items() if not here}
+    tensors = tuple(
+        TensorEntry(name, "F32", (4, 4), 0, size)
+        for name, size in SIZES.items()
+        if name not in left_out
+    )
+    header = read_header(random_model("dense"))
+    return replace(header, tensors=tensors, block_count=2, architecture=architecture)
+
+
+class MadeUp:
+    """In place of ggml's answers."""
+
+    takes: Callable[[str], bool]
+    repacks: Callable[[str], bool]
+    seen: list[int]
+    n_open = 0
+
+    def __init__(self) -> None:
+        MadeUp.n_open += 1
+
+    def close(self) -> None:
+        MadeUp.n_open -= 1
+
+    def allocated_bytes(self, tensor: TensorEntry, buffer_type: int) -> int:
+        return tensor.n_bytes + PADDING * (buffer_type != CPU.handle * 100)
+
+    def takes_rows(self, tensor: TensorEntry, device: library.Device, buffer_type: int) -> bool:
+        assert buffer_type == device.handle * 100
+        return MadeUp.takes(tensor.name)
+
+    def multiplies(
+        self, tensor: TensorEntry, device: library.Device, buffer_type: int, n_experts: int
+    ) -> bool:
+        MadeUp.seen.append(n_experts)
+        return buffer_type == 2 and MadeUp.repacks(tensor.name)
+
+
+@pytest.fixture(autouse=True)
+def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    lib = SimpleNamespace(ggml_backend_dev_buffer_type=lambda handle: handle * 100)
+    monkeypatch.setattr(placement, "_Meta", MadeUp)
+    monkeypatch.setattr(placement, "_extra_buffer_types", lambda device: [1, 2, 3])
+    monkeypatch.setattr(library, "ggml", lambda: lib)
+    monkeypatch.setattr(library, "devices", lambda: [FIRST, CPU, SECOND])
+    MadeUp.takes = MadeUp.repacks = staticmethod(lambda name: True)
+    MadeUp.seen, MadeUp.n_open = [], 0
+
+
+def placed(*names: str) -> tuple[tuple[str, int], ...]:
+    return tuple((f"^{re.escape(name)}$", FIRST.handle * 100) for name in names)
+
+
+BLOCKS = 3 * (BLOCK + PADDING)
+LAST = NORM + OUTPUT + 2 * PADDING
+INPUT = EMBEDDING + POSITIONS + 2 * PADDING
+
+
+def test_all_of_a_model_is_on_its_card() -> None:
+    found = place(model(), (FIRST,))
+    names = placed("token_embd.weight", "position_embd.weight")
+    assert found == Weights((INPUT + BLOCKS + LAST,), 0, (), names)
+    assert tensor_placement(model(), (FIRST, SECOND)) == names
+    assert tensor_placement(model(), ()) == ()
+    assert MadeUp.n_open == 0
+
+
+def test_what_a_card_cannot_look_up_is_on_the_host() -> None:
+    MadeUp.takes = staticmethod(lambda name: name == "position_embd.weight")
+    found = place(model(), (FIRST,))
+    on_card = POSITIONS + PADDING + BLOCKS + LAST
+    names = placed("position_embd.weight")
+    assert found == Weights((on_card,), EMBEDDING, ("token_embd.weight",), names)
+    # Where it is the output too, the card has a copy.
+    found = place(model(output=False), (FIRST,))
+    copied = on_card - OUTPUT + EMBEDDING
+    assert found == Weights((copied,), EMBEDDING, ("token_embd.weight",), names)
+
+
+def test_layers_lie_on_their_cards() -> None:
+    """The output counts as a layer, the input is with the first one."""
+    first = INPUT + 2 * (BLOCK + PADDING)
+    rest = BLOCK + PADDING
+    assert place(model(), (FIRST, SECOND), (1, 2)).device_bytes == (first, rest + LAST)
+    assert place(model(), (FIRST, SECOND), (2, 1)).device_bytes == (first + rest, LAST)
+    MadeUp.takes = staticmethod(lambda name: False)
+    found = place(model(output=False), (FIRST, SECOND), (2, 1))
+    copied = NORM + EMBEDDING + 2 * PADDING
+    assert found.device_bytes == (BLOCKS, copied) and found.host_bytes == EMBEDDING + POSITIONS
+
+
+@pytest.mark.parametrize(
+    ("architecture", "without", "n_copies"),
+    [
+        ("llama", {"output": False}, 1),
+        ("gemma4", {"output": False}, 2),
+        ("gemma4", {}, 1),
+        ("gemma4", {"output": False, "output_norm": False}, 1),  # an encoder
+    ],
+)
+def test_a_tied_embedding_lies_there_twice_where_the_output_is_made_first(
+    architecture: str, without: dict[str, bool], n_copies: int
+) -> None:
+    found = place(model(architecture, **without), (FIRST,))
+    own = place(model("llama", **without), (FIRST,))
+    extra = (n_copies - 1) * (EMBEDDING + PADDING)
+    assert found.device_bytes[0] == own.device_bytes[0] + extra
+    assert found.placed == placed("token_embd.weight", "position_embd.weight")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "without", "twice"),
+    [
+        ("llama", {}, False),
+        ("llama", {"output": False}, True),
+        ("llama", {"output": False, "output_norm": False}, False),
+        ("lfm2moe", {"output": False, "output_norm": False}, True),
+    ],
+)
+def test_on_a_processor_the_output_is_repacked_beside_the_input(
+    architecture: str, without: dict[str, bool], twice: bool
+) -> None:
+    header = model(architecture, **without)
+    names = {tensor.name for tensor in header.tensors}
+    plain = EMBEDDING + POSITIONS
+    repacked = sum(SIZES[name] + PADDING for name in names) - plain - 2 * PADDING
+    copy = (EMBEDDING + PADDING) * twice
+    assert place(header, ()) == Weights((plain + repacked + copy,), 0, (), ())
+    MadeUp.repacks = staticmethod(lambda name: name == "blk.0.a.weight")
+    total = sum(SIZES[name] for name in names) + PADDING
+    assert place(header, ()).device_bytes == (total,)
+    assert set(MadeUp.seen) == {1} and MadeUp.n_open == 0
+
+
+def test_as_many_experts_are_asked_for_as_are_used() -> None:
+    header = model()
+    used = {f"{header.architecture}.expert_used_count": 3}
+    place(replace(header, metadata={**header.metadata, **used}), ())
+    assert set(MadeUp.seen) == {3}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "available", "layers"),
+    [
+        ((10, 10, 10, 10), (1, 1), (2, 2)),
+        ((10, 10, 10, 10), (3, 1), (3, 1)),
+        ((10, 10, 10, 10), (1, 3), (1, 3)),
+        ((10, 10, 10, 10), (1, 7), (1, 3)),  # to its middle a layer would be the first one's
+        ((10, 10, 10, 10), (100, 1), (3, 1)),
+        ((10, 10, 10, 10), (1, 100), (1, 3)),
+        ((10, 10, 10, 10), (1, 1, 2), (1, 1, 2)),
+        ((10, 10, 10, 10), (1, 1, 100), (1, 1, 2)),
+        ((10, 10, 10, 10), (100, 1, 1), (2, 1, 1)),
+        ((30, 10, 10, 10), (1, 1), (1, 3)),
+        ((10, 10, 10, 30), (1, 1), (3, 1)),
+        ((10, 10, 10, 40), (1, 1), (3, 1)),
+        ((10, 10, 12, 10), (11, 10), (2, 2)),
+    ],
+)
+def test_layers_are_shared_out_by_their_middles(
+    sizes: tuple[int, ...], available: tuple[int, ...], layers: tuple[int, ...]
+) -> None:
+    *blocks, output = sizes
+    tensors = [TensorEntry(f"blk.{n}.w", "F32", (1,), 0, size) for n, size in enumerate(blocks)]
+    tensors.append(TensorEntry("output.weight", "F32", (1,), 0, output))
+    header = replace(model(), tensors=tuple(tensors), block_count=len(blocks))
+    assert shared_out(header, available) == layers
