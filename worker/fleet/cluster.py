@@ -22,7 +22,7 @@ import httpx
 from worker.errors import ConfigError, WorkerError
 from worker.installation import default_cache_dir
 
-INSTALL = "pip install 'llorch-worker[ray]' (in a checkout: make ray)"
+INSTALL = "in the checkout, make ray (into .venv), or pip install '.[ray]'"
 ADDRESS_VARIABLE = "RAY_DASHBOARD_ADDRESS"
 """The variable that Ray's own `serve` command reads."""
 DEFAULT_ADDRESS = "http://127.0.0.1:8265"

@@ -9,6 +9,7 @@ The stream of a conversation has its first part before its first token: the prom
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import dataclass, field
 
 from starlette.types import Send
@@ -24,7 +25,8 @@ from worker.fleet.workers import AVOIDED_SECONDS, Worker, WorkerTable
 MAX_LOSSES = 3
 """A request that has lost this many workers is given up: it may be what kills them."""
 REPLACEMENT_SECONDS = 20.0
-"""How long a request waits for a worker to appear. A full worker does not make it wait."""
+"""How long after its first wait a request waits for a worker to appear or to take it. A full worker
+does not make it wait."""
 RETRY_AFTER_SECONDS = 2
 KEEPALIVE_SECONDS = 15.0
 """Silence before a stream's first token after which the client gets a status line and a comment."""
@@ -75,6 +77,8 @@ class Relay:
         """The answer of a worker that drains or loads its model again. It makes the request wait:
         a replacement should appear soon."""
         self._waits = False
+        self._deadline = math.inf
+        """Of all its waits, from the first on."""
 
     async def run(self) -> None:
         """Raises the `WorkerError` of a request that failed before any part of its answer."""
@@ -101,14 +105,15 @@ class Relay:
             return None if ask.tried else ask.only
         if ask.n_losses >= MAX_LOSSES:
             raise EngineCrashed(f"{ask.n_losses} workers were lost while they had this request")
-        deadline = asyncio.get_running_loop().time() + REPLACEMENT_SECONDS
         while True:
             worker = self._table.choose(ask.group, ask.key, ask.tried)
             if worker is not None or self._refused is not None:
                 return worker
             if not self._waits and self._table.workers(ask.group):
                 return None
-            if asyncio.get_running_loop().time() > deadline:
+            now = asyncio.get_running_loop().time()
+            self._deadline = min(self._deadline, now + REPLACEMENT_SECONDS)
+            if now > self._deadline:
                 return None
             await asyncio.sleep(AVOIDED_SECONDS / 10)
             ask.tried &= {each.id for each in self._table.workers(ask.group) if not each.is_well}
@@ -178,15 +183,16 @@ class Relay:
 
     async def _stream(self, worker: Worker, exchange: Exchange, media_type: str) -> None:
         tail = self._tail = self._new_tail(media_type)
+        has_part = False  # of this worker's answer; the client may have a comment of the gateway's
         try:
             while (chunk := await exchange.chunk()) is not None:
                 if events := tail.whole(chunk):
-                    self._ask.body = b""
+                    self._ask.body, has_part = b"", True
                     if not self._has_begun:
                         await self._begin(200, _with_worker(exchange.headers, worker))
                     await self._chunk(events)
         except Lost:
-            if not self._has_begun:
+            if not has_part:
                 raise
             worker.avoid()
             if not tail.has_ended:

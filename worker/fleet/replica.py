@@ -18,7 +18,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from worker.api.http.listen import Server, listen, server_for, uri_of
+from worker.api.http.server import Server, server_for
 from worker.errors import WorkerError
 from worker.fleet.autoscaling import REQUESTS
 from worker.fleet.gateway import Gateway
@@ -26,6 +26,7 @@ from worker.fleet.process import WorkerProcess
 from worker.fleet.settings import GATEWAY_DRAIN_SECONDS, Fleet, WorkerGroup
 from worker.fleet.workers import Worker, WorkerTable, watch
 from worker.observability import logs
+from worker.sockets import listen, uri_of
 
 ASK_EVERY_SECONDS = 0.5
 """How often a gateway asks for the addresses of a group's workers."""

@@ -11,11 +11,11 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit, urlunsplit
 
 from worker.errors import CallbackFailed
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
+from worker.setting_faults import without_secrets
 from worker.settings import Settings
 
 if TYPE_CHECKING:
@@ -107,9 +107,3 @@ class PoolClient:
         if self._http is not None:
             await self._http.aclose()
             self._http = None
-
-
-def without_secrets(url: str) -> str:
-    """The URL for logs: without a user, a password or a query."""
-    parts = urlsplit(url)
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

@@ -157,7 +157,8 @@ class Guardian:
             self._metrics.respawns.inc()
         await engine.until_lost()
         if self.info is not None:
-            phase = "sleeping" if self._woken is not None else "recovering"
+            falls_asleep = self._woken is not None and engine.ready_at is not None
+            phase = "sleeping" if falls_asleep else "recovering"
             self._supervisor.set_progress(Progress(phase, 0.0))
         if engine.ready_at is not None:
             error = EngineCrashed(f"The engine process {engine.kill_reason or 'died'}; try again.")

@@ -263,7 +263,8 @@ class Job:
         """The work to send to the engine; after a crash, what is left of it.
 
         A deterministic answer is computed again from the prompt, so that its bits are those of a
-        single run. Other answers continue after the tokens that were sent.
+        single run, unless its reasoning was ended on command: nothing tells at which token. Other
+        answers continue after the tokens that were sent.
         """
         work = self.work
         if not isinstance(work, InferenceRequest) or not self.is_accepted:
@@ -272,11 +273,12 @@ class Job:
         if self.ends_reasoning and reasoning is not None:
             sampling = replace(work.sampling, reasoning=replace(reasoning, budget=0))
             work = replace(work, sampling=sampling)
-        self._to_replay = list(self._sent_ids) if work.deterministic else []
-        produced = () if work.deterministic else tuple(self._sent_ids)
+        is_replayed = work.deterministic and not self.ends_reasoning
+        self._to_replay = list(self._sent_ids) if is_replayed else []
+        produced = () if is_replayed else tuple(self._sent_ids)
         # A prompt with media is read again: its ids are not all tokens.
         prompt = tuple(array("i", self._prompt_ids)) if self._prompt_ids else work.prompt
-        learned = () if work.deterministic else self._learned
+        learned = () if is_replayed else self._learned
         return replace(work, prompt=prompt, produced=produced, learned=learned)
 
     def continued(self, events: list[StreamEvent]) -> list[StreamEvent]:

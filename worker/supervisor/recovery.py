@@ -75,8 +75,8 @@ def after_a_crash(
 ) -> list[Job]:
     """Hold each job for the next engine; returns those that end here.
 
-    Each suspect spends one of the crashes that it may survive; other jobs spend none. Without a
-    suspect, every job that had a slot spends one.
+    Each suspect spends one of the crashes that it may survive; other jobs spend none. Where nothing
+    tells what the engine had in hand, and nobody is suspect, each job that had a slot spends one.
     """
     lost = [job for job in jobs if job.stage != Stage.HELD]
     suspects = _suspects(lost, in_hand)
@@ -84,7 +84,7 @@ def after_a_crash(
     for job in lost:
         job.is_suspect = job in suspects
         job.engine_restarts += job.has_slot
-        if job.is_suspect or (not suspects and job.has_slot):
+        if job.is_suspect or (not suspects and not in_hand and job.has_slot):
             job.crashes_spent += 1
             is_poison = job.is_suspect and quarantine.blame(job.work)
             if is_poison:
@@ -96,13 +96,14 @@ def after_a_crash(
 
 
 def _suspects(lost: list[Job], in_hand: frozenset[int]) -> list[Job]:
-    """The jobs in hand; else those with a slot and no token yet; else the only running one; else
-    the only one that there was."""
+    """The jobs in hand, which may have left. Where none is known: those with a slot and no token
+    yet; else the only running one; else the only one that there was."""
     asked = [job for job in lost if not job.is_internal]
+    if in_hand:
+        return [job for job in asked if job.request_id in in_hand]
     running = [job for job in asked if job.has_slot]
     return (
-        [job for job in asked if job.request_id in in_hand]
-        or [job for job in running if job.stage == Stage.STARTED]
+        [job for job in running if job.stage == Stage.STARTED]
         or (running if len(running) == 1 else [])
         or (asked if len(asked) == 1 else [])
     )

@@ -98,9 +98,8 @@ class WorkerStatus:
 
     @property
     def vram_bytes(self) -> int:
-        """What the model holds on its device: nothing while it sleeps."""
-        is_held = self.info is not None and self.state != "sleeping"
-        return self.info.residency.device_bytes if self.info is not None and is_held else 0
+        """What the model holds on its device: nothing without an engine that serves."""
+        return self.info.residency.device_bytes if self.info is not None and self.resident else 0
 
     @property
     def context_length(self) -> int | None:

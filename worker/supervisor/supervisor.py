@@ -79,6 +79,8 @@ class Supervisor:
         self._holds_jobs = False
         """Whether jobs of an engine that died still wait for the next engine."""
         self._quarantine = recovery.Quarantine(settings.crash_window)
+        self.has_served = False
+        """Whether a client has had a job here."""
         self._used_at = time.monotonic()
         """When a client's job last came or ended."""
         self._step_at = self._intake_at = 0.0
@@ -90,11 +92,6 @@ class Supervisor:
     def state(self) -> State:
         condition = self._guardian.condition
         return "draining" if self.draining and condition != "failed" else condition
-
-    @property
-    def has_served(self) -> bool:
-        """Whether there has been any request."""
-        return self._next_request_id > 1
 
     @property
     def info(self) -> EngineInfo | None:
@@ -159,16 +156,6 @@ class Supervisor:
 
     # --- requests ------------------------------------------------------------------------
 
-    async def submit(self, work: InferenceRequest, inbox: Inbox | None = None) -> Job:
-        """Open a job and wait until the engine has accepted it; raises its refusal."""
-        job = self.open(work, inbox=inbox)
-        try:
-            await job.accepted()
-        except asyncio.CancelledError:  # the client left before that
-            job.cancel()
-            raise
-        return job
-
     async def ask(self, work: Work, deadline: float | None = None) -> Any:
         """The answer to work that generates no text; cancelling the task cancels the work."""
         job = self.open(work, deadline)
@@ -207,10 +194,12 @@ class Supervisor:
             self._check_admission(work, state)
             self._jobs.add(job)
         except WorkerError as error:
-            self._metrics.rejected.labels(error.code).inc()
+            if not job.is_internal:
+                self._metrics.rejected.labels(error.code).inc()
             raise
         self._next_request_id += 1
-        self._used_at = time.monotonic()
+        if not job.is_internal:
+            self.has_served, self._used_at = True, time.monotonic()
         if isinstance(work, InferenceRequest):
             deadline = work.deadline
         if deadline is not None:
@@ -268,7 +257,8 @@ class Supervisor:
 
     def _deliver_end(self, job: Job, events: list[StreamEvent]) -> None:
         self._jobs.end(job, events)
-        self._used_at = time.monotonic()
+        if not job.is_internal:
+            self._used_at = time.monotonic()
         if self.draining and not self._jobs:
             self._drained.set()
 
@@ -435,9 +425,9 @@ class Supervisor:
         last = stream[-1]
         if not isinstance(last, Finished | Answered | Failed):
             return job.feed(stream)
-        if job.stage == Stage.SENT:
+        if job.stage == Stage.SENT and not job.is_internal:  # that is taken in beside the others
             self._intake_at = time.monotonic()
-        if isinstance(last, Finished):
+        if not isinstance(last, Failed):
             self._quarantine.absolve(job.work)
         if not isinstance(last, Failed):
             self._guardian.engine.has_served = True

@@ -6,9 +6,11 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from tests.conftest import StartWorker
+from tests.support.held import engines_held_by, mid_stream
 from tests.support.pool_manager import (
     answer_ok,
     answers,
@@ -60,23 +62,20 @@ def test_a_life_in_beats(start_worker: StartWorker) -> None:
     assert beats[-1]["resident"] is True and beats[-1]["uri"] == running.base_url
 
 
-def test_the_draining_beat_goes_out_at_once(start_worker: StartWorker) -> None:
+def test_the_draining_beat_goes_out_at_once(start_worker: StartWorker, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
     with serving() as manager:
         flags = manager.heartbeat_flags(interval_s=60)
-        running = start_worker(*flags)
+        running = start_worker(*flags, env=engines_held_by(hold))
         manager.wait_for_status("ready")
-        thread = threading.Thread(
-            target=lambda: running.execute("One day", max_tokens=1000, ignore_eos=True)
-        )
-        thread.start()
-        until(lambda: running.get("/health").json()["running"] == 1, 60, lambda: "not running")
-        running.freeze_engine()  # the drain lasts, and the next beat is due in a minute
-        before = time.monotonic()
-        running.signal(signal.SIGTERM)
-        manager.wait_for_status("draining")
-        assert time.monotonic() - before < 30
-        running.thaw_engine()
-        thread.join(60)
+        # The drain lasts, and the next beat is due in a minute.
+        with mid_stream(running, hold, "One day", max_tokens=100, ignore_eos=True) as reading:
+            before = time.monotonic()
+            running.signal(signal.SIGTERM)
+            manager.wait_for_status("draining")
+            assert time.monotonic() - before < 30
+            hold.unlink()
+            assert reading.rest().end
         assert running.wait() == 0
         assert manager.verdict() == []
 

@@ -19,6 +19,7 @@ from tests.support.supervised import (
     engine_pid,
     failure_of,
     request,
+    submit,
     supervised,
     until,
 )
@@ -30,7 +31,9 @@ from worker.errors import (
     NotReady,
     ResidencyViolation,
 )
+from worker.observability.metrics import Metrics
 from worker.supervisor.job import Job, Stage, StreamEvent
+from worker.supervisor.recovery import Quarantine, after_a_crash
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.messages import Failed, Finished, Started, Token
 from worker.wire.sampling import Sampling
@@ -58,19 +61,19 @@ async def next_token(job: Job) -> list[StreamEvent]:
 
 async def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost() -> None:
     async with supervised() as supervisor:
-        stream = await supervisor.submit(request("tell a b", "a"))
-        other = await supervisor.submit(request("tell c d e", "b"))
+        stream = await submit(supervisor, request("tell a b", "a"))
+        other = await submit(supervisor, request("tell c d e", "b"))
         first = await next_token(stream)
         events = {"a": first, "b": await next_token(other)}
-        waiting = await supervisor.submit(request("queue", "c"))
-        unread = asyncio.create_task(supervisor.submit(request("ignore", "d")))
+        waiting = await submit(supervisor, request("queue", "c"))
+        unread = asyncio.create_task(submit(supervisor, request("ignore", "d")))
         question = asyncio.create_task(supervisor.ask(Tokenize("silence")))
         await until(lambda: supervisor.status().queued == 3)
         first_pid = engine_pid(supervisor)
         await asyncio.sleep(0.05)
         kill_engine(supervisor)
         await until(lambda: supervisor.state == "recovering")
-        assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
+        assert isinstance(await failure_of(submit(supervisor, request("say x"))), NotReady)
         await until(lambda: supervisor.state == "ready")
         assert engine_pid(supervisor) != first_pid
         events["a"] += await all_of(stream)
@@ -88,7 +91,7 @@ async def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost()
 
 async def test_a_stream_without_an_engine_has_nothing_in_cells() -> None:
     async with supervised() as supervisor:
-        stream = await supervisor.submit(request("tell a b"))
+        stream = await submit(supervisor, request("tell a b"))
         await next_token(stream)
         stream.cached_tokens = 2
         (now,) = supervisor.activities(9)
@@ -103,7 +106,7 @@ async def test_a_stream_without_an_engine_has_nothing_in_cells() -> None:
 
 async def test_a_stream_survives_so_many_crashes_and_no_more() -> None:
     async with supervised(survive_crashes=2, crash_window=0.01) as supervisor:
-        stream = await supervisor.submit(request("tell a b c d e f"))
+        stream = await submit(supervisor, request("tell a b c d e f"))
         text = ""
         for letter in "abc":
             text = text_of(await next_token(stream))
@@ -119,7 +122,7 @@ async def test_a_stream_survives_so_many_crashes_and_no_more() -> None:
 
 async def test_a_deterministic_stream_is_computed_again_and_compared() -> None:
     async with supervised() as supervisor:
-        stream = await supervisor.submit(request("tell a b", deterministic=True))
+        stream = await submit(supervisor, request("tell a b", deterministic=True))
         events = await next_token(stream)
         kill_engine(supervisor)
         await until(lambda: supervisor.state == "recovering")
@@ -133,10 +136,10 @@ async def test_a_deterministic_stream_is_computed_again_and_compared() -> None:
 
 async def test_poison_ends_alone_and_is_refused_from_then_on() -> None:
     async with supervised() as supervisor:
-        neighbours = [await supervisor.submit(request("tell a b c d e f", name)) for name in "xyz"]
+        neighbours = [await submit(supervisor, request("tell a b c d e f", name)) for name in "xyz"]
         for each in neighbours:
             await next_token(each)
-        poison = await supervisor.submit(request("abort", "p"))
+        poison = await submit(supervisor, request("abort", "p"))
         last = (await all_of(poison))[-1]
         assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
         await until(lambda: supervisor.state == "ready")
@@ -146,26 +149,47 @@ async def test_poison_ends_alone_and_is_refused_from_then_on() -> None:
                 events += await next_token(each)
             assert text_of(events) == "b c", "one word of each engine"
             assert (each.crashes_spent, each.engine_restarts) == (0, 2)
-        refused = await failure_of(supervisor.submit(request("abort", "q")))
+        refused = await failure_of(submit(supervisor, request("abort", "q")))
         assert isinstance(refused, InvalidRequest)
         assert refused.details["errors"][0]["constraint"] == "quarantine"
 
 
 async def test_a_request_that_kills_its_reader_does_not_end_the_worker() -> None:
     async with supervised(crash_limit=5) as supervisor:
-        waiting = [asyncio.create_task(supervisor.submit(request("say x", "w")))]
-        error = await failure_of(supervisor.submit(request("abort-unread")))
+        waiting = [asyncio.create_task(submit(supervisor, request("say x", "w")))]
+        error = await failure_of(submit(supervisor, request("abort-unread")))
         assert isinstance(error, EngineCrashed)
         await until(lambda: supervisor.state == "ready")
         assert not supervisor.fatal.done()
-        again = await failure_of(supervisor.submit(request("abort-unread")))
+        again = await failure_of(submit(supervisor, request("abort-unread")))
         assert isinstance(again, InvalidRequest)
         assert isinstance((await all_of(await waiting[0]))[-1], Finished)
 
 
+@pytest.mark.parametrize(("in_hand", "n_blamed"), [({99}, 0), (set(), 1), ({1}, 1)])
+async def test_who_was_in_hand_is_blamed_even_if_it_has_left(
+    in_hand: set[int], n_blamed: int
+) -> None:
+    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
+    job.enter(Stage.SENT)
+    quarantine = Quarantine(60.0)
+    for _ in range(2):
+        job.enter(Stage.SENT)
+        after_a_crash([job], frozenset(in_hand), 5, quarantine)
+    assert job.crashes_spent == 2 * n_blamed
+    assert (job.work in quarantine) == bool(n_blamed)
+
+
+async def test_an_answered_question_is_absolved() -> None:
+    async with supervised(crash_limit=9) as supervisor:
+        for _ in range(2):
+            supervisor._quarantine.blame(Tokenize("a b"))
+            assert await supervisor.ask(Tokenize("a b"))
+
+
 async def test_the_only_request_is_blamed_where_the_engine_noted_none() -> None:
     async with supervised(crash_limit=5) as supervisor:
-        error = await failure_of(supervisor.submit(request("abort-unnoted")))
+        error = await failure_of(submit(supervisor, request("abort-unnoted")))
         assert isinstance(error, EngineCrashed)
         await until(lambda: supervisor.state == "ready")
         assert not supervisor.fatal.done()
@@ -175,10 +199,10 @@ async def test_an_engine_that_sends_nonsense_is_replaced_and_streams_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     async with supervised() as supervisor:
-        stream = await supervisor.submit(request("tell a b", "a"))
+        stream = await submit(supervisor, request("tell a b", "a"))
         events = await next_token(stream)
         pid = engine_pid(supervisor)
-        bad = asyncio.create_task(failure_of(supervisor.submit(request("nonsense", "n"))))
+        bad = asyncio.create_task(failure_of(submit(supervisor, request("nonsense", "n"))))
         events += await all_of(stream)
         assert [type(e) for e in events] == [Started, Token, Token, Finished]
         assert engine_pid(supervisor) != pid
@@ -194,10 +218,10 @@ async def test_what_cannot_be_sent_is_refused_alone() -> None:
             deep = {"a": deep}
         chat = ChatPrompt(({"role": "user", "content": deep},))
         work = InferenceRequest("deep", chat, Sampling(seed=1), max_tokens=8)
-        error = await failure_of(supervisor.submit(work))
+        error = await failure_of(submit(supervisor, work))
         assert isinstance(error, InvalidRequest)
         assert supervisor.status().queued == 0 and supervisor.status().last_progress_ms == 0
-        assert isinstance((await all_of(await supervisor.submit(request("say x"))))[-1],
+        assert isinstance((await all_of(await submit(supervisor, request("say x"))))[-1],
                           Finished)  # fmt: skip
 
 
@@ -205,7 +229,7 @@ async def test_a_crash_loop_is_fatal_and_fails_who_waited(script: Callable[..., 
     script("ok", "die", "fail", "die")
 
     async with supervised(crash_limit=2) as supervisor:
-        waiting = await supervisor.submit(request("queue", "b"))
+        waiting = await submit(supervisor, request("queue", "b"))
         pid = engine_pid(supervisor)
         os.kill(pid, signal.SIGSEGV)
         error = await supervisor.fatal
@@ -238,13 +262,13 @@ async def test_a_device_that_vanishes_ends_the_worker_after_its_streams(
     monkeypatch.setattr("worker.supervisor.supervisor.RESIDENCY_SECONDS", 0.1)
 
     async with supervised() as supervisor:
-        running = await supervisor.submit(request("hold", "a"))
+        running = await submit(supervisor, request("hold", "a"))
         await asyncio.sleep(0.3)
         assert lost(supervisor) is None and supervisor.state == "ready"
         (tmp_path / "script.gone").touch()
         error = await supervisor.fatal
         assert isinstance(error, ResidencyViolation) and error.exit_code == 5
         assert lost(supervisor) == "CUDA0 is gone."
-        assert isinstance(await failure_of(supervisor.submit(request("say x"))), NotReady)
+        assert isinstance(await failure_of(submit(supervisor, request("say x"))), NotReady)
         assert supervisor.status().running == 1, "what runs may finish"
         running.cancel()

@@ -12,6 +12,7 @@ from tests.support.supervised import (
     engine_pid,
     failure_of,
     request,
+    submit,
     supervised,
     until,
 )
@@ -33,7 +34,7 @@ async def test_requests_that_come_while_it_sleeps_wake_it_once() -> None:
             True,
         )
         assert status.vram_bytes == 0 and not status.resident and not status.is_stalled
-        jobs = await asyncio.gather(*(supervisor.submit(request("say", f"{i}")) for i in "abc"))
+        jobs = await asyncio.gather(*(submit(supervisor, request("say", f"{i}")) for i in "abc"))
         for job in jobs:
             assert isinstance((await all_of(job))[-1], Finished)
             assert job.engine_restarts == 0
@@ -41,9 +42,20 @@ async def test_requests_that_come_while_it_sleeps_wake_it_once() -> None:
         assert not supervisor.status().crashes
 
 
+async def test_what_the_worker_asks_itself_keeps_it_not_awake(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("worker.supervisor.supervisor.RESIDENCY_SECONDS", 0.05)
+    async with supervised(sleep_idle_seconds=0.5) as supervisor:
+        await until(lambda: supervisor.state == "sleeping")
+        assert not supervisor.has_served, "by a client"
+        supervisor.begin_draining()
+        assert supervisor.status().vram_bytes == 0
+
+
 async def test_a_busy_worker_does_not_sleep_and_says_why() -> None:
     async with supervised() as supervisor:
-        job = await supervisor.submit(request("hold"))
+        job = await submit(supervisor, request("hold"))
         await until(lambda: job.has_slot)
 
         async def sleep() -> None:
@@ -75,7 +87,7 @@ async def test_an_idle_worker_falls_asleep_by_itself_and_again() -> None:
     async with supervised(sleep_idle_seconds=0.2) as supervisor:
         for _ in range(2):
             await until(lambda: supervisor.state == "sleeping")
-            job = await supervisor.submit(request("say"))
+            job = await submit(supervisor, request("say"))
             assert isinstance((await all_of(job))[-1], Finished)
 
 
@@ -84,7 +96,7 @@ async def test_an_engine_that_does_not_wake_is_tried_again(script: Callable[...,
 
     async with supervised() as supervisor:
         supervisor.sleep()
-        job = await supervisor.submit(request("say"))
+        job = await submit(supervisor, request("say"))
         assert isinstance((await all_of(job))[-1], Finished)
         assert len(supervisor.status().crashes) == 1
 
@@ -92,7 +104,7 @@ async def test_an_engine_that_does_not_wake_is_tried_again(script: Callable[...,
 async def test_a_job_that_is_cancelled_before_the_engine_wakes_ends() -> None:
     async with supervised() as supervisor:
         supervisor.sleep()
-        submitted = asyncio.create_task(supervisor.submit(request("say", "gone")))
+        submitted = asyncio.create_task(submit(supervisor, request("say", "gone")))
         await asyncio.sleep(0)
         assert supervisor.cancel("gone")
         await failure_of(submitted)

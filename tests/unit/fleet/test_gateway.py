@@ -13,6 +13,7 @@ import structlog
 
 from tests.unit.fleet.scripted import SSE_HEAD, Conversation, Got, Script, at, call, fleet_of
 from worker.api.http import body as body_module
+from worker.api.http.encoding import KEEPALIVE
 from worker.errors import ConfigError
 from worker.fleet import gateway as gateway_module
 from worker.fleet import relay, upstream
@@ -144,6 +145,62 @@ async def test_the_one_worker_that_recovers_gets_the_request_again() -> None:
 
     async with fleet_of(recovers) as (gateway, _, _):
         assert (await call(gateway, "/execute", JOB)).status == 200
+
+
+@pytest.mark.parametrize("n_workers", [1, 3])
+async def test_workers_that_recover_and_refuse_again_are_not_asked_for_ever(
+    n_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "REPLACEMENT_SECONDS", 0.5)
+    for module in (relay, table_of_workers):
+        monkeypatch.setattr(module, "AVOIDED_SECONDS", 0.05)
+    async with fleet_of(*[drains] * n_workers) as (gateway, _, workers):
+        began = time.monotonic()
+        async with asyncio.timeout(10):
+            got = await call(gateway, "/execute", JOB)
+        assert time.monotonic() - began >= 0.5
+        assert (got.status, got.json["code"], got.json["retriable"]) == (503, "SHUTTING_DOWN", True)
+        assert all(len(worker.requests) > 1 for worker in workers), "one may recover meanwhile"
+
+
+@pytest.mark.parametrize("n_lost", [1, relay.MAX_LOSSES])
+@pytest.mark.parametrize("sent", [(), (b"event: token\ndata: {half an ev",)])
+async def test_a_comment_of_the_gateway_does_not_bind_a_request_to_its_worker(
+    n_lost: int, sent: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relay, "KEEPALIVE_SECONDS", 0.05)
+
+    async def is_lost(conversation: Conversation) -> None:
+        await asyncio.sleep(0.2)
+        await conversation.stream(*sent)
+        await asyncio.sleep(0.05)
+
+    async with fleet_of(*[is_lost] * n_lost, answers) as (gateway, table, workers):
+        table.workers()[-1].running.append(None)  # so that those that are lost are first
+        got = await call(gateway, "/execute", {"job_id": "j"})
+    assert (got.status, got.ended, got.chunks[0]) == (200, True, KEEPALIVE)
+    assert all(len(worker.requests) == 1 for worker in workers[:-1])
+    events = got.body.replace(KEEPALIVE, b"")
+    if n_lost < relay.MAX_LOSSES:
+        assert events == TOKEN + END
+        assert workers[-1].requests[0].body == workers[0].requests[0].body
+    else:
+        assert events.startswith(b"event: error\n") and events.count(b"\n\n") == 1
+        assert b"ENGINE_CRASHED" in events and not workers[-1].requests
+
+
+async def test_any_bytes_of_a_worker_bind_a_request_to_it() -> None:
+    """Its comment too: a client that goes on at a byte counts that."""
+
+    async def is_lost(conversation: Conversation) -> None:
+        await conversation.stream(KEEPALIVE)
+        await asyncio.sleep(0.05)
+
+    async with fleet_of(is_lost, answers) as (gateway, table, (_, other)):
+        table.workers()[1].running.append(None)
+        headers = {"x-conversation-id": "c"}
+        got = await call(gateway, "/execute", {"job_id": "j"}, headers=headers)
+    assert got.body.startswith(KEEPALIVE + b"event: error\n") and not other.requests
 
 
 async def test_a_client_that_leaves_frees_its_worker() -> None:
