@@ -20,7 +20,7 @@ LEAVES = {
     "setting_files",
     "observability",
 }
-LEAVES |= {"observability", "lean_imports", "background", "expectations"}
+LEAVES |= {"observability", "lean_imports", "background", "expectations", "sockets"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "lean_imports": set(),
     "background": set(),
     "expectations": set(),
+    "sockets": {"errors"},
     "confinement": {"wire"},
     "setting_faults": {"errors", "expectations"},
     "setting_files": {"errors"},

@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.support.worker import WorkerProcess
-from worker.api.http.listen import listen, server_for
+from worker.api.http.server import server_for
 from worker.fleet.gateway import Gateway
 from worker.fleet.settings import Fleet
 from worker.fleet.workers import Worker, WorkerTable, watch
+from worker.sockets import listen
 
 
 def token_of(id: str) -> str:

@@ -6,14 +6,42 @@ Python itself runs the code at its start; no code of the product knows of it.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.support.worker import ROOT
+from tests.support import sse
+from tests.support.worker import ROOT, WorkerProcess
+
+N_STEPS = 8
+"""Batches that a held engine still computes: a prompt's, and some tokens that a stream shows. Who
+touches the file lets it compute as many more."""
 
 _ENGINE = """\
 import os, sys, time
-while "worker.engine.process" in sys.orig_argv and os.path.exists({path!r}):
-    time.sleep(0.02)
+def touched():
+    try:
+        return os.stat({path!r}).st_mtime_ns
+    except FileNotFoundError:
+        return None
+if "--fd" in sys.orig_argv:  # an engine, be it one of the tests
+    while touched() is not None:
+        time.sleep(0.02)
+    from worker.llama.context import Context
+    plain, n_left, seen = Context.decode, 0, None
+    def decode(context, batch):
+        global n_left, seen
+        while (now := touched()) is not None:
+            if now != seen:
+                n_left, seen = {n_steps}, now
+            if n_left > 0:
+                break
+            time.sleep(0.02)
+        n_left -= 1
+        return plain(context, batch)
+    Context.decode = decode
 """
 _RENAME = """\
 import os, signal, sys
@@ -25,7 +53,11 @@ sys.addaudithook(hook)
 
 
 def engines_held_by(path: Path) -> dict[str, str]:
-    """Variables of a worker whose engines do not begin to start while there is such a file."""
+    """Variables of a worker whose engines wait while there is such a file.
+
+    None begins to start, and one that runs computes `N_STEPS` batches more: what happens to a
+    stream in its middle can so be tested on any machine, however fast it computes.
+    """
     return _running(_ENGINE, path, path.parent)
 
 
@@ -37,8 +69,36 @@ def stopped_before_renaming_to(path: Path, folder: Path) -> dict[str, str]:
     return _running(_RENAME, path, folder)
 
 
+@dataclass(slots=True)
+class Reading:
+    chunks: Iterator[bytes]
+    seen: bytes = b""
+
+    def rest(self) -> sse.Stream:
+        """The whole stream, read to its end."""
+        return sse.collect([self.seen, *self.chunks])
+
+
+@contextmanager
+def mid_stream(worker: WorkerProcess, hold: Path, prompt: str, **fields: Any) -> Iterator[Reading]:
+    """A stream of more than `N_STEPS` tokens whose first has come and whose last is not computed.
+
+    The worker has the variables of `engines_held_by(hold)`. It goes on when the file is removed, at
+    the latest after the block.
+    """
+    hold.touch()
+    try:
+        with worker.streaming(prompt, **fields) as response:
+            reading = Reading(response.iter_raw())
+            while b"event: token" not in reading.seen:
+                reading.seen += next(reading.chunks)
+            yield reading
+    finally:
+        hold.unlink(missing_ok=True)
+
+
 def _running(code: str, path: Path, folder: Path) -> dict[str, str]:
     folder = folder / "at-start"
     folder.mkdir(exist_ok=True)
-    (folder / "sitecustomize.py").write_text(code.format(path=str(path)))
+    (folder / "sitecustomize.py").write_text(code.format(path=str(path), n_steps=N_STEPS))
     return {"PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}

@@ -69,10 +69,13 @@ class ScriptedSupervisor:
         self.progresses: list[Progress] = []
         self._players: set[asyncio.Task[None]] = set()
 
-    async def submit(self, work: Work, inbox: Inbox | None = None) -> Job:
+    def open(self, work: Work, deadline: float | None = None, inbox: Inbox | None = None) -> Job:
+        if not isinstance(work, InferenceRequest):
+            job = Job(1, work, self.metrics, self._dropped)
+            job.feed([Answered(1, self.replies(work))])
+            return job
         if self.refusal is not None:
             raise self.refusal
-        assert isinstance(work, InferenceRequest)
         self.requests.append(work)
         job = Job(len(self.requests), work, self.metrics, self._dropped, inbox or Inbox())
         job.accept(Accepted(job.request_id, 3))
@@ -106,11 +109,6 @@ class ScriptedSupervisor:
             return False
         self.jobs[job_id].cancel()
         return True
-
-    def open(self, work: Work, deadline: float | None = None) -> Job:
-        job = Job(1, work, self.metrics, self._dropped)
-        job.feed([Answered(1, self.replies(work))])
-        return job
 
     def status(self) -> WorkerStatus:
         return ready_status(info=self.info)

@@ -49,6 +49,17 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     return write
 
 
+async def submit(supervisor: Supervisor, work: InferenceRequest) -> Job:
+    """A job that the engine has accepted; raises its refusal."""
+    job = supervisor.open(work)
+    try:
+        await job.accepted()
+    except asyncio.CancelledError:
+        job.cancel()
+        raise
+    return job
+
+
 @asynccontextmanager
 async def supervised(**settings: Any) -> AsyncIterator[Supervisor]:
     supervisor = Supervisor(Settings(**settings), Metrics("w"), EngineProcess(scripted()))

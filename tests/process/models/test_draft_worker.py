@@ -93,7 +93,7 @@ def test_a_model_that_cannot_be_guessed_for_says_so(start_worker: StartWorker) -
 @pytest.mark.parametrize(
     ("draft", "more", "code", "words"),
     [
-        ("nowhere.gguf", (), 3, "does not exist"),
+        ("nowhere.gguf", (), 3, "There is no file or folder"),
         ("other-words", (), 3, "its tokenizer is gguf-spm, the model's is gguf-bpe"),
         ("hybrid", (), 3, "cannot guess: its memory is recurrent or windowed"),
         ("dense", ("--speculate", "ngram"), 2, "--speculate is 'ngram': nothing would use it"),

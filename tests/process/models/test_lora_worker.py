@@ -17,8 +17,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import StartWorker
-from tests.support import sse
 from tests.support.bundled import bundled_gguf
+from tests.support.held import engines_held_by, mid_stream
 from tests.support.random_adapters import random_adapters
 from tests.support.worker import WorkerProcess, run_to_exit, shown
 from tools.survival import EXACT, FIELDS, Alone, alone, prompt
@@ -43,10 +43,21 @@ def two_adapters() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def worker(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> Iterator[WorkerProcess]:
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """While there is such a file, the worker's engine goes on only a little."""
+    return tmp_path_factory.mktemp("held") / "hold"
+
+
+@pytest.fixture(scope="module")
+def worker(
+    tmp_path_factory: pytest.TempPathFactory, warm_cache: Path, hold: Path
+) -> Iterator[WorkerProcess]:
     flags = ("--slots", "16", "--crash-limit", "1000", *EXACT, *two_adapters())
     started = WorkerProcess.start(
-        *flags, folder=tmp_path_factory.mktemp("worker"), cache_dir=warm_cache
+        *flags,
+        folder=tmp_path_factory.mktemp("worker"),
+        cache_dir=warm_cache,
+        env=engines_held_by(hold),
     )
     yield started
     assert started.stop() == 0
@@ -85,17 +96,16 @@ def assert_same(ids: list[int], whole: Alone) -> None:
     assert whole.is_told_by(ids)
 
 
-def test_a_stream_keeps_its_adapters_when_the_engine_dies(worker: WorkerProcess) -> None:
+def test_a_stream_keeps_its_adapters_when_the_engine_dies(
+    worker: WorkerProcess, hold: Path
+) -> None:
     text, lora = prompt("Eve"), ASKED[3]
     whole = alone(worker, text, N_TOKENS, lora=lora)
     fields = FIELDS | {"max_tokens": N_TOKENS, "lora": lora}
-    with worker.streaming(text, **fields) as response:
-        chunks = []
-        for chunk in response.iter_raw():
-            chunks.append(chunk)
-            if len(chunks) == 4:
-                os.kill(worker.engine_pid, signal.SIGKILL)
-    stream = sse.collect(chunks)
+    with mid_stream(worker, hold, text, **fields) as reading:
+        os.kill(worker.engine_pid, signal.SIGKILL)
+        hold.unlink()
+        stream = reading.rest()
     assert_same(stream.ids, whole)
     assert stream.events[-1].get("engine_restarts") == 1
     worker.wait_ready()
@@ -196,7 +206,7 @@ def test_what_is_wrong_with_an_adapter_is_told(
     assert field in answer.text and words in answer.text.replace("\\u0027", "'")
 
 
-def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess) -> None:
+def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess, hold: Path) -> None:
     def at_work() -> list[str]:
         series = next(
             family
@@ -210,12 +220,8 @@ def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess) -> None:
 
     assert at_work() == ["", ""]
     lora = [{"id": 0, "scale": 1.0}]
-    with worker.streaming(STORY, max_tokens=900, ignore_eos=True, lora=lora) as response:
-        parts = response.iter_raw()  # kept: httpx closes the connection with its iterator
-        next(parts)
-        worker.freeze_engine()  # so that the stream does not end before it is counted
+    with mid_stream(worker, hold, STORY, max_tokens=900, ignore_eos=True, lora=lora):
         assert at_work() == ["red", ""]
-        worker.thaw_engine()
     worker.wait_idle()
     assert at_work() == ["", ""]
 
@@ -251,13 +257,13 @@ def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_ca
 def test_the_doctor_tells_an_adapter_that_a_start_would_refuse(warm_cache: Path) -> None:
     report = shown("doctor", warm_cache, "--lora", str(warm_cache / "nowhere.gguf"), code=3)
     (check,) = [each for each in report["checks"] if each["name"] == "adapter"]
-    assert check["status"] == "failed" and "does not exist" in check["text"]
+    assert check["status"] == "failed" and "There is no file" in check["text"]
 
 
 @pytest.mark.parametrize(
     ("values", "code", "words"),
     [
-        (["n=nowhere.gguf:0.5"], 3, "does not exist"),
+        (["n=nowhere.gguf:0.5"], 3, "There is no file or folder"),
         (["n=a.gguf", "n=b.gguf"], 2, "'n' is there twice"),
         (["saves"], 3, "whole modules"),
     ],

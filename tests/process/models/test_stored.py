@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from tests.support.worker import WorkerProcess, until
 from worker.commands import convert as cli
 from worker.models.resolve import bundled_folder, resolve
+from worker.models.stored import hold, is_held
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,7 @@ def test_the_cache_is_listed(cache: Path, capsys: pytest.CaptureFixture[str]) ->
     for words in (COMMIT[:12], "o/r (main)", "unfinished", "conversion", "Q8_0", f"in {cache}"):
         assert words in said
     assert run("--cache-dir", str(cache / "nothing")) == 0
-    assert "0 B in" in capsys.readouterr().out
+    assert "0 B of downloads and conversions in" in capsys.readouterr().out
 
 
 def test_an_old_snapshot_goes_and_what_it_shares_stays(cache: Path, gguf_bytes: bytes) -> None:
@@ -123,8 +125,24 @@ def test_a_download_under_way_is_left_alone(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (partial,) = cache.glob("hub/*/blobs/*.incomplete")
+    snapshot = next(cache.glob("hub/models--o--r/snapshots/*"))
     with FileLock(cache / "hub/.locks/models--o--r" / f"{'c' * 64}.resume.lock"):
         assert run("--cache-dir", str(cache), "--remove", "cccc") == 3
+        assert run("--cache-dir", str(cache), "--remove", snapshot.name) == 3, "nor its repository"
+        assert snapshot.exists()
     assert "being downloaded" in capsys.readouterr().err and partial.exists()
     assert run("--cache-dir", str(cache), "--remove", "cccc") == 0
     assert not partial.exists()
+
+
+def test_a_file_that_another_program_keeps_holds_nobody_up(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.touch()
+    with path.open("rb") as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        assert hold(path) is None
+        fcntl.flock(theirs, fcntl.LOCK_UN)
+    mark = hold(path)
+    assert mark is not None and is_held(path)
+    mark.close()
+    assert not is_held(path)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
 GROUPS = ("one", "two")
 RESUME = {"x-llorch-resume": "1"}
-JOB: dict[str, Any] = {"prompt": "Once", "max_tokens": 300, "temperature": 0, "ignore_eos": True}
+JOB: dict[str, Any] = {"prompt": "Once", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")

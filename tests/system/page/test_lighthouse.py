@@ -27,18 +27,24 @@ def is_quiet() -> bool:
     return psutil.cpu_percent(interval=1) <= MOST_BUSY_PERCENT
 
 
-def judged(url: str, report: Path) -> dict[str, Any]:
-    """Nothing is slowed down: the page comes from this machine, or from its own network."""
+def judged(url: str, report: Path) -> dict[str, Any] | None:
+    """Nothing is slowed down: the page comes from this machine, or from its own network.
+
+    `None` if Lighthouse asks to be run again, as after a browser's first start.
+    """
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or ""
-    subprocess.run(
+    run = subprocess.run(
         [
             *lighthouse.command(), url, "--quiet", "--output=json", f"--output-path={report}",
             "--preset=desktop", "--throttling-method=provided",
             "--only-categories=performance,accessibility,best-practices,seo",
             "--chrome-flags=--headless=new --no-sandbox",
         ],
-        check=True, env={**os.environ, "CHROME_PATH": chromium}, timeout=300,
+        env={**os.environ, "CHROME_PATH": chromium}, timeout=300, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
+    if run.returncode and "Please run Lighthouse again" in run.stderr:
+        return None
+    assert run.returncode == 0, run.stderr
     found: dict[str, Any] = json.loads(report.read_text("utf-8"))
     return found
 
@@ -46,9 +52,12 @@ def judged(url: str, report: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("path", ["/", "/chat/", "/docs/"])
 def test_lighthouse_finds_little_to_say(worker: WorkerProcess, tmp_path: Path, path: str) -> None:
     best: dict[str, float] = {}
+    found: dict[str, Any] | None = None
     for _ in range(ATTEMPTS):
         was_quiet = is_quiet()
         found = judged(worker.base_url + path, tmp_path / "report.json")
+        if found is None:
+            continue
         scores = {name: each["score"] or 0 for name, each in found["categories"].items()}
         if not (was_quiet and is_quiet()):
             print(f"{path} on a busy machine: {scores}")
@@ -57,6 +66,7 @@ def test_lighthouse_finds_little_to_say(worker: WorkerProcess, tmp_path: Path, p
         if min(best.values()) >= LEAST:
             break
     print(f"{path}: {best}")
+    assert found is not None, "Lighthouse asked three times to be run again"
     poor = {
         name: audit.get("displayValue", audit["title"])
         for name, audit in found["audits"].items()

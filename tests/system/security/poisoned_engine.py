@@ -1,7 +1,7 @@
 """The engine process with a fault that a request can trigger, by its seed.
 
 No request is known to crash the real one; this is what it would look like if one did: a native
-abort or an error in Python, while the request is taken in or at its fifth token.
+abort or an error in Python, while the request is taken in, at its fifth token or at its end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from typing import Any
 from worker.engine import process, start
 from worker.llama.sampler import Sampler
 
-ABORTS_IN_INTAKE, ABORTS_IN_LOOP, RAISES_IN_INTAKE, RAISES_IN_LOOP = 661, 662, 663, 664
+ABORTS_IN_INTAKE, ABORTS_IN_LOOP, RAISES_IN_INTAKE, RAISES_IN_SAMPLER, RAISES_IN_LOOP = range(
+    661, 666
+)
 
 
 class PoisonedSampler(Sampler):
@@ -28,9 +30,14 @@ class PoisonedSampler(Sampler):
         self._n += 1
         if self._n == 5 and self._seed == ABORTS_IN_LOOP:
             os.abort()
-        if self._n == 5 and self._seed == RAISES_IN_LOOP:
-            raise LookupError("a fault of the engine's own")
+        if self._n == 5 and self._seed == RAISES_IN_SAMPLER:
+            raise LookupError("a fault of the sampler's own")
         return super().sample(context, row)
+
+    def close(self) -> None:
+        if self._seed == RAISES_IN_LOOP:
+            raise LookupError("a fault of the engine's own")
+        super().close()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support import sse, with_engine
-from tests.support.held import engines_held_by
+from tests.support.held import engines_held_by, mid_stream
 from tests.support.worker import WorkerProcess, until
 from tools import survival
 
@@ -35,14 +35,13 @@ def in_flight(running: WorkerProcess, n: int) -> None:
 
 
 def crash_in_mid_stream(
-    running: WorkerProcess, number: signal.Signals, prompt: str, **fields: Any
+    running: WorkerProcess, hold: Path, number: signal.Signals, prompt: str, **fields: Any
 ) -> sse.Stream:
     """Kill the engine once tokens flow, and read the stream to its end."""
-    with running.streaming(prompt, **LONG, **fields) as response:
-        chunks = response.iter_raw()
-        seen = [next(chunks) for _ in range(3)]
+    with mid_stream(running, hold, prompt, **LONG, **fields) as reading:
         os.kill(running.engine_pid, number)
-        return sse.collect([*seen, *chunks])
+        hold.unlink()
+        return reading.rest()
 
 
 def test_where_the_renderers_process_was_killed_the_next_engine_answers(
@@ -60,12 +59,12 @@ def test_where_the_renderers_process_was_killed_the_next_engine_answers(
     assert running.engine_pid != first
 
 
-def test_a_death_ends_no_stream(start_worker: StartWorker) -> None:
-    name = "SIGSEGV"
-    running = start_worker(*survival.EXACT)
+def test_a_death_ends_no_stream(start_worker: StartWorker, tmp_path: Path) -> None:
+    name, hold = "SIGSEGV", tmp_path / "hold"
+    running = start_worker(*survival.EXACT, env=engines_held_by(hold))
     first = running.engine_pid
     whole = survival.alone(running, "One day", LONG["max_tokens"])
-    stream = crash_in_mid_stream(running, signal.Signals[name], "One day", temperature=0)
+    stream = crash_in_mid_stream(running, hold, signal.Signals[name], "One day", temperature=0)
     assert stream.end["engine_restarts"] == 1
     assert stream.end["tokens_out"] == N_TOKENS and len(stream.ids) == len(whole.ids)
     assert whole.is_told_by(stream.ids)
@@ -89,15 +88,15 @@ def test_a_worker_may_be_told_to_end_streams_with_their_engine(
 ) -> None:
     hold = tmp_path / "hold"
     running = start_worker("--survive-crashes", "0", env=engines_held_by(hold))
-    hold.touch()
-    stream = crash_in_mid_stream(running, signal.SIGKILL, "One day")
-    assert stream.error["code"] == "ENGINE_CRASHED" and stream.error["retriable"] is True
-    ready = running.get("/ready")
-    assert ready.status_code == 503 and ready.json()["state"] == "recovering"
-    assert running.get("/health").status_code == 200
-    refused = running.post("/execute", {"job_id": "x", "prompt": "Hi"})
-    assert refused.status_code == 503 and refused.json()["retriable"] is True
-    hold.unlink()
+    with mid_stream(running, hold, "One day", **LONG) as reading:
+        os.kill(running.engine_pid, signal.SIGKILL)
+        stream = reading.rest()
+        assert stream.error["code"] == "ENGINE_CRASHED" and stream.error["retriable"] is True
+        ready = running.get("/ready")
+        assert ready.status_code == 503 and ready.json()["state"] == "recovering"
+        assert running.get("/health").status_code == 200
+        refused = running.post("/execute", {"job_id": "x", "prompt": "Hi"})
+        assert refused.status_code == 503 and refused.json()["retriable"] is True
     running.wait_ready()
     assert running.stop() == 0
 
@@ -112,11 +111,12 @@ def test_a_worker_may_be_told_to_end_streams_with_their_engine(
     ids=["deterministic", "sampled", "penalised"],
 )
 def test_what_shapes_an_answer_is_continued_too(
-    start_worker: StartWorker, fields: dict[str, Any]
+    start_worker: StartWorker, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    running = start_worker("--slots", "1", *survival.EXACT)
+    hold = tmp_path / "hold"
+    running = start_worker("--slots", "1", *survival.EXACT, env=engines_held_by(hold))
     whole = running.execute("One day", **LONG, **fields)
-    stream = crash_in_mid_stream(running, signal.SIGKILL, "One day", **fields)
+    stream = crash_in_mid_stream(running, hold, signal.SIGKILL, "One day", **fields)
     assert stream.end["engine_restarts"] == 1
     n_equal = N_TOKENS if "deterministic" in fields else 100
     assert stream.ids[:n_equal] == whole.ids[:n_equal]
@@ -170,11 +170,12 @@ def test_the_words_of_native_code_that_gives_up_are_told(start_worker: StartWork
 
 
 def test_requests_that_had_not_started_are_served_by_the_next_engine(
-    start_worker: StartWorker,
+    start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    running = start_worker("--slots", "1")
+    hold = tmp_path / "hold"
+    running = start_worker("--slots", "1", env=engines_held_by(hold))
     with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(crash_after_queueing, running, 3)
+        first = pool.submit(crash_after_queueing, running, hold, 3)
         in_flight(running, 1)
         queued = [
             pool.submit(running.execute, f"One day, number {n}", max_tokens=5, ignore_eos=True)
@@ -186,18 +187,16 @@ def test_requests_that_had_not_started_are_served_by_the_next_engine(
     assert running.stop() == 0
 
 
-def crash_after_queueing(running: WorkerProcess, n_queued: int) -> sse.Stream:
-    with running.streaming("The lake", **LONG) as response:
-        chunks = response.iter_raw()
-        seen = [next(chunks)]
-        running.freeze_engine()  # so that the queue cannot drain meanwhile
+def crash_after_queueing(running: WorkerProcess, hold: Path, n_queued: int) -> sse.Stream:
+    with mid_stream(running, hold, "The lake", **LONG) as reading:
         until(
             lambda: running.get("/health").json()["queued"] == n_queued,
             60,
             lambda: str(running.get("/health").json()),
         )
         os.kill(running.engine_pid, signal.SIGKILL)
-        return sse.collect([*seen, *chunks])
+        hold.unlink()
+        return reading.rest()
 
 
 def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
@@ -212,19 +211,19 @@ def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
     assert "3 times" in running.stderr.strip().splitlines()[-1]
 
 
-def test_a_stall_is_unhealthy_then_replaced(start_worker: StartWorker) -> None:
-    running = start_worker("--stall-timeout", "3")
+def test_a_stall_is_unhealthy_then_replaced(start_worker: StartWorker, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    running = start_worker("--stall-timeout", "3", env=engines_held_by(hold))
     first = running.engine_pid
-    with running.streaming("One day", **LONG) as response:
-        chunks = response.iter_raw()
-        seen = [next(chunks)]
+    with mid_stream(running, hold, "One day", **LONG) as reading:
         stopped_at = time.monotonic()
         running.freeze_engine()
+        hold.unlink()
         assert running.get("/health").status_code == 200, "not yet"
         until(lambda: running.get("/health").status_code == 503, 60, lambda: "healthy all the time")
         # Not three: on a busy machine the last step before the stop may be older than that.
         assert time.monotonic() - stopped_at >= 1.5
-        stream = sse.collect([*seen, *chunks])
+        stream = reading.rest()
     assert stream.end["engine_restarts"] == 1
     assert running.engine_pid != first and not psutil.pid_exists(first)
     assert running.wait_log("engine.stalled")["pid"] == first
@@ -269,16 +268,18 @@ def slow_down(pid: int, stop: threading.Event) -> None:
             time.sleep(0.002)
 
 
-def test_a_pause_of_the_worker_itself_is_no_stall(start_worker: StartWorker) -> None:
+def test_a_pause_of_the_worker_itself_is_no_stall(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     """As when a laptop sleeps or a debugger holds it: it must not blame the engine."""
-    running = start_worker("--stall-timeout", "2")
-    with running.streaming("One day", **LONG) as response:
-        chunks = response.iter_raw()
-        seen = [next(chunks)]
+    hold = tmp_path / "hold"
+    running = start_worker("--stall-timeout", "2", env=engines_held_by(hold))
+    with mid_stream(running, hold, "One day", **LONG) as reading:
         running.signal(signal.SIGSTOP)
+        hold.unlink()
         time.sleep(3.5)
         running.signal(signal.SIGCONT)
-        stream = sse.collect([*seen, *chunks])
+        stream = reading.rest()
     assert stream.end["tokens_out"] == N_TOKENS
     assert running.logs("engine.stalled") == []
     assert running.stop() == 0

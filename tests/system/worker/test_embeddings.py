@@ -79,6 +79,12 @@ def test_many_texts_share_their_decodes(start_worker: StartWorker, pooling_gguf:
     assert [len(entry["embedding"]) for entry in short] == [8, 8]
     norm = math.hypot(*vectors[0][:8])
     assert short[0]["embedding"] == pytest.approx([x / norm for x in vectors[0][:8]], abs=1e-4)
+    for norm, size in ((-1, lambda cut: 1.0), (0, lambda cut: max(map(abs, cut)) / 32760)):
+        (whole,) = embedded(input=texts[0], embd_normalize=norm)["data"]
+        (cut,) = embedded(input=texts[0], embd_normalize=norm, dimensions=8)["data"]
+        first = whole["embedding"][:8]
+        expected = [x / size(first) for x in first]
+        assert cut["embedding"] == pytest.approx(expected, rel=1e-3)
     too_many = worker.post("/v1/embeddings", {"input": "a", "dimensions": 257})
     assert too_many.status_code == 400 and "256" in too_many.text
 
@@ -100,6 +106,17 @@ def test_ollamas_embeddings_are_the_same_vectors(
     assert older == {"embedding": pytest.approx(vectors[1], abs=1e-4)}
     shown = worker.post("/api/show", {"model": "any"}).json()
     assert shown["capabilities"] == ["embedding"]
+    long = "The fox ran. " * 900
+    for fields in ({}, {"truncate": False}):
+        assert worker.post("/api/embed", {"model": "any", "input": long, **fields}).is_error
+    asked = {"model": "any", "input": [texts[0], long], "truncate": True}
+    cut = worker.post("/api/embed", asked).json()
+    assert cut["embeddings"][0] == pytest.approx(vectors[0], abs=1e-4)
+    n_tokens = worker.post("/v1/embeddings", {"input": texts[0]}).json()["usage"]["prompt_tokens"]
+    assert cut["prompt_eval_count"] == n_tokens + 1024
+    tokens = worker.post("/tokenize", {"content": long, "add_special": True}).json()["tokens"]
+    begun = worker.post("/v1/embeddings", {"input": tokens[:1024]}).json()["data"][0]
+    assert cut["embeddings"][1] == pytest.approx(begun["embedding"], abs=1e-4)
 
 
 # --- ranks -----------------------------------------------------------------------------------

@@ -327,7 +327,10 @@ class Pictures(http.server.BaseHTTPRequestHandler):
     """A host of one picture, and of a redirect to this machine's other ports."""
 
     def do_GET(self) -> None:
-        if self.path == "/elsewhere":
+        if self.path == "/nowhere":
+            self.send_response(304)
+            self.end_headers()
+        elif self.path == "/elsewhere":
             self.send_response(302)
             self.send_header("Location", "http://127.0.0.1:22/")
             self.end_headers()
@@ -349,7 +352,7 @@ def test_a_picture_is_fetched_from_a_host_that_is_named(start_worker: Any) -> No
         url = {"type": "url", "url": f"http://{at}/x.png"}
         whole = asked(worker, question(picture(5)))
         body = question(b"")
-        for name, words in (("x.png", None), ("elsewhere", "port 22")):
+        for name, words in (("x.png", None), ("elsewhere", "port 22"), ("nowhere", "304")):
             body["messages"][0]["content"][1]["image_url"]["url"] = f"http://{at}/{name}"
             answer = worker.post("/v1/chat/completions", body)
             if words is None:
