@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,16 +16,19 @@ import uvicorn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.certificate import own_certificate
 from worker.api.http import connection
 from worker.api.http.connection import WorkerProtocol, protocol_with
 
+N_SLOW_PARTS = 12
 left: list[str] = []
 """Paths of requests that were told that their client has left."""
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
     """Reads the body unless the path says not to, and answers; under /long only once its client
-    has left, under /soon after a moment, and under /echo with what the request was."""
+    has left, under /soon after a moment, under /echo with what the request was, and under /slow
+    with parts that come one after the other."""
     body = b""
     if scope["path"].startswith("/long"):
         while (await receive())["type"] != "http.disconnect":
@@ -42,15 +47,20 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         names = b",".join(name for name, _ in scope["headers"])
         for part in (b"[", body, b"|", names, b"]"):
             await send({"type": "http.response.body", "body": part, "more_body": True})
+    for _ in range(N_SLOW_PARTS if scope["path"].startswith("/slow") else 0):
+        await send({"type": "http.response.body", "body": b"y", "more_body": True})
+        await asyncio.sleep(0.1)
     for _ in range(64 if scope["path"].startswith("/large") else 0):
         await send({"type": "http.response.body", "body": b"x" * 2**20, "more_body": True})
     await send({"type": "http.response.body", "body": b"x"})
 
 
 @asynccontextmanager
-async def served(keep_alive_s: int = 75) -> AsyncIterator[tuple[int, set[WorkerProtocol]]]:
+async def served(
+    keep_alive_s: int = 75, patience_s: float = 30.0, certificate: Path | None = None
+) -> AsyncIterator[tuple[int, set[WorkerProtocol]]]:
     """The port, and the connections of the server."""
-    protocol: Any = protocol_with(30.0, lambda: None)
+    protocol: Any = protocol_with(patience_s, lambda: None)
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -59,6 +69,7 @@ async def served(keep_alive_s: int = 75) -> AsyncIterator[tuple[int, set[WorkerP
         access_log=False,
         date_header=False,
         timeout_keep_alive=keep_alive_s,
+        ssl_certfile=certificate,
     )
     server = uvicorn.Server(config)
     with socket.socket() as listener:
@@ -284,6 +295,11 @@ async def test_whoever_does_not_take_the_last_bytes_is_cut() -> None:
         def close(self) -> None:
             self.is_closed = True
 
+        def can_write_eof(self) -> bool:
+            return True
+
+        def write_eof(self) -> None: ...
+
         def is_closing(self) -> bool:
             return self.is_closed
 
@@ -311,7 +327,7 @@ async def test_whoever_does_not_take_the_last_bytes_is_cut() -> None:
     transport = Stuck()
     protocol.connection_made(transport)
     protocol.data_received(b"not HTTP\r\n\r\n")
-    assert transport.is_closed
+    assert protocol.transport.is_closing()
     await asyncio.sleep(0.2)
     assert transport.was_aborted and n_cut == 1
     protocol.connection_lost(None)
@@ -394,6 +410,156 @@ def test_a_client_that_sends_nothing_more_is_answered_but_not_waited_for() -> No
     left.clear()
     answer = asyncio.run(exchanged(b"GET /long HTTP/1.1\r\nHost: a\r\n\r\n", closes=True))
     assert (answer, left) == (b"", ["/long"])
+
+
+@pytest.mark.parametrize("path", ["/large", "/slow"])
+def test_a_client_that_sends_nothing_more_gets_the_whole_answer_if_it_takes_it(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """It lost what it had not read a second after its end, as of a large answer."""
+    monkeypatch.setattr(connection, "HALF_CLOSED_SECONDS", 0.3)
+
+    async def read() -> int:
+        async with served() as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
+            writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode())
+            writer.write_eof()
+            n_read = n_pauses = 0
+            while part := await reader.read(2**16):
+                n_read += part.count(b"x") + part.count(b"y")
+                if n_read >> 22 > n_pauses:
+                    n_pauses += 1
+                    await asyncio.sleep(0.1)
+            writer.close()
+            return n_read
+
+    assert asyncio.run(read()) == (64 * 2**20 if path == "/large" else N_SLOW_PARTS) + 1
+
+
+def test_a_client_that_sends_nothing_more_and_reads_nothing_is_cut() -> None:
+    async def wait() -> None:
+        async with served(patience_s=0.5) as (port, connections):
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+            writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+            writer.write_eof()
+            while not connections:
+                await asyncio.sleep(0.01)
+            async with asyncio.timeout(10):
+                while connections:
+                    await asyncio.sleep(0.01)
+            writer.close()
+
+    asyncio.run(wait())
+
+
+UPLOAD = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n"
+REFUSED = {
+    "an early answer": (UPLOAD + b"Connection: close\r\n\r\n", b"200"),
+    "of 1.0": (UPLOAD.replace(b"/1.1", b"/1.0") + b"\r\n", b"200"),
+    "a bad head": (UPLOAD + b"A\0: a\r\n\r\n", b"400"),
+    "an endless head": (b"GET / HTTP/1.1\r\nA: ", b"431"),
+    "bad chunks": (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", b"400"),
+    "requests behind the last": (
+        b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" + GET,
+        b"200",
+    ),
+}
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_who_is_still_sending_gets_the_answer(refused: str) -> None:
+    """The connection was reset, and what it had not read was lost."""
+    head, status = REFUSED[refused]
+
+    def upload(port: int) -> bytes:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as client:
+            client.sendall(head)
+            for _ in range(20):
+                client.sendall(b"x" * 2**20)
+            answer = b""
+            while part := client.recv(2**16):
+                answer += part
+            return answer
+
+    async def attack() -> bytes:
+        async with served() as (port, _):
+            return await asyncio.to_thread(upload, port)
+
+    assert statuses(asyncio.run(attack())) == [status]
+
+
+def test_who_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> None:
+    certificate = own_certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=certificate)
+
+    def upload(port: int) -> bytes:
+        plain = socket.create_connection(("127.0.0.1", port), timeout=20)
+        with trusting.wrap_socket(plain, server_hostname="127.0.0.1") as client:
+            client.sendall(UPLOAD + b"Connection: close\r\n\r\n")
+            for _ in range(20):
+                client.sendall(b"x" * 2**20)
+            answer = b""
+            while not answer.endswith(b"0\r\n\r\n") and (part := client.recv(2**16)):
+                answer += part
+            return answer
+
+    async def attack() -> bytes:
+        async with served(certificate=certificate) as (port, _):
+            return await asyncio.to_thread(upload, port)
+
+    assert statuses(asyncio.run(attack())) == [b"200"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n_bytes", "part"),
+    [(0.5, 2**40, b"x" * 1000), (0.5, 2**40, b""), (60.0, 2**20, b"x" * 2**16)],
+    ids=["endless", "silent", "much"],
+)
+def test_who_is_still_sending_is_not_waited_for_without_end(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, n_bytes: int, part: bytes
+) -> None:
+    monkeypatch.setattr(connection, "LINGER_SECONDS", seconds)
+    monkeypatch.setattr(connection, "LINGER_BYTES", n_bytes)
+
+    async def attack() -> None:
+        async with served() as (port, connections):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(UPLOAD + b"Connection: close\r\n\r\n")
+            assert statuses(await read_to_end(reader)) == [b"200"]
+            assert connections, "the client has the whole answer before the connection is closed"
+            async with asyncio.timeout(10):
+                while connections:
+                    writer.write(part)
+                    await asyncio.sleep(0.01)
+            writer.close()
+
+    asyncio.run(attack())
+
+
+def test_who_is_still_sending_makes_room_and_does_not_delay_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "LINGER_SECONDS", 60.0)
+    monkeypatch.setattr(connection, "most_connections", lambda: 4)
+
+    async def crowd() -> float:
+        async with served() as (port, connections):
+            lingering = []
+            for _ in range(4):
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(UPLOAD + b"Connection: close\r\n\r\n")
+                assert statuses(await read_to_end(reader)) == [b"200"]
+                lingering.append(writer)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert statuses(await read_to_end(reader)) == [b"200"]
+            assert len(connections) == 3
+            began = asyncio.get_running_loop().time()
+        for each in (writer, *lingering):
+            each.close()
+        return asyncio.get_running_loop().time() - began
+
+    assert asyncio.run(crowd()) < 10
 
 
 def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None:

@@ -10,6 +10,10 @@ left its answer unread for longest.
 
 A client takes whatever it reads for the answer to its oldest request. So a refusal waits until the
 earlier requests are answered, and nothing is written where no request is open.
+
+A socket that is closed before all that came is read resets the connection, and the client loses
+what it has not read of its answer. So whoever may still be sending gets the answer and the end of
+it; what it sends is thrown away for a while, and then the connection is closed.
 """
 
 from __future__ import annotations
@@ -34,15 +38,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes in a request's line and headers."""
-Phase = Literal["idle", "head", "body", "answer"]
+Phase = Literal["idle", "head", "body", "answer", "end"]
 SECONDS: Mapping[Phase, float] = {"idle": 20.0, "head": 20.0, "body": 20.0}
 """The most that a client may take: until its first request begins, for a request's line and
 headers, for each pause in its body. Between requests it is uvicorn's `timeout_keep_alive`."""
 BODY_SECONDS = 120.0
 """The most for a whole body."""
 HALF_CLOSED_SECONDS = 1.0
-"""What is answered so soon is sent to a client that has closed its side after its request. One that
-has left looks the same, so nothing more is computed for it."""
+"""A client that has closed its side after its request looks like one that has left. It is sent what
+is ready. When for so long nothing was written and nothing is left to be taken, it is given up, so
+that no more is computed for it."""
+LINGER_SECONDS = 2.0
+"""A client may go on sending for so long when it has its last answer."""
+LINGER_BYTES = 48 * 2**20
+"""The most that is read and thrown away meanwhile, which takes some 20 ms of computing."""
 FRAMING_PER_BYTE = 8
 """Of a body, at most: a chunk of one byte has five around it."""
 PARSED_AT_ONCE = 8 * 1024
@@ -100,6 +109,44 @@ class _Flow(FlowControl):
             super().resume_reading()
 
 
+class _Transport:
+    """uvicorn closes it where an answer ends. Then it is closing, and the protocol says when it is
+    closed."""
+
+    n_written = 0
+    is_ending = False
+
+    def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
+        self._transport, self._end = transport, end
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        self.n_written += len(data)
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self.is_ending or self._transport.is_closing()
+
+    def close(self) -> None:
+        if not self.is_closing():
+            self.is_ending = True
+            self._end()
+
+    def close_now(self) -> None:
+        """As soon as what was written has been taken."""
+        self.is_ending = True
+        self._transport.close()
+
+    def forget(self) -> None:
+        """The protocol, which would otherwise wait for a garbage collection."""
+        self._end = _nothing
+
+
+def _nothing() -> None: ...
+
+
 class WorkerProtocol(HttpToolsProtocol):
     """uvicorn's protocol within bounds."""
 
@@ -119,6 +166,10 @@ class WorkerProtocol(HttpToolsProtocol):
     _last_word: bytes | None = None
     """No further request is read. This is written when those before are answered, and then the
     connection is closed."""
+    _has_closed_its_side = False
+    _n_seen = 0
+    """Bytes that had been written to a client that has, when it was last looked at."""
+    _n_thrown_away = 0
 
     def __init__(
         self,
@@ -138,7 +189,8 @@ class WorkerProtocol(HttpToolsProtocol):
         self._patience_seconds, self._on_cut = patience_seconds, on_cut
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._socket = _Transport(transport, self._end)
+        super().connection_made(cast(asyncio.Transport, self._socket))
         self.flow: _Flow = _Flow(transport)
         self._enter("idle")
         if len(self.connections) > self._most_connections:
@@ -154,6 +206,7 @@ class WorkerProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+        self._socket.forget()
 
     def _leave(self) -> None:
         """Nothing is written from here on: uvicorn tells that to the last request alone."""
@@ -170,16 +223,34 @@ class WorkerProtocol(HttpToolsProtocol):
         self._leave()
         self.transport.abort()
 
+    def shutdown(self) -> None:
+        """The server's end does not wait for clients that have their answers and still send."""
+        super().shutdown()
+        if self._phase == "end":
+            self._socket.close_now()
+
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open, for an answer that is due. Never with TLS."""
-        if self._phase != "answer" or self.scheme == "https":
+        if self.scheme == "https":
             return False
-        if self._last_word is None:
-            self._last_word = b""
-        self._wait(self.loop.time() + HALF_CLOSED_SECONDS)
+        self._has_closed_its_side = True
+        if self._phase == "answer":
+            if self._last_word is None:
+                self._last_word = b""
+            self._n_seen = self._socket.n_written
+            self._wait(self.loop.time() + HALF_CLOSED_SECONDS)
+        elif self._phase == "end":
+            self._socket.close_now()
+        else:
+            self.transport.close()
         return True
 
     def data_received(self, data: bytes) -> None:
+        if self._phase == "end":
+            self._n_thrown_away += len(data)
+            if self._n_thrown_away > LINGER_BYTES:
+                self._socket.close_now()
+            return
         if self._last_word is not None:
             return
         if len(data) <= PARSED_AT_ONCE and not self._unparsed:
@@ -287,8 +358,6 @@ class WorkerProtocol(HttpToolsProtocol):
         if self._unanswered:
             self._unanswered.popleft()
         super().on_response_complete()
-        if self.transport.is_closing():
-            self._watch_the_rest()
         # The answer of a pipelined request may still be due, or the rest of this one's body.
         if self._phase == "answer" and not self._unanswered and not self.transport.is_closing():
             if self._last_word is not None:
@@ -314,17 +383,23 @@ class WorkerProtocol(HttpToolsProtocol):
     def resume_writing(self) -> None:
         self._stop_watching()
         super().resume_writing()
+        if self._phase == "end":
+            self._watch_the_rest()
 
     def _watch(self, n_bytes: int) -> None:
         """Cut the client if it has not taken one of these bytes when its patience ends."""
 
         def look() -> None:
             left = _n_unread(self)
-            if left < n_bytes:
+            if not left:
+                self._stop_watching()
+            elif left < n_bytes:
                 self._watch(left)
             else:
                 self._cut()
 
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
         self._unread_timer = self.loop.call_later(self._patience_seconds, look)
 
     def _cut(self) -> None:
@@ -362,7 +437,17 @@ class WorkerProtocol(HttpToolsProtocol):
         elif self._phase == "idle":
             self._close()
         elif self._phase == "answer":
-            self._abort()
+            n_written = self._socket.n_written
+            if n_written == self._n_seen and not _n_unread(self):
+                self._abort()
+            else:
+                self._n_seen = n_written
+                self._wait(now + HALF_CLOSED_SECONDS)
+        elif self._phase == "end":
+            if _n_unread(self):
+                self._wait(now + LINGER_SECONDS)
+            else:
+                self._socket.close_now()
         else:
             self._refuse(_TOO_SLOW)
 
@@ -392,10 +477,37 @@ class WorkerProtocol(HttpToolsProtocol):
     def _close(self) -> None:
         self.transport.write(self._last_word or b"")
         self.transport.close()
+
+    def _end(self) -> None:
+        """Nothing more is written. A client that may be sending is told so, and has a time in which
+        to read its answer and to stop."""
+        may_send = self._may_be_sending()
+        self._leave()
+        self._unparsed.clear()
+        self._phase = "end"
+        if may_send:
+            if self.transport.can_write_eof():  # not with TLS
+                self.transport.write_eof()
+            self.transport.resume_reading()
+            _owing[self] = None
+            self._wait(self.loop.time() + LINGER_SECONDS)
+        else:
+            self._socket.close_now()
         self._watch_the_rest()
 
+    def _may_be_sending(self) -> bool:
+        """Whether more has come than the requests that are answered, or is still to come."""
+        if self._has_closed_its_side or self._phase == "idle":
+            return False
+        return (
+            self._phase != "answer"
+            or self._last_word is not None
+            or self._has_begun
+            or bool(self.pipeline or self._unparsed)
+        )
+
     def _watch_the_rest(self) -> None:
-        """A connection that is being closed waits for its last bytes to be taken, however few."""
+        """The last bytes wait to be taken too, however few."""
         if self not in _unread and (n_bytes := _n_unread(self)):
             _unread[self] = None
             self._watch(n_bytes)
