@@ -14,7 +14,7 @@ from pathlib import Path
 
 from builds import pins, store
 from builds.errors import BuildError
-from tools.bench import agents, beside, forms, report
+from tools.bench import agents, beside, forms, report, texts
 from tools.bench.errors import BenchError
 from tools.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
 from tools.bench.model import SIZES, bench_model
@@ -23,7 +23,10 @@ from tools.bench.runner import OPEN, STARTS, Runner, Subject
 from tools.bench.servers import example_kind, llama_server_kind, patient, worker_kind
 
 PEERS = ("worker", "worker-execute", "llama-server", "example-server", report.LIMIT)
-ALL_LOADS = ("start", *STARTS, *LOADS, *OPEN, *agents.LOADS, *forms.LOADS, *beside.LOADS, "cancel")
+ALL_LOADS = (
+    *("start", *STARTS, *LOADS, *OPEN),
+    *(*agents.LOADS, *forms.LOADS, *beside.LOADS, *texts.LOADS, "cancel"),
+)
 SHORT = ("streams1", "streams4", "streams16")
 
 

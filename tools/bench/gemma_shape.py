@@ -20,17 +20,11 @@ CONTEXT_LENGTH, WINDOW = 32_768, 512
 def generate(vocabulary: Path, path: Path) -> None:
     """Write it in Q8_0, with the tokenizer of another GGUF."""
     import numpy as np
-    from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, quants
+    from gguf import GGMLQuantizationType, GGUFWriter, quants
 
     writer = GGUFWriter(str(path), "gemma3")
     _describe(writer)
-    fields = GGUFReader(str(vocabulary)).fields
-    for name, field in fields.items():
-        if name.startswith("tokenizer."):
-            kind, *items = field.types
-            sub_type = items[0] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, sub_type)
-    n_vocab = len(fields["tokenizer.ggml.tokens"].data)
+    n_vocab = copy_tokenizer(writer, vocabulary)
     random = np.random.default_rng(0)
     for name, shape in _tensors(n_vocab):
         if len(shape) == 1:
@@ -43,6 +37,19 @@ def generate(vocabulary: Path, path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def copy_tokenizer(writer: GGUFWriter, vocabulary: Path) -> int:
+    """Give a file the tokenizer of another GGUF; returns the number of its tokens."""
+    from gguf import GGUFReader, GGUFValueType
+
+    fields = GGUFReader(str(vocabulary)).fields
+    for name, field in fields.items():
+        if name.startswith("tokenizer."):
+            kind, *items = field.types
+            sub_type = items[0] if kind == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), kind, sub_type)
+    return len(fields["tokenizer.ggml.tokens"].data)
 
 
 def _describe(writer: GGUFWriter) -> None:

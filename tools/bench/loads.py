@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from tools.bench.client import Driven, Request
+from tools.bench.client import Driven, Recording, Request
 from tools.bench.errors import BenchError
 from tools.bench.model import BIG_VOCABULARY, GUESSABLE, INSTRUCT, RANDOM
 from tools.bench.servers import Shape
@@ -65,6 +65,7 @@ class Load:
     busy: bool = False
     """Beside processes that burn half of the cores."""
     requests_of: RequestsOf | None = None
+    parse: Callable[[Recording], TokenStream] = token_stream
     divisible: bool = False
     """A quarter of its prompts is a load of its kind, too."""
 
@@ -314,7 +315,7 @@ def request_of(path: str, body: dict[str, Any], prompt: Prompt) -> Request:
 
 
 def read(load: Load, driven: Driven, prompts: list[Prompt]) -> Metrics:
-    streams = [token_stream(recording) for recording in driven.recordings]
+    streams = [load.parse(recording) for recording in driven.recordings]
     metrics = load.reduce(streams, prompts)
     metrics["client_cpu_share"] = driven.client_cpu_s / driven.wall_s
     return metrics

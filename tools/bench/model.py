@@ -2,8 +2,8 @@
 
 `random` has 190 M parameters and GPT-2's 50,257 tokens, `vocabulary` the same trunk and Qwen's
 151,936; of size `large` they have Llama 3.1 8B's trunk, some 7 billion. `gemma` has Gemma 3's shape
-and 262,144 tokens. `guessable` is `random` but for this: behind its
-first layer nothing is added any more, so that a draft model of one layer says the same, at what
+and 262,144 tokens, `embedder` and `ranker` MiniLM's. `guessable` is `random` but for this: behind
+its first layer nothing is added any more, so that a draft model of one layer says the same, at what
 that costs; beside each lies its first layer as such a draft. Generated once into the user's cache
 and quantised by llama.cpp's own tool. Random weights cost what trained ones cost; the vocabularies
 are real so that tokenising, detokenising and the sampler's candidate lists are of real size.
@@ -29,7 +29,7 @@ from builds.pins import pins
 from tests.support.random_adapters import random_adapters
 from tests.support.random_models import Kind, random_model
 from tests.support.random_projectors import random_projector
-from tools.bench import blocks, gemma_shape
+from tools.bench import bert_shape, blocks, gemma_shape
 from tools.bench.errors import BenchError
 from tools.bench.peer_build import Peers
 
@@ -43,6 +43,7 @@ SEED = 20_240_229
 CONTEXT_LENGTH = 8192
 RANDOM, BIG_VOCABULARY, INSTRUCT, GEMMA = "random", "vocabulary", "instruct", "gemma"
 GUESSABLE, SEEING, ADAPTED = "guessable", "seeing", "adapted"
+EMBEDDER, RANKER = "embedder", "ranker"
 MEMORY_KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent")
 """Random models of 20 M parameters at most, with the bundled vocabulary."""
 _WIDTH = 8
@@ -52,6 +53,8 @@ VOCAB_FILES = {
     GUESSABLE: "ggml-vocab-gpt-2.gguf",
     BIG_VOCABULARY: "ggml-vocab-qwen2.gguf",
     GEMMA: "ggml-vocab-gemma-4.gguf",
+    EMBEDDER: "ggml-vocab-bert-bge.gguf",
+    RANKER: "ggml-vocab-bert-bge.gguf",
 }
 TEMPLATE = """\
 {%- if tools %}<|im_start|>system
@@ -103,6 +106,8 @@ class BenchModel:
     """Words that are one token each with the blank before them: n words are n tokens."""
     flags: tuple[str, ...] = ()
     """More for a server that serves it, as the worker and llama-server have them."""
+    peer_flags: tuple[str, ...] = ()
+    """What llama-server has to be told and the worker reads in the file."""
 
     @property
     def draft(self) -> Path:
@@ -134,8 +139,9 @@ def bench_model(peers: Peers, name: str, quant: str, size: Size = USUAL) -> Benc
     if name in MEMORY_KINDS:
         path = random_model(name, width=_WIDTH, template=TEMPLATE)
         return BenchModel(path, bench_model(peers, RANDOM, quant, size).words)
-    if name == GEMMA:
-        return BenchModel(_gemma(peers), bench_model(peers, RANDOM, quant, size).words)
+    if name in SHAPES:
+        words = bench_model(peers, RANDOM, quant, size).words
+        return BenchModel(_shaped(peers, name), words, peer_flags=PEER_FLAGS.get(name, ()))
     recipe = f"llama-{size.n_layers}x{size.n_embd}-r{RECIPE}"
     folder = store.folder("bench", "models", recipe + ("" if name == RANDOM else f"-{name}"))
     path, words_file = folder / f"model-{quant}.gguf", folder / "words.json"
@@ -156,15 +162,23 @@ def bench_model(peers: Peers, name: str, quant: str, size: Size = USUAL) -> Benc
     return BenchModel(path, tuple(json.loads(words_file.read_text(encoding="utf-8"))))
 
 
-def _gemma(peers: Peers) -> Path:
-    path = store.folder("bench", "models") / "gemma-shape.gguf"
+SHAPES: dict[str, Callable[[Path, Path], None]] = {
+    GEMMA: gemma_shape.generate,
+    EMBEDDER: bert_shape.embedder,
+    RANKER: bert_shape.ranker,
+}
+PEER_FLAGS = {EMBEDDER: ("--embeddings",), RANKER: ("--rerank",)}
+
+
+def _shaped(peers: Peers, name: str) -> Path:
+    path = store.folder("bench", "models") / f"{name}-shape.gguf"
     with store.lock("bench-models"):
         if not path.is_file():
             store.say(f"generating the random model {path}")
-            partial = path.with_suffix(".partial")
+            unfinished = path.with_suffix(".partial")
             vocabularies = peers.sources / "vendor" / "llama.cpp" / "models"
-            gemma_shape.generate(vocabularies / VOCAB_FILES[GEMMA], partial)
-            partial.rename(path)
+            SHAPES[name](vocabularies / VOCAB_FILES[name], unfinished)
+            unfinished.rename(path)
     return path
 
 

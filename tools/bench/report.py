@@ -25,6 +25,7 @@ ROWS = {
     "rss_peak_mib": "peak RSS, MiB",
     "pss_mib": "PSS after load, MiB",
     "output_tokens_per_s": "output tok/s",
+    "texts_per_s": "texts/s",
     "ttft_p50_ms": "TTFT p50, ms",
     "ttft_p95_ms": "TTFT p95, ms",
     "later_ttft_p50_ms": "TTFT p50 of the turns after the first, ms",

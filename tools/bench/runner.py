@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from tools.bench import agents, beside, cancel, forms, open_arrivals
+from tools.bench import agents, beside, cancel, forms, open_arrivals, texts
 from tools.bench.client import drive
 from tools.bench.errors import BenchError
 from tools.bench.limit import limit_of
@@ -35,7 +35,7 @@ from tools.bench.loads import (
     read,
     requests_of,
 )
-from tools.bench.model import GEMMA, INSTRUCT, RANDOM, BenchModel
+from tools.bench.model import EMBEDDER, GEMMA, INSTRUCT, RANDOM, RANKER, BenchModel
 from tools.bench.peer_build import Peers
 from tools.bench.report import LIMIT, REFERENCE, Results
 from tools.bench.servers import HOST, RunningServer, ServerKind, Shape
@@ -45,6 +45,8 @@ SETTLE_S = 0.3
 STARTS = {"start-instruct": INSTRUCT, "start-gemma": GEMMA}
 """Loads that are a start on defaults, and the model of each."""
 OPEN = ("open50", "open80", "open110")
+WARM_UPS = {EMBEDDER: texts.LOADS["embed1"], RANKER: texts.LOADS["rank32"]}
+"""For models that write nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Runner:
 
     def run_round(self, number: int) -> None:
         order = self._rotated(self.subjects, number)
-        known = LOADS | agents.LOADS | forms.LOADS | beside.LOADS
+        known = LOADS | agents.LOADS | forms.LOADS | beside.LOADS | texts.LOADS
         if "start" in self.loads:
             for subject in order:
                 if subject.flavour == "completions":
@@ -101,7 +103,7 @@ class Runner:
     def _run_shape(
         self, model: str, shape: Shape | None, loads: list[Load], order: list[Subject], number: int
     ) -> None:
-        if self.models(model).flags:
+        if self.models(model).flags or self.models(model).peer_flags:
             order = [each for each in order if each.is_worker or each.name == REFERENCE]
         with self._servers(order, model, shape) as servers:
             for repeat in range(self.repeats):
@@ -150,20 +152,21 @@ class Runner:
         self, kind: ServerKind, shape: Shape | None, model: str = RANDOM
     ) -> Iterator[RunningServer]:
         served = self.models(model)
-        server = RunningServer(kind.with_flags(served.flags), served.path, shape, self.scratch)
+        flags = served.flags + (served.peer_flags if kind.name == REFERENCE else ())
+        server = RunningServer(kind.with_flags(flags), served.path, shape, self.scratch)
         try:
-            self._warm_up(server)
+            self._warm_up(server, WARM_UPS.get(model, LOADS["streams1"]))
             yield server
         except BenchError as error:
             raise BenchError(f"{error} Last lines of {kind.name}: {server.log_tail()}") from error
         finally:
             server.stop()
 
-    def _warm_up(self, server: RunningServer) -> None:
-        load = LOADS["streams1"]
+    def _warm_up(self, server: RunningServer, load: Load) -> None:
         prompts = load.make(random.Random(0), self.models(RANDOM).words)
+        make = load.requests_of or requests_of
         sampling = SAMPLINGS[self.sampling]
-        requests = requests_of(prompts, "completions", server.model_id, sampling, "warm-up")
+        requests = make(prompts, "completions", server.model_id, sampling, load.name)
         read(
             load, drive(HOST, server.port, requests, load.timeout_s * server.kind.patience), prompts
         )
@@ -237,7 +240,13 @@ class Runner:
 
     def _keep(self, load: str, subject: str, run: int, metrics: Metrics) -> None:
         self.results.setdefault(load, {}).setdefault(subject, {})[run] = metrics
-        shown = ("output_tokens_per_s", "join_itl_p95_ms", "startup_s", "cancel_decode_ms")
+        shown = (
+            "output_tokens_per_s",
+            "texts_per_s",
+            "join_itl_p95_ms",
+            "startup_s",
+            "cancel_decode_ms",
+        )
         first = next((f"{key} {metrics[key]:.2f}" for key in shown if key in metrics), "")
         print(f"  run {run:<3} {load:<10} {subject:<16} {first}", flush=True)
 
