@@ -23,6 +23,8 @@ from worker.wire.work import LineLimits
 Drawn = tuple[Sequence, int, int]
 """A sequence, the index of the chunk after which a token was drawn for it, and the token."""
 _NO_LIMITS = LineLimits()
+_SCORES_AT_ONCE = 2048
+"""Log-probabilities of a prompt in one event, alternatives included."""
 _MOST_TEXTS = 1 << 17
 """Of tokens, that are kept."""
 
@@ -175,6 +177,9 @@ def prompt_events(
             known.append(backend.logprobs(index, tokens[at], n_top, chunk.end - at))
         is_number = len(known) == 1 or not math.isnan(known[-1].logprob)
         if len(known) == sequence.n_prompt and is_number:  # else it starts over, or fails
-            events.append(PromptScored(sequence.request_id, tuple(known)))
+            n_each = max(1, _SCORES_AT_ONCE // (1 + n_top))
+            for at in range(0, len(known), n_each):
+                part, n_left = known[at : at + n_each], max(0, len(known) - at - n_each)
+                events.append(PromptScored(sequence.request_id, tuple(part), n_left))
             sequence.prompt_logprobs, sequence.is_scored = [], True
     return events

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import queue
 import threading
+from collections.abc import Iterator
 
 from worker.observability.logs import get_logger
-from worker.wire.messages import Event
+from worker.wire.messages import Event, PromptScored
 from worker.wire.transport import SyncChannel
 
 
@@ -45,9 +46,19 @@ class Outbox:
                 if isinstance(frame, threading.Event):
                     frame.set()
                 else:
-                    self._channel.send(frame)
+                    for part in _parts(frame):
+                        self._channel.send(part)
         except ConnectionError:  # without its parent, the engine process ends
             os._exit(0)
         except BaseException:  # a silent engine would be found by the stall timeout alone
             get_logger().exception("engine.outbox_failed")
             os._exit(70)
+
+
+def _parts(frame: list[Event]) -> Iterator[list[Event]]:
+    """A frame ends with the part of a prompt's log-probabilities that it holds."""
+    start = 0
+    for end, event in enumerate(frame, 1):
+        if end == len(frame) or isinstance(event, PromptScored):
+            yield frame[start:end]
+            start = end

@@ -30,6 +30,7 @@ from worker.wire.messages import (
     PromptScored,
     Started,
     Token,
+    TokenLogprob,
 )
 from worker.wire.work import InferenceRequest, ProveResidency, Work
 
@@ -155,6 +156,8 @@ class Job:
     _first_token_at: float | None = None
     _last_token_at: float = 0.0
     _prompt_ids: bytes = b""
+    _scores: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt, as far as they have come from this engine."""
     _is_scored: bool = False
     """Whether the prompt's log-probabilities were sent."""
     _sent_ids: list[int] = field(default_factory=list)
@@ -266,6 +269,7 @@ class Job:
         single run, unless its reasoning was ended on command: nothing tells at which token. Other
         answers continue after the tokens that were sent.
         """
+        self._scores = []
         work = self.work
         if not isinstance(work, InferenceRequest) or not self.is_accepted:
             return work
@@ -280,6 +284,14 @@ class Job:
         prompt = tuple(array("i", self._prompt_ids)) if self._prompt_ids else work.prompt
         learned = () if is_replayed else self._learned
         return replace(work, prompt=prompt, produced=produced, learned=learned)
+
+    def gather(self, part: PromptScored) -> PromptScored | None:
+        """All log-probabilities of the prompt, once their last part has come."""
+        self._scores += part.logprobs
+        if part.n_left:
+            return None
+        whole, self._scores = PromptScored(part.request_id, tuple(self._scores)), []
+        return whole
 
     def continued(self, events: list[StreamEvent]) -> list[StreamEvent]:
         """The events of a frame that were not sent before a crash.

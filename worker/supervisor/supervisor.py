@@ -43,6 +43,7 @@ from worker.wire.messages import (
     Finished,
     LoadModel,
     Progress,
+    PromptScored,
     Ready,
     Stats,
     Submit,
@@ -392,6 +393,10 @@ class Supervisor:
                             self._guardian.engine.send(EndReasoning(event.request_id))
                 case Progress() | EngineFailed() | Ready():
                     self._guardian.follow(event)
+                case PromptScored(request_id=id):
+                    job = self._jobs.by_id.get(id)
+                    if job is not None and (whole := job.gather(event)) is not None:
+                        streams.setdefault(id, []).append(whole)
                 case _:
                     streams.setdefault(event.request_id, []).append(event)
         for request_id, stream in streams.items():

@@ -170,10 +170,16 @@ class Token(Message, frozen=True, gc=False):
 
 
 class PromptScored(Message, frozen=True):
-    """Log-probabilities of a prompt's tokens; that of the first is NaN: nothing precedes it."""
+    """Log-probabilities of a prompt's tokens; that of the first is NaN: nothing precedes it.
+
+    Those of a long prompt come in parts, each in a frame of its own: what decodes a frame holds up
+    everything else.
+    """
 
     request_id: int
     logprobs: tuple[TokenLogprob, ...]
+    n_left: Count = 0
+    """The number of tokens whose log-probabilities are still to come."""
 
 
 class Finished(Message, frozen=True):

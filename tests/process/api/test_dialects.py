@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from anthropic import Anthropic
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
@@ -18,6 +19,7 @@ from tests.support.sse import parse
 from tests.support.worker import WorkerProcess
 from worker.api.chat.request import Part
 from worker.api.dialects.anthropic.schema import PromptBody, chat_of
+from worker.api.dialects.openai.routes import OPERATIONS
 
 FRANCE = "What is the capital of France?"
 PARIS = "The capital of France is Paris."
@@ -54,6 +56,35 @@ def test_events_of_a_message_come_in_their_order(worker: WorkerProcess) -> None:
         "message_stop",
     ]
     assert events[0]["message"]["id"].startswith("msg_")
+
+
+def test_models_are_listed_for_anthropics_clients_and_openais(worker: WorkerProcess) -> None:
+    """Both ask at one path, and get one answer."""
+    url, key = worker.base_url, "none"
+    with (
+        Anthropic(base_url=url, api_key=key, _strict_response_validation=True) as anthropic,
+        OpenAI(base_url=f"{url}/v1", api_key=key, _strict_response_validation=True) as openai,
+    ):
+        page, [theirs] = anthropic.models.list(), openai.models.list()
+        [one] = page
+        assert one.id == anthropic.models.retrieve(one.id).id == theirs.id
+        assert one.id == openai.models.retrieve(one.id).id
+    assert (page.has_more, page.first_id, page.last_id) == (False, one.id, one.id)
+    assert (one.type, one.display_name, one.lifecycle) == ("model", one.id, "active")
+    assert theirs.object == "model"
+    assert abs(theirs.created - one.created_at.timestamp()) <= 1
+    assert one.max_input_tokens == one.max_tokens == 1024
+
+
+def test_a_fleets_models_are_one_page() -> None:
+    [operation] = [each for each in OPERATIONS if (each.method, each.path) == ("GET", "/v1/models")]
+    assert operation.joined is not None
+    pages = [
+        {"object": "list", "data": [{"id": id}], "has_more": False, "first_id": id, "last_id": id}
+        for id in ("a", "b")
+    ]
+    whole = {"object": "list", "data": [{"id": "a"}, {"id": "b"}]}
+    assert operation.joined(pages) == whole | {"has_more": False, "first_id": "a", "last_id": "b"}
 
 
 def test_neighbouring_messages_of_one_role_are_one_turn() -> None:

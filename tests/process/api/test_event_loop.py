@@ -103,11 +103,16 @@ def test_no_hostile_body_holds_the_event_loop(watched: Watched, group: str) -> N
     assert not {name: too_long for name, too_long in excess.items() if too_long >= 0}
 
 
+PROMPTS = {"prompt": ["a b c d " * 60] * 64, "max_tokens": 0, "echo": True, "logprobs": 20}
+LONG_PROMPT = {"prompt": "a b c d " * 120, "max_tokens": 1, "stream": True}
+ODDS = {"prompt": "One", "n_predict": 100, "n_probs": 1000, "ignore_eos": True}
 SCORED = {
-    "prompts": (
-        "/v1/completions",
-        {"prompt": ["a b c d " * 60] * 64, "max_tokens": 0, "echo": True, "logprobs": 20},
-    ),
+    "the odds of many": ("/completion", ODDS),
+    "the odds of many, streamed": ("/completion", ODDS | {"stream": True}),
+    "prompts": ("/v1/completions", PROMPTS),
+    "streamed prompts": ("/v1/completions", PROMPTS | {"stream": True}),
+    "a streamed prompt": ("/v1/completions", LONG_PROMPT | {"echo": True, "logprobs": 20}),
+    "a streamed prompt in vLLM's form": ("/v1/completions", LONG_PROMPT | {"prompt_logprobs": 20}),
     "answers": (
         CHAT,
         {**chat(n=16, logprobs=True, top_logprobs=20, ignore_eos=True), "max_tokens": 200},
@@ -131,7 +136,7 @@ READS = {
     "chunks of 7 bytes": request("/v1/inference", TINY_CHUNKS, chunk_bytes=7),
     "requests in a row": b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8000 + LAST,
     "wrong requests in a row": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n\r\n" * 6000 + LAST,
-    "short headers": b"GET / HTTP/1.1\r\n" + b"a:b\r\n" * 12_000 + b"\r\n",
+    "short headers": LAST[:-2] + b"a:b\r\n" * 12_000 + b"\r\n",
 }
 
 

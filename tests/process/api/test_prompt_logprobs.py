@@ -76,6 +76,16 @@ def test_a_cached_prompt_is_computed_for_its_scores(worker: WorkerProcess) -> No
     assert all(math.isfinite(p) and p <= 0 for p in first["token_logprobs"][1:])
 
 
+def test_the_scores_of_a_long_prompt_are_all_there(worker: WorkerProcess) -> None:
+    """They come from the engine in parts."""
+    text = "Once upon a time there was a fox. " * 60
+    [choice] = completed(worker, prompt=text, echo=True, logprobs=20)["choices"]
+    found = choice["logprobs"]
+    assert len(found["tokens"]) * 21 > 4 * 2048, "that is five parts"
+    assert "".join(found["tokens"][1:]) == choice["text"] == text
+    assert None not in found["token_logprobs"][1:]
+
+
 def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) -> None:
     # After this prompt, the bundled model writes a mark of a turn in the middle.
     body = {"prompt": "1", "max_tokens": 12, "temperature": 0, "logprobs": 0}

@@ -1,15 +1,24 @@
-"""Answers split into reasoning, text and calls: as models write them, cut off, and as noise."""
+"""Answers split into reasoning, text and calls: as models write them, cut off, and as noise. What
+has many log-probabilities, and what is not begun for who has left."""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
+import socket
+import struct
+import threading
 import time
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.scripted_api import ScriptedFactory, story
+from tests.support.worker import until
 from tests.unit.api.answers import Message, message_of, parse
 from tests.unit.api.model_outputs import CASES, HELLO, TOOLS, Case
 from tests.unit.api.round_trips import NAMES
@@ -18,6 +27,8 @@ from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
 from worker.api.chat.parse.tagged_calls import nested_value
+from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
+from worker.wire.messages import Finished, PromptScored, Started, TokenLogprob
 
 USE = ToolUse.of(TOOLS)
 
@@ -413,3 +424,97 @@ def test_reasoning_goes_on_to_its_end_mark() -> None:
         parser.feed(piece)
         told.append(parser.is_reasoning)
     assert told == [True] * 4 + [False] * 3
+
+
+# --- many log-probabilities ------------------------------------------------------------------
+
+
+def scored_pieces(pieces: list[bytes], n_top: int = 0) -> tuple[TokenLogprob, ...]:
+    top = tuple((id, b"%d" % id, -2.0) for id in range(n_top))
+    return tuple(
+        TokenLogprob(at, piece, -1.0 if at else math.nan, top if at else ())
+        for at, piece in enumerate(pieces)
+    )
+
+
+BYTES = st.one_of(
+    st.binary(max_size=3), st.sampled_from(["é".encode(), "😀".encode()[:3], b"\x80"])
+)
+
+
+@given(pieces=st.lists(BYTES, max_size=12), extra=st.binary(max_size=2), offset=st.integers(-2, 3))
+def test_an_offset_counts_the_characters_before_it(
+    pieces: list[bytes], extra: bytes, offset: int
+) -> None:
+    shown = b"".join(pieces)
+    entries = scored_pieces([*pieces, extra])
+    offsets, before = [], b""
+    for piece in (*pieces, extra):
+        offsets.append(max(offset + len(before.decode("utf-8", "ignore")), 0))
+        before += piece
+    found = completion_logprobs([Scored(offset, shown, entries)])
+    assert found["text_offset"] == offsets
+
+
+def test_offsets_take_as_long_as_there_are_tokens() -> None:
+    """Four times as many take some four times as long, not sixteen."""
+    took = []
+    for n_tokens in (10_000, 40_000):
+        entries = scored_pieces(["日本語の文章".encode()] * n_tokens)
+        shown = b"".join(entry.piece for entry in entries)
+        began = time.thread_time()
+        completion_logprobs([Scored(0, shown, entries)])
+        took.append(time.thread_time() - began)
+    assert took[1] < 10 * took[0]
+
+
+def test_a_stream_encodes_many_log_probabilities_on_a_thread(
+    scripted: ScriptedFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def recorded(parts: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return completion_logprobs(parts)
+
+    monkeypatch.setattr("worker.api.dialects.openai.stream.completion_logprobs", recorded)
+    worker = scripted()
+    asked = {"prompt": "Once", "echo": True, "logprobs": 20, "stream": True}
+    for n_tokens in (8, 2000):
+        scored = PromptScored(0, scored_pieces([b"a"] * n_tokens, 20))
+        worker.supervisor.script = [[Started(0, 0), scored], [Finished(0, "EOS", 0, 1.0)]]
+        answer = httpx.post(f"{worker.base_url}/v1/completions", json=asked)
+        first = json.loads(answer.text.split("\n\n")[0].removeprefix("data: "))["choices"][0]
+        assert len(first["logprobs"]["tokens"]) == n_tokens and first["text"] == "Once"
+    few, many = threads
+    assert many.startswith("bodies") and not few.startswith("bodies")
+
+
+# --- clients that have left -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_no_job_begins_once_its_client_has_left(scripted: ScriptedFactory, streams: bool) -> None:
+    """It leaves when its second job is accepted, and no job waits for the engine."""
+    worker = scripted()
+    worker.supervisor.script = story("a")
+    client = socket.create_connection(("127.0.0.1", worker.port))
+
+    class Turnstile:
+        n_entered = 0
+
+        async def enter(self) -> None:
+            self.n_entered += 1
+            if self.n_entered == 2:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()  # with a reset: who only closes a side waits for the answer
+                await asyncio.sleep(0.2)
+
+    turnstile: Any = Turnstile()
+    worker.state.accepted = turnstile
+    body = json.dumps({"prompt": "Once", "n": 8, "stream": streams}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+    client.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    until(lambda: turnstile.n_entered >= 2, 10, "no second job was accepted")
+    time.sleep(0.5)
+    assert len(worker.supervisor.requests) == 2

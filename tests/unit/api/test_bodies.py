@@ -138,6 +138,8 @@ def test_what_is_encoded_in_parts_is_the_same(value: Any, at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "_AT_ONCE", at_once)
         assert b"".join(encoding.in_parts(value)) == encoding.dumps(value).encode()
+        listed = b"".join(encoding.in_parts({"a": iter([value, value])}))
+        assert listed == encoding.dumps({"a": [value, value]}).encode()
 
 
 @pytest.mark.parametrize("levels", [0, 1, MAX_NESTING, MAX_NESTING + 1, 150])

@@ -21,8 +21,11 @@ from worker.errors import (
     ShuttingDown,
     WorkerError,
 )
-from worker.supervisor.job import StreamEvent
-from worker.wire.messages import Finished, PromptScored, Started, Token, TokenLogprob
+from worker.observability.metrics import Metrics
+from worker.supervisor.job import Job, StreamEvent
+from worker.wire.messages import Accepted, Finished, PromptScored, Started, Token, TokenLogprob
+from worker.wire.sampling import Sampling
+from worker.wire.work import InferenceRequest
 
 JOB = {"job_id": "job-1", "prompt": "Once"}
 
@@ -178,6 +181,17 @@ def test_only_the_last_chunk_has_the_word_usage(scripted: ScriptedFactory) -> No
     assert len(chunks) == 4 and not any('"usage"' in chunk for chunk in chunks)
     usage = json.loads(last.removeprefix("data: "))["usage"]
     assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 2)
+
+
+def test_parts_of_scores_are_one_event_and_another_engine_begins_anew() -> None:
+    a, b, c = (TokenLogprob(number, b"x", -1.0) for number in range(3))
+    work = InferenceRequest("j", "abc", Sampling(1), max_tokens=0)
+    job = Job(1, work, Metrics("w"), lambda job, error: None)
+    job.accept(Accepted(1, 3, b""))
+    assert job.gather(PromptScored(1, (a,), 2)) is None
+    job.submission()  # its engine has died
+    assert job.gather(PromptScored(1, (a, b), 1)) is None
+    assert job.gather(PromptScored(1, (c,), 0)) == PromptScored(1, (a, b, c))
 
 
 def test_an_echo_is_sent_once_whatever_engines_die(scripted: ScriptedFactory) -> None:

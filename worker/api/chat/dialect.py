@@ -37,7 +37,8 @@ Read = Callable[[Body, AppState], Generate | Response]
 
 @dataclass
 class Answer(ABC, Generic[Body]):
-    """The answer to one request, streamed or whole. On the event loop."""
+    """The answer to one request, streamed or whole. On the event loop, or on a thread where it has
+    many log-probabilities."""
 
     media_type: ClassVar[str] = f"{SSE}; charset=utf-8"
     """Of a stream."""

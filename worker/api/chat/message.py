@@ -146,6 +146,12 @@ class Choice:
             case Finished():
                 self.finished = delta
 
+    def forget_prompt_scores(self) -> None:
+        """Once they are sent. To free those of many prompts at once would hold up others."""
+        self.prompt_logprobs = ()
+        if self.echo is not None:
+            self.echo = Echo(self.echo.text)
+
     @property
     def text(self) -> str:
         """The answer's text without reasoning, calls and echo."""

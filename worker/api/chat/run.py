@@ -1,13 +1,14 @@
 """Runs what a request asks for: its jobs, and their events as one answer, streamed or whole.
 
 There is one piece of a stream for each engine frame, whatever its number of tokens, and a comment
-after a silence. On the event loop.
+after a silence. On the event loop, but for deltas with many log-probabilities.
 
 Last come the two operations that every dialect of chats has: to generate, and to count a prompt.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -16,14 +17,15 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from worker.api.chat.delta import Delta
 from worker.api.chat.dialect import Answer, Body, Read
 from worker.api.chat.inference import Inference, inference_of
 from worker.api.chat.links import with_media
 from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
-from worker.api.http.body import deadline_of, read_as
-from worker.api.http.encoding import KEEPALIVE
+from worker.api.http.body import deadline_of, in_background, read_as
+from worker.api.http.encoding import KEEPALIVE, LargeAnswer, in_parts
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.operation import (
     JSON,
@@ -35,15 +37,18 @@ from worker.api.http.operation import (
 from worker.api.http.resume import RESUME, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
-from worker.errors import WorkerError
+from worker.errors import Cancelled, WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Inbox, Job, StreamEvent
+from worker.wire.messages import TokenLogprob
 from worker.wire.work import ChatPrompt, CountPrompt, Detokenize, InferenceRequest, Work
 
 LATE_HEAD = "x-llorch-late-head"
 """With this header set to 1, a stream's head comes with the first token: until then an error is a
 status."""
 
+_MANY_SCORES = 1024
+"""So many log-probabilities, alternatives included, take the event loop about 4 ms."""
 _log = get_logger()
 
 
@@ -81,8 +86,9 @@ async def respond(
     inbox = Inbox(state.settings.keepalive if asked.streams and is_sse else 0)
     names = names_asked(request, asked.id, state) if asked.streams else ()
     jobs: list[Job] = []
+    waits_for = None if names else request
     async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
-        await _start_jobs(jobs, state, requests, inference.digests, inbox)
+        await _start_jobs(jobs, state, requests, inference.digests, inbox, waits_for)
     choices = [
         Choice(index, job, inference.parser_of, echo, scores_echo=scores_echo)
         for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
@@ -96,7 +102,9 @@ async def respond(
                     choice = by_id[event.request_id]
                     for delta in choice.read(event):
                         choice.add(delta)
-        return answer.whole()
+        if sum(map(_count_scores, choices)) >= _MANY_SCORES:
+            return LargeAnswer(answer.whole)
+        return Response(b"".join(in_parts(answer.whole())), media_type="application/json")
     if request.headers.get(LATE_HEAD) == "1":
         async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
             await inbox.begun()
@@ -122,7 +130,11 @@ async def _streamed(
                 choice = by_id[event.request_id]
                 for delta in choice.read(event):
                     choice.add(delta)
-                    parts.append(answer.encode(choice, delta))
+                    parts.append(
+                        await _encoded(answer, choice, delta)
+                        if getattr(delta, "logprobs", None)
+                        else answer.encode(choice, delta)
+                    )
         except WorkerError as error:
             yield b"".join(parts) + answer.failure(error)
             return
@@ -130,6 +142,27 @@ async def _streamed(
             yield chunk
     if ending := answer.ending():
         yield ending
+
+
+async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta) -> bytes:
+    """A delta with log-probabilities as bytes of a stream; others have their turns meanwhile."""
+    if _count(getattr(delta, "logprobs", ())) >= _MANY_SCORES:
+        encoded = await in_background(partial(answer.encode, choice, delta))
+    else:
+        await asyncio.sleep(0)
+        encoded = answer.encode(choice, delta)
+    choice.forget_prompt_scores()
+    return encoded
+
+
+def _count_scores(choice: Choice) -> int:
+    echo = choice.echo.logprobs if choice.echo else ()
+    return sum(map(_count, (choice.logprobs, choice.prompt_logprobs, echo)))
+
+
+def _count(scores: Sequence[TokenLogprob]) -> int:
+    """Alternatives included; of a prompt, the first token has none."""
+    return len(scores) * (1 + len(scores[-1].top)) if scores else 0
 
 
 # --- jobs ----------------------------------------------------------------------------------
@@ -161,12 +194,18 @@ async def _start_jobs(
     requests: Iterable[InferenceRequest],
     digests: Iterable[str],
     inbox: Inbox,
+    waits_for: Request | None,
 ) -> None:
     """Start all jobs, each once the one before is accepted by the engine; raises its refusal.
 
-    Returns once all are accepted, before any status line.
+    Returns once all are accepted, before any status line. None is started for a client that has
+    left, where `waits_for` is its request.
     """
     for request, digest in zip(requests, digests, strict=True):
+        # Who leaves ends the jobs that there are, so while one runs, there is no need to look.
+        if waits_for and all([job.has_ended for job in jobs]):
+            if await waits_for.is_disconnected():
+                raise Cancelled("The client gave the request up.")
         job = state.supervisor.open(request, inbox=inbox)
         jobs.append(job)
         await job.accepted()

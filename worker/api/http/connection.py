@@ -114,17 +114,24 @@ class _Transport:
     closed."""
 
     n_written = 0
+    """Bytes since they are counted."""
     is_ending = False
 
     def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
         self._transport, self._end = transport, end
+        self.write = transport.write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
-    def write(self, data: bytes) -> None:
-        self.n_written += len(data)
-        self._transport.write(data)
+    def count_written(self) -> None:
+        """From here on."""
+
+        def write(data: bytes | bytearray | memoryview) -> None:
+            self.n_written += len(data)
+            self._transport.write(data)
+
+        self.write = write
 
     def is_closing(self) -> bool:
         return self.is_ending or self._transport.is_closing()
@@ -141,7 +148,7 @@ class _Transport:
 
     def forget(self) -> None:
         """The protocol, which would otherwise wait for a garbage collection."""
-        self._end = _nothing
+        self._end, self.write = _nothing, self._transport.write
 
 
 def _nothing() -> None: ...
@@ -237,7 +244,7 @@ class WorkerProtocol(HttpToolsProtocol):
         if self._phase == "answer":
             if self._last_word is None:
                 self._last_word = b""
-            self._n_seen = self._socket.n_written
+            self._socket.count_written()
             self._wait(self.loop.time() + HALF_CLOSED_SECONDS)
         elif self._phase == "end":
             self._socket.close_now()

@@ -32,7 +32,7 @@ class Server(uvicorn.Server):
         # collections run less often.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(20_000, 20, 20)
+        gc.set_threshold(20_000, 4, 100)
 
 
 Certificate = tuple[str, str]

@@ -25,7 +25,7 @@ from worker.api.dialects.llama_server.schema import (
     InfillBody,
     TextBody,
 )
-from worker.api.http.encoding import data_event
+from worker.api.http.encoding import data_event, large_event
 from worker.api.http.errors import nested_events
 from worker.api.http.faults import refusal
 from worker.api.http.operation import (
@@ -87,7 +87,8 @@ class TextAnswer(Answer[TextBody]):
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
             case Text(text, logprobs, ids):
-                return data_event(self._part(choice, text, ids, logprobs))
+                part = self._part(choice, text, ids, logprobs)
+                return large_event(part) if logprobs else data_event(part)
             case Started() | PromptProgress() if self.asked.reports_progress:
                 progress = {"prompt_progress": prompt_progress(choice)}
                 return data_event(self._part(choice, "", (), ()) | progress)

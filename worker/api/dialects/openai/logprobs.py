@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -42,16 +43,19 @@ def completion_logprobs(parts: Iterable[Scored]) -> dict[str, Any]:
     offsets: list[int] = []
     tops: list[dict[str, float] | None] = []
     for offset, shown, entries in parts:
-        n_taken = 0
+        n_taken = n_chars = 0
+        # A character counts once all its bytes have come.
+        characters = codecs.getincrementaldecoder("utf-8")("ignore")
         for entry in entries:
             tokens.append(piece_text(entry.piece))
             is_first = math.isnan(entry.logprob)
             logprobs.append(None if is_first else finite(entry.logprob))
-            offsets.append(max(offset + len(shown[:n_taken].decode("utf-8", "ignore")), 0))
+            offsets.append(max(offset + n_chars, 0))
             top = {piece_text(piece): finite(logprob) for _, piece, logprob in entry.top}
             tops.append(None if is_first else top)
             if shown.startswith(entry.piece, n_taken):
                 n_taken += len(entry.piece)
+                n_chars += len(characters.decode(entry.piece))
     return {
         "tokens": tokens,
         "token_logprobs": logprobs,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -17,14 +19,26 @@ from worker.api.dialects.openai.schema import (
     read_completion,
 )
 from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
+from worker.api.http.encoding import rfc3339
 from worker.api.http.errors import NESTED
-from worker.api.http.operation import SSE, Dialect, Operation, joined_in
+from worker.api.http.operation import SSE, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.errors import ModelNotFound
 
 
 async def models(request: Request, state: AppState) -> object:
-    return {"object": "list", "data": [_model(state, name) for name in state.all_names]}
+    return _listed([_model(state, name) for name in state.all_names])
+
+
+def _listed(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A list of OpenAI's, and a page of Anthropic's, whose clients ask at the same path."""
+    ids = [entry["id"] for entry in entries] or [None]
+    page = {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+    return {"object": "list", "data": entries, **page}
+
+
+def _of_fleet(answers: Sequence[Any]) -> Any:
+    return _listed([entry for answer in answers for entry in answer["data"]])
 
 
 async def model(request: Request, state: AppState) -> object:
@@ -37,13 +51,21 @@ async def model(request: Request, state: AppState) -> object:
 
 def _model(state: AppState, name: str) -> dict[str, Any]:
     info, is_adapter = state.loaded(), name in state.adapters.names
+    created = int(time.time() - state.supervisor.status().uptime_seconds)
     return {
         "id": name,
         "aliases": state.model_names,
         "tags": [],
         "object": "model",
-        "created": int(time.time() - state.supervisor.status().uptime_seconds),
+        "created": created,
         "owned_by": "llorch-worker",
+        # What Anthropic's clients read.
+        "type": "model",
+        "display_name": name,
+        "created_at": rfc3339(datetime.fromtimestamp(created, UTC), "milliseconds"),
+        "lifecycle": "active",
+        "max_input_tokens": info.model.context_length,
+        "max_tokens": state.served.max_tokens_out,
         # As a router of llama-server has it, whose page chooses among a fleet's models by it.
         "status": {"value": "sleeping" if state.supervisor.state == "sleeping" else "loaded"},
         "root": name if is_adapter else state.model_name,
@@ -88,12 +110,13 @@ OPERATIONS = [
             CompletionBody, read_completion, CompletionAnswer,
         ),
         Operation(
-            "GET", f"{prefix}/models", models, "The model served", errors=(503,),
-            asks="groups", joined=joined_in("data"),
+            "GET", f"{prefix}/models", models,
+            "The models served, for OpenAI's and Anthropic's clients", errors=(503,),
+            asks="groups", joined=_of_fleet,
         ),
         Operation(
-            "GET", f"{prefix}/models/{{model:path}}", model, "The model served",
-            errors=(404, 503),
+            "GET", f"{prefix}/models/{{model:path}}", model,
+            "A model served, for OpenAI's and Anthropic's clients", errors=(404, 503),
         ),
     )
 ]  # fmt: skip

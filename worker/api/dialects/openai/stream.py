@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from worker.api.chat.delta import Arguments, Call, Delta, Echo, Reasoning, Text
@@ -20,15 +19,11 @@ from worker.api.dialects.openai.logprobs import (
     scored_prompt,
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
-from worker.api.http.encoding import LargeAnswer, data_event, dumps, in_parts, quoted
+from worker.api.http.encoding import data_event, dumps, in_parts, quoted
 from worker.api.http.errors import nested_events
 from worker.wire.messages import Finished, PromptProgress, PromptScored, Started
 
 DONE = b"data: [DONE]\n\n"
-_FEW_SCORED = 64
-"""So many tokens with log-probabilities, and their alternatives, take the event loop 5 ms."""
-
-
 CHUNK_STREAM = nested_events(lambda event: event.startswith(b"data: [DONE]"))
 
 
@@ -98,20 +93,9 @@ class _Choices(Answer[Any]):
 
     # --- whole ---------------------------------------------------------------------------
 
-    def whole(self) -> dict[str, Any] | LargeAnswer:
-        sums = self._sums()
-        if sum(map(_n_scored, self.choices)) > _FEW_SCORED:
-            return LargeAnswer(self._parts(sums))
-        return self._head | {"choices": list(map(self._whole, self.choices))} | sums
-
-    def _parts(self, sums: dict[str, Any]) -> Iterator[bytes]:
-        """One choice after the other, because what they are built of is large."""
-        before = f'{dumps(self._head)[:-1]},"choices":['
-        for choice in self.choices:
-            yield before.encode()
-            yield from in_parts(self._whole(choice))
-            before = ","
-        yield f"],{dumps(sums)[1:]}".encode()
+    def whole(self) -> dict[str, Any]:
+        # One choice after the other, because what they are built of may be large.
+        return self._head | {"choices": map(self._whole, self.choices)} | self._sums()
 
     @abstractmethod
     def _whole(self, choice: Choice) -> dict[str, Any]: ...
@@ -146,7 +130,7 @@ class ChatAnswer(_Choices):
             case Text(text):
                 content = f'{{"content":{quoted(text)}}}'
                 if self._scored:
-                    logprobs = dumps(chat_logprobs(delta.logprobs))
+                    logprobs = _scores(chat_logprobs(delta.logprobs))
             case Reasoning(text):
                 content = f'{{"reasoning_content":{quoted(text)}}}'
             case Call(index, id, name):
@@ -206,12 +190,12 @@ class CompletionAnswer(_Choices):
             case Echo(text):
                 scored = scored_prompt(delta)
             case PromptScored(_, entries) if self.body.prompt_logprobs is not None:
-                of_prompt = dumps(prompt_logprobs(entries))
+                of_prompt = _scores(prompt_logprobs(entries))
                 return self._chunk(choice, f'"text":"","prompt_logprobs":{of_prompt}')
             case _:
                 return super().encode(choice, delta)
         if self._scored:
-            logprobs = dumps(completion_logprobs([scored]))
+            logprobs = _scores(completion_logprobs([scored]))
         self._n_chars[choice.index] += len(text)
         return self._chunk(choice, f'"text":{quoted(text)}', logprobs, more=more)
 
@@ -229,9 +213,10 @@ class CompletionAnswer(_Choices):
         return {**whole, "logprobs": logprobs, "finish_reason": choice.finish_reason}
 
 
-def _n_scored(choice: Choice) -> int:
-    echo = choice.echo.logprobs if choice.echo else ()
-    return len(choice.logprobs) + len(choice.prompt_logprobs) + len(echo)
+def _scores(value: object) -> str:
+    """Log-probabilities as JSON. Many are written on a thread, which lets others have their
+    turns."""
+    return b"".join(in_parts(value)).decode()
 
 
 def _timings(choice: Choice) -> str:
