@@ -21,6 +21,7 @@ _SENT_AT_ONCE = 64 * 1024
 _AT_ONCE = 2048
 """Values that are encoded at once, which takes a millisecond or two."""
 _encoders = background_thread("answers")
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=asdict)
 
 # Parsers built on str.splitlines() end a line at these characters; JSON need not escape them.
 _LINE_BREAKS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}
@@ -33,7 +34,7 @@ def rfc3339(moment: datetime, digits: Literal["milliseconds", "microseconds"]) -
 
 def dumps(value: object) -> str:
     """A record in it, which is a dataclass, is written as an object."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=asdict)
+    text = _JSON.encode(value)
     return text if text.isascii() else text.translate(_LINE_BREAKS)
 
 
