@@ -89,6 +89,6 @@ def written(
         same = same[: same.rfind("<")]  # not within a tag
     output = whole[len(same) :].removesuffix(_end_of_turn(name))
     end = _end_of_turn(name).strip()
-    if len(calls) > 1 and end and end in output[: output.rfind(FUNCTION)]:
-        return None  # a turn for each call
+    if (len(calls) > 1 or content) and end and end in output[: output.rfind(FUNCTION)]:
+        return None  # a turn for each call, or one for the words
     return Written(same, output) if FUNCTION in output else None

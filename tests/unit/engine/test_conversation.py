@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from itertools import count, pairwise, product
 from typing import Any
 
 import pytest
 
 from tests.support.chats import SPECIAL, TEMPLATES, calling, result, user
 from worker.engine.text.chat_template import ChatTemplate
-from worker.engine.text.conversation import _one_call_a_turn
+from worker.engine.text.conversation import _one_call_a_turn, _paired
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
@@ -93,6 +95,21 @@ CHATS: dict[str, list[dict[str, Any]]] = {
         user(A), named(calling(call(1), call(2)), LONG, LONGER),
         named(result(1, B), LONG), named(result(2, C), LONGER), said("assistant", D), HI],
 }  # fmt: skip
+CHATS |= {
+    "calls in two messages": [
+        user(A), calling(call(1, B)), calling(call(2, C)), result(1, "x"), result(2, D)],
+    "a result without an id": [user(A), calling(call(1)), named(result(1, B), None)],
+    "no ids in two turns": [
+        user(A),
+        *(named(calling(call(1), call(2)), None, None), named(result(1, "x"), None)),
+        *(named(result(2, B), None), named(calling(call(1), call(2)), None, None)),
+        *(named(result(1, C), None), named(result(2, D), None))],
+    "an id in two turns": [
+        *(user(A), calling(call(1), call(2)), result(1, "x"), result(2, "y")),
+        *(calling(call(2), call(1)), result(2, B), result(1, C))],
+    "two results of one call": [user(A), calling(call(1)), result(1, B), result(1, C)],
+    "a result of no call": [user(A), named(result(1, B), LONG), said("assistant", C), user(D)],
+}  # fmt: skip
 ALSO_WITH_TOOLS = {
     "two systems",
     "a system, a developer",
@@ -102,7 +119,7 @@ ALSO_WITH_TOOLS = {
 
 NO_CALLS = {
     chat: "it writes no calls at all, and transformers leaves it so"
-    for chat in ("two calls", "three calls")
+    for chat in ("two calls", "three calls", "calls in two messages")
 }
 EXCEPT: dict[str, Mapping[str, str]] = dict.fromkeys(
     ("LFM2-8B-A1B", "LFM2.5-Instruct", "ibm-granite-granite-3.3-2B-Instruct"), NO_CALLS
@@ -146,6 +163,114 @@ def test_what_is_said_arrives(name: str) -> None:
                 faults[chat] = found
     assert faults.keys() == EXCEPT.get(name, {}).keys(), faults
 
+
+# --- whatever a tool loop says --------------------------------------------------------------------
+
+STEPS = ("call", "words, call", "words beside a call", "words beside two calls", "thought of")
+OWN_ORDER = {
+    "google-gemma-4-31B-it": "it writes words behind the calls beside which they stand",
+    "google-gemma-4-31B-it-interleaved": "it writes words behind calls and their results",
+    "deepseek-ai-DeepSeek-R1-Distill-Qwen-32B": "it writes words behind calls",
+}
+WORDLESS = {"Mistral-Small-3.2-24B-Instruct-2506", "mistralai-Mistral-Nemo-Instruct-2407"}
+"""They drop the words beside a call and take none before it: the assistant's words and the user's
+must take turns."""
+
+
+def without_words_of_calls(chat: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for message, after in pairwise([*chat, {}]):
+        if "tool_calls" in message:
+            yield {**message, "content": None}
+        elif "tool_calls" not in after or message["role"] != "assistant":
+            yield message
+
+
+def step(kind: str, n: int, words: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """One turn of a tool loop."""
+    calls = [{**call(1), "id": f"call_{n:024}"}]
+    if kind == "words beside two calls":
+        calls.append({**call(1), "id": f"toolu_{n:024}"})
+    if kind == "words, call":
+        yield said("assistant", next(words))
+    thoughts = {"reasoning_content": "Hm."} if kind == "thought of" else {}
+    content = None if kind in ("call", "words, call") else next(words)
+    yield {**calling(*calls, **thoughts), "content": content}
+    for each in calls:
+        yield named(result(1, next(words)), each["id"])
+
+
+def loops() -> Iterator[list[dict[str, Any]]]:
+    for has_system, n_steps, ends in product(
+        (False, True), (1, 2), ("result", "answer", "prefill")
+    ):
+        for kinds in product(STEPS, repeat=n_steps):
+            words = (f"word{n}7" for n in count(10))
+            begin = [said("system", next(words))] if has_system else []
+            chat = [*begin, user(next(words))]
+            for n, kind in enumerate(kinds):
+                chat += step(kind, n, words)
+            if ends != "result":
+                chat.append(said("assistant", next(words)))
+            if ends == "answer":
+                chat.append(user(next(words)))
+            yield chat
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+def test_what_a_tool_loop_says_arrives_once_and_in_order(name: str) -> None:
+    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+    for chat in loops():
+        is_prefill = chat[-1]["role"] == "assistant"
+        prompt = ChatPrompt(
+            tuple(chat),
+            tools=(TOOL,),
+            add_generation_prompt=not is_prefill,
+            continue_final_message=is_prefill,
+        )
+        text = template.read(prompt).text()
+        if name in WORDLESS:
+            chat = [*without_words_of_calls(chat)]
+        words = re.findall(r"word\d\d7", str(chat))
+        arrived = re.findall(r"word\d\d7", text)
+        assert sorted(arrived) == words, (chat, text)
+        if chat[0]["role"] == "system":  # Mistral's writes it before the user's last words
+            arrived.remove(words.pop(0))
+        assert arrived == words or name in OWN_ORDER, (chat, text)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+def test_arguments_that_are_no_json_arrive_or_are_named(name: str) -> None:
+    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+    for written in (f'{{"where": "{A}', f'["{A}"]', f'"{A}"', A):
+        broken = call(2)
+        broken["function"]["arguments"] = written
+        chat = [HI, calling(call(1), broken), result(1, "x"), result(2, "y"), YES, HI]
+        try:
+            text = prompt_of(template, chat, has_tools=True)
+        except InvalidRequest as error:
+            assert str(error).startswith("messages[1].tool_calls[1].function.arguments: ")
+            assert error.details["field"] == "messages[1].tool_calls[1].function.arguments"
+        else:
+            assert A in text or EXCEPT.get(name) is NO_CALLS
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+def test_a_function_may_leave_out_all_but_its_name(name: str) -> None:
+    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+    leaving_out: tuple[dict[str, Any], ...] = (
+        {},
+        {"description": "What it does"},
+        {"parameters": {}},
+        {"parameters": {"type": "object"}},
+        {"description": "What it does", "parameters": {"properties": {}}},
+    )
+    for more in leaving_out:
+        tool = {"type": "function", "function": {"name": A, **more}}
+        text = template.read(ChatPrompt((HI,), tools=(tool,))).text()
+        assert A in text and str(more.get("description", "")) in text
+
+
+# --- pairs of calls and results -------------------------------------------------------------------
 
 MISTRAL = TEMPLATES / "Mistral-Small-3.2-24B-Instruct-2506.jinja"
 
@@ -193,8 +318,70 @@ def test_each_call_of_a_turn_of_its_own_has_its_result(ids: tuple[str | None, st
 
 
 def test_words_before_calls_arrive_where_they_did() -> None:
-    """Beside a call, some templates would drop them."""
+    """Beside a call, this template would drop them."""
     chat = [HI, said("assistant", A), calling(call(1)), result(1, B)]
-    for name in ("Mistral-Small-3.2-24B-Instruct-2506", "meta-llama-Llama-3.1-8B-Instruct"):
+    source = (TEMPLATES / "meta-llama-Llama-3.1-8B-Instruct.jinja").read_text()
+    assert fault(ChatTemplate(source, SPECIAL), chat, has_tools=True) is None
+
+
+@pytest.mark.parametrize(
+    "ids, answered, paired",
+    [
+        ((LONG, LONGER), (LONGER, LONG), [LONGER, LONG]),
+        ((LONG, LONGER), (None, LONG), [LONGER, LONG]),
+        ((LONG, LONGER), ("other", LONGER), [LONG, LONGER]),
+        ((None, None), (None, None), ["call00001", "call00002"]),
+        ((LONG, LONG), (LONG, LONG), [LONG, "call00002"]),
+        ((LONG, None), (None, LONG), ["call00002", LONG]),
+        ((LONG, LONGER), (LONG, LONG), [LONG, LONG]),
+        (("call00001", None), ("call00001", None), ["call00001", "call00002"]),
+    ],
+)
+def test_each_result_has_the_id_and_the_name_of_its_call(
+    ids: tuple[str | None, ...], answered: tuple[str | None, ...], paired: list[str]
+) -> None:
+    calls = named(calling(call(1), call(2)), *ids)
+    results = [named(result(1, A), answered[0]), HI, named(result(1, B), answered[1])]
+    *_, first, _, second = _paired({"messages": [HI, calls, *results]})["messages"]
+    assert [first["tool_call_id"], second["tool_call_id"]] == paired
+    assert first["name"] == second["name"] == "look"
+
+
+def test_a_call_has_an_id_of_its_own_though_another_turn_had_it() -> None:
+    turns = [[calling(call(1)), result(1, text)] for text in (A, B)]
+    chat = _paired({"messages": [HI, *turns[0], *turns[1]]})
+    ids = [each["tool_calls"][0]["id"] for each in chat["messages"][1::2]]
+    assert len(set(ids)) == 2
+    assert [each["tool_call_id"] for each in chat["messages"][2::2]] == ids
+    assert _paired(chat) == chat
+
+
+def test_the_work_on_a_chat_grows_as_the_chat_does() -> None:
+    many = [{**call(1), "id": f"call_{n:030}"} for n in range(256)]
+    strays = [named(result(1, "r"), f"other_{n:030}") for n in range(3800)]
+    words = "x" * 960
+    for name, chat in {
+        "meta-llama-Llama-3.1-8B-Instruct": [HI, calling(*many), *strays],
+        "mistralai-Mistral-Nemo-Instruct-2407": [HI, calling(*many), *strays],
+        "google-gemma-2-2b-it": [user(words)] * 4096,
+        "Qwen3.5-4B": [HI, YES, *[said("system", words)] * 4090],
+        "microsoft-Phi-3.5-mini-instruct": [HI, *[result(1, words)] * 4090],
+    }.items():
         template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
-        assert fault(template, chat, has_tools=True) is None, name
+        began = time.thread_time()
+        template.read(ChatPrompt(tuple(chat), tools=(TOOL,)))
+        assert time.thread_time() - began < 0.4, name
+
+
+def test_a_long_chat_has_more_time_but_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+    template = ChatTemplate("{{ messages }}", SPECIAL)
+
+    def rendered(chat: Any, seconds: float) -> str:
+        given.append(seconds)
+        return ""
+
+    monkeypatch.setattr(template, "rendered", rendered)
+    for n_messages in (1, 1600, 4096):
+        template.read(ChatPrompt((HI,) * n_messages)).text()
+    assert given[0] < 2.1 and 6 < given[1] < given[2] < 20

@@ -33,8 +33,13 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         if template and not is_named:
             what = f"must be {', '.join(ROLES)} or another that the model's chat template names"
             raise refusal(f"{path}[{index}].role", "enum", what)
-    if chat.continues and chat.messages[-1].tool_calls:
-        raise refusal(path, "conflict", "end with a call, which only its result can follow")
+    if chat.continues:
+        last = chat.messages[-1]
+        if last.tool_calls:
+            raise refusal(path, "conflict", "end with a call, which only its result can follow")
+        if last.role not in ("assistant", "user"):
+            what = "must be assistant or user where the answer continues this message"
+            raise refusal(f"{path}[{len(chat.messages) - 1}].role", "enum", what)
     return ChatPrompt(
         messages=tuple(map(_message, chat.messages)),
         tools=tuple(map(_tool, chat.tools)) if chat.tool_choice != "none" else (),
@@ -75,7 +80,8 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    function = {"name": call.name, "arguments": call.arguments}
+    # Clients send nothing for a function without parameters.
+    function = {"name": call.name, "arguments": call.arguments or {}}
     id = {"id": call.id} if call.id is not None else {}
     return {**id, "type": "function", "function": function}
 

@@ -7,14 +7,17 @@ Intake threads.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from msgspec import structs
+
 from worker.engine.text import conversation
 from worker.engine.text.conversation import Chat, Form
-from worker.engine.text.renderer import Refused, renderer
+from worker.engine.text.renderer import OutOfBounds, Refused, renderer
 from worker.errors import InvalidRequest, ModelError
 from worker.llama.model import Model
 from worker.setting_files import read_chat_template
@@ -23,6 +26,8 @@ from worker.wire.work import ChatPrompt
 MAX_SOURCE_CHARS = 100_000
 """Of a template; those of today's models have a tenth of that."""
 MAX_RENDER_SECONDS = 2.0
+_SECONDS_A_MESSAGE = 0.003
+"""More for each: some templates look at all messages at each of them."""
 _PROBE_SECONDS = 0.2
 _END = "\ue002end of the message\ue003 "
 """Follows the message that is to be continued while it is rendered."""
@@ -89,7 +94,7 @@ class ChatTemplate:
                 chat = form(chat)
         except RecursionError as error:
             raise _refused(prompt.field, "the arguments of a call are nested too deeply") from error
-        return Reading(self, chat, prompt.continue_final_message, prompt.field)
+        return Reading(self, chat, prompt)
 
     def rendered(self, chat: Chat, seconds: float) -> str:
         """
@@ -105,9 +110,8 @@ class Reading:
 
     template: ChatTemplate
     chat: Chat
-    continues: bool
-    field: str
-    """The request's field of the messages, for errors."""
+    prompt: ChatPrompt
+    """What it was made of."""
 
     def text(self) -> str:
         """
@@ -115,10 +119,31 @@ class Reading:
             InvalidRequest: the template refuses these messages, or takes too long.
         """
         try:
-            text = self.template.rendered(self.chat, MAX_RENDER_SECONDS)
-            return _before_end(text) if self.continues else text
+            text = self._rendered()
+            return _before_end(text) if self.prompt.continue_final_message else text
+        except OutOfBounds as error:
+            raise _refused(self.prompt.field, str(error)) from error
         except Refused as error:
-            raise _refused(self.field, str(error)) from error
+            raise self._fault(str(error)) from error
+
+    def _rendered(self) -> str:
+        n_messages = len(self.chat["messages"])
+        return self.template.rendered(
+            self.chat, MAX_RENDER_SECONDS + _SECONDS_A_MESSAGE * n_messages
+        )
+
+    def _fault(self, reason: str) -> InvalidRequest:
+        """Names a call's arguments, if the template takes the chat with others."""
+        messages = [dict(each) for each in self.prompt.messages]
+        if broken := conversation.without_broken_arguments({"messages": messages}):
+            place, whole = broken
+            without = structs.replace(self.prompt, messages=tuple(whole["messages"]))
+            with contextlib.suppress(Refused, InvalidRequest):
+                self.template.read(without)._rendered()
+                field = f"{self.prompt.field}{place}"
+                what = "it is no JSON object, and the model's chat template takes nothing else"
+                return InvalidRequest(f"{field}: {what}", field=field)
+        return _refused(self.prompt.field, reason)
 
 
 def _before_end(text: str) -> str:

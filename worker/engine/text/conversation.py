@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -31,10 +32,9 @@ _CALLED = "called5eb1"
 _NO_ROLE = "role5eb1"
 _RESULTS = "tool_responses"
 _SYSTEM = ("system", "developer")
-_TOOL = ("tool", "function")
 _PARAGRAPH = "\n\n"
-_LONG_ID = "call_0123456789abcdef01234567"
-"""As this worker makes them, and most others."""
+_ID = "call_0123456789abcdef0123456"
+"""Of a call, but for the last digit: as this worker makes them, and most others."""
 
 _LISTED = "You may call functions to help with the request. They are, one JSON object a line:\n"
 _HOW = """
@@ -44,6 +44,10 @@ To call one, answer with nothing but
 {"name": "the function's name", "arguments": {its arguments as a JSON object}}
 </tool_call>
 and wait: the result comes in <tool_response></tool_response>. Otherwise answer in words."""
+
+
+def without(given: Mapping[str, Any], left_out: str) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if name != left_out}
 
 
 def as_it_is(chat: Chat) -> Chat:
@@ -60,25 +64,6 @@ def text_of(content: Any) -> str:
     return "\n".join(str(part.get("text") or "") for part in content)
 
 
-def with_media_marked(content: Any, marks: Iterator[str]) -> Any:
-    """A content with media as a text with the next of the marks in each one's place, as llama.cpp's
-    server joins its parts: with a line end between texts, and none beside a medium."""
-    if content is None or isinstance(content, str) or not any(map(is_medium, content)):
-        return content
-    text, is_text_before = "", False
-    for part in content:
-        if is_medium(part):
-            text, is_text_before = text + next(marks), False
-        else:
-            text += "\n" * is_text_before + str(part.get("text") or "")
-            is_text_before = bool(text)
-    return text
-
-
-def is_medium(part: Mapping[str, Any]) -> bool:
-    return part.get("type") in ("image", "audio")
-
-
 def joined(content: Any, text: str, *, between: str = "\n") -> Any:
     """The content with more text behind it; parts stay parts."""
     if content is None or isinstance(content, str):
@@ -87,158 +72,127 @@ def joined(content: Any, text: str, *, between: str = "\n") -> Any:
     return [*others, {**last, "text": joined(last.get("text"), text, between=between)}]
 
 
-def _empty_is_none(chat: Chat) -> Chat:
-    """An empty list is no content: some templates read the first part without a look."""
-
-    def own(message: Message) -> Message:
-        content = message.get("content")
-        is_empty = isinstance(content, list | tuple) and not content
-        return {**message, "content": None} if is_empty else message
-
-    return _each(chat, own)
-
-
-def _as_text(chat: Chat) -> Chat:
-    return _each(chat, lambda m: {**m, "content": text_of(m.get("content"))})
+def _never_none(chat: Chat) -> Chat:
+    """Some templates print what is no content, and read the first part of a list without a look."""
+    return _each(chat, lambda m: {**m, "content": m.get("content") or ""})
 
 
 Which = Callable[[Message], bool]
 """Whether a message is one of those that a template reads alike."""
 
 
-def _parts_joined(which: Which, chat: Chat) -> Chat:
-    """Texts that follow each other as one part: for templates that read the first part alone."""
-
-    def own(message: Message) -> Message:
-        content = message.get("content")
-        if not isinstance(content, list | tuple) or not which(message):
-            return message
-        parts: list[Message] = []
-        for part in content:
-            if parts and part.get("type") == parts[-1].get("type") == "text":
-                parts[-1] = {**parts[-1], "text": text_of([parts[-1], part])}
-            else:
-                parts.append(part)
-        return {**message, "content": parts}
-
-    return _each(chat, own)
+def _as_text(which: Which, chat: Chat) -> Chat:
+    return _each(chat, lambda m: {**m, "content": text_of(m.get("content"))} if which(m) else m)
 
 
-def _parts_as_text(which: Which, chat: Chat) -> Chat:
-    def own(message: Message) -> Message:
-        content = message.get("content")
-        are_parts = isinstance(content, list | tuple) and which(message)
-        return {**message, "content": text_of(content)} if are_parts else message
-
-    return _each(chat, own)
+_all_as_text = partial(_as_text, lambda message: True)
 
 
 def _as_parts(chat: Chat) -> Chat:
     def parts(message: Message) -> Message:
-        content = message.get("content")
+        content = message["content"]
         is_text = isinstance(content, str)
         return {**message, "content": [{"type": "text", "text": content}]} if is_text else message
 
-    return _each(_never_none(chat), parts)
-
-
-def _never_none(chat: Chat) -> Chat:
-    return _each(chat, lambda m: {**m, "content": "" if m.get("content") is None else m["content"]})
+    return _each(chat, parts)
 
 
 # --- messages that follow each other -------------------------------------------------------------
 
 
-def _merged(first: Message, second: Message) -> Message:
-    """Two messages as one: their words as paragraphs, and the calls of the second."""
-    merged = dict(first)
-    if calls := second.get("tool_calls"):
+Follows = Callable[[list[Message], Message], bool]
+"""Whether a message is one with the messages before it."""
+
+
+def _runs(messages: list[Message], follows: Follows) -> Iterator[list[Message]]:
+    run: list[Message] = []
+    for message in messages:
+        if run and not follows(run, message):
+            yield run
+            run = []
+        run.append(message)
+    if run:
+        yield run
+
+
+def _merged(run: list[Message]) -> Message:
+    """Messages as the first of them: their words as paragraphs, and their calls."""
+    if len(run) == 1:
+        return run[0]
+    merged = dict(run[0])
+    if calls := [call for each in run for call in each.get("tool_calls") or ()]:
         merged["tool_calls"] = calls
     for name in ("content", "reasoning_content"):
-        texts = [text for each in (first, second) if (text := text_of(each.get(name)))]
-        if texts:
+        if texts := [text for each in run if (text := text_of(each.get(name)))]:
             merged[name] = _PARAGRAPH.join(texts)
     return merged
 
 
-def _alike(chat: Chat, are_alike: Callable[[Message, Message], bool]) -> Chat:
-    """Each message that is like the one before it, merged with that."""
+def _runs_merged(follows: Follows, chat: Chat) -> Chat:
+    return {**chat, "messages": [*map(_merged, _runs(chat["messages"], follows))]}
+
+
+def _is_of_the_turn(run: list[Message], message: Message) -> bool:
+    """For templates whose roles must alternate."""
+    is_turn = message.get("role") in ("user", "assistant")
+    has_calls = run[-1].get("tool_calls") or message.get("tool_calls")
+    return is_turn and run[-1].get("role") == message["role"] and not has_calls
+
+
+def _calls_after_words(run: list[Message], message: Message) -> bool:
+    are_its = run[-1].get("role") == message.get("role") == "assistant"
+    return are_its and bool(message.get("tool_calls")) and not run[-1].get("tool_calls")
+
+
+def _is_behind_result(run: list[Message], message: Message) -> bool:
+    """A user's words: some templates want an answer before them, and take them in the result."""
+    return run[0].get("role") == "tool" and message.get("role") == "user"
+
+
+_words_with_calls = partial(_runs_merged, _calls_after_words)
+
+
+def _apart_from_calls(chat: Chat) -> Chat:
+    """The assistant's words in a message before that of the calls beside which they stand."""
     messages: list[Message] = []
     for message in chat["messages"]:
-        if messages and are_alike(messages[-1], message):
-            messages[-1] = _merged(messages[-1], message)
-        else:
-            messages.append(message)
+        if message.get("tool_calls") and text_of(message.get("content")):
+            messages.append(_assistant(message["content"]))
+            message = {**message, "content": ""}
+        messages.append(message)
     return {**chat, "messages": messages}
-
-
-def _turns_joined(chat: Chat) -> Chat:
-    """For templates whose roles must alternate."""
-
-    def are_alike(before: Message, message: Message) -> bool:
-        is_turn = message.get("role") in ("user", "assistant")
-        has_calls = before.get("tool_calls") or message.get("tool_calls")
-        return is_turn and before.get("role") == message["role"] and not has_calls
-
-    return _alike(chat, are_alike)
-
-
-def _joined_with_calls(chat: Chat) -> Chat:
-    """The assistant's words and the calls of its next message as one; some templates would drop the
-    words there."""
-
-    def are_alike(before: Message, message: Message) -> bool:
-        are_its = before.get("role") == message.get("role") == "assistant"
-        return are_its and bool(message.get("tool_calls")) and not before.get("tool_calls")
-
-    return _alike(chat, are_alike)
-
-
-def _joined_with_result(chat: Chat) -> Chat:
-    """A user's words behind a result in the result: some templates want an answer before them."""
-
-    def are_alike(before: Message, message: Message) -> bool:
-        return before.get("role") in _TOOL and message.get("role") == "user"
-
-    return _alike(chat, are_alike)
 
 
 # --- the system's words, and tools ---------------------------------------------------------------
 
 
-def _beginning(chat: Chat) -> list[Message]:
-    """The system's messages before all others."""
-    return list(takewhile(lambda m: m.get("role") in _SYSTEM, chat["messages"]))
+def _halves(chat: Chat) -> tuple[list[Message], list[Message]]:
+    """The system's messages before all others, and those."""
+    beginning = list(takewhile(lambda m: m.get("role") in _SYSTEM, chat["messages"]))
+    return beginning, chat["messages"][len(beginning) :]
 
 
-def _one_of_each_role(chat: Chat) -> Chat:
-    """The system's neighbouring messages at the beginning as one; a developer's stay apart."""
-    n = len(_beginning(chat))
-    head = {**chat, "messages": chat["messages"][:n]}
-    head = _alike(head, lambda before, message: before.get("role") == message.get("role"))
-    return {**chat, "messages": [*head["messages"], *chat["messages"][n:]]}
+def _one_beginning(chat: Chat, *, of_each_role: bool = False) -> Chat:
+    """All messages of the system and of a developer at the beginning as one; or those of each."""
 
+    def follows(run: list[Message], message: Message) -> bool:
+        return not of_each_role or run[0].get("role") == message.get("role")
 
-def _one_beginning(chat: Chat) -> Chat:
-    """All messages of the system and of a developer at the beginning as one."""
-    n = len(_beginning(chat))
-    head = _alike({**chat, "messages": chat["messages"][:n]}, lambda before, message: True)
-    return {**chat, "messages": [*head["messages"], *chat["messages"][n:]]}
+    beginning, others = _halves(chat)
+    return {**chat, "messages": [*map(_merged, _runs(beginning, follows)), *others]}
 
 
 def _later_as_user(chat: Chat) -> Chat:
     """What the system says later as the user's words, before those of a turn that follows."""
-    messages = _beginning(chat)
-    is_told = False
-    for message in chat["messages"][len(messages) :]:
-        is_system = message.get("role") in _SYSTEM
-        own = {**message, "role": "user"} if is_system else message
-        if is_told and own.get("role") == "user":
-            messages[-1] = _merged(messages[-1], own)
-        else:
-            messages.append(own)
-        is_told = is_system
-    return {**chat, "messages": messages}
+
+    def follows(run: list[Message], message: Message) -> bool:
+        return run[-1].get("role") in _SYSTEM and message.get("role") in (*_SYSTEM, "user")
+
+    beginning, others = _halves(chat)
+    later: Chat = {"messages": [*map(_merged, _runs(others, follows))]}
+    for role in _SYSTEM:
+        later = _with_role(later, role, "user")
+    return {**chat, "messages": [*beginning, *later["messages"]]}
 
 
 def _into_next(chat: Chat) -> Chat:
@@ -256,18 +210,28 @@ def _with_role(chat: Chat, role: str, other: str) -> Chat:
     return _each(chat, lambda m: {**m, "role": other} if m.get("role") == role else m)
 
 
-def _function_as_tool(chat: Chat) -> Chat:
-    return _each(chat, lambda m: {**m, "role": "tool"} if m.get("role") == "function" else m)
-
-
-def _developer_as_system(chat: Chat) -> Chat:
-    return _with_role(chat, "developer", "system")
+def _into_next_before_others(chat: Chat) -> Chat:
+    """So where the user's words are not the last, for templates that write it before these."""
+    ends_with_user = chat["messages"] and chat["messages"][-1].get("role") == "user"
+    return chat if ends_with_user else _into_next(chat)
 
 
 def _without_none(chat: Chat) -> Chat:
-    if chat.get("tools") is None:
-        return {name: value for name, value in chat.items() if name != "tools"}
-    return chat
+    return without(chat, "tools") if chat.get("tools") is None else chat
+
+
+def _complete(chat: Chat) -> Chat:
+    """Tools with all that a function may leave out."""
+
+    def with_all(given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+        return {**given, **{name: defaults[name] for name in defaults.keys() - given.keys()}}
+
+    def function(given: Mapping[str, Any]) -> dict[str, Any]:
+        schema = with_all(given.get("parameters") or {}, type="object", properties={})
+        return with_all({**given, "parameters": schema}, description="")
+
+    tools = [{**tool, "function": function(tool["function"])} for tool in chat.get("tools") or ()]
+    return {**chat, "tools": tools} if tools else chat
 
 
 def _as_functions(chat: Chat) -> Chat:
@@ -297,31 +261,34 @@ def _in_words(chat: Chat) -> Chat:
 
     Calls in earlier messages, and their results, become text in that form.
     """
-    messages: list[Message] = []
-    answers_before = False
-    for message in chat["messages"]:
-        answers = message.get("role") in _TOOL
-        if answers:
-            text = f"<tool_response>\n{text_of(message.get('content'))}\n</tool_response>"
-            if answers_before:  # the results of parallel calls make one turn
-                messages[-1]["content"] += f"\n{text}"
-            else:
-                messages.append({"role": "user", "content": text})
-        elif calls := message.get("tool_calls"):
-            texts = [text_of(message.get("content")), *map(_call_in_words, calls)]
-            own = {name: value for name, value in message.items() if name != "tool_calls"}
-            messages.append({**own, "content": "\n".join(text for text in texts if text)})
-        elif answers_before and message.get("role") == "user":  # the results are the user's turn
-            messages[-1] = _merged(messages[-1], message)
-        else:
-            messages.append(message)
-        answers_before = answers
+
+    def follows(run: list[Message], message: Message) -> bool:
+        """The results of parallel calls, and the user's words behind them, are one turn."""
+        answers = run[-1].get("role") == "tool"
+        return answers and message.get("role") in ("tool", "user")
+
+    def own(run: list[Message]) -> Message:
+        results = [_result_in_words(each) for each in run if each.get("role") == "tool"]
+        if results:
+            return _merged([_user("\n".join(results)), *run[len(results) :]])
+        (message,) = run
+        if not (calls := message.get("tool_calls")):
+            return message
+        texts = [text_of(message.get("content")), *map(_call_in_words, calls)]
+        content = "\n".join(text for text in texts if text)
+        return {**without(message, "tool_calls"), "content": content}
+
+    messages = [own(run) for run in _runs(chat["messages"], follows)]
     return _listed({**chat, "messages": messages}, _HOW)
+
+
+def _result_in_words(message: Message) -> str:
+    return f"<tool_response>\n{text_of(message.get('content'))}\n</tool_response>"
 
 
 def _call_in_words(call: Mapping[str, Any]) -> str:
     function = call["function"]
-    written = {"name": function["name"], "arguments": _parsed(function.get("arguments")) or {}}
+    written = {"name": function["name"], "arguments": _parsed(function["arguments"])}
     return f"<tool_call>\n{json.dumps(written, ensure_ascii=False)}\n</tool_call>"
 
 
@@ -343,22 +310,14 @@ def _no_number(constant: str) -> float:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _as_objects(chat: Chat) -> Chat:
-    return _with_arguments(chat, _parsed)
+def _written(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
-def _as_json(chat: Chat) -> Chat:
-    def written(arguments: Any) -> Any:
-        is_text = isinstance(arguments, str)
-        return arguments if is_text else json.dumps(arguments, ensure_ascii=False)
-
-    return _with_arguments(chat, written)
-
-
-def _with_arguments(chat: Chat, change: Callable[[Any], Any]) -> Chat:
+def _with_arguments(change: Callable[[Any], Any], chat: Chat) -> Chat:
     def changed(call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
-        arguments = change(function.get("arguments", ""))
+        arguments = change(function.get("arguments", {}))
         return {**call, "function": {**function, "arguments": arguments}}
 
     def own(message: Message) -> Message:
@@ -368,100 +327,117 @@ def _with_arguments(chat: Chat, change: Callable[[Any], Any]) -> Chat:
     return _each(chat, own)
 
 
+_as_objects = partial(_with_arguments, _parsed)
+
+
+def _paired(chat: Chat) -> Chat:
+    """Each call with an id of its own, each result with its call's id and the function's name.
+
+    A result that names no call is that of the first call of the last turn that no result names.
+    """
+    messages: list[Message] = []
+    named = {id for each in chat["messages"] if (id := each.get("tool_call_id"))}
+    functions: dict[str, str] = {}
+    own_ids: dict[str, deque[str]] = {}
+    unnamed: deque[str] = deque()
+    for message in chat["messages"]:
+        if given := message.get("tool_calls"):
+            own_ids |= {call["id"]: deque() for call in given if call.get("id") in named}
+            unnamed = deque()
+            calls: list[dict[str, Any]] = []
+            for call in given:
+                id = call.get("id")
+                own = id if id and id not in functions else f"call{len(functions) + 1:05}"
+                functions[own] = call["function"]["name"]
+                own_ids.get(id, unnamed).append(own)
+                calls.append({**call, "id": own})
+            message = {**message, "tool_calls": calls}
+        elif message.get("role") == "tool":
+            id = message.get("tool_call_id")
+            own = None
+            if ids := own_ids.get(id):
+                own = ids[0]
+                ids.rotate(-1)  # the next one's, if several calls have this id
+            elif unnamed:
+                own = unnamed.popleft()
+            if own is not None:
+                message = {**message, "tool_call_id": own, "name": functions[own]}
+        messages.append(message)
+    return {**chat, "messages": messages}
+
+
+def _strays_as_user(chat: Chat) -> Chat:
+    """Results of no call in words, as the user's."""
+    messages: list[Message] = []
+    ids: set[str] = set()
+    for message in _paired(chat)["messages"]:
+        ids |= {call["id"] for call in message.get("tool_calls") or ()}
+        is_stray = message.get("role") == "tool" and message.get("tool_call_id") not in ids
+        messages.append(_user(_result_in_words(message)) if is_stray else message)
+    return {**chat, "messages": messages}
+
+
 def _one_call_a_turn(chat: Chat) -> Chat:
     """Parallel calls as turns of their own, each with its result behind it."""
-    messages: list[Message] = []
-    calls: list[Any] = []
-    """Those of the turn before, whose results are to come."""
-    results: list[Message] = []
 
-    def close() -> None:
-        ids = [id for call in calls if (id := call.get("id"))]
+    def follows(run: list[Message], message: Message) -> bool:
+        return len(run[0].get("tool_calls") or ()) > 1 and message.get("role") == "tool"
+
+    def turns(run: list[Message]) -> Iterator[Message]:
+        first, *results = run
+        calls = first.get("tool_calls") or ()
+        if len(calls) < 2:
+            yield first
+            return
+        by_id: dict[Any, list[Message]] = {call["id"]: [] for call in calls}
+        others: list[Message] = []
+        for each in results:
+            by_id.get(each.get("tool_call_id"), others).append(each)
         for index, call in enumerate(calls):
-            if index:
-                messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-            id = call.get("id")
-            own = [each for each in results if id and each.get("tool_call_id") == id]
-            own = own[:1] if ids.count(id) > 1 else own
-            nobodys = [each for each in results if each.get("tool_call_id") not in ids]
-            for each in own or nobodys[:1]:
-                results.remove(each)
-                messages.append(each)
-        messages.extend(results)
-        calls.clear()
-        results.clear()
+            own = {"role": "assistant", "content": ""} if index else first
+            yield {**own, "tool_calls": [call]}
+            yield from by_id[call["id"]]
+        yield from others
 
-    for message in chat["messages"]:
-        if calls and message.get("role") in _TOOL:
-            results.append(message)
-            continue
-        close()
-        if len(message.get("tool_calls") or ()) > 1:
-            calls.extend(message["tool_calls"])
-            messages.append({**message, "tool_calls": calls[:1]})
-        else:
-            messages.append(message)
-    close()
-    return {**chat, "messages": messages}
+    runs = _runs(_paired(chat)["messages"], follows)
+    return {**chat, "messages": [message for run in runs for message in turns(run)]}
 
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
 
 
 def _with_short_ids(chat: Chat) -> Chat:
-    """Ids of calls as Mistral has them, of 9 letters and digits; calls without one are numbered."""
-    n_calls = 0
-    open_ids: list[str] = []
+    """Ids of calls as Mistral has them, of 9 letters and digits."""
 
-    def short(id: str) -> str:
-        return id if _SHORT_ID.fullmatch(id) else sha256(id.encode()).hexdigest()[:9]
+    def short(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+        id = given.get(name) or ""
+        is_short = _SHORT_ID.fullmatch(id)
+        return {**given, name: id if is_short else sha256(id.encode()).hexdigest()[:9]}
 
     def own(message: Message) -> Message:
-        nonlocal n_calls
         if calls := message.get("tool_calls"):
-            open_ids.clear()
-            for call in calls:
-                n_calls += 1
-                open_ids.append(short(call.get("id") or f"call{n_calls:05}"))
-            named = [{**call, "id": id} for call, id in zip(calls, open_ids, strict=True)]
-            return {**message, "tool_calls": named}
-        if message.get("role") in _TOOL:
-            given = message.get("tool_call_id")
-            id = short(given) if given else open_ids[0] if open_ids else short("")
-            if id in open_ids:
-                open_ids.remove(id)
-            return {**message, "tool_call_id": id}
-        return message
+            return {**message, "tool_calls": [short(call, "id") for call in calls]}
+        return short(message, "tool_call_id") if message.get("role") == "tool" else message
 
-    return _each(chat, own)
+    return _each(_paired(chat), own)
 
 
 def _with_the_call(chat: Chat) -> Chat:
     """Results, and the answer after them, in the message that made the calls."""
     messages: list[Message] = []
-    open_calls: list[Any] = []
-    for message in chat["messages"]:
-        role = message.get("role")
-        if role == "tool" and messages and messages[-1].get("tool_calls"):
-            by_id = {call.get("id"): call for call in open_calls}
-            call = by_id.get(message.get("tool_call_id")) or (open_calls[:1] or [None])[0]
-            if call in open_calls:
-                open_calls.remove(call)
-            name = call["function"]["name"] if call else message.get("name", "")
-            content = text_of(message.get("content"))
-            messages[-1].setdefault(_RESULTS, [])
-            messages[-1][_RESULTS].append({"name": name, "response": _parsed(content)})
-        elif (
-            role == "assistant"
-            and messages
-            and messages[-1].get(_RESULTS)
-            and not messages[-1].get("content")
-            and not message.get("tool_calls")
-        ):
-            messages[-1]["content"] = message.get("content")
+    callers: dict[Any, Message] = {}
+    for message in map(dict, _paired(chat)["messages"]):
+        last = messages[-1] if messages else {}
+        is_answer = message.get("role") == "assistant" and not message.get("tool_calls")
+        if caller := message.get("role") == "tool" and callers.get(message.get("tool_call_id")):
+            response = _parsed(text_of(message.get("content")))
+            result = {"name": message["name"], "response": response}
+            caller.setdefault(_RESULTS, []).append(result)
+        elif is_answer and last.get(_RESULTS) and not last.get("content"):
+            last["content"] = message.get("content")
         else:
-            messages.append(dict(message))
-            open_calls = list(message.get("tool_calls") or ())
+            messages.append(message)
+            callers |= {call["id"]: message for call in message.get("tool_calls") or ()}
     return {**chat, "messages": messages}
 
 
@@ -500,82 +476,73 @@ def _each(chat: Chat, change: Callable[[Message], Message]) -> Chat:
 # --- which form a template reads -----------------------------------------------------------------
 
 
-def _user(content: Any) -> Message:
-    return {"role": "user", "content": content}
+def _message(role: str, content: Any, **more: Any) -> Message:
+    return {"role": role, "content": content, **more}
 
 
-def _assistant(content: Any) -> Message:
-    return {"role": "assistant", "content": content}
+_system, _developer = partial(_message, "system"), partial(_message, "developer")
+_user, _assistant = partial(_message, "user"), partial(_message, "assistant")
 
 
-def _system(content: Any, role: str = "system") -> Message:
-    return {"role": role, "content": content}
-
-
-def _calling(*arguments: Any, **more: Any) -> Message:
+def _calling(*keys: str, content: Any = "", **more: Any) -> Message:
     calls = [
-        {
-            "id": f"call0000{number}",
-            "type": "function",
-            "function": {"name": "f", "arguments": given},
-        }
-        for number, given in enumerate(arguments, 1)
+        {"id": _ID + id, "type": "function", "function": {"name": "f", "arguments": {"key": key}}}
+        for id, key in zip("12", keys, strict=False)
     ]
-    return {"role": "assistant", "content": "", "tool_calls": calls, **more}
+    return _assistant(content, tool_calls=calls, **more)
 
 
-def _result(content: Any, number: int = 1) -> Message:
-    return {"role": "tool", "tool_call_id": f"call0000{number}", "content": content}
+def _result(content: Any, id: str = "1") -> Message:
+    return _message("tool", content, tool_call_id=_ID + id)
 
 
-def _named(id: str, message: Message) -> Message:
-    """The message with that id of its call."""
+def _without_id(message: Message) -> Message:
     if calls := message.get("tool_calls"):
-        return {**message, "tool_calls": [{**call, "id": id} for call in calls]}
-    return {**message, "tool_call_id": id}
+        return {**message, "tool_calls": [without(call, "id") for call in calls]}
+    return without(message, "tool_call_id")
 
 
 def _tool(name: str = "f") -> dict[str, Any]:
     key = {"type": "string", "description": "A key"}
     parameters = {"type": "object", "properties": {"key": key}, "required": ["key"]}
-    function = {"name": name, "description": "A function", "parameters": parameters}
-    return {"type": "function", "function": function}
+    return _bare(name, description="A function", parameters=parameters)
 
 
-def _chat(*messages: Message, tools: Any = None) -> Chat:
-    return {"messages": list(messages), "tools": tools, "add_generation_prompt": True}
+def _bare(name: str, **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, **more}}
 
 
-def _arrives(prompt: str) -> bool:
-    return _MARK in prompt
+def _chat(*messages: Message, tools: Sequence[Any] = ()) -> Chat:
+    """With a tool, if it has calls or results."""
+    uses_tools = any({"tool_calls", "tool_call_id"} & message.keys() for message in messages)
+    given = tools or ([_tool()] if uses_tools else None)
+    return {"messages": list(messages), "tools": given, "add_generation_prompt": True}
 
 
-def _arrives_alone(prompt: str) -> bool:
-    """Not as Python prints a list of parts."""
-    return _MARK in prompt and f"'{_MARK}'" not in prompt and f'"{_MARK}"' not in prompt
+Arrives = Callable[[str], bool]
+"""Whether a prompt says all that its probe says."""
 
 
-def _arrives_twice(prompt: str) -> bool:
-    return _arrives_alone(prompt) and prompt.count(_MARK) == 2
+def _arrive(*marks: str) -> Arrives:
+    """In this order, and not as Python or JSON prints a list of parts."""
+    printed = re.compile(rf"""["'](text|thinking)["']: ?["']({"|".join(marks)})""")
+
+    def arrive(prompt: str) -> bool:
+        places = [prompt.find(mark) for mark in marks]
+        return places[0] >= 0 and places == sorted(places) and not printed.search(prompt)
+
+    return arrive
+
+
+def _all_arrive(prompt: str) -> bool:
+    """In whichever order the template has for words and the calls beside which they stand."""
+    return all(mark in prompt for mark in (_FIRST, _MARK, _SECOND))
 
 
 def _arrives_as_json(prompt: str) -> bool:
     """Not as Python prints an object, nor as text that was quoted once more."""
     printed = repr({"key": _MARK})
     return _MARK in prompt and printed not in prompt and f'\\"{_MARK}\\"' not in prompt
-
-
-def _both_arrive(prompt: str) -> bool:
-    return 0 <= prompt.find(_FIRST) < prompt.find(_SECOND)
-
-
-def _all_arrive(prompt: str) -> bool:
-    return 0 <= prompt.find(_FIRST) < prompt.find(_MARK) < prompt.find(_SECOND)
-
-
-def _both_arrive_as_text(prompt: str) -> bool:
-    """Not as Python or JSON prints a list of parts."""
-    return _both_arrive(prompt) and not re.search(rf"""["']text["']: ?["']{_FIRST}""", prompt)
 
 
 def _tells_tools(prompt: str) -> bool:
@@ -589,150 +556,132 @@ class _Matter:
 
     probe: Chat
     forms: tuple[Form, ...]
-    """The last one is taken if the mark arrives in none."""
-    arrives: Callable[[str], bool] = _arrives
+    """The last one is taken if the marks arrive in none."""
+    arrives: Arrives = _arrive(_MARK)
     role: str = ""
     """The first form has this role, and is none for a template that does not know it."""
 
 
-_PART = {"type": "text", "text": _MARK}
-_TWO_PARTS = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
-
-
-def _matter_of_parts(which: Which, *messages: Message, tools: Any = None) -> _Matter:
+def _matter_of_parts(role: str, *messages: Message, is_calling: bool = False) -> _Matter:
     """Whether two parts of one message arrive: a template may read each role in its own way."""
-    forms = (as_it_is, partial(_parts_joined, which), partial(_parts_as_text, which), as_it_is)
-    return _Matter(_chat(*messages, tools=tools), forms, _both_arrive_as_text)
+
+    def which(message: Message) -> bool:
+        return message.get("role") == role and bool(message.get("tool_calls")) is is_calling
+
+    forms = (as_it_is, partial(_as_text, which), as_it_is)
+    return _Matter(_chat(*messages), forms, _arrive(_FIRST, _SECOND))
 
 
-def _is(*roles: str, calling: bool = False) -> Which:
-    return lambda message: (
-        message.get("role") in roles and bool(message.get("tool_calls")) is calling
-    )
-
+_TWO_PARTS = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
 
 _MATTERS = (
     _Matter(_chat(_user(_MARK)), (as_it_is, _without_none, as_it_is)),
     _Matter(
-        _chat(_system(_MARK, "developer"), _user("x")),
-        (as_it_is, _developer_as_system),
+        _chat(_user("x"), tools=[_bare(_FIRST), _bare(_SECOND, parameters={})]),
+        (as_it_is, _complete, as_it_is),
+        _arrive(_FIRST, _SECOND),
+    ),
+    _Matter(
+        _chat(_developer(_MARK), _user("x")),
+        (as_it_is, partial(_with_role, role="developer", other="system")),
         role="developer",
     ),
     _Matter(
-        _chat(_system(_FIRST), _system(_MARK), _system(_SECOND, "developer"), _user("x")),
-        (as_it_is, _one_of_each_role, _one_beginning),
-        _all_arrive,
-    ),
-    _Matter(
-        _chat(_user("x"), _calling({"key": _MARK}), _result("y"), tools=[_tool()]),
-        (_as_objects, _as_json, _as_objects),
-        _arrives_as_json,
+        _chat(_system(_FIRST), _system(_MARK), _developer(_SECOND), _user("x")),
+        (as_it_is, partial(_one_beginning, of_each_role=True), _one_beginning),
+        _arrive(_FIRST, _MARK, _SECOND),
     ),
     _Matter(
         _chat(
-            *(_user("x"), _calling({"key": "z"}), {**_result(_MARK), "role": "function"}),
-            tools=[_tool()],
+            *(_user("x"), _calling("y"), _result(_FIRST)),
+            *(_calling("s", "t"), *map(_without_id, (_result("u"), _result("v")))),
+            *map(_without_id, (_calling("w", "z"), _result(_MARK), _result(_SECOND))),
         ),
-        (as_it_is, _function_as_tool),
-        role="function",
+        (as_it_is, _paired, _with_short_ids, as_it_is),
+        _arrive(_FIRST, _MARK, _SECOND),
     ),
     _Matter(
-        _chat(_user("x"), _calling({"key": _CALLED}), _result("y"), tools=[_tool(_MARK)]),
+        _chat(_user("x"), _calling(_MARK), _result("y")),
+        (_as_objects, partial(_with_arguments, _written), _as_objects),
+        _arrives_as_json,
+    ),
+    _Matter(
+        _chat(_user("x"), _calling(_CALLED), _result("y"), tools=[_tool(_MARK)]),
         (as_it_is, _as_functions, _listed, _in_words),
         _tells_tools,
     ),
     _Matter(
-        _chat(
-            _user("x"),
-            _calling({"key": _FIRST}, {"key": _SECOND}),
-            _result("y", 1),
-            _result("z", 2),
-            tools=[_tool()],
-        ),
-        (as_it_is, _one_call_a_turn, as_it_is),
-        _both_arrive,
+        _chat(_user("x"), _result(_MARK), _assistant("y"), _user("z")),
+        (as_it_is, _strays_as_user, as_it_is),
     ),
     _Matter(
-        _chat(
-            _user("x"),
-            _named(_LONG_ID, _calling({"key": "z"})),
-            _named(_LONG_ID, _result(_MARK)),
-            tools=[_tool()],
-        ),
-        (as_it_is, _with_short_ids, as_it_is),
+        _chat(_user("x"), _calling(_FIRST, _SECOND), _result("y"), _result("z", "2")),
+        (as_it_is, _one_call_a_turn, as_it_is),
+        _arrive(_FIRST, _SECOND),
     ),
     _Matter(_chat(_system(_MARK), _user("x")), (as_it_is, _into_next)),
     _Matter(
+        _chat(_system(_FIRST), _user("x"), _calling("z"), _result(_SECOND)),
+        (as_it_is, _into_next_before_others, as_it_is),
+        _arrive(_FIRST, _SECOND),
+    ),
+    _Matter(
         _chat(
             *(_user("w"), _assistant("x"), _system(_FIRST), _user("y")),
-            *(_assistant("z"), _system(_SECOND, "developer"), _user("x")),
+            *(_assistant("z"), _developer(_SECOND), _user("x")),
         ),
         (as_it_is, _later_as_user, as_it_is),
-        _both_arrive,
+        _arrive(_FIRST, _SECOND),
     ),
     _Matter(
         _chat(_user("x"), _user(_FIRST), _assistant("y"), _assistant(_SECOND), _user("z")),
-        (as_it_is, _turns_joined, as_it_is),
-        _both_arrive,
+        (as_it_is, partial(_runs_merged, _is_of_the_turn), as_it_is),
+        _arrive(_FIRST, _SECOND),
     ),
     _Matter(
         _chat(
-            *(_user("x"), _assistant(_FIRST), _calling({"key": _SECOND}), _result("y")),
-            *(_assistant("z"), _user("w")),
-            tools=[_tool()],
+            *(_user("x"), _calling(_MARK, content=_FIRST, reasoning_content="r"), _result("y")),
+            *(_assistant("z"), _user("w"), _assistant(_SECOND), _calling("v"), _result("u")),
+            *(_assistant("t"), _user("s")),
         ),
-        (as_it_is, _joined_with_calls, as_it_is),
-        _both_arrive,
+        (as_it_is, _words_with_calls, _apart_from_calls, _words_with_calls),
+        _all_arrive,
     ),
     _Matter(
-        _chat(_user("x"), _calling({"key": "z"}), _result(_MARK), tools=[_tool()]),
+        _chat(_user("x"), _calling("z"), _result(_MARK)),
         (as_it_is, _with_the_call, as_it_is),
         role="tool",
     ),
     _Matter(
-        _chat(
-            *(_system(_FIRST), _user("x"), _calling({"key": "z"}), _result(_MARK), _user(_SECOND)),
-            tools=[_tool()],
-        ),
-        (as_it_is, _joined_with_result, as_it_is),
-        _all_arrive,
+        _chat(_system(_FIRST), _user("x"), _calling("z"), _result(_MARK), _user(_SECOND)),
+        (as_it_is, partial(_runs_merged, _is_behind_result), as_it_is),
+        _arrive(_FIRST, _MARK, _SECOND),
     ),
     _Matter(
-        _chat(
-            _user("x"),
-            _calling({"key": "z"}, reasoning_content=_MARK),
-            _result("y"),
-            tools=[_tool()],
-        ),
+        _chat(_user("x"), _calling("z", reasoning_content=_MARK), _result("y")),
         (_under_each_name, _as_thinking_part, _under_each_name),
-        _arrives_alone,
     ),
     _Matter(
-        _chat(_user(_MARK), _assistant("x"), _user([_PART])),
-        (_never_none, _as_text, _as_parts, _as_text),
-        _arrives_twice,
+        _chat(_user(_FIRST), _assistant("x"), _user(_TWO_PARTS[1:])),
+        (as_it_is, _all_as_text, _as_parts, _all_as_text),
+        _arrive(_FIRST, _SECOND),
     ),
-    _matter_of_parts(_is("system"), _system(_TWO_PARTS), _user("x")),
-    _matter_of_parts(_is("developer"), _system(_TWO_PARTS, "developer"), _user("x")),
-    _matter_of_parts(_is("user"), _user(_TWO_PARTS)),
-    _matter_of_parts(_is("assistant"), _user("x"), _assistant(_TWO_PARTS), _user("y")),
+    _matter_of_parts("system", _system(_TWO_PARTS), _user("x")),
+    _matter_of_parts("developer", _developer(_TWO_PARTS), _user("x")),
+    _matter_of_parts("user", _user(_TWO_PARTS)),
+    _matter_of_parts("assistant", _user("x"), _assistant(_TWO_PARTS), _user("y")),
     _matter_of_parts(
-        _is("assistant", calling=True),
-        *(_user("x"), _calling({"key": "z"}, content=_TWO_PARTS), _result("y")),
-        tools=[_tool()],
+        *("assistant", _user("x"), _calling("z", content=_TWO_PARTS), _result("y")),
+        is_calling=True,
     ),
-    _matter_of_parts(
-        _is(*_TOOL),
-        *(_user("x"), _calling({"key": "z"}), _result(_TWO_PARTS)),
-        tools=[_tool()],
-    ),
+    _matter_of_parts("tool", _user("x"), _calling("z"), _result(_TWO_PARTS)),
 )
 """In the order in which the forms are taken on."""
 
 
 def forms_of(render: Render) -> tuple[Form, ...]:
     """The forms in which a template reads a chat; they are applied in order."""
-    found: list[Form] = [_empty_is_none]
+    found: list[Form] = [_never_none, partial(_with_role, role="function", other="tool")]
 
     def rendered(chat: Chat, last: Form) -> str:
         for form in (*found, last):
@@ -750,6 +699,24 @@ def forms_of(render: Render) -> tuple[Form, ...]:
                 break
         found.append(form)
     return tuple(found)
+
+
+def without_broken_arguments(chat: Chat) -> tuple[str, Chat] | None:
+    """The place of the first call whose arguments are no JSON object, and the chat with none in
+    place of such, which tells whether a template refuses it for that; if there is one."""
+
+    def is_object(arguments: Any) -> bool:
+        return isinstance(_parsed(arguments), Mapping)
+
+    broken = (
+        f"[{i}].tool_calls[{j}].function.arguments"
+        for i, message in enumerate(chat["messages"])
+        for j, call in enumerate(message.get("tool_calls") or ())
+        if not is_object(call["function"].get("arguments", {}))
+    )
+    if (place := next(broken, None)) is None:
+        return None
+    return place, _with_arguments(lambda given: given if is_object(given) else {}, chat)
 
 
 def tells_tools_in_words(forms: tuple[Form, ...]) -> bool:

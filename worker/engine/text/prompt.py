@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 import secrets
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count, repeat
+from typing import Any
 
 from msgspec import structs
 
 from worker.engine.media.reader import MediaReader
 from worker.engine.media.span import PromptTokens
-from worker.engine.text import conversation
 from worker.engine.text.chat_template import ChatTemplate, Reading
 from worker.engine.text.spellings import Spellings
 from worker.engine.tokens import common_length
@@ -331,7 +331,7 @@ class PromptBuilder:
             messages = (
                 {
                     **message,
-                    "content": conversation.with_media_marked(message.get("content"), marks),
+                    "content": _with_media_marked(message.get("content"), marks),
                 }
                 for message in prompt.messages
             )
@@ -357,6 +357,25 @@ class PromptBuilder:
                     f"(0..{self._vocabulary.n_vocab - 1})",
                     field=field,
                 )
+
+
+def _with_media_marked(content: Any, marks: Iterator[str]) -> Any:
+    """A content with media as a text with the next of the marks in each one's place, as llama.cpp's
+    server joins its parts: with a line end between texts, and none beside a medium."""
+    if content is None or isinstance(content, str) or not any(map(_is_medium, content)):
+        return content
+    text, is_text_before = "", False
+    for part in content:
+        if _is_medium(part):
+            text, is_text_before = text + next(marks), False
+        else:
+            text += "\n" * is_text_before + str(part.get("text") or "")
+            is_text_before = bool(text)
+    return text
+
+
+def _is_medium(part: Mapping[str, Any]) -> bool:
+    return part.get("type") in ("image", "audio")
 
 
 def _check_characters(text: str, field: str) -> None:

@@ -17,6 +17,10 @@ class Refused(Exception):
     """`str` is a clause that says why."""
 
 
+class OutOfBounds(Refused):
+    """It takes too much time or memory."""
+
+
 class Renderer(BoundedProgram):
     def __init__(self) -> None:
         super().__init__("worker.engine.text.sandbox")
@@ -46,7 +50,7 @@ class Renderer(BoundedProgram):
         except Ended as error:
             late = error.why == "time"
             why = "it did not end within its time" if late else "it needs too much memory"
-            raise Refused(why) from None
+            raise OutOfBounds(why) from None
         if reason is not None:
             raise Refused(reason)
         return str(text)

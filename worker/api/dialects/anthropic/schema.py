@@ -186,7 +186,7 @@ def _turn(role: str, turn: Iterable[tuple[str, TurnMessage]]) -> Iterator[Messag
     """Neighbouring messages of one role as one, as Anthropic has it; its tool results come first.
 
     The system's stay apart, as they do in other dialects, and so do words before calls: some
-    templates drop what stands beside a call.
+    templates write what stands beside a call behind it.
     """
     others: list[Message] = []
     for path, message in turn:
