@@ -6,7 +6,7 @@ OpenAI's own names, with those of llama.cpp and vLLM beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, TypedDict, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -32,6 +32,7 @@ from worker.api.chat.request import (
     Reasoning,
 )
 from worker.api.chat.sampling import MAX_TOKEN_ID, SamplingFields
+from worker.api.http.adapters import Asked
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
 from worker.wire.adapters import MOST_SCALE
@@ -217,6 +218,45 @@ class ReasoningFields(OpenBody):
         return Reasoning(budget=self.reasoning_budget, message=self.reasoning_budget_message)
 
 
+class Own(TypedDict):
+    """What `OwnFields` say, as `Generate` has it."""
+
+    adapters: Asked | None
+    salt: str | None
+    deterministic: bool
+
+
+class OwnFields(OpenBody):
+    """What is told of a request in every dialect: its adapters, and what may be reused for it."""
+
+    lora: Many[AdapterFields] | None = Field(
+        None,
+        max_length=MAX_ADAPTERS,
+        description="the adapters that are applied, and no other; without it, those of model",
+    )
+    user: str | None = Field(None, description="prompt prefixes are reused only for the same user")
+    prompt_cache_key: str | None = Field(
+        None, description="prompt prefixes are reused only under the same key"
+    )
+    cache_salt: str | None = Field(
+        None, description="prompt prefixes are reused only under the same salt"
+    )
+    cache_prompt: Flag = Field(True, description="false: nothing is reused")
+    deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
+
+    def own(self, id: str) -> Own:
+        """`id`: the request's own."""
+        names = ("prompt_cache_key", "user", "cache_salt")
+        salts = [f"{name}={value}" for name in names if (value := getattr(self, name))]
+        if not self.cache_prompt:
+            salts.append(f"id={id}")
+        return {
+            "adapters": None if self.lora is None else tuple((a.id, a.scale) for a in self.lora),
+            "salt": " ".join(salts) or None,
+            "deterministic": self.deterministic,
+        }
+
+
 class StructuredOutputs(OpenBody):
     """vLLM's `structured_outputs`."""
 
@@ -227,7 +267,7 @@ class StructuredOutputs(OpenBody):
     json_object: Flag = False
 
 
-class GenerationFields(SamplingFields, ReasoningFields):
+class GenerationFields(SamplingFields, ReasoningFields, OwnFields):
     """The fields of chats and plain completions."""
 
     format_fields: ClassVar[frozenset[str]] = frozenset(
@@ -255,18 +295,6 @@ class GenerationFields(SamplingFields, ReasoningFields):
     stop: Stops | None = Field(None, validation_alias=AliasChoices("stop", "stopping_strings"))
     stream: Flag = False
     stream_options: StreamOptions = StreamOptions()
-    lora: Many[AdapterFields] | None = Field(
-        None,
-        max_length=MAX_ADAPTERS,
-        description="the adapters that are applied, and no other; without it, those of model",
-    )
-    user: str | None = Field(None, description="prompt prefixes are reused only for the same user")
-    prompt_cache_key: str | None = Field(
-        None, description="prompt prefixes are reused only under the same key"
-    )
-    cache_salt: str | None = Field(
-        None, description="prompt prefixes are reused only under the same salt"
-    )
     n_indent: Integer = Field(
         0,
         ge=-1,
@@ -279,8 +307,6 @@ class GenerationFields(SamplingFields, ReasoningFields):
         le=2**31 - 1,
         description="the end of a line ends the answer so long after its first text; 0 = never",
     )
-    cache_prompt: Flag = Field(True, description="false: nothing is reused")
-    deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
     timings_per_token: Flag = Field(False, description="timings in every chunk of a stream")
     return_progress: Flag = Field(
         False, description="chunks with prompt_progress while the prompt of a stream is computed"
@@ -311,10 +337,6 @@ class GenerationFields(SamplingFields, ReasoningFields):
     ) -> Generate:
         """The request of these fields; `max_tokens` is the default of an absent one."""
         limit = max_tokens if self.max_tokens is None else self.max_tokens
-        names = ("prompt_cache_key", "user", "cache_salt")
-        salts = [f"{name}={value}" for name in names if (value := getattr(self, name))]
-        if not self.cache_prompt:
-            salts.append(f"id={id}")
         return Generate(
             id=id,
             input=input,
@@ -330,9 +352,7 @@ class GenerationFields(SamplingFields, ReasoningFields):
             echo=echo,
             streams=self.stream,
             reports_progress=self.return_progress and self.stream,
-            adapters=None if self.lora is None else tuple((a.id, a.scale) for a in self.lora),
-            salt=" ".join(salts) or None,
-            deterministic=self.deterministic,
+            **self.own(id),
         )
 
     @property

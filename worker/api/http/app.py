@@ -108,7 +108,8 @@ class Surface:
 
         try:
             if scope["method"] == "OPTIONS" and (allowed := gate.preflight(head)):
-                await send({"type": "http.response.start", "status": 204, "headers": allowed})
+                status = 204
+                await send({"type": "http.response.start", "status": status, "headers": allowed})
                 await send({"type": "http.response.body"})
                 return
             try:

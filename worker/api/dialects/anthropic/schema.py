@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
-from worker.api.chat.fields import MAX_STOPS, TextOrMany, needed_by
+from worker.api.chat.fields import MAX_STOPS, OwnFields, TextOrMany, needed_by
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import (
     Chat,
@@ -118,7 +118,7 @@ class PromptBody(OpenBody):
         return Reasoning(asked.budget_tokens, effort=effort, enabled=asked.type != "disabled")
 
 
-class MessagesBody(PromptBody, SamplingFields):
+class MessagesBody(PromptBody, SamplingFields, OwnFields):
     """`POST /v1/messages`."""
 
     max_tokens: Integer = Field(ge=1)
@@ -132,8 +132,9 @@ def read(body: MessagesBody, state: AppState) -> Generate:
         InvalidRequest: the messages and their tool results are too many.
     """
     form = body.output_config.format
+    id = f"msg_{uuid.uuid4().hex}"
     return Generate(
-        id=f"msg_{uuid.uuid4().hex}",
+        id=id,
         input=chat_of(body),
         sampling=body.sampling(state),
         model=body.model,
@@ -141,6 +142,7 @@ def read(body: MessagesBody, state: AppState) -> Generate:
         format=JsonSchema(form.schema_, "output_config.format.schema") if form else None,
         stop=tuple(stop for stop in body.stop_sequences if stop),
         streams=body.stream,
+        **body.own(id),
     )
 
 

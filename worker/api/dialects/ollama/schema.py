@@ -23,6 +23,7 @@ from worker.api.chat.fields import (
     MAX_TOP_LOGPROBS,
     ByKind,
     Many,
+    OwnFields,
     Stops,
     refused,
     stops_of,
@@ -31,7 +32,7 @@ from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
 from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, Reasoning
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
 from worker.api.dialects.ollama.naming import now, served, tagged
-from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
+from worker.api.http.body import Flag, Integer, JsonObject
 from worker.api.http.encoding import json_response
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
@@ -93,7 +94,7 @@ def _pictures(images: tuple[str, ...], path: str) -> tuple[Part, ...]:
     )
 
 
-class GenerationBody(OpenBody):
+class GenerationBody(OwnFields):
     """What `/api/chat` and `/api/generate` have in common."""
 
     model: str = Field(max_length=1024)
@@ -114,8 +115,9 @@ class GenerationBody(OpenBody):
 
     def generate(self, input: Chat | tuple[Prompt, ...], state: AppState) -> Generate:
         options, limit = self.options, self.options.num_predict
+        id = f"ollama-{uuid.uuid4().hex}"
         return Generate(
-            id=f"ollama-{uuid.uuid4().hex}",
+            id=id,
             input=input,
             sampling=options.sampling(state, self.top_logprobs if self.logprobs else None),
             model=served(self.model, state),
@@ -123,6 +125,7 @@ class GenerationBody(OpenBody):
             format=self._format,
             stop=stops_of(options.stop),
             streams=self.stream,
+            **self.own(id),
         )
 
     @property

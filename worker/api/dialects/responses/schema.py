@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Tag
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, ContentFields, content_of
-from worker.api.chat.fields import ANY_OBJECT, ByKind, Text, needed_by
+from worker.api.chat.fields import ANY_OBJECT, ByKind, OwnFields, Text, needed_by
 from worker.api.chat.prompt import text_of
 from worker.api.chat.request import (
     Chat,
@@ -103,7 +103,7 @@ class NamedChoice(OpenBody):
 ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
 
 
-class ResponsesBody(SamplingFields):
+class ResponsesBody(SamplingFields, OwnFields):
     """`POST /v1/responses`."""
 
     input: Annotated[Text | Items, ByKind]
@@ -117,8 +117,6 @@ class ResponsesBody(SamplingFields):
     text: TextOptions = TextOptions()
     reasoning: Effort = Effort()
     previous_response_id: str | None = None
-    user: str | None = None
-    prompt_cache_key: str | None = None
 
 
 def read(body: ResponsesBody, state: AppState) -> Generate:
@@ -126,18 +124,18 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
     Raises:
         InvalidRequest: the body leaves something to what was stored, which is nothing.
     """
-    salts = {"prompt_cache_key": body.prompt_cache_key, "user": body.user}
+    id = f"resp_{uuid.uuid4().hex}"
     return Generate(
-        id=f"resp_{uuid.uuid4().hex}",
+        id=id,
         input=chat_of(body),
         sampling=body.sampling(state),
         model=body.model,
         max_tokens=body.max_output_tokens,
         format=_format_of(body.text.format),
         streams=body.stream,
-        salt=" ".join(f"{name}={value}" for name, value in salts.items() if value) or None,
         # Tools that OpenAI itself would run; this worker has none.
         ignored=tuple(f"tools.{tool.type}" for tool in body.tools if tool.type != "function"),
+        **body.own(id),
     )
 
 

@@ -1,0 +1,46 @@
+"""What is told of a request in every dialect: its adapters, and what may be reused for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.worker import WorkerProcess
+
+TEXT = "Once upon a time there was a fox who lived in the wood and ate what it found there. " * 4
+CHAT = {"messages": [{"role": "user", "content": TEXT}], "model": "tiny-model"}
+DIALECTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": CHAT | {"max_tokens": 1},
+    "/v1/completions": {"prompt": TEXT, "max_tokens": 1},
+    "/v1/responses": {"input": TEXT, "max_output_tokens": 1},
+    "/v1/messages": CHAT | {"max_tokens": 1},
+    "/api/chat": CHAT | {"stream": False, "options": {"num_predict": 1}},
+    "/api/generate": {
+        **{"model": "tiny-model", "prompt": TEXT, "raw": True, "stream": False},
+        "options": {"num_predict": 1},
+    },
+    "/completion": {"prompt": TEXT, "n_predict": 1},
+    "/v1/inference": {"prompt": TEXT, "max_tokens": 1},
+}
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_what_is_reused_is_said_by_the_request(worker: WorkerProcess, path: str) -> None:
+    def n_cached(**fields: Any) -> int:
+        answer = worker.post(path, DIALECTS[path] | fields)
+        assert answer.status_code == 200, answer.text
+        assert "x-ignored-fields" not in answer.headers, answer.headers["x-ignored-fields"]
+        return int(worker.logs("request.ended")[-1]["cached_tokens"])
+
+    salts = [f"{path} {name}" for name in "ab"]
+    assert n_cached(cache_salt=salts[0]) == 0
+    assert n_cached(cache_salt=salts[1]) == 0, "another's"
+    assert n_cached(cache_salt=salts[0]) > 20
+    assert n_cached(cache_salt=salts[0], deterministic=True) == 0
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+def test_an_adapter_that_is_not_there_is_named(worker: WorkerProcess, path: str) -> None:
+    answer = worker.post(path, DIALECTS[path] | {"lora": [{"id": 3, "scale": 1}]})
+    assert answer.status_code == 400 and "lora[0].id" in answer.text
