@@ -21,9 +21,9 @@ Each setting is a flag, a variable and a key of the TOML file that `--config` na
 Flags win over variables, variables over the file. An unknown key, or a value out of range, stops
 the start with a sentence that names it. `MODEL_PATH`, `BIND_ADDR` and `CUDA_DEVICE` are read too.
 
-A switch, whose default is `on` or `off`, is given as `--page` or `--no-page`, `LLORCH_PAGE=off`, `page = false`.
-Where values are listed, one of them is given: `--blas on`. What may be repeated is a list in the file:
-`lora = ["sql=sql.gguf", "law=./folder:0.8"]`. Tokens are variables alone.
+A switch, whose default is `on` or `off`, is given as `--page` or `--no-page`, `LLORCH_PAGE=off` or
+`page = false`. Where values are listed, one of them is given: `--blas on`. What may be repeated is
+a list in the file: `lora = ["sql=sql.gguf", "law=./folder:0.8"]`. Tokens are variables alone.
 
 `.venv/bin/python -m tools.settings_page` writes this page; a test compares it.
 """

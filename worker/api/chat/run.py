@@ -77,9 +77,11 @@ async def respond(
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
-    prompts = await with_media((each.prompt for each in inference.requests), state)
-    pairs = zip(inference.requests, prompts, strict=True)
-    requests = [structs.replace(each, prompt=prompt) for each, prompt in pairs]
+    requests = list(inference.requests)
+    if any([getattr(each.prompt, "media", ()) for each in requests]):
+        prompts = await with_media((each.prompt for each in requests), state)
+        pairs = zip(requests, prompts, strict=True)
+        requests = [structs.replace(each, prompt=prompt) for each, prompt in pairs]
     echoes = await _echoes(request, state, asked, requests) if asked.echo else [""] * len(requests)
     scores_echo = asked.echo and asked.sampling.logprobs is not None
     is_sse = answer_of.media_type.startswith(SSE)
