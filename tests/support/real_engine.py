@@ -205,7 +205,6 @@ class RealEngine:
         return last
 
     def close(self) -> None:
-        self.backend.close()
         self.context.close()
         if self.head is not None:
             self.head.close()

@@ -132,7 +132,6 @@ def profiled(
     outbox.flush()  # a sender that loses its reader ends the process
     own.shutdown(socket.SHUT_WR)  # inside the walls no other process may be signalled
     reader.join()
-    backend.close()
     context.close()
     model.close()
     return profile

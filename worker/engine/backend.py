@@ -222,6 +222,3 @@ class LlamaBackend:
         if not piece and shown and (text := self._model.token_text(token)) in shown:
             return text.encode()
         return piece
-
-    def close(self) -> None:
-        self._batch.close()

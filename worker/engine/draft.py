@@ -97,6 +97,3 @@ class DraftModel:
     def _cut(self, length: int) -> None:
         self._context.truncate(0, length)
         del self._tokens[length:]
-
-    def close(self) -> None:
-        self._batch.close()

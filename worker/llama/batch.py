@@ -21,25 +21,25 @@ class Batch:
     """Up to `capacity` rows, each one token or embedding of one sequence."""
 
     def __init__(self, capacity: int) -> None:
-        self._flat = library.load()
-        self._tokens = self.native = self._flat.llama_batch_init(capacity, 0, 1)
         self.capacity = capacity
         self._positions = np.empty((1, 0), np.int32)
         """Of embeddings."""
         self.at_once = False
         """Whether all rows see each other, also those before the ones after them."""
-        self._token = _view(self.native.token, capacity, "i")
-        self._pos = _view(self.native.pos, capacity, "i")
-        self._logits = _view(self.native.logits, capacity, "B")
-        # `seq_id` is an array of pointers to each row's list of sequences. All of them are set
-        # once, to the elements of one array.
-        self._seq = array("i", [0]) * capacity
-        address, _ = self._seq.buffer_info()
-        self._pointers = ctypes.cast(self.native.seq_id, ctypes.POINTER(ctypes.c_void_p))
-        self._own_pointers = self._pointers[:capacity]
-        for row in range(capacity):
-            self._pointers[row] = address + row * self._seq.itemsize
-        _view(self.native.n_seq_id, capacity, "i")[:] = array("i", [1]) * capacity
+        token, pos, seq, n_seq = ((ctypes.c_int32 * capacity)() for _ in range(4))
+        logits = (ctypes.c_int8 * capacity)()
+        self._token, self._pos, self._seq = (_view(each, "i") for each in (token, pos, seq))
+        self._logits = _view(logits, "B")
+        _view(n_seq, "i")[:] = array("i", [1]) * capacity
+        # `seq_id` is an array of pointers to each row's list of sequences, which is one element.
+        self._lists = np.arange(capacity, dtype=np.uintp) * 4 + ctypes.addressof(seq)
+        self._tokens = self.native = library.load().llama_batch(
+            token=token,
+            pos=pos,
+            n_seq_id=n_seq,
+            seq_id=self._lists.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(ctypes.c_int32))),
+            logits=logits,
+        )
 
     def set_embeddings(
         self,
@@ -123,15 +123,7 @@ class Batch:
         """Request an output at every row, as pooled embeddings and comparisons need it."""
         self._logits[: self.n_rows] = b"\1" * self.n_rows
 
-    def close(self) -> None:
-        # `llama_batch_free` must free what `llama_batch_init` allocated, not this object's array.
-        for row, pointer in enumerate(self._own_pointers):
-            self._pointers[row] = pointer
-        self._flat.llama_batch_free(self._tokens)
 
-
-def _view(pointer: Any, n: int, code: Literal["i", "B"]) -> memoryview[int]:
-    """A native array of `n` elements of the `array` type `code`."""
-    block = ctypes.c_char * (n * array(code).itemsize)
-    data = ctypes.cast(pointer, ctypes.POINTER(block)).contents
-    return memoryview(data).cast("B").cast(code)
+def _view(block: Any, code: Literal["i", "B"]) -> memoryview[int]:
+    """A native array's elements, of the `array` type `code`."""
+    return memoryview(block).cast("B").cast(code)

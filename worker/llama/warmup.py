@@ -67,7 +67,6 @@ def _output(model: Model, context: Context) -> npt.NDArray[np.float32]:
         return context.pooled(0) if context.pools else context.of_tokens(range(1))
     finally:
         context.clear()
-        batch.close()
 
 
 def _warm_up(model: Model, context: Context) -> float:
@@ -95,7 +94,6 @@ def _warm_up(model: Model, context: Context) -> float:
         return seconds / n_first
     finally:
         context.clear()
-        batch.close()
 
 
 def _check(outcome: DecodeOutcome) -> None:

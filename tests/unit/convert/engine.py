@@ -29,7 +29,6 @@ def logits(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
             batch.want_all_logits()
             assert context.decode(batch) == "ok"
             rows = np.stack([context.logits(row).copy() for row in range(n)])
-            batch.close()
             return rows
         finally:
             context.close()
@@ -73,7 +72,6 @@ def _pooled(
         assert context.decode(batch) == "ok"
         return read(context)
     finally:
-        batch.close()
         context.close()
         model.close()
 

@@ -54,7 +54,6 @@ def adapted_logits(gguf: Path, adapter: Path, scale: float, tokens: Sequence[int
     batch.add(0, 0, list(tokens), logits=True)
     assert context.decode(batch) == "ok"
     found = context.logits(n - 1).copy()
-    batch.close()
     context.close()
     model.close()
     return found

@@ -113,7 +113,6 @@ def test_what_adapters_take_while_they_are_computed_is_planned(
     context.apply(tuple((number, 1.0) for number in range(len(files))))
     with library.log.capture() as lines:
         assert context.decode(batch) == "ok"
-    batch.close()
     context.close()
     model.close()
     taken = parse(lines).bytes_of("compute")
@@ -149,7 +148,6 @@ def test_layers_for_multi_token_prediction_are_planned(
     context.steer(None)  # what llama.cpp has room for is laid out anew
     with library.log.capture() as lines:
         assert context.decode(batch) == "ok"
-    batch.close()
     for each in (head, context, model):
         each.close()
     weights = [b for b in alone.buffers if b.kind == "weights" and b.is_on_host != selected.is_gpu]

@@ -218,7 +218,6 @@ def test_hidden_states_are_those_of_each_row(plain: RealEngine) -> None:
         assert context.decode(batch) == "ok"
         states = context.hidden_states(range(12 * len(order))).copy()
         found += [states[at : at + 12] for at in range(0, len(states), 12)]
-        batch.close()
         context.close()
     model.close()
     assert np.std(found[0]) > 0.1

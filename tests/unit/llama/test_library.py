@@ -93,7 +93,6 @@ def test_copied_cells_continue_as_the_original_does(model: Model, kv_unified: bo
     assert context.decode(batch) == "ok"
     assert context.logits(row).argmax() == context.logits(other).argmax()
     assert abs(context.logits(row) - context.logits(other)).max() < 0.5
-    batch.close()
     context.close()
 
 
@@ -105,7 +104,6 @@ def test_an_abort_ends_a_decode(model: Model) -> None:
     context.resume()
     context.truncate(0, 0)
     assert context.decode(batch) == "ok"
-    batch.close()
     context.close()
 
 
@@ -130,7 +128,7 @@ def test_states_go_from_one_layout_of_the_cells_to_another(model: Model) -> None
         assert context.decode(batch) == "ok"
         return context.logits(row).copy()
 
-    with closing(Context(model, options(4, kv_unified=False))) as context, closing(batch):
+    with closing(Context(model, options(4, kv_unified=False))) as context:
         assert context.memory_kind.moves_states
         batch.add(2, 0, tokens, logits=False)
         assert context.decode(batch) == "ok"
