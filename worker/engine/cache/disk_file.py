@@ -15,8 +15,9 @@ import stat
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated
 
 import msgspec
 
@@ -75,12 +76,12 @@ def write(path: Path, state: State, salt: str, key: bytes) -> Entry:
     unfinished = path.with_suffix(UNFINISHED)
     descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
-        with open(descriptor, "wb", buffering=0) as file:
+        with open(descriptor, "wb") as file:
             mac = hmac.new(key, digestmod="sha256")
             for piece in _pieces(parts):
                 mac.update(piece)
-                _write_all(file, piece)
-            _write_all(file, memoryview(mac.digest()))
+                file.write(piece)
+            file.write(mac.digest())
             size = file.tell()
         os.replace(unfinished, path)
     except BaseException:
@@ -133,7 +134,7 @@ def read(entry: Entry, scope: Scope, key: bytes) -> State:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(path: Path) -> Iterator[BufferedReader]:
     """Open a regular file of this user to which nobody else has access."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -141,7 +142,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         if path.is_symlink():
             raise Damaged("it is a link") from error
         raise
-    with open(descriptor, "rb", buffering=0) as file:
+    with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise Damaged("it is no regular file")
@@ -176,20 +177,12 @@ def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
             yield part[start : start + _PIECE]
 
 
-def _write_all(file: BinaryIO, piece: memoryview) -> None:
-    while piece:
-        piece = piece[file.write(piece) :]
-
-
-def _read_exactly(file: BinaryIO, n_bytes: int) -> memoryview:
+def _read_exactly(file: BufferedReader, n_bytes: int) -> memoryview:
     content = memoryview(bytearray(n_bytes))
     _read_into(file, content)
     return content
 
 
-def _read_into(file: BinaryIO, piece: memoryview) -> None:
-    while piece:
-        n_read = file.readinto(piece)  # type: ignore[attr-defined]
-        if not n_read:
-            raise Damaged("it is cut off")
-        piece = piece[n_read:]
+def _read_into(file: BufferedReader, piece: memoryview) -> None:
+    if file.readinto(piece) < len(piece):
+        raise Damaged("it is cut off")
