@@ -1,6 +1,6 @@
 """The engine's loop: plan, decode, sample, detokenise, send. It owns the engine thread.
 
-Other threads call only `submit`, `cancel`, `call` and `stop`.
+Other threads call only `submit`, `cancel`, `end_reasoning` and `call`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
+from typing import NoReturn
 
 from worker.engine.answers import Answers, Drawn, prompt_events
 from worker.engine.backend import Backend
@@ -56,7 +57,7 @@ class Loop:
                 drafter, backend.is_eog, scheduler.pace, most_rows, clock, most_back
             )
         self._in_hand = (black_box or BlackBox()).in_hand
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}
         self._events: list[Event] = []
         self._answers, self._pace = Answers(backend), scheduler.pace
@@ -90,20 +91,16 @@ class Loop:
         """Run `action` on the engine thread between two steps."""
         self._inbox.put(action)
 
-    def stop(self) -> None:
-        self._inbox.put(None)
-
     # --- the engine thread -------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Work until `stop`; sleeps while there is no work."""
-        while self.turn():
-            pass
+    def run(self) -> NoReturn:
+        """Work until the process ends; sleeps while there is no work."""
+        while True:
+            self.turn()
 
-    def turn(self) -> bool:
-        """Run the inbox, compute one step and send its events; returns false after `stop`."""
-        if not self._run_inbox():
-            return False
+    def turn(self) -> None:
+        """Run the inbox, compute one step and send its events."""
+        self._run_inbox()
         began, self._native_seconds = self._clock(), 0.0
         if self._n_deadlines:
             self._fail_expired(began)
@@ -113,7 +110,6 @@ class Loop:
             self.carrier.use_disk(self.disk, is_busy=self._scheduler.has_work)
         self._flush()
         self._overhead_seconds += self._clock() - began - self._native_seconds
-        return True
 
     def step(self) -> None:
         """Plan and compute one batch, and handle its results."""
@@ -142,18 +138,14 @@ class Loop:
         self._accept(drawn)
         self._steps += 1
 
-    def _run_inbox(self) -> bool:
-        """Run the actions from other threads; returns false after `stop`."""
+    def _run_inbox(self) -> None:
+        """Run the actions from other threads; waits for one if there is no work."""
         wait = not self._scheduler.has_work
         if wait and self._steps:  # not in the way of a start
             self.carrier.save_while(self._inbox.empty)
         while wait or not self._inbox.empty():  # this thread is the only reader
-            action = self._inbox.get()
-            if action is None:
-                return False
-            action()
+            self._inbox.get()()
             wait = False
-        return True
 
     def _encode(self, chunks: list[Chunk], span: Span) -> list[Chunk]:
         """Have the embeddings of a part of a medium computed; returns the chunks that are left."""
