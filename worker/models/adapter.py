@@ -19,7 +19,6 @@ from worker.models.conversion import content_key, convert_once
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_types
-from worker.models.stored import CONVERTED
 from worker.wire.adapters import Adapter
 from worker.wire.messages import OnProgress, Progress
 
@@ -114,15 +113,10 @@ async def _converted(
             )
     on_progress(Progress("adapter", 0.0))
     heads = (base.architecture, base.head_count, base.head_count_kv, base.embedding_length)
-
-    def key_now(on_progress: OnProgress = lambda progress: None) -> str:
-        return content_key(folder, files, repr(heads), cache_dir, on_progress)
-
-    key = await asyncio.to_thread(key_now, on_progress)
+    key_now = partial(content_key, folder, files, repr(heads), cache_dir)
 
     def arguments(written: str) -> Sequence[str]:
         return ("adapter", str(folder), str(base.path), written)
 
-    target = cache_dir / CONVERTED / key / "adapter.gguf"
     check = partial(check_adapter, base=base)
-    return await convert_once(target, arguments, check, key_now, on_progress)
+    return await convert_once(cache_dir, "adapter.gguf", arguments, check, key_now, on_progress)

@@ -47,32 +47,32 @@ async def convert_cached(
     check_engine()
     await asyncio.to_thread(check_checkpoint, folder)
 
-    def key_now(on_progress: OnProgress = lambda progress: None) -> str:
+    def key_now(on_progress: OnProgress) -> str:
         return content_key(folder, checkpoint_files(folder), name, cache_dir, on_progress)
-
-    key = await asyncio.to_thread(key_now, on_progress)
 
     def arguments(written: str) -> Sequence[str]:
         return (str(folder), written, "--outtype", outtype, "--name", name)
 
-    target = cache_dir / CONVERTED / key / f"model-{outtype}.gguf"
-    return await convert_once(target, arguments, check_servable, key_now, on_progress)
+    file = f"model-{outtype}.gguf"
+    return await convert_once(cache_dir, file, arguments, check_servable, key_now, on_progress)
 
 
 async def convert_once(
-    target: Path,
+    cache_dir: Path,
+    name: str,
     arguments: Callable[[str], Sequence[str]],
     check: Callable[[GgufHeader], None],
-    key_now: Callable[[], str],
+    key_now: Callable[[OnProgress], str],
     on_progress: OnProgress,
 ) -> Path:
-    """`target`, made by the converter unless a file that passes `check` is there already.
+    """The file `name`, made by the converter unless one that passes `check` is there already.
 
     `arguments` are the converter's, for the file that it is to write; `key_now` is the key of its
-    source, which is the name of the target's folder.
+    source, which is the name of the file's folder.
 
     Raises `ModelError` if the source changes meanwhile.
     """
+    target = cache_dir / CONVERTED / await asyncio.to_thread(key_now, on_progress) / name
     if not await asyncio.to_thread(is_usable, target, check):
         await asyncio.to_thread(_make_folder, target.parent)
         async with _locked(lock := target.with_suffix(".lock"), on_progress):
@@ -158,7 +158,7 @@ async def _convert_into(
     target: Path,
     arguments: Callable[[str], Sequence[str]],
     check: Callable[[GgufHeader], None],
-    key_now: Callable[[], str],
+    key_now: Callable[[OnProgress], str],
     on_progress: OnProgress,
 ) -> None:
     prefix = f"attempt-{target.stem}-"
@@ -169,7 +169,7 @@ async def _convert_into(
         written = attempt / target.name
         await _run_converter(arguments(str(written)), on_progress)
         check(await asyncio.to_thread(read_header, written))
-        if await asyncio.to_thread(key_now) != target.parent.name:
+        if await asyncio.to_thread(key_now, lambda progress: None) != target.parent.name:
             raise ModelError("The model's files changed while they were converted; start again.")
         os.replace(written, target)
     finally:
