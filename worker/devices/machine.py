@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from worker.devices.cpu.budget import CpuBudget
+from worker.devices.cpu.cgroups import read
 
 _GIB = 1 << 30
 _NVIDIA_VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
@@ -19,11 +20,8 @@ _NVIDIA_VERSION = re.compile(r"\b(\d+\.\d+(?:\.\d+)?)\b")
 def driver_versions(root: Path = Path("/")) -> dict[str, str]:
     """The versions of the kernel driver and of its CUDA; empty without an NVIDIA driver."""
     found = {}
-    try:
-        text = (root / "proc/driver/nvidia/version").read_text().splitlines()[0]
-    except (OSError, IndexError):
-        text = ""
-    if match := _NVIDIA_VERSION.search(text):
+    first, _, _ = read(root / "proc/driver/nvidia/version").partition("\n")
+    if match := _NVIDIA_VERSION.search(first):
         found["nvidia"] = match[1]
     if cuda := _cuda_version():
         found["cuda"] = cuda
@@ -59,12 +57,9 @@ def findings(budget: CpuBudget, root: Path = Path("/")) -> dict[str, str]:
 
 
 def cpu_model(root: Path = Path("/")) -> str:
-    try:
-        text = (root / "proc/cpuinfo").read_text()
-    except OSError:
-        return platform.processor() or platform.machine()
-    for line in text.splitlines():
+    lines = read(root / "proc/cpuinfo").splitlines()
+    for line in lines:
         key, _, value = line.partition(":")
         if key.strip() in ("model name", "Model"):
             return value.strip()
-    return platform.machine()
+    return ("" if lines else platform.processor()) or platform.machine()

@@ -6,7 +6,6 @@ code. Threads beyond the budget would delay all others at every barrier of a com
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
@@ -15,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from worker.devices.cpu.cgroups import CgroupLimits, read_limits
+from worker.devices.cpu.cgroups import CgroupLimits, read, read_limits
 
 _HOST = Path("/")
 _VM_STAT = Path("/usr/bin/vm_stat")
@@ -60,13 +59,12 @@ def _threads(limits: CgroupLimits, root: Path) -> tuple[int, str]:
 
 def _allowed_cpus(root: Path) -> list[int]:
     """The CPUs that cpusets and the affinity mask allow to this process."""
-    with contextlib.suppress(OSError):  # there is no such file but on Linux
-        for line in (root / "proc/self/status").read_text().splitlines():
-            if line.startswith("Cpus_allowed_list:"):
-                allowed = parse_cpu_list(line.partition(":")[2])
-                # The mask may name CPUs that are offline or do not exist.
-                online = _read_cpu_list(root / "sys/devices/system/cpu/online")
-                return [cpu for cpu in allowed if not online or cpu in online] or allowed
+    for line in read(root / "proc/self/status").splitlines():  # it is there on Linux alone
+        if line.startswith("Cpus_allowed_list:"):
+            allowed = parse_cpu_list(line.partition(":")[2])
+            # The mask may name CPUs that are offline or do not exist.
+            online = parse_cpu_list(read(root / "sys/devices/system/cpu/online"))
+            return [cpu for cpu in allowed if not online or cpu in online] or allowed
     return list(range(os.cpu_count() or 1))
 
 
@@ -77,9 +75,8 @@ def _physical_cores(cpus: list[int], root: Path) -> int:
     cores = set()
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
-        siblings = _read_cpu_list(topology / "core_cpus_list")
-        siblings = siblings or _read_cpu_list(topology / "thread_siblings_list")
-        cores.add(min(siblings) if siblings else cpu)
+        siblings = read(topology / "core_cpus_list") or read(topology / "thread_siblings_list")
+        cores.add(min(parse_cpu_list(siblings), default=cpu))
     return max(len(cores), 1)
 
 
@@ -100,13 +97,6 @@ def parse_cpu_list(text: str) -> list[int]:
         if first.isdigit():
             cpus += range(int(first), int(last or first) + 1)
     return cpus
-
-
-def _read_cpu_list(path: Path) -> list[int]:
-    try:
-        return parse_cpu_list(path.read_text())
-    except OSError:
-        return []
 
 
 def _memory(limits: CgroupLimits, root: Path) -> tuple[int, str]:
@@ -138,8 +128,7 @@ def _host_memory_bytes(root: Path) -> int:
 
 def _meminfo(name: str, root: Path) -> int | None:
     """The bytes in one line of Linux's `/proc/meminfo`; `None` without that file."""
-    try:
-        lines = (root / "proc/meminfo").read_text().splitlines()
-    except OSError:
+    lines = read(root / "proc/meminfo").splitlines()
+    if not lines:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), 0)

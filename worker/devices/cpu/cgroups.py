@@ -61,7 +61,7 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
 
 def _memberships(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPath]]:
     """The lines of /proc/self/cgroup: `id:controllers:group`; version 2 has no controllers."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read(root / "proc/self/cgroup").splitlines():
         number, controllers, group = line.split(":", 2)
         version = 2 if number == "0" and not controllers else 1
         yield version, frozenset(controllers.split(",")), PurePosixPath(group)
@@ -69,7 +69,7 @@ def _memberships(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPat
 
 def _mounts(root: Path) -> list[_Mount]:
     found = []
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, tail = before.split(), after.split()
         if len(fields) < 5 or not tail or tail[0] not in ("cgroup", "cgroup2"):
@@ -107,10 +107,10 @@ def _levels(root: Path, mount: _Mount, group: PurePosixPath) -> Iterator[Path]:
 def _cpu_limit(folder: Path, version: int) -> list[tuple[float, str]]:
     if version == 2:
         file = folder / "cpu.max"
-        quota, _, period = _read(file).strip().partition(" ")
+        quota, _, period = read(file).strip().partition(" ")
     else:
         file = folder / "cpu.cfs_quota_us"
-        quota, period = _read(file).strip(), _read(folder / "cpu.cfs_period_us").strip()
+        quota, period = read(file).strip(), read(folder / "cpu.cfs_period_us").strip()
     if not quota.isdigit() or not period.isdigit() or int(period) == 0 or int(quota) == 0:
         return []  # absent, `max`, or -1
     return [(int(quota) / int(period), str(file))]
@@ -121,14 +121,14 @@ def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         2: ("memory.max", "memory.current", ""),
     }[version]
-    limit = _read(folder / limit_name).strip()
+    limit = read(folder / limit_name).strip()
     if not limit.isdigit() or int(limit) >= _V1_UNLIMITED_BYTES:
         return []
-    usage = _read(folder / usage_name).strip()
+    usage = read(folder / usage_name).strip()
     used_bytes = int(usage) if usage.isdigit() else 0
     # Pages of files, such as an earlier start's mapped model, are dropped for new allocations.
     droppable_bytes = 0
-    for line in _read(folder / "memory.stat").splitlines():
+    for line in read(folder / "memory.stat").splitlines():
         name, _, value = line.partition(" ")
         if name in (f"{prefix}inactive_file", f"{prefix}active_file") and value.isdigit():
             droppable_bytes += int(value)
@@ -136,7 +136,7 @@ def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
     return [(int(limit), str(folder / limit_name), max(left, 0))]
 
 
-def _read(path: Path) -> str:
+def read(path: Path) -> str:
     """A small file's text; empty if it is absent or cannot be read."""
     try:
         return path.read_text("utf-8", "replace")
