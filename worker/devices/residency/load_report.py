@@ -137,7 +137,7 @@ def parse(lines: Iterable[str]) -> LoadReport:
 def _read(line: str, report: LoadReport) -> bool:
     """Enter what a line tells into the report; false if it is none of those that tell."""
     for fact, pattern in _TELLING:
-        if (match := pattern.match(line)) is None:
+        if (match := pattern.fullmatch(line)) is None:
             continue
         match fact:
             case "layer":
@@ -167,43 +167,25 @@ def _bytes(mebibytes: str) -> int:
 
 
 Fact = Literal["layer", "cached", "cells", "splits", "unused", "not locked"]
-_BUFFER = r"+(?P<device>\S+)"
+_DEVICE, _LAYER = r"(?P<device>\S+)", r"layer +(?P<layer>\d+)"
+_BUFFER = f"+{_DEVICE}"
 _SIZE = r"size = +(?P<size>[\d.]+) MiB"
+_SPLITS = r"splits = (?P<splits>\d+( / \d+)?)"
 _KEYS_OR_VALUES = re.compile(r", [KV] \(\w+\): +([\d.]+) MiB")
-_TELLING: list[tuple[BufferKind | Fact, re.Pattern[str]]] = [
-    ("weights", re.compile(rf"load_tensors: {_BUFFER} model buffer {_SIZE}$")),
-    ("weights", re.compile(rf"llama_adapter_lora_init_impl: {_BUFFER} LoRA buffer {_SIZE}$")),
-    ("output", re.compile(rf"llama_context: {_BUFFER} +output buffer {_SIZE}$")),
-    ("kv", re.compile(rf"llama_kv_cache: {_BUFFER} KV buffer {_SIZE}$")),
-    ("recurrent", re.compile(rf"llama_memory_recurrent: {_BUFFER} RS buffer {_SIZE}$")),
-    ("recurrent", re.compile(rf"llama_dsv4_comp_state: {_BUFFER} DSV4 .+ state buffer {_SIZE}$")),
-    ("compute", re.compile(rf"sched_reserve: {_BUFFER} compute buffer {_SIZE}$")),
-    (
-        "layer",
-        re.compile(
-            r"load_tensors: layer +(?P<layer>\d+) assigned to device (?P<device>[^,]+), "
-            r"is_swa = \d$"
-        ),
-    ),
-    (
-        "cached",
-        re.compile(
-            r"llama_(kv_cache:|memory_recurrent,|dsv4_comp_state:) layer +(?P<layer>\d+): "
-            r"dev = (?P<device>\S+)$"
-        ),
-    ),
-    ("cells", re.compile(rf"llama_(kv_cache|memory_recurrent): {_SIZE} \( *\d+ cells, .+$")),
-    ("cells", re.compile(rf"llama_dsv4_comp_state: .+ layers = \d+, {_SIZE}$")),
-    (
-        "splits",
-        re.compile(
-            r"sched_reserve: graph.*: nodes = .+, splits = (?P<splits>\d+( / \d+)?), "
-            r"input objects = .+$"
-        ),
-    ),
-    (
-        "unused",
-        re.compile(r"model has unused tensor \S+ \(size = (?P<size>\d+) bytes\) -- ignoring$"),
-    ),
-    ("not locked", re.compile(r"warning: (?P<reason>(failed to mlock|mlock not supported).*)$")),
+_PATTERNS: list[tuple[BufferKind | Fact, str]] = [
+    ("weights", rf"load_tensors: {_BUFFER} model buffer {_SIZE}"),
+    ("weights", rf"llama_adapter_lora_init_impl: {_BUFFER} LoRA buffer {_SIZE}"),
+    ("output", rf"llama_context: {_BUFFER} +output buffer {_SIZE}"),
+    ("kv", rf"llama_kv_cache: {_BUFFER} KV buffer {_SIZE}"),
+    ("recurrent", rf"llama_memory_recurrent: {_BUFFER} RS buffer {_SIZE}"),
+    ("recurrent", rf"llama_dsv4_comp_state: {_BUFFER} DSV4 .+ state buffer {_SIZE}"),
+    ("compute", rf"sched_reserve: {_BUFFER} compute buffer {_SIZE}"),
+    ("layer", rf"load_tensors: {_LAYER} assigned to device (?P<device>[^,]+), is_swa = \d"),
+    ("cached", rf"llama_(kv_cache:|memory_recurrent,|dsv4_comp_state:) {_LAYER}: dev = {_DEVICE}"),
+    ("cells", rf"llama_(kv_cache|memory_recurrent): {_SIZE} \( *\d+ cells, .+"),
+    ("cells", rf"llama_dsv4_comp_state: .+ layers = \d+, {_SIZE}"),
+    ("splits", rf"sched_reserve: graph.*: nodes = .+, {_SPLITS}, input objects = .+"),
+    ("unused", r"model has unused tensor \S+ \(size = (?P<size>\d+) bytes\) -- ignoring"),
+    ("not locked", r"warning: (?P<reason>(failed to mlock|mlock not supported).*)"),
 ]
+_TELLING = [(fact, re.compile(pattern)) for fact, pattern in _PATTERNS]
