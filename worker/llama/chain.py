@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -205,34 +205,24 @@ def _entropy(shares: Logits) -> float:
 # --- the ends ----------------------------------------------------------------------------
 
 
-class Last(Protocol):
-    """The end of a chain. Some learn from what was drawn."""
-
-    state: tuple[float, ...]
-    """All that it has learned."""
-
-    def weights(self, kept: Kept) -> tuple[Kept, Logits]:
-        """The tokens that may be drawn, and their probabilities up to a common factor."""
-
-    def after(self, kept: Kept, weights: Logits, index: int) -> tuple[float, ...]:
-        """The state once the token at this index was drawn by these weights; `kept` is what the
-        steps had kept."""
-
-
 class Plain:
     """By the probabilities at a temperature; the likeliest token if it is cold."""
 
     state: tuple[float, ...] = ()
+    """All that an end has learned from what was drawn; this one learns nothing."""
 
     def __init__(self, value: float) -> None:
         self.value = value
 
     def weights(self, kept: Kept) -> tuple[Kept, Logits]:
+        """The tokens that may be drawn, and their probabilities up to a common factor."""
         if self.value < COLDEST:
             return temperature(0.0, kept), np.ones(1, np.float32)
         return kept, weights_of(kept.logits, self.value)
 
     def after(self, kept: Kept, weights: Logits, index: int) -> tuple[float, ...]:
+        """The state once the token at this index was drawn by these weights; `kept` is what the
+        steps had kept."""
         return ()
 
 
@@ -297,6 +287,10 @@ class Adaptive:
         total, count = self.state
         share = float(_shares(kept)[index])
         return share + self._decay * total, 1 + self._decay * count
+
+
+Last = Plain | Mirostat | Adaptive
+"""The end of a chain."""
 
 
 def _shares(kept: Kept) -> Logits:
