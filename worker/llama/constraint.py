@@ -74,21 +74,18 @@ class GrammarVocabulary:
         # Not `llguidance.llamacpp`: its helper reads the attributes by a deprecated name.
         from llguidance import LLTokenizer
 
-        model, flat = self._model, library.load()
+        model = self._model
         tokens = []
         for token, piece in enumerate(model.pieces()):
-            attributes = flat.llama_vocab_get_attr(model.vocab, token)
             is_mark = piece.startswith(b"<") and piece.endswith(b">")
-            if attributes & flat.LLAMA_TOKEN_ATTR_CONTROL or (
-                attributes & flat.LLAMA_TOKEN_ATTR_USER_DEFINED and is_mark
-            ):
+            if token in model.control or (is_mark and token in model.user_defined):
                 piece = b"\xff" + piece  # a special token, which no text of a grammar matches
             tokens.append(piece)
         build: Any = LLTokenizer.from_llamacpp  # type: ignore[attr-defined]
         return build(
             tokens=tokens,
             vocab_ptr=model.vocab,
-            tokenize_fptr=ctypes.cast(flat._lib.llama_tokenize, ctypes.c_void_p).value,
+            tokenize_fptr=ctypes.cast(library.load()._lib.llama_tokenize, ctypes.c_void_p).value,
             eos_token=sorted(model.eog),
             slices=None,
         )
