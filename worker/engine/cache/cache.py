@@ -237,8 +237,7 @@ class Cache:
 
     def release(self, sequence: Sequence, *, keep: bool) -> None:
         """Take a sequence's slot back. Its cells are kept for reuse or freed."""
-        slot = self._slot_of(sequence)
-        slot.owner, sequence.slot = None, None
+        slot = self._taken_from(sequence)
         if keep:
             del sequence.tokens[sequence.n_computed :]
             slot.kept = sequence.tokens  # a copy would touch every token of the conversation
@@ -249,8 +248,7 @@ class Cache:
     def preempt(self, sequence: Sequence, *, keep: bool = True) -> None:
         """Take a running sequence's slot back; what it has computed goes to memory, and stays there
         until it goes on. Or it is lost."""
-        slot = self._slot_of(sequence)
-        slot.owner, sequence.slot = None, None
+        slot = self._taken_from(sequence)
         if keep:
             slot.kept = sequence.tokens[: sequence.n_computed]
             slot.last_used = self._tick()
@@ -508,10 +506,12 @@ class Cache:
                 if not self.room(is_busy=is_busy):
                     return
 
-    def _slot_of(self, sequence: Sequence) -> Slot:
+    def _taken_from(self, sequence: Sequence) -> Slot:
+        """Its slot, which has no owner any more."""
         assert sequence.slot is not None
         slot = self.slots[sequence.slot]
         assert slot.owner is sequence
+        slot.owner, sequence.slot = None, None
         return slot
 
     def _tick(self) -> int:
