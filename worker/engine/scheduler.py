@@ -32,7 +32,6 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
-        """Whether an odd tile of the last step with prompts was the oldest one's."""
         self._admissions = 0
         self._is_full = False
         """The first that waits found no slot or too few cells, and nothing was freed since."""
