@@ -252,8 +252,8 @@ class _Planner:
         return plan
 
     def _host_bytes_beside(self, plan: Plan) -> int:
-        """What the host has left beside the device's parts, which may lie in the same memory."""
-        shares = zip(self._devices, plan.shares, strict=True)
+        """What the host has left beside the GPUs' parts, which may lie in the same memory."""
+        shares = zip(self._devices, plan.shares, strict=False)  # a CPU is no such device
         taken = sum(share.needed_bytes for device, share in shares if device.uses_host_memory)
         return self._budget.memory_available_bytes - taken
 
@@ -263,10 +263,7 @@ class _Planner:
             return plan
         parts = plan.host_parts if self._devices else plan.parts
         chosen = self._settings.snapshot_mib
-        available = self._budget.memory_available_bytes
-        if self._devices:
-            available = self._host_bytes_beside(plan)
-        left = available - sum(parts.values())
+        left = self._host_bytes_beside(plan) - sum(parts.values())
         if chosen is None:
             more = min(int(left * _STATES_SHARE), _MOST_STATES_BYTES - parts.get("states", 0))
         else:
