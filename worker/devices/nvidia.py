@@ -31,10 +31,8 @@ class _ProcessInfo(ctypes.Structure):
 
 
 def processes(pci_id: str | None) -> dict[int, int]:
-    """The bytes of each process on this card, from NVIDIA's management library.
-
-    The library notices a lost or revoked GPU and reports it in a return code. The result is empty
-    if the library is absent or lists nothing; processes of unknown size are left out.
+    """The bytes of each process on this card; empty if the library is absent or lists nothing.
+    Processes of unknown size are left out.
 
     Raises:
         ResidencyViolation: the driver has lost this device.

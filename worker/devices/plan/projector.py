@@ -15,14 +15,8 @@ _POSITIONS = 1500
 _LARGEST_SIDE = 1024
 """Pixels of a picture's side, where the file names none."""
 _MOST_TOKENS = {
-    "kimik25": (4096, 2),
-    "glm4v": (4096, 2),
-    "ling3vl": (4096, 2),
-    "muse-glimmer": (4096, 2),
-    "qwen2.5vl_merger": (4096, 2),
-    "qwen2vl_merger": (4096, 2),
-    "qwen3vl_merger": (4096, 2),
-    "youtuvl": (4096, 2),
+    **dict.fromkeys(("kimik25", "glm4v", "ling3vl", "muse-glimmer", "youtuvl"), (4096, 2)),
+    **dict.fromkeys(("qwen2vl_merger", "qwen2.5vl_merger", "qwen3vl_merger"), (4096, 2)),
     "gemma4uv": (1120, 1),
     "gemma4v": (1120, 3),
     "kimivl": (1024, 2),
