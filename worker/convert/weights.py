@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,8 +66,7 @@ def check_space(destination: Path, conversion: Conversion, options: Options) -> 
     folder = destination.absolute().parent
     while not folder.exists():
         folder = folder.parent
-    stats = os.statvfs(folder)
-    available = stats.f_bavail * stats.f_frsize
+    available = shutil.disk_usage(folder).free
     if available < needed:
         raise ModelError(
             f"{folder} has {available:,} bytes free, converting to {destination.name} "

@@ -217,7 +217,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
 ) -> None:
     """With the intermediate file that a K-quant needs, which is larger than the result."""
     room = (64 << 20) + 4_500_000
-    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_bavail=room, f_frsize=1))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=room))
     target = converted(TINY, tmp_path / "out/model.gguf", "--outtype", "q8_0")
     target.unlink()
     assert cli.run([str(TINY), str(target), "--outtype", "q4_k_m", "--progress", "none"]) == 3
