@@ -21,6 +21,7 @@ import httpx
 
 from worker.errors import ConfigError, WorkerError
 from worker.installation import default_cache_dir
+from worker.models.checksum import write_whole
 
 INSTALL = "in the checkout, make ray (into .venv), or pip install '.[ray]'"
 ADDRESS_VARIABLE = "RAY_DASHBOARD_ADDRESS"
@@ -125,8 +126,8 @@ class Cluster:
 class LocalNode:
     """The cluster that `up` started on this machine: one process of `ray start --block`."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = (folder or default_cache_dir()) / "fleet"
+    def __init__(self) -> None:
+        self._folder = default_cache_dir() / "fleet"
         self._file = self._folder / "ray.pid"
         self.log = self._folder / "ray.log"
         self._mark = str(self._file.absolute())
@@ -165,12 +166,8 @@ class LocalNode:
 
     def keep_token(self, token: str) -> Path:
         """Write the token of the fleet's clients where only this user can read it."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         file = self._folder / "token"
-        new = file.with_name(f"token.{os.getpid()}")
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as written:
-            written.write(token)
-        new.replace(file)
+        write_whole(file, token.encode())
         return file
 
     def stop(self) -> bool:
