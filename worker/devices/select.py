@@ -60,10 +60,6 @@ class Selected:
 
     cards: tuple[Card, ...] = ()
     """Empty for a CPU backend: nothing is offloaded."""
-    cpu_variant: str | None = None
-    """The plug-in for this machine's CPU, such as `haswell`; `None` if it is built in."""
-    build: dict[str, Any] = field(default_factory=dict)
-    """The wheel's stamp; empty if the wheel has none."""
 
     @property
     def devices(self) -> tuple[library.Device, ...]:
@@ -102,18 +98,17 @@ def select_device(settings: EngineSettings) -> Selected:
             )
     indices = hide_other_cards(settings)
     library.load()
-    build = wheel_stamp()
     devices = library.devices()
-    _check_stamp(settings.backend, build, devices)
+    _check_stamp(settings.backend, devices)
     if settings.on_gpu:
         candidates = [d for d in devices if _is_gpu_of(settings.backend, d)]
         chosen = [_choose(settings, index, candidates, devices) for index in indices]
-        return Selected(tuple(map(_card, chosen)), cpu_variant(), build)
+        return Selected(tuple(map(_card, chosen)))
     if settings.backend == "cpu":
         _refuse_gpu_wheel(devices)
     if settings.blas == "on":
         _load_blas()
-    return Selected((), cpu_variant(), build)
+    return Selected()
 
 
 def _card(device: library.Device) -> Card:
@@ -162,7 +157,8 @@ def wheel_stamp() -> dict[str, Any]:
 
 
 def cpu_variant() -> str | None:
-    """The CPU plug-in that llama.cpp chose, according to its log."""
+    """The plug-in for this machine's CPU, such as `haswell`, according to llama.cpp's log; `None`
+    if it is built in."""
     for line in library.startup_log:
         if match := _CPU_PLUGIN.search(line):
             return match["variant"]
@@ -216,10 +212,8 @@ def _choose(
     return device
 
 
-def _check_stamp(
-    backend: BackendName, build: dict[str, Any], devices: list[library.Device]
-) -> None:
-    built_for = build.get("backend", backend)
+def _check_stamp(backend: BackendName, devices: list[library.Device]) -> None:
+    built_for = wheel_stamp().get("backend", backend)
     if built_for != backend:
         raise BackendMismatch(
             f"llorch-{backend} needs a llama-cpp-python wheel built for {backend}, but the "

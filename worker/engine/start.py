@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from worker.confinement.walls import Walls
-from worker.devices import machine
+from worker.devices import machine, select
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options, divided
@@ -139,9 +139,9 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         prefill_budget=prompt_tokens(settings, seconds_per_token),
         threads=budget.threads,
         threads_derivation=budget.derivation,
-        cpu_variant=selected.cpu_variant,
+        cpu_variant=select.cpu_variant(),
         versions=library.versions(),
-        build=selected.build,
+        build=select.wheel_stamp(),
         plan=plan.parts,
         load_seconds=round(time.monotonic() - began, 3),
         pid=os.getpid(),
