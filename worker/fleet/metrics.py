@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 
 def merged(texts: Mapping[tuple[str, str], str], keys: Mapping[str, int]) -> str:
     """Merge the expositions of all workers by (worker, model), which become labels, with the
     gateway's own counts of requests by the names of its clients' keys."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Families(texts, keys))
-    return generate_latest(registry).decode()
+    return generate_latest(_Families(texts, keys)).decode()
 
 
-class _Families:
+class _Families(Collector):
     def __init__(self, texts: Mapping[tuple[str, str], str], keys: Mapping[str, int]) -> None:
         self._texts, self._keys = texts, keys
 
