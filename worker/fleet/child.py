@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import threading
+from typing import cast
 
-from worker.wire.backends import BACKENDS
+from worker.wire.backends import BackendName
 
 
 def watch(death_pipe: int) -> None:
@@ -28,10 +29,7 @@ def main() -> int:
     death_pipe, backend = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(death_pipe, False)
     threading.Thread(target=watch, args=(death_pipe,), daemon=True).start()
-    for name in BACKENDS:
-        if name == backend:
-            return run(name, sys.argv[3:])
-    raise SystemExit(f"{backend} is not a backend")
+    return run(cast(BackendName, backend), sys.argv[3:])
 
 
 if __name__ == "__main__":
