@@ -63,9 +63,7 @@ def check_space(destination: Path, conversion: Conversion, options: Options) -> 
     needed = _HEADROOM_BYTES + sum(size_bytes(t.kind, t.n_elements) for t in conversion.tensors)
     weights = sum(tensor.n_elements for tensor in conversion.tensors)
     needed += int(weights * options.format.bits_per_weight / 8)
-    folder = destination.absolute().parent
-    while not folder.exists():
-        folder = folder.parent
+    folder = next(each for each in destination.absolute().parents if each.exists())
     available = shutil.disk_usage(folder).free
     if available < needed:
         raise ModelError(
