@@ -99,8 +99,7 @@ class RealEngine:
                 store,
                 64 << 20,
                 self.backend.memory_kind,
-                bind=lambda _: binding,
-                hash_adapters=lambda _: [sha256_of_file(each, store) for each in adapters],
+                lambda _: (binding, [sha256_of_file(each, store) for each in adapters]),
             )
         limits = {"n_slots": slots, "n_cells": n_cells, "batch": batch} | settings | limits
         pool = Limits(**limits)

@@ -42,13 +42,7 @@ def opened(
     adapters: tuple[str, ...] = (),
     kind: MemoryKind = CUT_ANYWHERE,
 ) -> Disk:
-    return Disk(
-        folder,
-        limit_bytes,
-        kind,
-        bind=lambda _: binding,
-        hash_adapters=lambda _: adapters,
-    )
+    return Disk(folder, limit_bytes, kind, lambda _: (binding, adapters))
 
 
 def stored(store: Disk, state: State) -> None:

@@ -108,8 +108,7 @@ class Engine:
                 self.folder,
                 1 << 20,
                 self.backend.memory_kind,
-                bind=lambda _: "bytes",
-                hash_adapters=lambda _: ["of one", "of another"],
+                lambda _: ("bytes", ["of one", "of another"]),
             )
         self.loop = Loop(
             self.backend,

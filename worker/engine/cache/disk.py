@@ -55,6 +55,11 @@ _FORMAT = 3
 """The format's version; it must change with the content of the files."""
 
 
+Binding = tuple[str, Sequence[str]]
+"""A hash of what all states depend on, which engines must share to read them; and one of each
+adapter that is loaded."""
+
+
 @dataclass(slots=True)
 class Counts:
     """Bytes since this engine's start; only one thread writes each of them."""
@@ -70,12 +75,9 @@ class Disk:
         folder: Path,
         limit_bytes: int,
         kind: MemoryKind,
-        *,
-        bind: Callable[[Path], str],
-        hash_adapters: Callable[[Path], Sequence[str]] = lambda folder: (),
+        bind: Callable[[Path], Binding],
     ) -> None:
-        """`bind` hashes what all of this engine's states depend on, `hash_adapters` each adapter
-        that is loaded; a thread of the store calls them.
+        """A thread of the store calls `bind`.
 
         Raises:
             ConfigError: the folder cannot be used, or other users could put files into it.
@@ -92,7 +94,7 @@ class Disk:
             background_thread(f"kv-store-{name}") for name in ("reader", "writer")
         )
         # If the model was hashed before, this ends at once and the prefixes are known.
-        wait([self._writer.submit(self._find_entries, bind, hash_adapters)], _OPENING_SECONDS)
+        wait([self._writer.submit(self._find_entries, bind)], _OPENING_SECONDS)
 
     @property
     def largest_bytes(self) -> int:
@@ -147,12 +149,9 @@ class Disk:
 
     # --- on the store's threads ------------------------------------------------------------
 
-    def _find_entries(
-        self, bind: Callable[[Path], str], hash_adapters: Callable[[Path], Sequence[str]]
-    ) -> None:
+    def _find_entries(self, bind: Callable[[Path], Binding]) -> None:
         try:
-            binding = bind(self._folder)
-            self._adapters = hash_adapters(self._folder)
+            binding, self._adapters = bind(self._folder)
             self._key = hmac.digest(self._secret, binding.encode(), "sha256")
             self._beginning = binding[:16] + "-"
             for path in self._folder.iterdir():
@@ -289,48 +288,30 @@ def open_disk(
     """
     if settings.kv_store is None or info.kv_store_bytes is None:
         return None
-    return Disk(
-        Path(os.path.expanduser(settings.kv_store)),
-        info.kv_store_bytes,
-        kind,
-        bind=lambda folder: _binding(header, settings, info, folder, projector, kind.moves_states),
-        hash_adapters=lambda folder: [
-            sha256_of_file(Path(adapter.path), folder) for adapter in info.model.adapters
-        ],
-    )
 
+    def bind(hashes: Path) -> Binding:
+        """Hashes the model, which takes seconds per gigabyte, or finds the hash that was stored
+        under `hashes`. Raises `OSError` if a file cannot be read."""
+        n_parts = 1 if info.kv_unified else info.slots
+        longest = info.kv_cells // n_parts
+        parts = {
+            "format": _FORMAT,
+            "byteorder": sys.byteorder,
+            "versions": {name: v for name, v in info.versions.items() if name != "python"},
+            "backend": info.backend,
+            "model": [sha256_of_file(path, hashes) for path in header.parts],
+            "projector": [sha256_of_file(projector, hashes)] if projector is not None else None,
+            "kv_types": settings.kv_types,
+            "rope": settings.rope,
+            "metadata": header.overridden,
+            "control": info.model.control.sha256 if info.model.control is not None else None,
+            "flash_attention": settings.flash_attention,
+            "split_into": 1 if kind.moves_states else n_parts,
+            "longest": longest if header.lengths_differ else None,
+        }
+        binding = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        adapters = (Path(adapter.path) for adapter in info.model.adapters)
+        return binding, [sha256_of_file(path, hashes) for path in adapters]
 
-def _binding(
-    header: GgufHeader,
-    settings: EngineSettings,
-    info: EngineInfo,
-    hashes: Path,
-    projector: Path | None,
-    moves_states: bool,
-) -> str:
-    """A hash of what all states depend on; only engines with the same one may read them.
-
-    Hashes the model, which takes seconds per gigabyte, or finds the hash that was stored under
-    `hashes`.
-
-    Raises:
-        OSError: a file of the model cannot be read.
-    """
-    n_parts = 1 if info.kv_unified else info.slots
-    longest = info.kv_cells // n_parts
-    parts = {
-        "format": _FORMAT,
-        "byteorder": sys.byteorder,
-        "versions": {name: v for name, v in info.versions.items() if name != "python"},
-        "backend": info.backend,
-        "model": [sha256_of_file(path, hashes) for path in header.parts],
-        "projector": [sha256_of_file(projector, hashes)] if projector is not None else None,
-        "kv_types": settings.kv_types,
-        "rope": settings.rope,
-        "metadata": header.overridden,
-        "control": info.model.control.sha256 if info.model.control is not None else None,
-        "flash_attention": settings.flash_attention,
-        "split_into": 1 if moves_states else n_parts,
-        "longest": longest if header.lengths_differ else None,
-    }
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    folder = Path(os.path.expanduser(settings.kv_store))
+    return Disk(folder, info.kv_store_bytes, kind, bind)
