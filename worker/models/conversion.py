@@ -73,12 +73,30 @@ async def convert_once(
     Raises `ModelError` if the source changes meanwhile.
     """
     target = cache_dir / CONVERTED / await asyncio.to_thread(key_now, on_progress) / name
+
+    async def convert() -> None:
+        prefix = f"attempt-{target.stem}-"
+        for stale in target.parent.glob(f"{prefix}*"):
+            shutil.rmtree(stale, ignore_errors=True)
+        attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
+        try:
+            written = attempt / target.name
+            await _run_converter(arguments(str(written)), on_progress)
+            check(await asyncio.to_thread(read_header, written))
+            if await asyncio.to_thread(key_now, lambda progress: None) != target.parent.name:
+                raise ModelError(
+                    "The model's files changed while they were converted; start again."
+                )
+            os.replace(written, target)
+        finally:
+            shutil.rmtree(attempt, ignore_errors=True)
+
     if not await asyncio.to_thread(is_usable, target, check):
         await asyncio.to_thread(_make_folder, target.parent)
         async with _locked(lock := target.with_suffix(".lock"), on_progress):
             if not await asyncio.to_thread(is_usable, target, check):
                 try:
-                    await _convert_into(target, arguments, check, key_now, on_progress)
+                    await convert()
                 except BaseException:
                     with contextlib.suppress(OSError):  # nothing was made: no folder of it stays
                         lock.unlink()
@@ -152,28 +170,6 @@ async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
         yield
     finally:
         lock.release()
-
-
-async def _convert_into(
-    target: Path,
-    arguments: Callable[[str], Sequence[str]],
-    check: Callable[[GgufHeader], None],
-    key_now: Callable[[OnProgress], str],
-    on_progress: OnProgress,
-) -> None:
-    prefix = f"attempt-{target.stem}-"
-    for stale in target.parent.glob(f"{prefix}*"):
-        shutil.rmtree(stale, ignore_errors=True)
-    attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
-    try:
-        written = attempt / target.name
-        await _run_converter(arguments(str(written)), on_progress)
-        check(await asyncio.to_thread(read_header, written))
-        if await asyncio.to_thread(key_now, lambda progress: None) != target.parent.name:
-            raise ModelError("The model's files changed while they were converted; start again.")
-        os.replace(written, target)
-    finally:
-        shutil.rmtree(attempt, ignore_errors=True)
 
 
 async def _run_converter(arguments: Sequence[str], on_progress: OnProgress) -> None:
