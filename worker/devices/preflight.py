@@ -55,10 +55,7 @@ class Questions(msgspec.Struct, frozen=True):
 
     @property
     def steps(self) -> list[Step]:
-        skipped: dict[Step, bool] = {
-            "trial": self.trial_path is None,
-            "plan": self.plan_path is None,
-        }
+        skipped = {"trial": self.trial_path is None, "plan": self.plan_path is None}
         return [step for step in _DOING if not skipped.get(step)]
 
 

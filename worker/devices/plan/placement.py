@@ -106,12 +106,8 @@ def largest_tensor_bytes(devices: Devices) -> int:
     """The largest tensor, to a MiB, that each of the devices takes: with Vulkan, a driver may say
     how much of a buffer a kernel can reach. llama.cpp ends the process at a larger one."""
     with closing(_Meta()) as meta:
-        return (
-            largest(
-                _MOST_TENSOR_MIB, lambda n: all(meta.takes(n << 20, device) for device in devices)
-            )
-            << 20
-        )
+        most = largest(_MOST_TENSOR_MIB, lambda n: all(meta.takes(n << 20, d) for d in devices))
+    return most << 20
 
 
 def largest(most: int, fits: Callable[[int], bool]) -> int:
