@@ -24,13 +24,7 @@ from worker.devices.cpu import instructions
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan, memory_map
 from worker.devices.preflight import ChosenDevice, Findings, Questions
-from worker.errors import (
-    ConfigError,
-    DownloadError,
-    InsufficientVram,
-    ModelError,
-    WorkerError,
-)
+from worker.errors import ConfigError, DownloadError, InsufficientVram, ModelError, WorkerError
 from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft

@@ -27,13 +27,7 @@ from worker.api.chat.request import Chat, Generate
 from worker.api.http.body import deadline_of, in_background, read_as
 from worker.api.http.encoding import KEEPALIVE, LargeAnswer, in_parts
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
-from worker.api.http.operation import (
-    JSON,
-    SSE,
-    AsInReference,
-    Events,
-    Operation,
-)
+from worker.api.http.operation import JSON, SSE, AsInReference, Events, Operation
 from worker.api.http.resume import RESUME, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog

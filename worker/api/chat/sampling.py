@@ -14,26 +14,14 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BeforeValidator,
-    Field,
-    create_model,
-)
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from worker.api.http.body import Flag, Integer, Number, OpenBody, parse_json
 from worker.api.http.faults import is_number
 from worker.api.http.state import AppState, ServedModel
 from worker.errors import InvalidRequest
-from worker.wire.sampling import (
-    DEFAULT_BREAKERS,
-    OTHERS,
-    PARAMETERS,
-    Sampling,
-    order_of,
-)
+from worker.wire.sampling import DEFAULT_BREAKERS, OTHERS, PARAMETERS, Sampling, order_of
 
 MAX_SEED = 2**64 - 1
 MAX_BIASES = 1024

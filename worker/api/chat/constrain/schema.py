@@ -13,12 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from worker.api.chat.constrain import keywords, sizes
-from worker.api.chat.constrain.proofs import (
-    DEFINITIONS,
-    are_disjoint,
-    constants_in,
-    endless_in,
-)
+from worker.api.chat.constrain.proofs import DEFINITIONS, are_disjoint, constants_in, endless_in
 from worker.api.chat.constrain.report import (
     MAX_BYTES,
     MAX_DEPTH,

@@ -28,10 +28,7 @@ from worker.api.dialects.llama_server.schema import (
 from worker.api.http.encoding import data_event, large_event
 from worker.api.http.errors import nested_events
 from worker.api.http.faults import refusal
-from worker.api.http.operation import (
-    SSE,
-    Dialect,
-)
+from worker.api.http.operation import SSE, Dialect
 from worker.api.http.state import AppState
 from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
 from worker.wire.sampling import PARAMETERS

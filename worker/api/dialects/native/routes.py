@@ -19,12 +19,7 @@ from worker.api.dialects.native.schema import (
     inference_body,
     read_inference,
 )
-from worker.api.dialects.native.stream import (
-    EVENT_STREAM,
-    LINE_STREAM,
-    NativeAnswer,
-    NativeLines,
-)
+from worker.api.dialects.native.stream import EVENT_STREAM, LINE_STREAM, NativeAnswer, NativeLines
 from worker.api.http.body import read
 from worker.api.http.errors import FLAT
 from worker.api.http.operation import JSON, NDJSON, SSE, Dialect, Events, Operation

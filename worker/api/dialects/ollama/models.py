@@ -14,14 +14,7 @@ from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.ollama.naming import served, tagged
 from worker.api.http.body import Flag, OpenBody, read
 from worker.api.http.encoding import json_line, rfc3339
-from worker.api.http.operation import (
-    JSON,
-    NDJSON,
-    AsInReference,
-    Events,
-    Operation,
-    joined_in,
-)
+from worker.api.http.operation import JSON, NDJSON, AsInReference, Events, Operation, joined_in
 from worker.api.http.state import AppState
 from worker.errors import ModelNotFound
 from worker.wire.sampling import PARAMETERS

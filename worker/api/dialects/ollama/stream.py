@@ -13,20 +13,8 @@ from worker.api.chat.run import generation
 from worker.api.chat.scored import scored_tokens
 from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.ollama.models import OPERATIONS as MODELS
-from worker.api.dialects.ollama.naming import (
-    ERRORS,
-    LINES,
-    nanoseconds,
-    now,
-    tagged,
-    untagged,
-)
-from worker.api.dialects.ollama.schema import (
-    ChatBody,
-    GenerateBody,
-    read_chat,
-    read_generate,
-)
+from worker.api.dialects.ollama.naming import ERRORS, LINES, nanoseconds, now, tagged, untagged
+from worker.api.dialects.ollama.schema import ChatBody, GenerateBody, read_chat, read_generate
 from worker.api.http.encoding import json_line
 from worker.api.http.operation import NDJSON, Dialect
 from worker.wire.messages import Finished
