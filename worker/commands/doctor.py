@@ -115,10 +115,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
 
 def diagnose(
-    settings: Settings,
-    *,
-    child: Sequence[str] | None = None,
-    root: Path = Path("/"),
+    settings: Settings, *, child: Sequence[str] | None = None, root: Path = Path("/")
 ) -> Diagnosis:
     """Check everything that a start needs, in order."""
     found = Diagnosis(f"llorch-{settings.backend}")

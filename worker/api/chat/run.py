@@ -165,10 +165,7 @@ def _count(scores: Sequence[TokenLogprob]) -> int:
 
 
 async def _echoes(
-    request: Request,
-    state: AppState,
-    asked: Generate,
-    requests: Sequence[InferenceRequest],
+    request: Request, state: AppState, asked: Generate, requests: Sequence[InferenceRequest]
 ) -> list[str]:
     """The prompt of each choice as a text."""
     texts: list[str] = []
@@ -229,11 +226,7 @@ async def answered(request: Request, state: AppState, work: Work) -> Any:
 
 
 def generation(
-    path: str,
-    summary: str,
-    body: type[Body],
-    read: Read[Body],
-    answer: type[Answer[Any]],
+    path: str, summary: str, body: type[Body], read: Read[Body], answer: type[Answer[Any]]
 ) -> Operation:
     """`POST path`, streamed or whole."""
     endpoint = partial(respond, body=body, read=read, answer_of=answer)

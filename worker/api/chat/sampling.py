@@ -162,8 +162,7 @@ class SamplingFields(_Numbers):
     """How tokens are drawn; an absent field has the model's default."""
 
     samplers: Order = Field(
-        (),
-        description="the samplers that are used, in their order: names, or llama.cpp's letters",
+        (), description="the samplers that are used, in their order: names, or llama.cpp's letters"
     )
     sampler_priority: Order = Field(
         (), description="as samplers, but those that it does not name come last"

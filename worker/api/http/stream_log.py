@@ -180,11 +180,7 @@ class Streams:
         return list(dict.fromkeys(self._logs.values()))
 
     def open(
-        self,
-        owner: str,
-        names: Collection[str],
-        log: StreamLog,
-        chunks: AsyncIterator[bytes],
+        self, owner: str, names: Collection[str], log: StreamLog, chunks: AsyncIterator[bytes]
     ) -> None:
         """Keep a stream under these names. An older one of the same name ends."""
         for name in names:

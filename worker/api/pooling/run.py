@@ -89,11 +89,7 @@ async def embed(
 
 
 async def rank(
-    request: Request,
-    state: AppState,
-    model_name: str | None,
-    query: str,
-    documents: Sequence[str],
+    request: Request, state: AppState, model_name: str | None, query: str, documents: Sequence[str]
 ) -> tuple[list[float], int]:
     """A score for each document, in their order, and the tokens. `model_name`: as in `embed`.
 

@@ -82,10 +82,7 @@ def _forced_calls(tools: tuple[Tool, ...], several: bool) -> Constrained:
         if parameters["type"] != "object":
             path = f"{tool.path}.type"
             schemas.report.fault(path, "const", f"{path} must be 'object'")
-        call = {
-            "name": {"const": tool.name},
-            "arguments": schemas.compiled(parameters, tool.path),
-        }
+        call = {"name": {"const": tool.name}, "arguments": schemas.compiled(parameters, tool.path)}
         calls.append(
             {
                 "type": "object",

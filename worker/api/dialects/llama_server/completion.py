@@ -96,11 +96,7 @@ class TextAnswer(Answer[TextBody]):
                 return b""
 
     def _part(
-        self,
-        choice: Choice,
-        text: str,
-        ids: Sequence[int],
-        logprobs: Sequence[TokenLogprob],
+        self, choice: Choice, text: str, ids: Sequence[int], logprobs: Sequence[TokenLogprob]
     ) -> dict[str, Any]:
         part: dict[str, Any] = {
             "index": choice.index,

@@ -121,9 +121,5 @@ OPERATIONS = [
     )
 ]  # fmt: skip
 DIALECT = Dialect(
-    [*OPERATIONS, *EMBEDDINGS],
-    NESTED,
-    {SSE: CHUNK_STREAM},
-    reference=_REFERENCE,
-    root="/v1/",
+    [*OPERATIONS, *EMBEDDINGS], NESTED, {SSE: CHUNK_STREAM}, reference=_REFERENCE, root="/v1/"
 )

@@ -148,10 +148,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         choice, job = self.choice, self.choice.job
         return {
             "input_tokens": job.prompt_tokens,
-            "input_tokens_details": {
-                "cached_tokens": job.cached_tokens,
-                "cache_write_tokens": 0,
-            },
+            "input_tokens_details": {"cached_tokens": job.cached_tokens, "cache_write_tokens": 0},
             "output_tokens": choice.tokens_out,
             "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
             "total_tokens": job.prompt_tokens + choice.tokens_out,
