@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from worker.api.http.faults import refusal
 from worker.wire.adapters import Adapter, Applied, applied
@@ -38,9 +38,6 @@ class AdapterScales:
         """Set `scales`; one that is not in the list is off from now on. Raises as `of`."""
         listed = self._listed(asked)
         self.scales = [listed.get(number, 0.0) for number in range(len(self.loaded))]
-
-    def names_of(self, adapters: Iterable[int]) -> list[str]:
-        return [self.names[number] for number in adapters]
 
     def _listed(self, asked: Asked) -> dict[int, float]:
         found: dict[int, float] = {}
