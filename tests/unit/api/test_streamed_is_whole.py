@@ -48,12 +48,13 @@ from worker.api.dialects.ollama.stream import ChatAnswer as OllamaChatAnswer
 from worker.api.dialects.ollama.stream import GenerateAnswer as OllamaTextAnswer
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody, read_chat
 from worker.api.dialects.openai.schema import read_completion as read_openai_completion
-from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
+from worker.api.dialects.openai.stream import ChatAnswer, CompletionAnswer
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.dialects.responses.schema import read as read_response
 from worker.api.dialects.responses.stream import STREAM as RESPONSE_STREAM
 from worker.api.dialects.responses.stream import ResponseAnswer
 from worker.api.http.encoding import in_parts
+from worker.api.http.errors import CHUNK_STREAM
 from worker.api.http.operation import NDJSON, StreamForm
 from worker.errors import EngineCrashed
 from worker.settings import Settings

@@ -91,6 +91,8 @@ def nested_events(is_last: Callable[[bytes], bool]) -> StreamForm:
 
 FLAT = ErrorForm(flat_error, FlatError)
 NESTED = ErrorForm(nested_error, NestedError)
+CHUNK_STREAM = nested_events(lambda event: event.startswith(b"data: [DONE]"))
+"""OpenAI's streams."""
 
 
 def details_of(error: WorkerError) -> Mapping[str, Any]:

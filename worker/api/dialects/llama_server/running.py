@@ -12,7 +12,7 @@ from starlette.responses import Response
 from worker.api.chat.fields import MAX_CHOICES, Many
 from worker.api.dialects.llama_server.schema import ERRORS, REFERENCE
 from worker.api.http.body import OpenBody, read
-from worker.api.http.errors import nested_events
+from worker.api.http.errors import CHUNK_STREAM
 from worker.api.http.faults import refusal
 from worker.api.http.operation import SSE, Dialect, Events, Operation
 from worker.api.http.resume import go_on, owner_of
@@ -102,6 +102,5 @@ OPERATIONS = [
     )
     for prefix in ("/v1", "")),
 ]  # fmt: skip
-_CHUNKS = nested_events(lambda event: event.startswith(b"data: [DONE]"))
-"""Of the streams that are read here: chats of the page, in OpenAI's form."""
-DIALECT = Dialect(OPERATIONS, ERRORS, {SSE: _CHUNKS}, reference=REFERENCE)
+# The streams that are read here are chats of the page, in OpenAI's form.
+DIALECT = Dialect(OPERATIONS, ERRORS, {SSE: CHUNK_STREAM}, reference=REFERENCE)

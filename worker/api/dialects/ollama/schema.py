@@ -169,9 +169,7 @@ def read_generate(body: GenerateBody, state: AppState) -> Generate | Response:
     """
     if not (body.prompt or body.suffix):
         return _loaded(body, state, {"response": ""})
-    info = state.supervisor.info
-    has_template = info is None or info.model.has_chat_template
-    if not (body.raw or body.suffix) and has_template:
+    if not (body.raw or body.suffix) and state.served.has_chat_template:
         system = (Message("system", body.system),) if body.system else ()
         pictures = _pictures(body.images, "images")
         content = (*pictures, Part(body.prompt)) if pictures else body.prompt

@@ -18,9 +18,9 @@ from worker.api.dialects.openai.schema import (
     read_chat,
     read_completion,
 )
-from worker.api.dialects.openai.stream import CHUNK_STREAM, ChatAnswer, CompletionAnswer
+from worker.api.dialects.openai.stream import ChatAnswer, CompletionAnswer
 from worker.api.http.encoding import rfc3339
-from worker.api.http.errors import NESTED
+from worker.api.http.errors import CHUNK_STREAM, NESTED
 from worker.api.http.operation import SSE, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.errors import ModelNotFound

@@ -20,11 +20,10 @@ from worker.api.dialects.openai.logprobs import (
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.http.encoding import data_event, dumps, in_parts, quoted
-from worker.api.http.errors import nested_events
+from worker.api.http.errors import CHUNK_STREAM
 from worker.wire.messages import Finished, PromptProgress, PromptScored, Started
 
 DONE = b"data: [DONE]\n\n"
-CHUNK_STREAM = nested_events(lambda event: event.startswith(b"data: [DONE]"))
 
 
 class _Choices(Answer[Any]):
