@@ -170,12 +170,13 @@ def diagnose(
         found.failed("plan", findings.error)
     elif found.plan is not None:
         found.ok("plan", _plan_line(found.plan))
+    devices = msgspec.to_builtins(findings.device or ())
     found.details = {
         "threads": budget.threads,
         "memory_available_bytes": budget.memory_available_bytes,
         "memory_limit_bytes": limit,
         "library": msgspec.to_builtins(findings.library),
-        "device": msgspec.to_builtins(_one_or_all(findings.device or [None])),
+        "device": devices[0] if len(devices) == 1 else devices or None,
         "trial": msgspec.to_builtins(findings.trial),
         "plan": found.plan.as_dict() if found.plan else None,
         "cache_dir": str(settings.cache_path),
@@ -318,10 +319,6 @@ def _native_checks(found: Diagnosis, findings: Findings) -> None:
         (found.ok if all(wall.holds for wall in trial.walls) else found.unknown)("confined", told)
     if findings.error is not None and findings.step != "plan":
         found.failed(findings.step, findings.error)
-
-
-def _one_or_all(devices: Sequence[ChosenDevice | None]) -> object:
-    return devices[0] if len(devices) == 1 else devices
 
 
 def _device_line(device: ChosenDevice) -> str:

@@ -62,7 +62,8 @@ class History:
             row[f"{name}_per_second"] = round((n - before[1][name]) / seconds, 2)
         for name, after in self._buckets.items():
             for label, q in QUANTILES.items():
-                row[f"{name}_ms_{label}"] = _milliseconds(quantile(before[2][name], after, q))
+                found = quantile(before[2][name], after, q)
+                row[f"{name}_ms_{label}"] = found and round(1000 * found, 3)
         self._rows.append(row)
 
     def columns(self, names: Iterable[str]) -> dict[str, list[float | None]]:
@@ -106,7 +107,3 @@ def quantile(before: Sequence[tuple[float, float]], after: Buckets, q: float) ->
 
 def _percent(part: int, whole: int) -> float:
     return round(100 * part / whole, 2) if whole else 0.0
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else round(1000 * seconds, 3)

@@ -41,8 +41,8 @@ class LiveLine:
         self._phase = ""
         self._phase_began = self._shown_at = 0.0
 
-    def show(self, progress: Progress, now: float | None = None) -> None:
-        now = time.monotonic() if now is None else now
+    def show(self, progress: Progress) -> None:
+        now = time.monotonic()
         if progress.phase != self._phase:
             self._phase, self._phase_began = progress.phase, now
         elif now - self._shown_at < _LEAST_SECONDS_BETWEEN:

@@ -148,10 +148,7 @@ class _Transport:
 
     def forget(self) -> None:
         """The protocol, which would otherwise wait for a garbage collection."""
-        self._end, self.write = _nothing, self._transport.write
-
-
-def _nothing() -> None: ...
+        self._end, self.write = lambda: None, self._transport.write
 
 
 class WorkerProtocol(HttpToolsProtocol):

@@ -45,8 +45,7 @@ class Gate:
         self._is_local = all(map(is_loopback, settings.host))
         # With a key, a page of a rebound name gets nothing; and no page reaches a Unix socket.
         self._checks_host = settings.uds is None and (self._is_local or not settings.needs_key)
-        own = [settings.advertise_host] if settings.advertise_host else []
-        self._own = {name.lower() for name in own}
+        self._own = {settings.advertise_host.lower()} if settings.advertise_host else set()
         self._hosts = _LOOPBACK | self._own | {name.lower() for name in settings.allow_host}
         if not self._is_local:
             self._hosts |= {*map(str.lower, settings.host), socket.gethostname().lower()}

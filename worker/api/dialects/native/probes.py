@@ -123,7 +123,7 @@ MOST_WAITING = 32
 
 async def status(request: Request, state: AppState) -> Status:
     now = state.supervisor.status()
-    body: Status = {
+    return {
         "at": time.time(),
         "state": now.state,
         "phase": now.progress.phase,
@@ -147,7 +147,6 @@ async def status(request: Request, state: AppState) -> Status:
         "engine_crashes": state.metrics.value("worker_engine_crashes_total"),
         "refusals": [*reversed(state.refusals)],
     }
-    return body
 
 
 def _memory(now: WorkerStatus) -> list[MemoryPart]:
