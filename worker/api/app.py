@@ -8,7 +8,6 @@ from importlib import import_module
 from worker.api.http.app import Application
 from worker.api.http.operation import Dialect
 from worker.api.http.page import pages
-from worker.api.http.routes import Routes
 from worker.api.http.state import AppState
 
 _MODULES = (
@@ -25,7 +24,6 @@ _MODULES = (
 DIALECTS: tuple[Dialect, ...] = tuple(
     import_module(f"worker.api.dialects.{module}").DIALECT for module in _MODULES
 )
-ROUTES = Routes(DIALECTS)
 
 
 def create_app(state: AppState) -> Application:

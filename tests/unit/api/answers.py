@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,15 @@ class Message:
     def named(self) -> list[tuple[str, Any]]:
         """Names and parsed arguments."""
         return [(call["name"], json.loads(call["arguments"])) for call in self.calls]
+
+
+def use_of(
+    tools: Iterable[Mapping[str, Any]], forced: str | None = None, *, parallel: bool = True
+) -> ToolUse:
+    """The use of `tools`, which are in OpenAI's form."""
+    functions = [tool["function"] for tool in tools]
+    parameters = {function["name"]: function.get("parameters") for function in functions}
+    return ToolUse(forced, parallel, parameters)
 
 
 def message_of(deltas: Iterable[Delta]) -> Message:

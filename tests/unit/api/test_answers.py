@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.support.scripted_api import ScriptedFactory, story
 from tests.support.worker import until
-from tests.unit.api.answers import Message, message_of, parse
+from tests.unit.api.answers import Message, message_of, parse, use_of
 from tests.unit.api.model_outputs import CASES, HELLO, TOOLS, Case
 from tests.unit.api.round_trips import NAMES
 from tests.unit.api.round_trips import source as template
@@ -30,7 +30,7 @@ from worker.api.chat.parse.tagged_calls import nested_value
 from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
 from worker.wire.messages import Finished, PromptScored, Started, TokenLogprob
 
-USE = ToolUse.of(TOOLS)
+USE = use_of(TOOLS)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.template}:{case.output[:30]!r}")
@@ -159,14 +159,14 @@ def test_reasoning_is_only_at_the_beginning(output: str, reasoning: str, content
 
 
 def test_one_call_at_most_where_one_is_asked_for() -> None:
-    use = ToolUse.of(TOOLS, parallel=False)
+    use = use_of(TOOLS, parallel=False)
     call = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
     assert parse(call * 3, template("Qwen-Qwen2.5-7B-Instruct"), use, 5).named == [("nothing", {})]
 
 
 def one_parameter(schema: object) -> ToolUse:
     parameters = {"type": "object", "properties": {} if schema is None else {"v": schema}}
-    return ToolUse.of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    return use_of([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
 
 
 TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
@@ -383,7 +383,7 @@ def test_no_output_breaks_a_parser(
     name: str, pieces: list[str], prompt_end: str, size: int
 ) -> None:
     output, source = "".join(pieces), template(name)
-    for use in (USE, ToolUse.of(TOOLS, "*"), None):
+    for use in (USE, use_of(TOOLS, "*"), None):
         parse(output, source, use, size, prompt_end)
         whole = parse(output, source, use, 10**6, prompt_end)
         if use is None and prompt_end == "" and not any(s in output for s in SPELLINGS):
@@ -400,7 +400,7 @@ def test_an_open_quote_costs_no_time(quote: str) -> None:
 
 
 def test_the_forced_form_is_read_whatever_the_dialect() -> None:
-    use = ToolUse.of(TOOLS, "edit")
+    use = use_of(TOOLS, "edit")
     arguments: Any = {"filename": "a", "old": "<tool_call>", "new": "}"}
     output = json.dumps({"name": "edit", "arguments": arguments})
     for name in NAMES:
@@ -413,7 +413,7 @@ def test_a_forced_call_that_is_cut_off_is_no_text() -> None:
     begun = output.index(": {") + len(": {")
     for name in NAMES:
         for end in range(len(output)):
-            cut = parse(output[:end], template(name), ToolUse.of(TOOLS, "*"), 3)
+            cut = parse(output[:end], template(name), use_of(TOOLS, "*"), 3)
             assert cut.content == "" and len(cut.calls) == (end >= begun)
 
 

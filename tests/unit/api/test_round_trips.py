@@ -12,16 +12,15 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.api.answers import Message, message_of
+from tests.unit.api.answers import Message, message_of, use_of
 from tests.unit.api.model_outputs import TOOLS
 from tests.unit.api.round_trips import EDIT, FUNCTION, NAMES, Written, source, written
 from worker.api.chat.delta import Delta, Reasoning, Text
 from worker.api.chat.parse.answer import AnswerParser
-from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
 from worker.api.chat.parse.tagged_calls import Tags
 
-USE = ToolUse.of([EDIT, *TOOLS])
+USE = use_of([EDIT, *TOOLS])
 WRITE_NO_CALLS = {
     # These drop the calls of earlier answers, or want other variables than `tools`.
     "LFM2-8B-A1B",

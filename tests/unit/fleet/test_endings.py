@@ -7,13 +7,15 @@ import json
 import pytest
 
 from tests.unit.fleet.scripted import Conversation, call, fleet_of
-from worker.api.app import ROUTES
+from worker.api.app import DIALECTS
 from worker.api.http.operation import NDJSON
+from worker.api.http.routes import Routes
 from worker.errors import EngineCrashed
 from worker.fleet.endings import Tail
 
 pytestmark = pytest.mark.anyio
 
+ROUTES = Routes(DIALECTS)
 STREAMED = {"stream": True}
 NATIVE = b'event: token\ndata: {"type":"token","t":"a","i":0}\n\n'
 CHAT = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'

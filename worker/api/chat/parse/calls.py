@@ -6,7 +6,7 @@ import re
 import secrets
 import string
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,15 +26,6 @@ class ToolUse:
     parallel: bool
     parameters: Mapping[str, Any]
     """The schema of each function's parameters, by the function's name."""
-
-    @classmethod
-    def of(
-        cls, tools: Sequence[Mapping[str, Any]], forced: str | None = None, *, parallel: bool = True
-    ) -> ToolUse:
-        """The use of `tools`, which are in OpenAI's form."""
-        functions = [tool["function"] for tool in tools]
-        parameters = {function["name"]: function.get("parameters") for function in functions}
-        return cls(forced, parallel, parameters)
 
     def offered(self, written: str) -> str | None:
         """The function that a model means: it may write `functions.NAME` and `NAME:0`."""
