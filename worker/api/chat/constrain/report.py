@@ -38,9 +38,10 @@ class SchemaReport:
         self.faults: list[Fault] = []
         self._counts = Counter[str]()
 
-    def fault(self, path: str, constraint: str, message: str) -> None:
+    def fault(self, path: str, constraint: str, what: str) -> None:
+        """In the message, `what` follows the path, as in "must be …"."""
         if len(self.faults) < MAX_FAULTS:
-            self.faults.append(fault(path, constraint, message))
+            self.faults.append(fault(path, constraint, f"{path} {what}"))
 
     def leave_out(self, path: str) -> None:
         self.not_enforced[path] = None

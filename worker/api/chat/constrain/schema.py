@@ -56,11 +56,11 @@ class Schemas:
                 raise TooLarge(f"it has more than {MAX_BYTES} bytes")
             return self.visit(schema, path, 0, merged=False)
         except RecursionError:
-            self.report.fault(path, "maxDepth", f"{path} is nested too deeply")
+            self.report.fault(path, "maxDepth", "is nested too deeply")
         except TooLarge as error:
-            self.report.fault(path, "maxSize", f"{path} is too large: {error}")
+            self.report.fault(path, "maxSize", f"is too large: {error}")
         except ValueError:
-            self.report.fault(path, "type", f"{path} must be JSON")
+            self.report.fault(path, "type", "must be JSON")
         return True
 
     def finished(self) -> tuple[str, ...]:
@@ -71,9 +71,8 @@ class Schemas:
         """
         if not self.report.faults:
             for name in endless_in(self.definitions):
-                path = self._referrers[name]
-                message = f"{path} never ends: each value under it must hold another one"
-                self.report.fault(path, "unsupported", message)
+                what = "never ends: each value under it must hold another one"
+                self.report.fault(self._referrers[name], "unsupported", what)
         if self.report.faults:
             raise invalid(self.report.faults)
         return tuple(self.report.not_enforced)
@@ -84,8 +83,7 @@ class Schemas:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            expected = "must be a JSON schema: an object, true or false"
-            self.report.fault(path, "type", f"{path} {expected}")
+            self.report.fault(path, "type", "must be a JSON schema: an object, true or false")
             return True
         self.report.count(1, "parts")
         if depth > MAX_DEPTH:
@@ -105,15 +103,14 @@ class Schemas:
     def target(self, pointer: object, path: str, depth: int, *, merged: bool) -> Any:
         """The compiled `$ref`: a reference into the table of definitions."""
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
-            self.report.fault(
-                path, "unsupported", f"{path} must point into the schema itself, as '#/$defs/…'"
-            )
+            what = "must point into the schema itself, as '#/$defs/…'"
+            self.report.fault(path, "unsupported", what)
             return {}
         key = (self._n_documents, pointer, merged)
         if key not in self._names:
             found = _resolved(self._document, pointer)
             if found is _NOTHING:
-                self.report.fault(path, "unknown", f"{path} points at nothing")
+                self.report.fault(path, "unknown", "points at nothing")
                 return {}
             self.report.count(1, "targets of references")
             name = self._names[key] = f"d{len(self._names)}"
@@ -189,7 +186,7 @@ class _Part:
             if keyword.takes(value):
                 keyword.add(self, name, value, path)
             else:
-                self._report.fault(path, "type", f"{path} must be {keyword.noun}")
+                self._report.fault(path, "type", f"must be {keyword.noun}")
 
     def finished(self) -> Any:
         given, out = self._given, self._out

@@ -42,13 +42,14 @@ async def tags(request: Request, state: AppState) -> object:
 async def running(request: Request, state: AppState) -> object:
     if state.supervisor.info is None:
         return {"models": []}
+    held = state.supervisor.status().vram_bytes
     loaded = {
+        "size": held,
         "expires_at": _NEVER,
-        "size_vram": _held(state) if state.settings.engine.on_gpu else 0,
+        "size_vram": held if state.settings.engine.on_gpu else 0,
         "context_length": state.loaded().model.context_length,
     }
-    entry = _entry(state, state.model_name) | {"size": _held(state)}
-    return {"models": [entry | loaded]}
+    return {"models": [_entry(state, state.model_name) | loaded]}
 
 
 async def show(request: Request, state: AppState) -> object:
@@ -144,10 +145,6 @@ def _capabilities(state: AppState) -> list[str]:
     ):
         found.append("insert")
     return found
-
-
-def _held(state: AppState) -> int:
-    return state.supervisor.status().vram_bytes
 
 
 def _started_at(state: AppState) -> str:
