@@ -29,9 +29,9 @@ _MOST_THREADS = 1024
 _COMMANDS = ("convert", "verify", "inspect", "list", "cache", "adapter")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     open_standard_files()
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -25,8 +25,8 @@ _RECIPES = (_PACKAGE / "assets" / "engine", _PACKAGE.parent)
 """Where the package `builds` may lie: in an installation, in a checkout."""
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:

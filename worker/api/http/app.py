@@ -116,7 +116,7 @@ class Surface:
                 if (key := gate.check(operation, scope, head)) is not None:
                     self.admitted(key)
                 if operation is None:
-                    raise place.missing(scope["method"])
+                    raise place.missing()
                 scope["path_params"] = place.parameters
                 request = Request(scope, receive, answer)
                 found = await self.answer(request, place, operation, answer)

@@ -23,8 +23,8 @@ class Place:
     above: str = ""
     """The page's path below which it was asked for."""
 
-    def missing(self, method: str) -> WorkerError:
-        """Why there is no operation of this method."""
+    def missing(self) -> WorkerError:
+        """Why there is no operation of the method that was asked for."""
         if not self.operations:
             return PathNotFound("there is no such path; /openapi.json lists the ones there are")
         message = "this path does not take that method"
