@@ -26,14 +26,6 @@ MODEL_ERRORS = (*JOB_ERRORS, 404)
 """Of operations whose body may name a model."""
 
 
-def joined_in(field: str) -> Callable[[Sequence[Any]], Any]:
-    """Joins the lists that answers have in this field."""
-    return lambda answers: {
-        **(answers[0] if answers else {}),
-        field: [each for answer in answers for each in answer[field]],
-    }
-
-
 AsInReference = Annotated[Any, Field(description="in the form of the API that has this path")]
 """Of an answer whose form is another project's, who documents it."""
 Events = Annotated[Any, Field(description="one event after the other, in that API's form")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,7 +15,7 @@ from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.ollama.naming import served, tagged
 from worker.api.http.body import Flag, OpenBody, read
 from worker.api.http.encoding import json_line, rfc3339
-from worker.api.http.operation import JSON, NDJSON, AsInReference, Events, Operation, joined_in
+from worker.api.http.operation import JSON, NDJSON, AsInReference, Events, Operation
 from worker.api.http.state import AppState
 from worker.errors import ModelNotFound
 from worker.wire.sampling import PARAMETERS
@@ -37,6 +38,10 @@ async def tags(request: Request, state: AppState) -> object:
     modified_at = _started_at(state)
     entries = [_entry(state, name) | {"modified_at": modified_at} for name in state.all_names]
     return {"models": entries}
+
+
+def _of_fleet(answers: Sequence[Any]) -> Any:
+    return {"models": [entry for answer in answers for entry in answer["models"]]}
 
 
 async def running(request: Request, state: AppState) -> object:
@@ -155,11 +160,11 @@ def _started_at(state: AppState) -> str:
 OPERATIONS = [
     Operation(
         "GET", "/api/tags", tags, "The model served", errors=(503,),
-        asks="groups", joined=joined_in("models"),
+        asks="groups", joined=_of_fleet,
     ),
     Operation(
         "GET", "/api/ps", running, "The model loaded",
-        asks="groups", joined=joined_in("models"),
+        asks="groups", joined=_of_fleet,
     ),
     Operation(
         "POST", "/api/show", show, "What is known of the model",
