@@ -52,7 +52,9 @@ def client_of(settings: Settings, *, is_probe: bool = False) -> httpx.Client:
         check_certificate(settings.certificate)
         trusted.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         trusted.load_verify_locations(settings.certificate[0])
-    host, scheme = _reachable(settings.host[0]), "https" if settings.certificate else "http"
+    # A worker that listens on all addresses is asked at the loopback address.
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host[0], settings.host[0])
+    scheme = "https" if settings.certificate else "http"
     place = f"[{host}]" if ":" in host else host
     try:
         url = httpx.URL(f"{scheme}://{place}:{settings.port}{settings.api_prefix}")
@@ -65,11 +67,6 @@ def client_of(settings: Settings, *, is_probe: bool = False) -> httpx.Client:
         trust_env=False,
         transport=httpx.HTTPTransport(verify=trusted, uds=settings.socket_path),
     )
-
-
-def _reachable(host: str) -> str:
-    """The address itself, or the loopback address where a worker listens on all."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def lost(error: httpx.HTTPError) -> WorkerError:

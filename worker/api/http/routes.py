@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from starlette.routing import compile_path
@@ -39,7 +39,7 @@ class Routes:
         for dialect in dialects:
             for operation in dialect.operations:
                 _, methods = by_path.setdefault(operation.path, (dialect, {}))
-                for method in _methods(operation):
+                for method in ("GET", "HEAD") if operation.method == "GET" else (operation.method,):
                     methods.setdefault(method, operation)
         self._fixed: dict[str, Place] = {}
         self._patterns: list[tuple[re.Pattern[str], Place]] = []
@@ -81,7 +81,3 @@ class Routes:
         """That of the longest root; for `*`, which is no path, that of the shortest."""
         found = (dialect for root, dialect in self._roots if f"{path}/".startswith(root))
         return next(found, self._roots[-1][1])
-
-
-def _methods(operation: Operation) -> Iterable[str]:
-    return ("GET", "HEAD") if operation.method == "GET" else (operation.method,)

@@ -47,7 +47,9 @@ async def info(request: Request, state: AppState) -> dict[str, Any]:
         "limits": _limits(state),
         "model": _model(state, engine) if engine is not None else None,
         "engine": _engine(engine, state.settings.engine) if engine is not None else None,
-        "residency": _residency(engine) if engine is not None else None,
+        "residency": asdict(engine.residency) | {"device_bytes": engine.residency.device_bytes}
+        if engine is not None
+        else None,
         "engine_crashes": list(map(_crash, status.crashes)),
     }
 
@@ -111,10 +113,6 @@ def _engine(engine: EngineInfo, settings: EngineSettings) -> dict[str, Any]:
         "plan": dict(engine.plan),
         "load_seconds": round(engine.load_seconds, 3),
     }
-
-
-def _residency(engine: EngineInfo) -> dict[str, Any]:
-    return {**asdict(engine.residency), "device_bytes": engine.residency.device_bytes}
 
 
 def _crash(crash: Crash) -> EngineCrash:

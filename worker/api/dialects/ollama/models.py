@@ -66,6 +66,8 @@ async def show(request: Request, state: AppState) -> object:
         for name, value in defaults_of(state).items()
         if name in PARAMETERS
     ]
+    # The template has a field of its own.
+    own = {key: each for key, each in state.served.metadata.items() if "chat_template" not in key}
     facts = {
         "general.parameter_count": model.n_params,
         # Clients ask for no more context than this, so it is the worker's and not the file's.
@@ -77,7 +79,7 @@ async def show(request: Request, state: AppState) -> object:
         "parameters": "\n".join(lines),
         "template": str(state.served.metadata.get("tokenizer.chat_template", "")),
         "details": _details(state, name),
-        "model_info": {**_metadata(state), **facts},
+        "model_info": own | facts,
         "capabilities": _capabilities(state),
         "modified_at": _started_at(state),
     }
@@ -115,11 +117,6 @@ def _entry(state: AppState, name: str) -> dict[str, Any]:
         "digest": state.served.metadata_sha256,
         "details": _details(state, name),
     }
-
-
-def _metadata(state: AppState) -> dict[str, Any]:
-    """The file's metadata without the template, which has a field of its own."""
-    return {key: each for key, each in state.served.metadata.items() if "chat_template" not in key}
 
 
 def _details(state: AppState, name: str) -> dict[str, Any]:
