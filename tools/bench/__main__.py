@@ -46,7 +46,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--quick",
         action="store_true",
         help="each load once with a quarter of its tokens, random models of two layers, worker and "
-        "llama-server alone (five minutes on two cores): shows what has become slow",
+        "llama-server alone (some minutes): shows what has become slow",
     )
     parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
     parser.add_argument("--rounds", type=int, help="3; 1 with --quick")
