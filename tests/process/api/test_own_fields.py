@@ -38,6 +38,9 @@ def test_what_is_reused_is_said_by_the_request(worker: WorkerProcess, path: str)
     assert n_cached(cache_salt=salts[1]) == 0, "another's"
     assert n_cached(cache_salt=salts[0]) > 20
     assert n_cached(cache_salt=salts[0], deterministic=True) == 0
+    if path != "/v1/inference":
+        for other in ({"cache_prompt": False}, {"user": path}, {"prompt_cache_key": path}):
+            assert n_cached(cache_salt=salts[0], **other) == 0, other
 
 
 @pytest.mark.parametrize("path", DIALECTS)

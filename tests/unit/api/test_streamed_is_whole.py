@@ -429,9 +429,19 @@ def sent_to(asked: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
 def test_a_stream_put_together_is_the_whole_answer(name: str, frames: list[Frame]) -> None:
     client = CLIENTS[name]
     answer = answer_of(client)
+    scores: list[tuple[Choice, Any, Any]] = []
+    forget = Choice.forget_prompt_scores
+
+    def kept(choice: Choice) -> None:
+        scores.append((choice, choice.echo, choice.prompt_logprobs))
+        forget(choice)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Choice, "forget_prompt_scores", lambda choice: None)  # the whole has them
+        patch.setattr(Choice, "forget_prompt_scores", kept)
         stream = b"".join(streamed(answer, frames))
+    for choice, echo, prompt_logprobs in scores:  # the whole has them
+        choice.echo = echo if echo and echo.logprobs else choice.echo
+        choice.prompt_logprobs = prompt_logprobs or choice.prompt_logprobs
     whole = json.loads(b"".join(in_parts(answer.whole())))
     assert client.join(stream) == client.whole(whole)
 
