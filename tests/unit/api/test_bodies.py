@@ -138,8 +138,22 @@ def test_what_is_encoded_in_parts_is_the_same(value: Any, at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "_AT_ONCE", at_once)
         assert b"".join(encoding.in_parts(value)) == encoding.dumps(value).encode()
-        listed = b"".join(encoding.in_parts({"a": iter([value, value])}))
-        assert listed == encoding.dumps({"a": [value, value]}).encode()
+        listed = b"".join(encoding.in_parts([{"a": iter([value, value])}]))
+        assert listed == encoding.dumps([{"a": iter([value, value])}]).encode()
+        assert listed == encoding.dumps([{"a": [value, value]}]).encode()
+
+
+@given(text=st.text(st.sampled_from('a\n"\x85\u2028\u2029é')))
+def test_a_line_break_within_json_ends_no_line(text: str) -> None:
+    for written in (encoding.dumps([text]), f"[{encoding.quoted(text)}]"):
+        assert len(written.splitlines()) == 1 and json.loads(written) == [text]
+
+
+def test_members_of_an_iterator_are_made_when_their_turn_comes() -> None:
+    numbers = iter(range(3 * encoding._AT_ONCE))
+    parts = encoding.in_parts([{"content": numbers}])
+    assert next(part for part in parts if b"1" in part).startswith(b"[0,1,2")
+    assert len(list(numbers)) > encoding._AT_ONCE
 
 
 @pytest.mark.parametrize("levels", [0, 1, MAX_NESTING, MAX_NESTING + 1, 150])

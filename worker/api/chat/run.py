@@ -41,7 +41,7 @@ LATE_HEAD = "x-llorch-late-head"
 """With this header set to 1, a stream's head comes with the first token: until then an error is a
 status."""
 
-_MANY_SCORES = 1024
+_MANY_SCORES = 512
 """So many log-probabilities, alternatives included, take the event loop about 4 ms."""
 _log = get_logger()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from worker.wire.messages import TokenLogprob
@@ -17,13 +17,11 @@ def scored_piece(piece: bytes, logprob: float) -> dict[str, Any]:
     return {"token": piece_text(piece), "logprob": finite(logprob), "bytes": list(piece)}
 
 
-def scored_tokens(entries: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+def scored_tokens(entries: Iterable[TokenLogprob]) -> Iterator[dict[str, Any]]:
     """Tokens with their alternatives, in that form."""
-    return [
-        scored_piece(each.piece, each.logprob)
-        | {"top_logprobs": [scored_piece(piece, logprob) for _, piece, logprob in each.top]}
-        for each in entries
-    ]
+    for each in entries:
+        top = [scored_piece(piece, logprob) for _, piece, logprob in each.top]
+        yield scored_piece(each.piece, each.logprob) | {"top_logprobs": top}
 
 
 def piece_text(piece: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -113,18 +113,16 @@ class TextAnswer(Answer[TextBody]):
             part["completion_probabilities"] = self._logprobs(logprobs)
         return part
 
-    def _logprobs(self, entries: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    def _logprobs(self, entries: Sequence[TokenLogprob]) -> Iterator[dict[str, Any]]:
         """As OpenAI's chats have them, with token ids; after the samplers, as probabilities."""
         is_after = self.body.post_sampling_probs
         scored, top = (_sampled_piece, "top_probs") if is_after else (scored_piece, "top_logprobs")
-        return [
-            {
+        for entry in entries:
+            yield {
                 "id": entry.token_id,
                 **scored(entry.piece, entry.logprob),
                 top: [{"id": id, **scored(piece, p)} for id, piece, p in entry.top],
             }
-            for entry in entries
-        ]
 
     def whole(self) -> Any:
         whole = [self._whole(choice) for choice in self.choices]

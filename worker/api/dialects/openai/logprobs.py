@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from worker.api.chat.delta import Echo
@@ -64,9 +64,10 @@ def completion_logprobs(parts: Iterable[Scored]) -> dict[str, Any]:
     }
 
 
-def prompt_logprobs(entries: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+def prompt_logprobs(entries: Sequence[TokenLogprob]) -> Iterator[dict[str, Any] | None]:
     """vLLM's form: for each token of the prompt, itself and its alternatives by token id."""
-    return [None if math.isnan(entry.logprob) else _by_id(entry) for entry in entries]
+    for entry in entries:
+        yield None if math.isnan(entry.logprob) else _by_id(entry)
 
 
 def _by_id(entry: TokenLogprob) -> dict[str, Any]:
