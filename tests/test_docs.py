@@ -17,7 +17,7 @@ from worker.api.dialects.llama_server.running import LookupBody
 from worker.api.dialects.openai.embeddings import EmbeddingBody
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.responses.schema import ResponsesBody
-from worker.flags import _flag_hint, _parser
+from worker.flags import _OTHER_NAMES, _flag_hint, _parser
 from worker.setting_faults import ENV_ONLY, flag
 from worker.settings import FIELDS
 from worker.wire.backends import BACKENDS
@@ -135,6 +135,16 @@ def test_a_flag_of_llama_server_is_answered_with_what_the_page_says() -> None:
                 told = hint.removeprefix("; did you mean ").removesuffix("?").split(" or ")
                 said = {"".join(each).replace("`", "") for each in answers}
                 assert set(told) <= said, (name, hint)
+
+
+def test_a_flag_of_llama_server_that_is_none_here_is_not_taken_for_another() -> None:
+    page = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")[0]
+    parser = _parser("cpu", None)
+    known = {*parser._option_string_actions, *(each for n in _OTHER_NAMES.values() for each in n)}
+    unknown = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", page)) - known
+    assert len(unknown) > 200
+    hints = {name: hint for name in unknown if "did you" in (hint := _flag_hint(name, parser))}
+    assert hints == {}
 
 
 INTERNAL = {"caps", "elem", "err", "error_data", "event_obj", "rank"}

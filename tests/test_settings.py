@@ -255,6 +255,16 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, words: li
         assert word in message
 
 
+def test_a_setting_that_is_none_is_not_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("cache_reuse = 1\n")
+    assert refusal("--config", str(config)).endswith("is not a setting")
+    monkeypatch.setenv("LLORCH_CACHE_REUSE", "1")
+    assert refusal().endswith("is not a setting")
+
+
 def test_a_token_never_shows_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLORCH_WORKER_TOKEN", "very-secret")
     settings = load()
@@ -299,6 +309,13 @@ def test_several_faults_are_told_together() -> None:
         (["help"], "did you mean --help?"),
         (["-V"], "did you mean --version?"),
         (["--qqqq"], "--help lists them."),
+        (["--kv_cells", "1"], "did you mean --kv-cells?"),
+        (["--maxtokensout", "1"], "did you mean --max-tokens-out?"),
+        (["--contxt-lenght", "1"], "did you mean --context-length?"),
+        (["--temprature", "1"], "did you mean --temperature?"),
+        (["--cache-reuse", "1"], "--help lists them."),
+        (["--top-a", "1"], "--help lists them."),
+        (["--model-path", "m"], "--help lists them."),
     ],
 )
 def test_what_another_program_takes_is_answered_with_our_name(given: list[str], words: str) -> None:

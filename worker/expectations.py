@@ -5,7 +5,7 @@ Only this module and those two that call it know pydantic's errors. Pure functio
 
 from __future__ import annotations
 
-import difflib
+import os
 import re
 from collections.abc import Iterable
 
@@ -76,11 +76,33 @@ def path_of(loc: Iterable[int | str]) -> str:
     return path
 
 
-def closest(name: str, candidates: Iterable[str], likeness: float = 0.6, prefix: str = "") -> str:
-    """`; did you mean …?` for an unknown name, or nothing. A likeness of 1 is the name itself.
-    `prefix`: what all names begin with, which tells nothing about their likeness."""
-    match = difflib.get_close_matches(name, list(candidates), n=1, cutoff=likeness)
-    return f"; did you mean {prefix}{match[0]}?" if match else ""
+def closest(name: str, candidates: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean …?` if the unknown `name` is a misspelling of a candidate, or else nothing.
+    `prefix`: what stands before each name in the answer."""
+    match = next((each for each in candidates if _is_misspelling(name, each)), None)
+    return "" if match is None else f"; did you mean {prefix}{match}?"
+
+
+def _is_misspelling(name: str, known: str) -> bool:
+    """Whether the names are alike but for a letter in each word, or for what separates the words.
+
+    A word that is there or not, or that is another one, makes a name of another thing, however much
+    of the rest is the same.
+    """
+    given, right = (re.findall(r"[^\W_]+", each.lower()) for each in (name, known))
+    if "".join(given) == "".join(right):
+        return True
+    return len(given) == len(right) and all(map(_differs_by_a_letter_at_most, given, right))
+
+
+def _differs_by_a_letter_at_most(given: str, right: str) -> bool:
+    """Whether a letter is missing, too many, another, or swapped with the next; in words of one or
+    two letters, nothing is."""
+    n_shared = len(os.path.commonprefix([given, right]))
+    a, b = given[n_shared:], right[n_shared:]
+    is_swapped = a[:2] == b[1::-1] and a[2:] == b[2:]
+    is_slip = a[1:] == b or a == b[1:] or a[1:] == b[1:] or is_swapped
+    return given == right or (is_slip and min(len(given), len(right)) > 2)
 
 
 def counted(n: int, unit: str) -> str:

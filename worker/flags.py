@@ -43,7 +43,9 @@ _OTHER_NAMES = {
         *("-md", "--model-draft", "--spec-draft-model", "--speculative-model"),
         *("-hfd", "-hfrd", "--hf-repo-draft", "--spec-draft-hf"),
     ),
-    "--mmproj": ("-mm",),
+    "--mmproj": ("-mm", "--mmproj-auto"),
+    "--no-mmproj": ("--no-mmproj-auto",),
+    "--chat-template": ("--chat-template-file",),
     "--served-model-name": ("-a", "--alias"),
     "--kv-cells": ("-c", "--ctx-size"),
     "--max-tokens-out": ("-n", "--predict", "--n-predict"),
@@ -145,7 +147,7 @@ def _flag_hint(unknown: str, parser: _Parser) -> str:
     if meant := [ours for ours, names in _OTHER_NAMES.items() if unknown in names]:
         return f"; did you mean {' or '.join(meant)}?"
     known = [each for each in parser._option_string_actions if each[:2] == "--"]
-    return closest(unknown, known, 0.75) or "; --help lists them."
+    return closest(unknown, known) or "; --help lists them."
 
 
 def _parser(backend: BackendName, name: str | None) -> _Parser:

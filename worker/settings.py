@@ -506,7 +506,7 @@ def _refuse_unknown_environment(backend: BackendName) -> None:
         if name in FIELDS:
             _refuse_other_backend(name, variable, backend)
         elif not _SERVICE_LINK.search(variable):
-            hint = closest(name.upper(), [each.upper() for each in FIELDS], 0.7, ENV_PREFIX)
+            hint = closest(name.upper(), [each.upper() for each in FIELDS], ENV_PREFIX)
             raise ConfigError(
                 f"The environment variable {variable} is not a setting{hint}", field=name
             )
