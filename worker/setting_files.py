@@ -8,11 +8,66 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from worker.errors import ConfigError
 
+MAX_TEMPLATE_CHARS = 100_000
+"""Of a chat template; those of today's models have a tenth of that."""
 _KEY_NAME, _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}"), re.compile(r"[\x21-\x7e]+")
+
+
+class NamedFiles(Protocol):
+    """The files, beside models, that settings name; without one of them nothing is served."""
+
+    @property
+    def certificate(self) -> tuple[str, str] | None: ...
+    @property
+    def template_file(self) -> str | None: ...
+    @property
+    def store_path(self) -> Path | None: ...
+    @property
+    def api_key_file(self) -> str | None: ...
+
+
+def file_checks(named: NamedFiles) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Names and checks. A check returns what is there, or raises `ConfigError`."""
+    if named.certificate is not None:
+        yield "certificate", partial(_certificate, named.certificate)
+    if named.template_file is not None:
+        yield "chat template", partial(_template, named.template_file)
+    if named.store_path is not None:
+        yield "kv store", partial(_store, named.store_path)
+    if named.api_key_file is not None:
+        yield "keys", partial(_keys, named.api_key_file)
+
+
+def check_files(named: NamedFiles) -> None:
+    """Raises `ConfigError` for the first file with which a start would fail."""
+    for _, check in file_checks(named):
+        check()
+
+
+def _certificate(files: tuple[str, str]) -> str:
+    check_certificate(files)
+    return ", ".join(files)
+
+
+def _template(file: str) -> str:
+    read_chat_template(file)
+    return file
+
+
+def _store(folder: Path) -> str:
+    check_store(folder)
+    return str(folder)
+
+
+def _keys(file: str) -> str:
+    return ", ".join(read_keys(file).values())
 
 
 def check_certificate(certificate: tuple[str, str] | None) -> None:
@@ -52,10 +107,10 @@ def check_store(folder: Path) -> None:
         raise ConfigError(f"--kv-store {folder} cannot be used: {why}.", field="kv_store")
 
 
-def read_chat_template(file: str, n_chars: int = -1) -> str:
-    """The first characters of `--chat-template`; all without a number.
+def read_chat_template(file: str) -> str:
+    """The text of `--chat-template`.
 
-    Raises `ConfigError` if it is no file of UTF-8 that can be read.
+    Raises `ConfigError` if it is no file of UTF-8 that can be read, or too long.
     """
     try:
         path = os.path.expanduser(file)
@@ -63,12 +118,18 @@ def read_chat_template(file: str, n_chars: int = -1) -> str:
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise OSError(0, "it is not a file")
         with open(path, encoding="utf-8") as opened:
-            return opened.read(n_chars)
+            text = opened.read(MAX_TEMPLATE_CHARS + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise ConfigError(
             f"--chat-template is {file!r}, which cannot be read: {reason}.", field="chat_template"
         ) from None
+    if len(text) > MAX_TEMPLATE_CHARS:
+        raise ConfigError(
+            f"--chat-template is {file!r}, which has more than {MAX_TEMPLATE_CHARS:,} characters.",
+            field="chat_template",
+        )
+    return text
 
 
 def read_keys(path: str) -> dict[str, str]:

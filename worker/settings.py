@@ -267,6 +267,11 @@ class Settings(_TableFields):
         return None if self.uds is None else os.path.expanduser(self.uds)
 
     @property
+    def template_file(self) -> str | None:
+        """The file of --chat-template, as it was given."""
+        return self.engine.chat_template
+
+    @property
     def store_path(self) -> Path | None:
         """The folder of --kv-store; it may not exist yet."""
         return (

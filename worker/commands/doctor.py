@@ -30,7 +30,7 @@ from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
 from worker.models.resolve import ResolvedModel, look_up, resolve_for
-from worker.setting_files import check_certificate, check_store, read_chat_template, read_keys
+from worker.setting_files import file_checks
 from worker.settings import Settings
 from worker.sockets import is_left_at, listen_on
 
@@ -142,21 +142,9 @@ def diagnose(
         found.checks.append(Check("cache", "failed", cache_fault))
     with found.check("port"):
         found.ok("port", _port(settings))
-    with found.check("certificate"):
-        check_certificate(settings.certificate)
-        if settings.certificate is not None:
-            found.ok("certificate", ", ".join(settings.certificate))
-    if (template := settings.engine.chat_template) is not None:
-        with found.check("chat template"):
-            read_chat_template(template)
-            found.ok("chat template", template)
-    if settings.store_path is not None:
-        with found.check("kv store"):
-            check_store(settings.store_path)
-            found.ok("kv store", str(settings.store_path))
-    if settings.api_key_file is not None:
-        with found.check("keys"):
-            found.ok("keys", ", ".join(read_keys(settings.api_key_file).values()))
+    for name, check in file_checks(settings):
+        with found.check(name):
+            found.ok(name, check())
     # As patient with a driver that compiles its shaders as the worker itself is told to be.
     limit_s = max(preflight.SECONDS, settings.stall_timeout)
     findings = preflight.ask(questions, child=child, timeout_seconds=limit_s)

@@ -28,6 +28,7 @@ from worker.commands.doctor import Diagnosis
 from worker.commands.doctor import diagnose as run_diagnosis
 from worker.devices import preflight
 from worker.models.resolve import bundled_folder
+from worker.setting_files import MAX_TEMPLATE_CHARS
 from worker.settings import FIELDS, Settings, group_of
 
 NOBODY = "http://127.0.0.1:9/ready"
@@ -110,6 +111,35 @@ def test_a_model_that_llama_cpp_refuses_exits_with_3(
     assert ended.returncode == 3
     assert "llama.cpp cannot load" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("--chat-template", "nowhere.jinja"),
+        ("--chat-template", "long.jinja"),
+        ("--kv-store", "a-file"),
+        ("--api-key-file", "a-file"),
+        ("--ssl-certfile", "a-file", "--ssl-keyfile", "a-file"),
+    ],
+)
+def test_a_plan_refuses_each_file_with_which_a_start_fails(
+    given: Sequence[str], tmp_path: Path, warm_cache: Path
+) -> None:
+    """With its sentence and its code, and so does the doctor."""
+    (tmp_path / "a-file").touch()
+    (tmp_path / "long.jinja").write_text("x" * (MAX_TEMPLATE_CHARS + 1))
+    there = [str(tmp_path / each) if each[0] != "-" else each for each in given]
+    arguments = ["--port", "0", "--cache-dir", str(warm_cache), *there]
+    start = run(*arguments, cache=warm_cache)
+    plan = run("plan", *arguments, cache=warm_cache)
+    assert plan.returncode == start.returncode == 2
+    assert plan.stdout == "" and "engine.spawned" not in start.stderr
+    assert plan.stderr.splitlines()[-1] == start.stderr.splitlines()[-1]
+    report = run("doctor", "--json", *arguments, cache=warm_cache)
+    assert report.returncode == 2
+    told = [check["text"] for check in json.loads(report.stdout)["checks"] if check["code"]]
+    assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
 
 
 # --- doctor --------------------------------------------------------------------------------

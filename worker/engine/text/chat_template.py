@@ -20,11 +20,9 @@ from worker.engine.text.conversation import Chat, Form
 from worker.engine.text.renderer import OutOfBounds, Refused, renderer
 from worker.errors import InvalidRequest, ModelError
 from worker.llama.model import Model
-from worker.setting_files import read_chat_template
+from worker.setting_files import MAX_TEMPLATE_CHARS, read_chat_template
 from worker.wire.work import ChatPrompt
 
-MAX_SOURCE_CHARS = 100_000
-"""Of a template; those of today's models have a tenth of that."""
 MAX_RENDER_SECONDS = 2.0
 _SECONDS_A_MESSAGE = 0.003
 """More for each: some templates look at all messages at each of them."""
@@ -43,10 +41,10 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None
     ) -> None:
         """`tool_use` is the model's second template, for chats with tools."""
-        if len(source) > MAX_SOURCE_CHARS:
+        if len(source) > MAX_TEMPLATE_CHARS:
             raise ModelError(
                 f"the model's chat template has {len(source):,} characters; at most "
-                f"{MAX_SOURCE_CHARS:,} are taken"
+                f"{MAX_TEMPLATE_CHARS:,} are taken"
             )
         self.source = source
         self._special_tokens = dict(special_tokens)
@@ -171,12 +169,12 @@ def template_of(model: Model, file: str | None) -> ChatTemplate | None:
     Runs during the start.
 
     Raises:
-        ConfigError: the operator's file cannot be read.
+        ConfigError: the operator's file cannot be read, or is too long.
         ModelError: the template is not valid, or too long.
     """
     source, tool_use = model.chat_template(), model.chat_template("tool_use")
     if file is not None:
-        source, tool_use = read_chat_template(file, MAX_SOURCE_CHARS + 1), None
+        source, tool_use = read_chat_template(file), None
     if source is None:
         return None
     names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}
