@@ -12,10 +12,13 @@ _PREFIX = ".llorch-convert-"
 
 
 class Scratch:
-    """A new folder inside the first that exists of `parent` and those above it.
+    """A new folder inside the first that exists of `parent` and those above it; without a parent,
+    inside the folder for temporary files.
 
     Its process holds a lock on it, which ends with the process. Whoever makes the next one there
     removes those that nobody holds.
+
+    Raises `OSError` where no folder can be made, or locked.
     """
 
     def __init__(self, parent: Path | None) -> None:
@@ -26,11 +29,20 @@ class Scratch:
             if (lock := _held(other)) is not None:
                 shutil.rmtree(other, ignore_errors=True)
                 os.close(lock)
-        while True:
-            self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            if (lock := _held(self.path)) is not None:  # None: another took it for a left one.
-                self._lock = lock
-                return
+        while (lock := self._new(parent)) is None:
+            pass  # Another took it for a left one.
+        self._lock = lock
+
+    def _new(self, parent: Path) -> int | None:
+        """Make a folder; returns its lock, or `None` if another process was there before."""
+        self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        try:
+            return locked(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        except (BlockingIOError, FileNotFoundError):
+            return None
+        except OSError as error:
+            self.path.rmdir()
+            raise OSError(error.errno, error.strerror, str(parent)) from None
 
     def __enter__(self) -> Path:
         return self.path

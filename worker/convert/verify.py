@@ -9,7 +9,6 @@ converter's worker threads check the chunks.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -80,8 +79,8 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
 
 
 def _check_metadata(conversion: Conversion, file: Path, options: Options) -> None:
-    with tempfile.TemporaryDirectory(prefix="llorch-convert-") as folder:
-        path = Path(folder) / "header.gguf"
+    with Scratch(None) as folder:
+        path = folder / "header.gguf"
         write_layout(path, conversion.architecture, conversion.metadata, conversion.chat_template)
         expected, found = read_layout(path), read_layout(file)
         for key in sorted(expected.types.keys() | found.types.keys()):

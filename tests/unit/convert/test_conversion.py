@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import json
+import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -176,6 +179,47 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> No
         assert len(list(tmp_path.iterdir())) == 2 and mine.is_dir()
     assert len(list(tmp_path.iterdir())) == 1
     living.communicate()
+
+
+KILLED = """
+import os, sys
+from worker.commands import convert
+from worker.convert import verify
+from worker.convert.tokenizer import check
+{}.write_layout = lambda *_, **__: os.kill(os.getpid(), 9)
+convert.run(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(("module", "command"), [("check", "convert"), ("verify", "verify")])
+def test_what_a_killed_command_left_is_removed_by_the_next(
+    module: str, command: str, tmp_path: Path
+) -> None:
+    file, folder = tmp_path / "m.gguf", tmp_path / "temporary"
+    folder.mkdir()
+    if command == "verify":
+        converted(TINY, file)
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    arguments = [command, str(TINY), str(file), "--progress", "none"]
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED.format(module), *arguments], env=environment
+    )
+    assert killed.returncode == -signal.SIGKILL and len(list(folder.iterdir())) == 1
+    next_one = [sys.executable, "-m", "worker.commands.convert", *arguments]
+    subprocess.run(next_one, env=environment, check=True)
+    assert list(folder.iterdir()) == []
+
+
+def test_where_no_folder_can_be_locked_none_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_file: int, _how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with pytest.raises(OSError, match=os.strerror(errno.ENOLCK)):
+        Scratch(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_parent_that_is_not_there_yet_is_the_next_above_it(tmp_path: Path) -> None:

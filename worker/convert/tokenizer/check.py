@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from gguf.constants import Keys
 
 from worker.convert.family.rules import Metadata
 from worker.convert.output import write_layout
+from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
@@ -76,8 +76,8 @@ class TokenCheck:
             ModelError: a text has other ids without a known reason, or llama.cpp refuses a setting,
                 the shape of a tensor or the vocabulary.
         """
-        with tempfile.TemporaryDirectory(prefix="llorch-convert-") as temporary:
-            file = Path(temporary) / "model.gguf"
+        with Scratch(None) as temporary:
+            file = temporary / "model.gguf"
             write_layout(file, architecture, metadata, tensors=tensors)
             try:
                 stdout, stderr = self._child.communicate(f"{file}\n", TIMEOUT_SECONDS)
