@@ -112,18 +112,7 @@ def read_chat_template(file: str) -> str:
 
     Raises `ConfigError` if it is no file of UTF-8 that can be read, or too long.
     """
-    try:
-        path = os.path.expanduser(file)
-        # A pipe would be waited for, and a device read without an end.
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise OSError(0, "it is not a file")
-        with open(path, encoding="utf-8") as opened:
-            text = opened.read(MAX_TEMPLATE_CHARS + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(
-            f"--chat-template is {file!r}, which cannot be read: {reason}.", field="chat_template"
-        ) from None
+    text = _read(file, "chat_template", MAX_TEMPLATE_CHARS + 1)
     if len(text) > MAX_TEMPLATE_CHARS:
         raise ConfigError(
             f"--chat-template is {file!r}, which has more than {MAX_TEMPLATE_CHARS:,} characters.",
@@ -139,12 +128,7 @@ def read_keys(path: str) -> dict[str, str]:
     Raises `ConfigError`, which quotes no key.
     """
     field = "api_key_file"
-    try:
-        lines = Path(os.path.expanduser(path)).read_text("utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        message = f"--api-key-file is {path!r}, which cannot be read: {why}."
-        raise ConfigError(message, field=field) from None
+    lines = _read(path, field).splitlines()
     found: dict[str, str] = {}
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):
@@ -166,3 +150,21 @@ def read_keys(path: str) -> dict[str, str]:
     if not found:
         raise ConfigError(f"--api-key-file {path!r} has no key.", field=field)
     return found
+
+
+def _read(file: str, field: str, n_chars: int = -1) -> str:
+    """The first characters of the file that a setting names; all without a number.
+
+    Raises `ConfigError` if it is no file of UTF-8 that can be read.
+    """
+    try:
+        path = os.path.expanduser(file)
+        # A pipe would be waited for, and a device read without an end.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError(0, "it is not a file")
+        with open(path, encoding="utf-8") as opened:
+            return opened.read(n_chars)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        message = f"--{field.replace('_', '-')} is {file!r}, which cannot be read: {why}."
+        raise ConfigError(message, field=field) from None
