@@ -245,6 +245,12 @@ def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
         ('worker_token = "x"', ["LLORCH_WORKER_TOKEN"]),
         ('slots = "many"', ["slots", "whole number"]),
         ("cuda_device = 1", ["llorch-cuda only"]),
+        (r'chat_template = "a\u0000b"', ["chat_template", "has the character U+0000"]),
+        (r'lora = ["a\u0000b"]', ["lora", "has the character U+0000"]),
+        ("samplers = 3", ["samplers is 3; it must be a text, or a list of texts"]),
+        ("samplers = ['top_k', 3]", ["it must be a text, or a list of texts"]),
+        ("config = 'other.toml'", ["config", "is not a setting"]),
+        ("kv-cells = 512\nkv_cells = 1024", ["kv_cells", "is there twice"]),
     ],
 )
 def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, words: list[str]) -> None:

@@ -87,6 +87,13 @@ def _each_separated(value: Any) -> Any:
     return tuple(part for each in parts for part in each)
 
 
+def _order(value: Any) -> tuple[str, ...]:
+    given = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(each, str) for each in given):
+        raise ValueError("must be a text, or a list of texts")
+    return order_of(value if isinstance(value, str) else given)
+
+
 def _object(value: Any) -> Any:
     """Read a text as JSON; a table of the file is kept."""
     if not isinstance(value, str):
@@ -125,7 +132,7 @@ Range = Annotated[
     BeforeValidator(_pair),
 ]
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_object)]
-Order = Annotated[tuple[str, ...], NoDecode, BeforeValidator(order_of)]
+Order = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_order)]
 OutputType = Literal[
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k"
 ]
@@ -487,8 +494,12 @@ def _aliases(backend: BackendName) -> dict[str, Any]:
 def _file(path: Path, backend: BackendName) -> dict[str, Any]:
     """The TOML file that `--config` or `LLORCH_CONFIG` names; keys are fields or flags."""
     table = read_toml(Path(os.path.expanduser(path)), "config file", "config")
-    known = [name for name in FIELDS if name not in ENV_ONLY]
-    values = {key.replace("-", "_"): value for key, value in table.items()}
+    known = [name for name in FIELDS if name not in ENV_ONLY and name != "config"]
+    names = [key.replace("-", "_") for key in table]
+    if twice := [name for name in names if names.count(name) > 1]:
+        message = f"{twice[0]} in {path} is there twice, with - and with _"
+        raise ConfigError(message, field=twice[0])
+    values = dict(zip(names, table.values(), strict=True))
     for name in values:
         if name in ENV_ONLY:
             raise ConfigError(
@@ -500,6 +511,10 @@ def _file(path: Path, backend: BackendName) -> dict[str, Any]:
             message = f"{name} in {path} is not a setting{closest(name, known)}"
             raise ConfigError(message, field=name)
         _refuse_other_backend(name, f"{name} in {path}", backend)
+        given = values[name] if isinstance(values[name], list) else [values[name]]
+        if any(isinstance(each, str) and "\0" in each for each in given):
+            # No flag and no variable can have it, and no file's name.
+            raise ConfigError(f"{name} in {path} has the character U+0000", field=name)
     return values
 
 
