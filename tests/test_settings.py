@@ -149,6 +149,7 @@ def test_switches_have_two_sides() -> None:
         (["--metrics-interval-ms", "100"], ["--metrics-interval-ms", "250 to 1000"]),
         (["--callback-url", "manager:9"], ["--callback-url", "http://"]),
         (["--callback-url", "ftp://manager/x"], ["--callback-url", "http://"]),
+        (["--callback-url", "http://manager:99999/x"], ["--callback-url", "http://"]),
         (["--worker-id", "two words"], ["--worker-id", "without spaces"]),
         (["--worker-id", ""], ["--worker-id"]),
         (["--served-model-name", ""], ["--served-model-name", "at least 1 character"]),

@@ -345,7 +345,7 @@ class Settings(_TableFields):
             return None
         with contextlib.suppress(ValueError):
             parts = urlsplit(url)
-            if parts.scheme in ("http", "https") and parts.hostname:
+            if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
                 return url
         raise ValueError("must be a URL such as http://manager:9200/ready")
 
