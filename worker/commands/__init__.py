@@ -1,5 +1,6 @@
 """The commands that take all flags of the worker, and `llorch-convert`."""
 
+import io
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ def open_standard_files() -> None:
         sys.stdout = open(1, "w", closefd=False)
     if sys.stderr is None:
         sys.stderr = open(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # a plan's bars are no reason to show no plan
 
 
 def without_reader() -> int:

@@ -87,6 +87,12 @@ def test_plan_prints_json(warm_cache: Path) -> None:
     assert (plan["slots"], plan["context_length"]) == (2, 512)
 
 
+def test_a_plan_is_shown_in_the_letters_that_there_are(warm_cache: Path) -> None:
+    ended = run("plan", cache=warm_cache, env={"PYTHONIOENCODING": "ascii"})
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.isascii() and ended.stdout.endswith("It fits.\n")
+
+
 def test_a_plan_that_does_not_fit_exits_with_5_and_says_what_would(
     models: dict[str, Path], warm_cache: Path, own_gpu: list[str]
 ) -> None:
