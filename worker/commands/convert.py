@@ -82,6 +82,8 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
         n_threads=options.threads,
         projector=options.mmproj,
     )
+    if given.imatrix is not None and given.format.tensor_type is not None:
+        raise ConfigError(f"--imatrix is given, but nothing uses it with --outtype {given.outtype}")
     destination, source = _destination(options), _source(options, report)
     _keep(checkpoint_files(source), destination)
     report.finished(convert(source, destination, given, report))

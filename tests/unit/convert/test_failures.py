@@ -237,6 +237,16 @@ def test_what_is_read_is_not_written_to(
     assert (source / name).read_bytes() == before
 
 
+def test_an_importance_matrix_that_nothing_would_use_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "m.gguf"
+    given = ["--outtype", "q8_0", "--imatrix", str(tmp_path / "nowhere"), "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *given]) == 2
+    assert "--imatrix is given, but nothing uses it" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_is_no_file_is_not_replaced(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
