@@ -92,19 +92,35 @@ def check_certificate(certificate: tuple[str, str] | None) -> None:
 
 def check_store(folder: Path) -> None:
     """Raises `ConfigError` if no engine could use this folder of `--kv-store`, or make it."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    status = existing.stat()
-    why = None
-    if not stat.S_ISDIR(status.st_mode):
-        why = f"{existing} is not a folder"
-    elif not os.access(existing, os.W_OK | os.X_OK):
-        why = f"{existing} cannot be written to"
-    elif existing == folder and (
-        status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    ):
-        why = "others could put files into it: it must be this user's, and chmod 700"
+    try:
+        why = _why_no_store(folder)
+    except OSError as error:
+        why = str(error.strerror)
     if why is not None:
         raise ConfigError(f"--kv-store {folder} cannot be used: {why}.", field="kv_store")
+
+
+def _why_no_store(folder: Path) -> str | None:
+    """Raises `OSError` where that is why."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if _is_there(path))
+    status = existing.stat()  # of a link that leads nowhere, in whose place none can be made: none
+    if not stat.S_ISDIR(status.st_mode):
+        return f"{existing} is not a folder"
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return f"{existing} cannot be written to"
+    others = stat.S_IWGRP | stat.S_IWOTH
+    if existing == folder and (status.st_uid != os.geteuid() or status.st_mode & others):
+        return "others could put files into it: it must be this user's, and chmod 700"
+    return None
+
+
+def _is_there(path: Path) -> bool:
+    """Raises `OSError` for a path that cannot be there."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def read_chat_template(file: str) -> str:

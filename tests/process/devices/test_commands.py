@@ -125,6 +125,8 @@ def test_a_model_that_llama_cpp_refuses_exits_with_3(
         ("--chat-template", "nowhere.jinja"),
         ("--chat-template", "long.jinja"),
         ("--kv-store", "a-file"),
+        ("--kv-store", "a-link-to-nothing"),
+        ("--kv-store", "long" * 64),
         ("--api-key-file", "a-file"),
         ("--api-key-file", "a-pipe"),
         ("--ssl-certfile", "a-file", "--ssl-keyfile", "a-file"),
@@ -136,6 +138,7 @@ def test_a_plan_refuses_each_file_with_which_a_start_fails(
     """With its sentence and its code, and so does the doctor."""
     (tmp_path / "a-file").touch()
     os.mkfifo(tmp_path / "a-pipe")
+    (tmp_path / "a-link-to-nothing").symlink_to("nothing")
     (tmp_path / "long.jinja").write_text("x" * (MAX_TEMPLATE_CHARS + 1))
     there = [str(tmp_path / each) if each[0] != "-" else each for each in given]
     arguments = ["--port", "0", "--cache-dir", str(warm_cache), *there]
