@@ -131,6 +131,12 @@ def test_each_start_has_its_own_worker_id() -> None:
     assert load("--worker-id", "gpu-7").worker_id == "gpu-7"
 
 
+@pytest.mark.parametrize("host", ["gpu-7", "w.example.", "192.0.2.1", "2001:db8::1"])
+def test_a_host_is_told_to_others_as_it_is_given(host: str) -> None:
+    settings = load("--advertise-host", host, "--allow-host", host)
+    assert (settings.advertise_host, settings.allow_host) == (host, (host,))
+
+
 def test_switches_have_two_sides() -> None:
     assert load().engine.prefix_cache is True
     assert load("--no-prefix-cache").engine.prefix_cache is False
@@ -155,6 +161,10 @@ def test_switches_have_two_sides() -> None:
         (["--served-model-name", ""], ["--served-model-name", "at least 1 character"]),
         (["--allow-origin", "chat.example"], ["--allow-origin", "https://"]),
         (["--allow-origin", "https://a.example/chat"], ["--allow-origin", "https://"]),
+        (["--advertise-host", "http://gpu-7"], ["--advertise-host", "without scheme and port"]),
+        (["--advertise-host", "gpu-7:8080"], ["--advertise-host", "without scheme and port"]),
+        (["--allow-host", "gpu.lan:8080"], ["--allow-host", "'gpu.lan:8080' is not"]),
+        (["--kv-store", ""], ["--kv-store", "at least 1 character"]),
         (["--context-length", "1"], ["--context-length", "at least"]),
         (["--batch", "0"], ["--batch", "at least 1"]),
         (["--slots", "300"], ["--slots", "256"]),

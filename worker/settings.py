@@ -17,6 +17,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
 from urllib.parse import urlsplit
@@ -65,6 +66,7 @@ ALIASES = ("MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE")
 _VISIBLE = r"^[\x21-\x7e]+$"
 _SENDABLE = r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$"
 """What a header can carry: spaces at its ends are not part of it."""
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+")
 # A Kubernetes Service named "llorch-…" puts such variables into every pod of its namespace.
 _SERVICE_LINK = re.compile(r"_(SERVICE_HOST|SERVICE_PORT\w*|PORT(_\d+_\w+)?)$")
 
@@ -349,6 +351,13 @@ class Settings(_TableFields):
                 return url
         raise ValueError("must be a URL such as http://manager:9200/ready")
 
+    @field_validator("advertise_host", "allow_host")
+    @classmethod
+    def _are_hosts(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for each in (given,) if isinstance(given, str) else given or ():
+            _check_host(each)
+        return given
+
     @field_validator("metrics_interval_ms")
     @classmethod
     def _is_off_or_in_range(cls, interval_ms: int) -> int:
@@ -444,6 +453,16 @@ def _media_host(text: str) -> tuple[str, int | None]:
     if not host or parts.netloc != text or parts.username is not None:
         raise ValueError(f"must be HOST or HOST:PORT, such as pictures.example; {text!r} is not")
     return host.removesuffix("."), port
+
+
+def _check_host(text: str) -> None:
+    if _HOST_NAME.fullmatch(text):
+        return
+    try:
+        ip_address(text)
+    except ValueError:
+        what = "must be a host name or an address, without scheme and port"
+        raise ValueError(f"{what}; {text!r} is not") from None
 
 
 def _check_origin(text: str) -> None:

@@ -94,7 +94,7 @@ class EngineSettings:
     flash_attention: Literal["auto", "on", "off"] = _setting("auto", "engine", "flash attention")
     prefix_cache: bool = _setting(True, "engine", "reuse the cells of a shared prompt prefix")
     snapshot_mib: int | None = _setting(None, "engine", "MiB of the host's memory for states that requests may go on from: of idle and preempted sequences, and of recurrent and windowed models; without it a quarter of what is left, at most 8192; 0 = none", ge=0, le=2**20)
-    kv_store: str | None = _setting(None, "engine", "a folder where the KV cells of finished requests are kept, unencrypted, for later engines and workers to go on from")
+    kv_store: str | None = _setting(None, "engine", "a folder where the KV cells of finished requests are kept, unencrypted, for later engines and workers to go on from", min_length=1)
     kv_store_mib: int = _setting(4096, "engine", "MiB of files in --kv-store at most; a quarter of it for one request's at most", ge=1, le=2**24)
     # fmt: on
 
