@@ -32,6 +32,7 @@ from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import tensor_placement
 from worker.engine.backend import LlamaBackend
 from worker.engine.limits import Limits
+from worker.engine.lookup import Lookup
 from worker.engine.loop import Loop
 from worker.engine.outbox import Outbox
 from worker.engine.scheduler import Scheduler
@@ -109,7 +110,7 @@ def profiled(
     scheduler = Scheduler(limits)
     assert walls is None or all(wall.holds for wall in walls.close()), "this kernel lacks one"
     outbox = Outbox(SyncChannel(own))
-    loop = Loop(backend, scheduler, outbox.put)
+    loop = Loop(backend, scheduler, outbox.put, drafter=Lookup())
     vocabulary = GrammarVocabulary(model)
     for index in range(n_streams):
         prompt = [(1000 + 37 * index + place) % model.n_vocab for place in range(N_PROMPT)]
@@ -119,6 +120,7 @@ def profiled(
     profile = Profile()
     profile.timed(loop, "turn", "whole step")
     profile.timed(scheduler, "plan", "plan")
+    profile.timed(loop, "_guess", "guess")
     profile.timed(backend, "fill", "fill the batch")
     profile.timed(backend, "decode", "decode (native)")
     profile.timed(loop, "_sample", "sample")

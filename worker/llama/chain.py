@@ -345,10 +345,9 @@ class Chain:
         self._next: tuple[float, ...] = self.state
         self._odds: tuple[Indices | None, Logits] | None = None
         steps, last = self._usual
-        self.is_greedy = (
-            not (steps or self._xtc_chance) and isinstance(last, Plain) and last.value < COLDEST
-        )
-        """Whether the likeliest token is drawn, whatever was said."""
+        is_cold = isinstance(last, Plain) and last.value < COLDEST and not self._xtc_chance
+        self.is_greedy = is_cold and all(step is changes.get("bias") for step in steps)
+        """Whether the likeliest token by logits and bias is drawn, whatever was said."""
         self.throws_twice = self._xtc_chance > 0
         """Whether a draw takes a second random number."""
 
@@ -359,11 +358,11 @@ class Chain:
         Raises:
             NotANumber: a logit is NaN.
         """
-        if self.is_greedy and not self._keeps_odds:
+        steps, last = self._with_xtc if chance < self._xtc_chance else self._usual
+        if self.is_greedy and not (steps or self._keeps_odds):
             return likeliest(logits)
         if math.isnan(logits.max()):
             raise NotANumber
-        steps, last = self._with_xtc if chance < self._xtc_chance else self._usual
         kept = Kept(logits, None, False, len(logits))
         try:
             for step in steps:

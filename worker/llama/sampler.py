@@ -87,8 +87,9 @@ class Sampler:
             or self._reasoning is not None
             or sampling.min_tokens
             or sampling.post_sampling_probs
+            or len(bias) > len(self._banned)
         )
-        """Whether the likeliest token is taken as it is; an unwanted end needs the full draw."""
+        """Whether the likeliest token is taken as it is; a forbidden one needs the full draw."""
 
     def sample(self, context: Context, row: int) -> int:
         """Draw the next token, unless it is given.
@@ -104,7 +105,7 @@ class Sampler:
         logits = context.logits(row)
         if self._is_plain:
             token = likeliest(logits)
-            if token not in self._unwanted:
+            if token not in self._banned:
                 return token
         if self._n_drawn >= self._min_tokens:
             return self._draw(logits, self._unwanted)

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import math
 from array import array
-from typing import Any
+from typing import Any, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.support.real_engine import RealEngine
 from worker.errors import InferenceFailed
+from worker.llama.constraint import GrammarVocabulary
+from worker.llama.context import Context
 from worker.llama.sampler import Sampler
 from worker.observability.metrics import Metrics
 from worker.supervisor.job import Job
@@ -119,6 +123,43 @@ def test_odds_after_the_samplers(engine: RealEngine, count: int) -> None:
             shares = {token: math.exp(logprob) for token, _, logprob in entry.top}
             assert sum(shares.values()) == pytest.approx(1)
             assert shares[entry.token_id] == pytest.approx(math.exp(entry.logprob))
+
+
+class Row(NamedTuple):
+    """In place of a context: the logits of one row."""
+
+    values: npt.NDArray[np.float32]
+
+    def logits(self, row: int) -> npt.NDArray[np.float32]:
+        return self.values
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+@pytest.mark.parametrize("forbids_only", [False, True])
+def test_a_greedy_draw_is_the_likeliest_that_a_bias_leaves(
+    engine: RealEngine, ignore_eos: bool, forbids_only: bool
+) -> None:
+    rng = np.random.default_rng(5)
+    vocabulary, n_vocab = GrammarVocabulary(engine.model), engine.model.n_vocab
+    for number in range(64):
+        logits = rng.normal(size=n_vocab).astype(np.float32)
+        likeliest = np.argsort(-logits)[: number % 4].tolist()
+        bias = dict.fromkeys(likeliest, -math.inf)
+        if not forbids_only:
+            bias[int(rng.integers(n_vocab))] = 3.0
+        if number % 2:
+            logits[list(engine.model.eog)] = 9.0
+        left = logits.copy()
+        for token, added in bias.items():
+            left[token] += added
+        if ignore_eos:
+            left[list(engine.model.eog)] = -math.inf
+        # The usual draw, which takes no other than the likeliest, need not change the row.
+        logits.flags.writeable = not forbids_only or left.argmax() != logits.argmax()
+        wish = Sampling(0, temperature=0.0, ignore_eos=ignore_eos, logit_bias=tuple(bias.items()))
+        context = cast(Context, Row(logits))
+        token = Sampler(engine.model, wish, [], vocabulary).sample(context, 0)
+        assert token == left.argmax()
 
 
 def test_the_odds_of_a_greedy_draw_are_certain(engine: RealEngine) -> None:
