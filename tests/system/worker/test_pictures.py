@@ -244,6 +244,25 @@ def test_what_no_longer_fits_is_not_decoded(seeing: WorkerProcess) -> None:
     assert answer["error"]["code"] == "context_length_exceeded"
 
 
+def test_pictures_are_counted_that_do_not_fit_into_the_context(seeing: WorkerProcess) -> None:
+    """Counting takes no cells, so nothing need fit."""
+    turns = [question(picture(1), f"and say {at}")["messages"][0] for at in range(30)]
+    for turn in turns[1:]:
+        turn["content"] = turn["content"][1:]
+
+    def counted(n_turns: int) -> int:
+        body = {"messages": turns[:n_turns], "model": "x"}
+        answer = seeing.post("/v1/chat/completions/input_tokens", body)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["input_tokens"])
+
+    one, two, all_of_them = map(counted, (1, 2, 30))
+    assert all_of_them > 1024 and abs(all_of_them - one - 29 * (two - one)) < 60
+    refused = seeing.post("/v1/chat/completions", {"messages": turns}).json()["error"]
+    assert refused["code"] == "context_length_exceeded"
+    assert asked(seeing, question(picture(1))), "nothing of what was counted is held"
+
+
 def mutate(encoded: bytes, random: random.Random) -> bytes:
     """A few bytes changed, some cut out or doubled."""
     damaged = bytearray(encoded)

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
+import psutil
 import pytest
 import soundfile
 
@@ -20,6 +22,7 @@ from tests.support.random_projectors import random_projector
 from tests.support.worker import WorkerProcess
 from tests.system.worker.test_pictures import asked, llama_server, same_as_peers, send_all_damaged
 from worker.engine.media import sound as sounds
+from worker.engine.media.decoding import Sound, TooLong
 
 KINDS = {"WAV": "wav", "FLAC": "flac", "MP3": "mp3"}
 
@@ -49,6 +52,7 @@ def about(encoded: bytes, text: str = "and say what it is", **more: Any) -> dict
 def hearing(warm_cache: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     flags = ["--model", str(random_model("dense")), "--mmproj", str(random_projector("qwen2a"))]
     flags += ["--context-length", "2048", "--slots", "2", "--flash-attention", "off"]
+    flags += ["--max-body-bytes", str(1 << 25)]
     folder = tmp_path_factory.mktemp("hearing")
     worker = WorkerProcess.start(*flags, folder=folder, cache_dir=warm_cache)
     yield worker
@@ -120,11 +124,73 @@ def test_a_sound_that_is_longer_than_its_header_says_is_cut_at_the_bound(
 ) -> None:
     """A FLAC of silence is small, however long it is, and need not tell how long that is."""
     soundfile.write(file := io.BytesIO(), np.zeros(4000 * 1900, np.int16), 4000, format="FLAC")
-    whole = bytearray(file.getvalue())
-    for told in (bytes(whole[21:26]), bytes([whole[21] & 0xF0, *bytes(4)])):
-        whole[21:26] = told
-        answer = hearing.post("/v1/chat/completions", about(bytes(whole)))
-        assert answer.status_code == 400 and "it may take" in answer.json()["error"]["message"]
+    whole = file.getvalue()
+    for encoded, words in ((whole, "it may take"), (untold(whole), "context length")):
+        answer = hearing.post("/v1/chat/completions", about(encoded))
+        assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+
+def untold(flac: bytes) -> bytes:
+    """A FLAC whose header does not tell how long it is, as encoders write it into a pipe."""
+    return flac[:21] + bytes([flac[21] & 0xF0, *bytes(4)]) + flac[26:]
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.0, 2.5])
+def test_a_flac_need_not_tell_its_length(hearing: WorkerProcess, seconds: float) -> None:
+    encoded = sound(8, seconds, form="FLAC")
+    assert asked(hearing, about(untold(encoded))) == asked(hearing, about(encoded))
+
+
+def engine_seconds(worker: WorkerProcess) -> float:
+    """Of a processor, which the engine and the processes beside it took."""
+    engine = psutil.Process(worker.engine_pid)
+    times = [each.cpu_times() for each in (engine, *engine.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+@pytest.mark.parametrize("form", KINDS)
+def test_a_sound_that_cannot_fit_is_refused_before_it_is_decoded(
+    hearing: WorkerProcess, form: str
+) -> None:
+    """Half an hour has 45,000 tokens, and to decode and prepare it takes seconds."""
+    asked(hearing, about(sound(5)))  # measures how many tokens a second has
+    rate, length = (8000, 1800) if form == "MP3" else (4000, 1500)
+    encoded = io.BytesIO()
+    soundfile.write(encoded, np.zeros(rate * length, np.int16), rate, format=form)
+    began = engine_seconds(hearing)
+    answer = hearing.post("/v1/chat/completions", about(encoded.getvalue())).json()["error"]
+    assert answer["code"] == "context_length_exceeded", answer
+    assert int(answer["message"].split("requested ")[1].split()[0]) > 30_000
+    assert engine_seconds(hearing) - began < 1.0
+
+
+def test_a_sound_that_fills_the_context_is_heard(hearing: WorkerProcess) -> None:
+    """Two windows of 30 seconds fit, and three do not."""
+    asked(hearing, about(sound(6, 59.9)))
+    answer = hearing.post("/v1/chat/completions", about(sound(6, 60.1))).json()["error"]
+    assert answer["code"] == "context_length_exceeded"
+
+
+def test_no_more_of_a_long_sound_is_decoded_than_it_takes() -> None:
+    soundfile.write(file := io.BytesIO(), np.zeros(4000 * 1000, np.int16), 4000, format="FLAC")
+    for encoded, known in ((file.getvalue(), 1000.0), (untold(file.getvalue()), 101.0)):
+        assert sounds.decode(encoded, 16_000, 100.0) == TooLong(known)
+        assert isinstance(sounds.decode(encoded, 16_000, 1000.0), Sound)
+
+
+def test_sounds_are_counted_that_do_not_fit_into_the_context(hearing: WorkerProcess) -> None:
+    def counted(seconds: float) -> httpx.Response:
+        messages = about(sound(7, seconds, 4000))["messages"]
+        path = "/v1/chat/completions/input_tokens"
+        return hearing.post(path, {"model": "x", "messages": messages})
+
+    short, long = (counted(seconds).json()["input_tokens"] for seconds in (1, 301))
+    assert long - short == 10 * 750
+    soundfile.write(file := io.BytesIO(), np.zeros(4000 * 1799, np.int16), 4000, format="FLAC")
+    messages = about(file.getvalue())["messages"]
+    body = {"model": "x", "messages": messages * 3}
+    answer = hearing.post("/v1/chat/completions/input_tokens", body)
+    assert answer.status_code == 400 and "65536 of them are counted" in answer.text
 
 
 def send_damaged(worker: WorkerProcess, n_sounds: int, seed: int) -> None:
@@ -161,7 +227,9 @@ def test_a_tone_keeps_its_height_and_loudness(rate: int, form: str, subtype: str
     tone = 0.5 * np.sin(2 * np.pi * 440 * np.arange(rate * 3 // 2) / rate)
     file = io.BytesIO()
     soundfile.write(file, np.stack([tone, tone], axis=1), rate, format=form, subtype=subtype)
-    heard = np.frombuffer(sounds.decode(file.getvalue(), 16_000).samples, np.float32)
+    decoded = sounds.decode(file.getvalue(), 16_000)
+    assert isinstance(decoded, Sound)
+    heard = np.frombuffer(decoded.samples, np.float32)
     assert abs(len(heard) - 24_000) <= 2
     middle = heard[4000:20_000]  # an MP3 begins and ends softly
     spectrum = np.abs(np.fft.rfft(middle))

@@ -218,7 +218,7 @@ def test_the_bundled_model_s_own_template() -> None:
 class OneTokenMedia:
     """Each medium is one token, whose id its bytes are."""
 
-    def read(self, medium: Medium, prompt: PromptTokens) -> None:
+    def read(self, medium: Medium, prompt: PromptTokens, room: int) -> None:
         prompt.ids.append(int(medium.data))
 
 

@@ -152,7 +152,7 @@ def test_decoded_media_that_wait_are_bounded() -> None:
     """What a request that has gone held makes room for the next ones."""
 
     class Decoded:
-        def decode(self, medium: Medium, sample_rate: int) -> Picture:
+        def decode(self, medium: Medium, sample_rate: int, most_seconds: float) -> Picture:
             return Picture(64, 64, bytes(3 * 64 * 64))
 
     model = Model(str(random_model("dense")), LoadOptions(mmap=False))
@@ -162,13 +162,16 @@ def test_decoded_media_that_wait_are_bounded() -> None:
     with pytest.raises(QueueFull):
         for number in range(1000):
             prompt = PromptTokens()
-            reader.read(Medium("image", bytes([number % 256]), "messages"), prompt)
+            reader.read(Medium("image", bytes([number % 256]), "messages"), prompt, 1000)
             waiting.append(prompt)
     n_tokens = sum(span.n_tokens for prompt in waiting for span in prompt.spans)
     assert 600 <= n_tokens < 600 + waiting[0].spans[0].n_tokens
+    counted = PromptTokens(is_counted=True)
+    reader.read(Medium("image", b"", "messages"), counted, 1000)
+    assert len(counted.ids) > 0 == len(counted.spans), "what is counted does not wait"
     waiting.pop()
     prompt = PromptTokens()
-    reader.read(Medium("image", b"", "messages"), prompt)
+    reader.read(Medium("image", b"", "messages"), prompt, 1000)
     assert prompt.spans
     projector.close()
     model.close()

@@ -15,7 +15,7 @@ from PIL import Image
 
 from worker.confinement.bounded import serve
 from worker.engine.media import picture, sound
-from worker.engine.media.decoding import Encoded, Picture, Refusal, Sound
+from worker.engine.media.decoding import Encoded, Picture, Refusal, Sound, TooLong
 from worker.errors import InvalidRequest
 
 MAX_BYTES = 2**30
@@ -31,12 +31,12 @@ def _answer(request: bytes) -> bytes:
     return msgspec.msgpack.encode(_decoded(msgspec.msgpack.decode(request, type=Encoded)))
 
 
-def _decoded(encoded: Encoded) -> Picture | Sound | Refusal:
+def _decoded(encoded: Encoded) -> Picture | Sound | TooLong | Refusal:
     data = encoded.medium.data
     try:
         if encoded.medium.kind == "image":
             return picture.decode(data)
-        return sound.decode(data, encoded.sample_rate)
+        return sound.decode(data, encoded.sample_rate, encoded.most_seconds)
     except InvalidRequest as error:
         return Refusal(error.message)
 

@@ -19,6 +19,8 @@ class Encoded(Struct, frozen=True):
     medium: Medium
     sample_rate: int
     """Samples per second that a sound is wanted in."""
+    most_seconds: float
+    """Of a sound; of a longer one nothing more is decoded."""
 
 
 class Picture(Struct, frozen=True, tag=True):
@@ -33,11 +35,18 @@ class Sound(Struct, frozen=True, tag=True):
     """32-bit floats from -1 to 1."""
 
 
+class TooLong(Struct, frozen=True, tag=True):
+    """A sound that takes longer than was asked for."""
+
+    seconds: float
+    """At least."""
+
+
 class Refusal(Struct, frozen=True, tag=True):
     why: str
 
 
-_read_answer = msgspec.msgpack.Decoder(Picture | Sound | Refusal).decode
+_read_answer = msgspec.msgpack.Decoder(Picture | Sound | TooLong | Refusal).decode
 
 
 class Decoder(BoundedProgram):
@@ -45,14 +54,17 @@ class Decoder(BoundedProgram):
         # Decoders tell each fault of a file there, and a client may send files of many.
         super().__init__("worker.engine.media.decoder", is_quiet=True)
 
-    def decode(self, medium: Medium, sample_rate: int) -> Picture | Sound:
-        """
+    def decode(
+        self, medium: Medium, sample_rate: int, most_seconds: float
+    ) -> Picture | Sound | TooLong:
+        """`sample_rate` and `most_seconds` are for a sound.
+
         Raises:
             InvalidRequest: the medium cannot be read, or is too large; names its field.
         """
-        answer: Picture | Sound | Refusal
+        answer: Picture | Sound | TooLong | Refusal
         try:
-            encoded = msgspec.msgpack.encode(Encoded(medium, sample_rate))
+            encoded = msgspec.msgpack.encode(Encoded(medium, sample_rate, most_seconds))
             answer = _read_answer(self.ask(encoded, _SECONDS))
         except Ended as error:
             late = error.why == "time"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
 from weakref import WeakSet
 
 import numpy as np
 
-from worker.engine.media.decoding import Decoder, Picture
+from worker.engine.media.decoding import Decoder, Picture, TooLong
 from worker.engine.media.span import PromptTokens, Span, ids_of, key_of
 from worker.errors import InferenceFailed, InvalidRequest, QueueFull
 from worker.llama.media import MediaChunk, Piece, Projector
@@ -15,6 +17,18 @@ from worker.wire.work import Medium
 MOST_WAITING_TOKENS = 32_768
 """Of media that are decoded and wait. The pixels of one take 9 KiB (Qwen-VL: 28 of each side) to
 37 KiB (Gemma 3: 56) of memory, as floats."""
+
+_PERIOD = 30.0
+"""Seconds after which the windows of each kind of projector that hears begin as they did."""
+_LEAST_SHARE = 0.9
+"""Of a sound's length times the projector's rate, to which kinds round in steps of up to 3 s."""
+
+
+class DoesNotFit(Exception):
+    def __init__(self, n_tokens: int) -> None:
+        """`n_tokens`: of the medium, at least."""
+        super().__init__(n_tokens)
+        self.n_tokens = n_tokens
 
 
 class MediaReader:
@@ -28,18 +42,25 @@ class MediaReader:
         self._decoded: WeakSet[MediaChunk] = WeakSet()
         """What requests hold. They come from one thread, so nothing is added in an iteration."""
 
-    def read(self, medium: Medium, prompt: PromptTokens) -> None:
-        """Append a medium to a prompt.
+    def read(self, medium: Medium, prompt: PromptTokens, room: int) -> None:
+        """Append a medium of at most `room` tokens to a prompt.
 
         Raises:
             InvalidRequest: it cannot be decoded, or the model cannot take it; names its field.
+            DoesNotFit: it has more tokens. A sound that is far longer is not decoded.
             QueueFull: too many media are decoded and wait.
         """
-        if (waiting := sum([each.n_tokens for each in self._decoded])) >= self._most_tokens:
+        waiting = sum([each.n_tokens for each in self._decoded])
+        if waiting >= self._most_tokens and not prompt.is_counted:
             message = f"The queue is full: pictures and sounds of {waiting} tokens are decoded."
             raise QueueFull(message, retry_after_seconds=1)
+        if room <= 0:
+            raise DoesNotFit(1)
+        pieces = self._pieces(medium, room)
+        if (n_tokens := sum(map(_length, pieces))) > room:
+            raise DoesNotFit(n_tokens)
         part = 0
-        for piece in self._pieces(medium):
+        for piece in pieces:
             if isinstance(piece, tuple):
                 prompt.ids += piece
                 continue
@@ -49,18 +70,39 @@ class MediaReader:
                     f"and --micro-batch is {self._micro_batch}",
                     field=medium.field,
                 )
-            self._decoded.add(piece)
             key = key_of(medium.data, part)
-            prompt.spans.append(Span(len(prompt.ids), piece, key))
+            if not prompt.is_counted:
+                self._decoded.add(piece)
+                prompt.spans.append(Span(len(prompt.ids), piece, key))
             prompt.ids += ids_of(key, piece)
             part += 1
 
-    def _pieces(self, medium: Medium) -> list[Piece]:
+    def _pieces(self, medium: Medium, room: int) -> list[Piece]:
         projector, field = self._projector, medium.field
-        decoded = self._decoder.decode(medium, projector.sample_rate)
         try:
+            rate = self._least_rate if medium.kind == "audio" else 0.0
+            most_seconds = max(_PERIOD, room / rate) if rate else math.inf
+            decoded = self._decoder.decode(medium, projector.sample_rate, most_seconds)
+            if isinstance(decoded, TooLong):
+                raise DoesNotFit(math.ceil(decoded.seconds * rate))
             if isinstance(decoded, Picture):
                 return projector.picture(decoded.width, decoded.height, decoded.pixels)
             return projector.sound(np.frombuffer(decoded.samples, np.float32))
         except InferenceFailed as error:
             raise InvalidRequest(f"{field}: {error.message}", field=field) from error
+
+    @cached_property
+    def _least_rate(self) -> float:
+        """Tokens that a second of a sound of `_PERIOD` or longer has at least; 0: it has as many as
+        a shorter one."""
+        shorter, longer = map(self._silence, (1.0, 1.0 + _PERIOD))
+        return _LEAST_SHARE * (longer - shorter) / _PERIOD
+
+    def _silence(self, seconds: float) -> int:
+        """The tokens of so many seconds of it."""
+        samples = np.zeros(int(seconds * self._projector.sample_rate), np.float32)
+        return sum(map(_length, self._projector.sound(samples)))
+
+
+def _length(piece: Piece) -> int:
+    return len(piece) if isinstance(piece, tuple) else piece.n_tokens

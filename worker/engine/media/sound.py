@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from worker.engine.media.decoding import Sound
+from worker.engine.media.decoding import Sound, TooLong
 from worker.errors import InvalidRequest
 
 MAX_SECONDS, _MIN_SECONDS = 1800.0, 0.1
@@ -29,8 +29,17 @@ _UNKNOWN = 2**63 - 1
 Samples = npt.NDArray[np.float32]
 
 
-def decode(encoded: bytes, sample_rate: int) -> Sound:
-    """A sound's channels as one, at `sample_rate`.
+class _Stream(soundfile.SoundFile):  # type: ignore[misc]
+    """A file that is read on. soundfile seeks to where it is after each read, which fails at the
+    end of a FLAC whose header tells no length, as encoders write it into a pipe."""
+
+    def seekable(self) -> bool:
+        return False
+
+
+def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) -> Sound | TooLong:
+    """A sound's channels as one, at `sample_rate`. One of more than `most_seconds` is decoded no
+    further than it takes to know that.
 
     Raises:
         InvalidRequest: it is none that can be read, or too long or short.
@@ -40,7 +49,7 @@ def decode(encoded: bytes, sample_rate: int) -> Sound:
     if not _BEGINNING.match(encoded):
         raise InvalidRequest(not_readable)
     try:
-        file = soundfile.SoundFile(io.BytesIO(encoded))
+        file = _Stream(io.BytesIO(encoded))
     except Exception:  # a damaged header raises anything
         raise InvalidRequest(not_readable) from None
     with file:
@@ -49,12 +58,16 @@ def decode(encoded: bytes, sample_rate: int) -> Sound:
             raise InvalidRequest(f"the sound has {n_channels} channels at {rate} Hz: no sound has")
         if file.frames != _UNKNOWN:
             _check_seconds(file.frames / rate)
+            if file.frames > most_seconds * rate:
+                return TooLong(file.frames / rate)
         seconds: list[Samples] = []
         n_frames = 0
         try:
             while len(frames := file.read(rate, dtype="float32", always_2d=True)):
                 n_frames += len(frames)
                 _check_seconds(max(n_frames / rate, _MIN_SECONDS))  # a header may be wrong
+                if n_frames > most_seconds * rate:
+                    return TooLong(n_frames / rate)
                 if not abs(frames).max() <= _LOUDEST:  # False for NaN.
                     raise InvalidRequest(
                         f"the sound is damaged: it is over {_LOUDEST:.0f} times as loud as full "

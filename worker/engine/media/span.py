@@ -43,6 +43,8 @@ class Span:
 class PromptTokens:
     """A prompt's token ids, and where they stand for embeddings."""
 
+    is_counted: bool = False
+    """Whether only its length is wanted: then it holds no media."""
     ids: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import structs
 
-from worker.engine.media.reader import MediaReader
+from worker.engine.media.reader import DoesNotFit, MediaReader
 from worker.engine.media.span import PromptTokens
 from worker.engine.text.chat_template import ChatTemplate, Reading
 from worker.engine.text.spellings import Spellings
@@ -36,6 +36,9 @@ from worker.wire.work import (
 )
 
 _MARKER = re.compile(f"{re.escape(MEDIA_MARKER)}()")
+_MOST_COUNTED = 65_536
+"""Tokens of the media of a prompt that is only counted, where the context is shorter. Each of 64
+pictures may have 1,024, and half an hour of sound has 45,000; to prepare that takes seconds."""
 _FIRST_WORDS = "\ue000\ue001"
 """Stands in for what a chat's first user says, to find where that begins."""
 
@@ -87,33 +90,39 @@ class PromptBuilder:
                 return "input" if self._embeds else "prompt"
 
     def count(self, prompt: Prompt) -> int:
-        """The number of a prompt's tokens, also if there are too many; otherwise as `read`."""
-        return len(self._read_all(prompt).ids)
+        """The number of a prompt's tokens, also if there are too many; otherwise as `read`.
 
-    def _read_all(self, prompt: Prompt) -> PromptTokens:
+        Its media may have `_MOST_COUNTED` tokens where the context has fewer; none is held.
+        """
+        return len(self._read_all(prompt, is_counted=True).ids)
+
+    def _read_all(self, prompt: Prompt, *, is_counted: bool = False) -> PromptTokens:
         match prompt:
             case str():
-                return PromptTokens(self.tokenize(prompt))
+                return PromptTokens(ids=self.tokenize(prompt))
             case tuple():
-                return PromptTokens(self._mixed(prompt))
+                return PromptTokens(ids=self._mixed(prompt))
             case InfillPrompt():
-                return PromptTokens(self._infill(prompt))
+                return PromptTokens(ids=self._infill(prompt))
             case MarkedPrompt(text, media, field):
                 _check_characters(text, field)
-                return self._with_media([(text, True)], _MARKER, media, field)
+                found = PromptTokens(is_counted)
+                return self._with_media(found, [(text, True)], _MARKER, media, field)
             case ChatPrompt():
-                return self._chat(prompt)
+                return self._chat(prompt, PromptTokens(is_counted))
 
-    def _fitting(self, tokens: list[int], field: str, more: str = "") -> list[int]:
+    def _fitting(self, tokens: list[int], field: str) -> list[int]:
         if len(tokens) > self._context_length:
-            raise ContextLengthExceeded(
-                f"{field}: it has {len(tokens)} tokens{more}, and a request may have "
-                f"{self._context_length} here",
-                field=field,
-                prompt_tokens=len(tokens),
-                context_length=self._context_length,
-            )
+            raise self._exceeded(len(tokens), field, f"{len(tokens)} tokens")
         return tokens
+
+    def _exceeded(self, n_tokens: int, field: str, what: str) -> ContextLengthExceeded:
+        return ContextLengthExceeded(
+            f"{field}: it has {what}, and a request may have {self._context_length} here",
+            field=field,
+            prompt_tokens=n_tokens,
+            context_length=self._context_length,
+        )
 
     def _mixed(self, given: MixedTokens, *, add_special: bool = True) -> list[int]:
         """Token ids with those of the texts among them; BOS is added to a text that comes first."""
@@ -229,8 +238,9 @@ class PromptBuilder:
         parts += [tokens.suffix, *plain(prompt.suffix, prompt.fields[1]), tokens.middle]
         return self._with_bos(parts)
 
-    def _chat(self, prompt: ChatPrompt) -> PromptTokens:
-        """Token ids of a chat; only control tokens that the template wrote are recognised."""
+    def _chat(self, prompt: ChatPrompt, found: PromptTokens) -> PromptTokens:
+        """`found` with the token ids of a chat; only control tokens that the template wrote are
+        recognised."""
         # No message can have it, and no template can change it.
         mark = f"medium{secrets.token_hex(12)}"
         reading = self._read(prompt, (f"{mark}x{number}x" for number in count()))
@@ -249,21 +259,23 @@ class PromptBuilder:
             chat, spelled = marking
             parts = spellings.split(replace(reading, chat=chat).text(), spelled)
         elif not prompt.media:
-            return PromptTokens(tokens)
+            found.ids = tokens
+            return found
         # A template may write messages in another order than they came.
         numbered = re.compile(rf"{mark}x(\d+)x")
-        return self._with_media(parts, numbered, prompt.media, prompt.field)
+        return self._with_media(found, parts, numbered, prompt.media, prompt.field)
 
     def _with_media(
         self,
+        prompt: PromptTokens,
         parts: Iterable[tuple[str, bool]],
         mark: re.Pattern[str],
         media: tuple[Medium, ...],
         field: str,
     ) -> PromptTokens:
-        """Token ids of a text in parts, each with whether it has control tokens. A medium stands in
-        the place of each mark, whose group is its number; empty for the next one."""
-        prompt, left = PromptTokens(), dict(enumerate(media))
+        """`prompt` with the ids of a text in parts, each with whether it has control tokens. A
+        medium stands in the place of each mark, whose group is its number; empty for the next."""
+        left = dict(enumerate(media))
         for part, has_control in parts:
             pieces = mark.split(part)
             for number, text in zip([None, *pieces[1::2]], pieces[::2], strict=True):
@@ -292,9 +304,23 @@ class PromptBuilder:
                 f"{medium.field}: this model is served without a projector and reads text only",
                 field=medium.field,
             )
-        self._media.read(medium, prompt)
-        # A small file may be a large picture, or a long sound: no more of them are decoded.
-        self._fitting(prompt.ids, medium.field, " with all that precedes it")
+        # A small file may be a large picture, or a long sound: no more than fits is prepared.
+        before, most = len(prompt.ids), self._context_length
+        if prompt.is_counted:
+            before, most = sum([each < 0 for each in prompt.ids]), max(most, _MOST_COUNTED)
+        try:
+            self._media.read(medium, prompt, most - before)
+        except DoesNotFit as error:
+            n_tokens, field = before + error.n_tokens, medium.field
+            if prompt.is_counted:
+                raise InvalidRequest(
+                    f"{field}: with what precedes it, the request's pictures and sounds have at "
+                    f"least {n_tokens} tokens, and {most} of them are counted here",
+                    field=field,
+                ) from None
+            raise self._exceeded(
+                n_tokens, field, f"at least {n_tokens} tokens with all that precedes it"
+            ) from None
 
     def system_tokens(self, prompt: Prompt, tokens: list[int]) -> int:
         """How many of a chat's `tokens` precede its user's first words; 0 if that is unknown. Other
