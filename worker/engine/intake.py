@@ -168,12 +168,21 @@ class Intake:
             case Detokenize(tokens):
                 self._end(request_id, Answered(request_id, self._prompts.detokenize(tokens)))
             case CountPrompt(prompt):
-                self._end(request_id, Answered(request_id, self._prompts.count(prompt)))
+                n_tokens = self._prompts.count(prompt, partial(self._check_wanted, request_id))
+                self._end(request_id, Answered(request_id, n_tokens))
             case ApplyTemplate(prompt):
                 self._end(request_id, Answered(request_id, self._prompts.render(prompt)))
             case ProveResidency():
                 self._prove_residency()
                 self._end(request_id, Answered(request_id, None))
+
+    def _check_wanted(self, request_id: int) -> None:
+        """
+        Raises:
+            Cancelled: the request was cancelled, whose client has its end.
+        """
+        if request_id not in self._preparing:
+            raise Cancelled("the request was cancelled")
 
     def _end(self, request_id: int, event: Answered | Failed) -> None:
         """Send the end of a request that the loop does not have, unless it was cancelled."""
@@ -194,7 +203,7 @@ class Intake:
                 "the order of the sums; start the worker with --no-kv-unified",
                 field="deterministic",
             )
-        prompt = self._prompts.read(request.prompt)
+        prompt = self._prompts.read(request.prompt, partial(self._check_wanted, request_id))
         tokens = prompt.ids
         if prompt.spans and request.prompt_logprobs is not None:
             raise InvalidRequest(

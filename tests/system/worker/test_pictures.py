@@ -5,12 +5,14 @@ from __future__ import annotations
 import base64
 import codecs
 import http.server
+import io
 import os
 import random
 import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -22,6 +24,7 @@ import pytest
 from anthropic import Anthropic
 from ollama import Client as Ollama
 from openai import OpenAI
+from PIL import Image
 
 from builds.pins import pins
 from tests.support.pictures import data_url, picture, question
@@ -340,6 +343,21 @@ def test_a_cancelled_question_frees_its_cells(seeing: WorkerProcess) -> None:
             next(response.iter_lines())
     seeing.wait_idle()
     seeing.wait_for_free_cells()
+
+
+def test_a_cancelled_questions_pictures_are_not_decoded(start_worker: Any) -> None:
+    """Each of them takes a second, and the next one's wait."""
+    image = io.BytesIO()
+    Image.new("RGB", (5000, 5000)).save(image, "PNG")
+    content = question(image.getvalue())["messages"][0]["content"][1:2] * 15
+    worker = start_worker(*flags_of("gemma3"), wait_ready=True)
+    for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens"):
+        body = {"model": "x", "messages": [{"role": "user", "content": content}]}
+        with worker.client(timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
+            client.post(path, json=body)
+        began = time.monotonic()
+        asked(worker, question(picture(1), max_tokens=1))
+        assert time.monotonic() - began < 5
 
 
 class Pictures(http.server.BaseHTTPRequestHandler):

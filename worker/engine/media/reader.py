@@ -49,14 +49,16 @@ class MediaReader:
             InvalidRequest: it cannot be decoded, or the model cannot take it; names its field.
             DoesNotFit: it has more tokens. A sound that is far longer is not decoded.
             QueueFull: too many media are decoded and wait.
+            Cancelled: nobody waits for the prompt.
         """
+        prompt.check_wanted()
         waiting = sum([each.n_tokens for each in self._decoded])
         if waiting >= self._most_tokens and not prompt.is_counted:
             message = f"The queue is full: pictures and sounds of {waiting} tokens are decoded."
             raise QueueFull(message, retry_after_seconds=1)
         if room <= 0:
             raise DoesNotFit(1)
-        pieces = self._pieces(medium, room)
+        pieces = self._pieces(medium, prompt, room)
         if (n_tokens := sum(map(_length, pieces))) > room:
             raise DoesNotFit(n_tokens)
         part = 0
@@ -77,7 +79,7 @@ class MediaReader:
             prompt.ids += ids_of(key, piece)
             part += 1
 
-    def _pieces(self, medium: Medium, room: int) -> list[Piece]:
+    def _pieces(self, medium: Medium, prompt: PromptTokens, room: int) -> list[Piece]:
         projector, field = self._projector, medium.field
         try:
             rate = self._least_rate if medium.kind == "audio" else 0.0
@@ -85,6 +87,7 @@ class MediaReader:
             decoded = self._decoder.decode(medium, projector.sample_rate, most_seconds)
             if isinstance(decoded, TooLong):
                 raise DoesNotFit(math.ceil(decoded.seconds * rate))
+            prompt.check_wanted()
             if isinstance(decoded, Picture):
                 return projector.picture(decoded.width, decoded.height, decoded.pixels)
             return projector.sound(np.frombuffer(decoded.samples, np.float32))

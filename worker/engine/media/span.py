@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from worker.llama.media import MediaChunk
@@ -39,12 +40,18 @@ class Span:
         return self.chunk.n_tokens - self.chunk.n_positions
 
 
+def always_wanted() -> None:
+    """The check of a prompt that nobody takes back."""
+
+
 @dataclass(slots=True)
 class PromptTokens:
     """A prompt's token ids, and where they stand for embeddings."""
 
     is_counted: bool = False
     """Whether only its length is wanted: then it holds no media."""
+    check_wanted: Callable[[], None] = always_wanted
+    """Raises an error when nobody waits for it any more."""
     ids: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 

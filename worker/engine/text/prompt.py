@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import secrets
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import count, repeat
@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import structs
 
 from worker.engine.media.reader import DoesNotFit, MediaReader
-from worker.engine.media.span import PromptTokens
+from worker.engine.media.span import PromptTokens, always_wanted
 from worker.engine.text.chat_template import ChatTemplate, Reading
 from worker.engine.text.spellings import Spellings
 from worker.engine.tokens import common_length
@@ -62,15 +62,19 @@ class PromptBuilder:
         """The token ids of a prompt without media; otherwise as `read`."""
         return self.read(prompt).ids
 
-    def read(self, prompt: Prompt) -> PromptTokens:
+    def read(
+        self, prompt: Prompt, check_wanted: Callable[[], None] = always_wanted
+    ) -> PromptTokens:
         """Token ids of a prompt, with exactly one BOS if the model wants one.
+
+        Before each medium `check_wanted` may raise an error, which ends it.
 
         Raises:
             InvalidRequest: the prompt is empty, has an invalid token id, is a chat that the
                 template refuses, or has a medium that cannot be read.
             ContextLengthExceeded: it has more tokens than a sequence can hold.
         """
-        tokens = self._read_all(prompt)
+        tokens = self._read_all(prompt, PromptTokens(check_wanted=check_wanted))
         if not tokens.ids and self._embeds:
             tokens.ids = [self._vocabulary.bos or 0]  # an empty text keeps its place among others
         field = self._field_of(prompt)
@@ -89,27 +93,28 @@ class PromptBuilder:
             case _:
                 return "input" if self._embeds else "prompt"
 
-    def count(self, prompt: Prompt) -> int:
+    def count(self, prompt: Prompt, check_wanted: Callable[[], None] = always_wanted) -> int:
         """The number of a prompt's tokens, also if there are too many; otherwise as `read`.
 
         Its media may have `_MOST_COUNTED` tokens where the context has fewer; none is held.
         """
-        return len(self._read_all(prompt, is_counted=True).ids)
+        return len(self._read_all(prompt, PromptTokens(True, check_wanted)).ids)
 
-    def _read_all(self, prompt: Prompt, *, is_counted: bool = False) -> PromptTokens:
+    def _read_all(self, prompt: Prompt, found: PromptTokens) -> PromptTokens:
+        """`found` with the token ids of a prompt, and its media."""
         match prompt:
             case str():
-                return PromptTokens(ids=self.tokenize(prompt))
+                found.ids = self.tokenize(prompt)
             case tuple():
-                return PromptTokens(ids=self._mixed(prompt))
+                found.ids = self._mixed(prompt)
             case InfillPrompt():
-                return PromptTokens(ids=self._infill(prompt))
+                found.ids = self._infill(prompt)
             case MarkedPrompt(text, media, field):
                 _check_characters(text, field)
-                found = PromptTokens(is_counted)
-                return self._with_media(found, [(text, True)], _MARKER, media, field)
+                self._add_all(found, [(text, True)], _MARKER, media, field)
             case ChatPrompt():
-                return self._chat(prompt, PromptTokens(is_counted))
+                self._add_chat(found, prompt)
+        return found
 
     def _fitting(self, tokens: list[int], field: str) -> list[int]:
         if len(tokens) > self._context_length:
@@ -238,8 +243,8 @@ class PromptBuilder:
         parts += [tokens.suffix, *plain(prompt.suffix, prompt.fields[1]), tokens.middle]
         return self._with_bos(parts)
 
-    def _chat(self, prompt: ChatPrompt, found: PromptTokens) -> PromptTokens:
-        """`found` with the token ids of a chat; only control tokens that the template wrote are
+    def _add_chat(self, found: PromptTokens, prompt: ChatPrompt) -> None:
+        """Add the token ids of a chat; only control tokens that the template wrote are
         recognised."""
         # No message can have it, and no template can change it.
         mark = f"medium{secrets.token_hex(12)}"
@@ -260,21 +265,21 @@ class PromptBuilder:
             parts = spellings.split(replace(reading, chat=chat).text(), spelled)
         elif not prompt.media:
             found.ids = tokens
-            return found
+            return
         # A template may write messages in another order than they came.
         numbered = re.compile(rf"{mark}x(\d+)x")
-        return self._with_media(found, parts, numbered, prompt.media, prompt.field)
+        self._add_all(found, parts, numbered, prompt.media, prompt.field)
 
-    def _with_media(
+    def _add_all(
         self,
         prompt: PromptTokens,
         parts: Iterable[tuple[str, bool]],
         mark: re.Pattern[str],
         media: tuple[Medium, ...],
         field: str,
-    ) -> PromptTokens:
-        """`prompt` with the ids of a text in parts, each with whether it has control tokens. A
-        medium stands in the place of each mark, whose group is its number; empty for the next."""
+    ) -> None:
+        """Add the ids of a text in parts, each with whether it has control tokens. A medium stands
+        in the place of each mark, whose group is its number; empty for the next one."""
         left = dict(enumerate(media))
         for part, has_control in parts:
             pieces = mark.split(part)
@@ -296,7 +301,6 @@ class PromptBuilder:
                 f"{medium.field}: the prompt has no place for it", field=medium.field
             )
         self._with_bos(prompt.ids)
-        return prompt
 
     def _read_medium(self, medium: Medium, prompt: PromptTokens) -> None:
         if self._media is None:
