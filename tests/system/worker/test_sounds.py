@@ -160,7 +160,8 @@ def test_a_sound_that_cannot_fit_is_refused_before_it_is_decoded(
     began = engine_seconds(hearing)
     answer = hearing.post("/v1/chat/completions", about(encoded.getvalue())).json()["error"]
     assert answer["code"] == "context_length_exceeded", answer
-    assert int(answer["message"].split("requested ")[1].split()[0]) > 30_000
+    n_tokens = int(answer["message"].split("requested ")[1].split()[0])
+    assert n_tokens > (2048 if form == "MP3" else 30_000), "as many as are known"
     assert engine_seconds(hearing) - began < 1.0
 
 
@@ -176,6 +177,19 @@ def test_no_more_of_a_long_sound_is_decoded_than_it_takes() -> None:
     for encoded, known in ((file.getvalue(), 1000.0), (untold(file.getvalue()), 101.0)):
         assert sounds.decode(encoded, 16_000, 100.0) == TooLong(known)
         assert isinstance(sounds.decode(encoded, 16_000, 1000.0), Sound)
+
+
+def test_an_mp3_is_as_long_as_it_is_heard() -> None:
+    """What it begins with has another bit rate than the rest, and no tag tells its length."""
+    whole = b""
+    for seconds, level in ((2, 0.95), (40, 0.05)):
+        file, noise = io.BytesIO(), np.random.default_rng(0).uniform(-0.5, 0.5, seconds * 44_100)
+        soundfile.write(
+            file, noise, 44_100, format="MP3", compression_level=level, bitrate_mode="CONSTANT"
+        )
+        whole += file.getvalue()
+    assert soundfile.SoundFile(io.BytesIO(whole)).frames > 200 * 44_100
+    assert isinstance(sounds.decode(whole, 16_000, 60.0), Sound)
 
 
 def test_sounds_are_counted_that_do_not_fit_into_the_context(hearing: WorkerProcess) -> None:
