@@ -113,6 +113,30 @@ def test_a_model_that_only_hears_is_shown_no_picture(hearing: WorkerProcess) -> 
     )
 
 
+def test_all_dialects_play_the_same_sound(hearing: WorkerProcess) -> None:
+    encoded, words = base64.b64encode(sound(9)).decode(), "what is it"
+    expected = asked(hearing, about(sound(9), words))
+    given = {"type": "input_audio", "input_audio": {"data": encoded, "format": "wav"}}
+    content = [given, {"type": "input_text", "text": words}]
+    body: Any = {"input": [{"role": "user", "content": content}]}
+    body |= {"temperature": 0, "max_output_tokens": 16}
+    output = hearing.post("/v1/responses", body).json()["output"]
+    assert output[-1]["content"][0]["text"] == expected
+
+    body = {"model": "x", "stream": False, "options": {"temperature": 0, "num_predict": 16}}
+    turn = {"role": "user", "content": words, "images": [encoded]}
+    said = hearing.post("/api/chat", {**body, "messages": [turn]}).json()
+    assert said["message"]["content"] == expected
+    said = hearing.post("/api/generate", {**body, "prompt": words, "images": [encoded]}).json()
+    assert said["response"] == expected
+
+    marked = [{"role": "user", "content": f"<__media__>{words}"}]
+    string = hearing.post("/apply-template", {"messages": marked}).json()["prompt"]
+    prompt = {"prompt_string": string, "multimodal_data": [encoded]}
+    body = {"prompt": prompt, "temperature": 0, "n_predict": 16}
+    assert hearing.post("/completion", body).json()["content"] == expected
+
+
 def test_all_formats_are_heard(hearing: WorkerProcess) -> None:
     heard = [asked(hearing, about(sound(4, form=form))) for form in ("WAV", "FLAC")]
     assert heard[0] == heard[1], "both keep each sample"

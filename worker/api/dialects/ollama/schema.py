@@ -85,11 +85,12 @@ class Turn(MessageFields):
 
 
 def _pictures(images: tuple[str, ...], path: str) -> tuple[Part, ...]:
+    """Pictures, and sounds: Ollama has no other field for these, and tells them by their bytes."""
     given = ((f"{path}[{index}]", image) for index, image in enumerate(images))
     return tuple(
         Part(medium=named_medium("image", image, field))
         if image.startswith(("data:", "http:", "https:"))
-        else Part(medium=medium_of("image", image, field))
+        else Part(medium=medium_of(None, image, field))
         for field, image in given
     )
 
