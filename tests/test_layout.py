@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -207,3 +208,21 @@ def _swallows(handler: ast.ExceptHandler) -> bool:
         isinstance(handler.type, ast.Name) and handler.type.id in ("Exception", "BaseException")
     )
     return broad and all(isinstance(node, ast.Pass) for node in handler.body)
+
+
+WHOLE_HEADS = {"worker/api/http/connection.py", "worker/fleet/gateway.py"}
+"""The files that see all headers: one reads how a body is framed, one passes them on."""
+
+
+def test_headers_of_requests_are_read_through_their_entries() -> None:
+    """Each header that is read has an entry in `headers.py`, from which it is described."""
+    found = []
+    for path in [*sources(WORKER / "api"), *sources(WORKER / "fleet")]:
+        if path.name == "headers.py" or name_of(path) in WHOLE_HEADS:
+            continue
+        text = ast.unparse(parsed(path))
+        heads = text.count("scope['headers']") - len(
+            re.findall(r"\bHead\((request\.)?scope\[", text)
+        )
+        found += [name_of(path)] * (heads != 0 or "request.headers" in text)
+    assert found == []

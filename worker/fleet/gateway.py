@@ -30,9 +30,18 @@ from worker.api.http.body import SMALL_BYTES, in_background, read_parts
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import FLAT
 from worker.api.http.gate import Gate
+from worker.api.http.headers import (
+    BEGAN,
+    CONVERSATION,
+    CORRELATION_ID,
+    LATE_HEAD,
+    ORIGIN,
+    REQUEST_ID,
+    WORKER,
+    Head,
+)
 from worker.api.http.operation import JSON, SSE, Dialect, Operation
 from worker.api.http.page import pages
-from worker.api.http.resume import BEGAN, CONVERSATION
 from worker.api.http.routes import Place, Routes
 from worker.errors import (
     ConfigError,
@@ -47,9 +56,9 @@ from worker.errors import (
 from worker.fleet.affinity import key_of
 from worker.fleet.endings import json_object
 from worker.fleet.metrics import merged
-from worker.fleet.relay import RETRY_AFTER_SECONDS, WORKER, Ask, Relay
+from worker.fleet.relay import RETRY_AFTER_SECONDS, Ask, Relay
 from worker.fleet.settings import Fleet
-from worker.fleet.upstream import Exchange, Headers, fetch
+from worker.fleet.upstream import Exchange, fetch
 from worker.fleet.workers import Worker, WorkerTable
 from worker.observability.metrics import CONTENT_TYPE
 from worker.settings import Settings
@@ -178,11 +187,12 @@ class Gateway(Surface):
     ) -> Ask:
         """The request with the fields that routing needs."""
         # An Origin was checked here, where the host that it belongs to is known.
-        headers = [(name, value) for name, value in scope["headers"] if name != b"origin"]
-        if not any(name in (b"x-correlation-id", b"x-request-id") for name, _ in headers):
-            headers.append((b"x-request-id", scope["state"]["correlation_id"].encode()))
-        is_late = (b"x-llorch-late-head", b"1") in headers  # a proxy wants no early head
-        counts_bytes = any(name == CONVERSATION.encode() for name, _ in headers)
+        headers = [(name, value) for name, value in scope["headers"] if name != ORIGIN.key]
+        head = Head(headers)
+        if not (head.has(CORRELATION_ID) or head.has(REQUEST_ID)):
+            headers.append((REQUEST_ID.key, scope["state"]["correlation_id"].encode()))
+        is_late = b"1" in head.values(LATE_HEAD)  # a proxy wants no early head
+        counts_bytes = head.has(CONVERSATION)
         streams = fields.get("stream") is True or JSON not in operation.answers
         is_job = operation.path in _JOBS
         named = place.parameters.get("model")
@@ -203,18 +213,17 @@ class Gateway(Surface):
             job_id=job_id if isinstance(job_id, str) else None,
             wants_stream=streams and SSE in operation.answers and not (is_late or counts_bytes),
             counts_bytes=counts_bytes,
-            only=self._asked_for(headers),
+            only=self._asked_for(head),
         )
 
-    def _asked_for(self, headers: Headers) -> Worker | None:
+    def _asked_for(self, head: Head) -> Worker | None:
         """The worker that the request names, if it names one."""
-        for name, value in headers:
-            if name == WORKER:
-                id = value.decode("latin-1")
-                for worker in self._table.workers():
-                    if worker.id == id:
-                        return worker
-                raise PathNotFound(f"the fleet has no worker {id!r}; /ready lists those it has")
+        for name in head.values(WORKER):
+            id = name.decode("latin-1")
+            for worker in self._table.workers():
+                if worker.id == id:
+                    return worker
+            raise PathNotFound(f"the fleet has no worker {id!r}; /ready lists those it has")
         return None
 
     def _group_of(self, place: Place, model: object) -> str:
@@ -317,7 +326,7 @@ class Gateway(Surface):
         workers = self._table.workers()
         heads = await asyncio.gather(*(_asked(worker, ask, "HEAD") for worker in workers))
         began = {
-            worker: float(head.header(BEGAN.encode()) or 0)
+            worker: float(head.header(BEGAN.key) or 0)
             for worker, head in zip(workers, heads, strict=True)
             if head is not None and head.status != JobNotFound.status
         }

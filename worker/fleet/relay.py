@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from starlette.types import Send
 
 from worker.api.http.encoding import KEEPALIVE
+from worker.api.http.headers import LATE_HEAD, UNBUFFERED, WORKER
 from worker.api.http.operation import SSE
 from worker.api.http.routes import Place
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
@@ -30,9 +31,6 @@ does not make it wait."""
 RETRY_AFTER_SECONDS = 2
 KEEPALIVE_SECONDS = 15.0
 """Silence before a stream's first token after which the client gets a status line and a comment."""
-
-WORKER = b"x-llorch-worker"
-"""Of an answer: the worker that made it. Of a request: the one that must."""
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +121,7 @@ class Relay:
         ask = self._ask
         ask.worker = worker
         worker.running.append(ask.key)
-        late = [] if ask.counts_bytes else [(b"x-llorch-late-head", b"1")]
+        late = [] if ask.counts_bytes else [(LATE_HEAD.key, b"1")]
         headers = [*worker.headers_for(ask.headers), *late]
         begun = Exchange.begin(*worker.address, ask.method, ask.target, headers, ask.body)
         try:
@@ -216,8 +214,7 @@ class Relay:
     def _own_headers(self) -> Headers:
         return [
             (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-store"),
-            (b"x-accel-buffering", b"no"),
+            *((name.encode(), value.encode()) for name, value in UNBUFFERED.items()),
         ]
 
     async def _answer(self, answer: Exchange, worker: Worker | None = None) -> None:
@@ -233,5 +230,5 @@ class Relay:
 
 
 def _with_worker(headers: Headers, worker: Worker | None) -> Headers:
-    name = [] if worker is None else [(WORKER, worker.id.encode())]
+    name = [] if worker is None else [(WORKER.key, worker.id.encode())]
     return [*headers, *name]

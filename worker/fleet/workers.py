@@ -12,8 +12,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from worker.api.http.gate import head_of
-from worker.api.http.resume import OWNER, owner_in
+from worker.api.http.headers import (
+    API_KEY,
+    AUTHORIZATION,
+    CONTENT_LENGTH,
+    EXPECT,
+    HOST,
+    LATE_HEAD,
+    OWNER,
+    Head,
+)
+from worker.api.http.resume import owner_in
 from worker.fleet.affinity import bound, ranked
 from worker.fleet.upstream import HOP_BY_HOP, Headers, fetch
 
@@ -22,10 +31,8 @@ MAX_MISSES = 3
 """Probes in a row without an answer. A silent worker is found after at most 3 · (2 + 5) seconds."""
 AVOIDED_SECONDS = 2.0
 """How long a worker that could not be reached gets no request while another is well."""
-_OURS = frozenset(
-    (b"host", b"content-length", b"expect", b"x-llorch-late-head", b"authorization", b"x-api-key",
-     OWNER)
-)  # fmt: skip
+_REPLACED = (HOST, CONTENT_LENGTH, EXPECT, LATE_HEAD, AUTHORIZATION, API_KEY, OWNER)
+_OURS = frozenset(each.key for each in _REPLACED)
 """A client's headers that the gateway replaces."""
 
 
@@ -59,8 +66,8 @@ class Worker:
         """A client's headers as this worker gets them: with its host, its token, and who asks."""
         kept = [(k, v) for k, v in headers if k not in HOP_BY_HOP and k not in _OURS]
         host = self.uri.removeprefix("http://").encode()
-        token, owner = b"Bearer " + self.token.encode(), owner_in(head_of(headers)).encode()
-        return [(b"host", host), (b"authorization", token), (OWNER, owner), *kept]
+        token, owner = b"Bearer " + self.token.encode(), owner_in(Head(headers)).encode()
+        return [(HOST.key, host), (AUTHORIZATION.key, token), (OWNER.key, owner), *kept]
 
     def avoid(self) -> None:
         self.avoided_until = time.monotonic() + AVOIDED_SECONDS

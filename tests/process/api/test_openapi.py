@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import pytest
 from openapi_spec_validator import validate
 
 from tests.conftest import StartWorker
+from tests.support.scripted_api import ScriptedFactory
 from tests.support.worker import WorkerProcess
 from worker.api.app import DIALECTS
+from worker.api.http import headers
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 GOOD: dict[str, dict[str, Any]] = {
@@ -41,6 +44,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "/tools": {"tool": "read_file", "params": {}},
     "/api/show": {"model": "any"},
     "/api/pull": {"model": "tiny-model"},
+    "/v1/streams/lookup": {"conversation_ids": ["doc"]},
     "/api/embed": {"model": "any", "input": []},
     "/api/embeddings": {"model": "any", "prompt": ""},
 }
@@ -71,13 +75,37 @@ def test_the_limits_in_it_are_this_workers(document: dict[str, Any], worker: Wor
     assert execute["required"] == ["job_id", "prompt"]
 
 
+HEADERS_OF_HTTP = {
+    "date", "server", "content-type", "content-length", "transfer-encoding", "cache-control",
+    "x-accel-buffering",
+}  # fmt: skip
+"""Of answers; the last is nginx's."""
+
+
+def resolved(document: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What a reference leads to."""
+    if "$ref" not in found:
+        return found
+    there: Any = document
+    for name in found["$ref"].removeprefix("#/").split("/"):
+        there = there[name]
+    return resolved(document, there)
+
+
 def conforms(document: dict[str, Any], path: str, answer: httpx.Response) -> None:
     """The answer's status, headers and body are what the document promises."""
     operation = document["paths"][path][answer.request.method.lower()]
     promised = operation["responses"][str(answer.status_code)]
     media_type = answer.headers["content-type"].split(";")[0]
     assert media_type in promised["content"], (path, media_type)
-    assert "x-correlation-id" in answer.headers
+    told = {name.lower() for name in promised["headers"]}
+    assert answer.headers.keys() - HEADERS_OF_HTTP <= told, path
+    required = {
+        name.lower()
+        for name, reference in promised["headers"].items()
+        if resolved(document, reference)["required"]
+    }
+    assert {"x-correlation-id", "x-request-id"} <= required <= answer.headers.keys()
     if media_type == "application/json":
         reference = promised["content"][media_type]["schema"]
         jsonschema.Draft202012Validator(
@@ -120,6 +148,83 @@ def test_chosen_fields_conform(
     conforms(document, "/completion", answer)
     found = answer.json() if isinstance(prompt, list) else [answer.json()]
     assert [each.keys() for each in found] == [{"content"}] * len(found)
+
+
+def test_a_kept_stream_conforms(document: dict[str, Any], worker: WorkerProcess) -> None:
+    body = {"job_id": "doc-kept", "prompt": "Once", "max_tokens": 2}
+    with worker.client() as client:
+        begun = client.post("/execute", json=body, headers={"X-Llorch-Resume": "1"})
+        conforms(document, "/execute", begun)
+        again = client.get("/execute/doc-kept", headers={"Last-Event-ID": "0"})
+        conforms(document, "/execute/{job_id}", again)
+        other = client.get("/v1/stream", params={"conv_id": "doc-kept"})
+        conforms(document, "/v1/stream", other)
+    assert begun.headers["x-llorch-resume"] == "doc-kept" and again.text in begun.text
+
+
+NATIVE = ("/execute", "/v1/inference", "/v1/inference/stream")
+KEPT = ("/execute/{job_id}", "/v1/stream", "/v1/streams/lookup")
+OF_A_GATEWAY = {"x-llorch-worker"}
+"""A worker does not read it."""
+SOME = {
+    "X-Llorch-Resume": "1", "X-Llorch-Late-Head": "1", "X-Deadline": "99999999999999",
+    "Last-Event-ID": "0", "Accept": "application/x-ndjson",
+}  # fmt: skip
+HEADS: tuple[dict[str, str], ...] = ({}, SOME, SOME | {"X-Conversation-Id": "another"})
+"""A conversation's stream is kept whatever `X-Llorch-Resume` says."""
+
+
+def test_what_an_operation_reads_of_a_head_is_described(
+    scripted: ScriptedFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it looks up is noted: of that, what has a description is in the operation's own. Where
+    the request is a right one, nothing else is in it."""
+    looked_up: set[headers.Header] = set()
+
+    def noting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def look_up(*arguments: Any) -> Any:
+            looked_up.update(each for each in arguments if isinstance(each, headers.Header))
+            return method(*arguments)
+
+        return look_up
+
+    for kind, name in (headers.Header, "of"), (headers.Head, "values"), (headers.Head, "has"):
+        monkeypatch.setattr(kind, name, noting(getattr(kind, name)))
+    n_whole = 0
+    with httpx.Client(base_url=scripted().base_url, trust_env=False) as client:
+        document = client.get("/openapi.json").json()
+        job = {"job_id": "kept", "prompt": "Once"}
+        assert client.post("/execute", json=job, headers={"X-Llorch-Resume": "1"}).is_success
+        for path, methods in document["paths"].items():
+            for method, operation in methods.items():
+                looked_up.clear()
+                asked_with_each_head(client, method, path)
+                read = {each.name.lower() for each in looked_up if each.asked is not None}
+                told = parameters_in(document, operation)
+                assert looked_up <= {*headers.ALL} and read <= told, (method, path)
+                is_whole = read == told - OF_A_GATEWAY
+                assert is_whole or path not in (*NATIVE, *READ, *KEPT), (method, path)
+                n_whole += is_whole
+    assert n_whole >= 60
+
+
+def asked_with_each_head(client: httpx.Client, method: str, path: str) -> None:
+    for n, head in enumerate(HEADS if method == "post" else [SOME]):
+        body = GOOD.get(path, {}) | ({"job_id": f"{path} {n}"} if path in NATIVE else {})
+        if "messages" in body or "prompt" in body and path not in NATIVE:
+            body = body | {"stream": True}
+        answer = client.request(
+            method, path.replace("{job_id}", "kept"), headers=head, params={"conv_id": "kept"},
+            json=body if method == "post" else None,
+        )  # fmt: skip
+        if answer.status_code == 500:  # no engine is played to it
+            return
+
+
+def parameters_in(document: dict[str, Any], operation: dict[str, Any]) -> set[str]:
+    """The headers that the operation is said to read."""
+    parameters = (resolved(document, each) for each in operation["parameters"])
+    return {each["name"].lower() for each in parameters if each["in"] == "header"}
 
 
 def test_a_form_of_another_project_is_linked(document: dict[str, Any]) -> None:

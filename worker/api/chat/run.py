@@ -27,8 +27,9 @@ from worker.api.chat.request import Chat, Generate
 from worker.api.http.body import deadline_of, in_background, read_as
 from worker.api.http.encoding import KEEPALIVE, LargeAnswer, in_parts
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
+from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.operation import JSON, SSE, AsInReference, Events, Operation
-from worker.api.http.resume import RESUME, names_asked, owner_of, reading
+from worker.api.http.resume import KEEPING, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
 from worker.errors import Cancelled, WorkerError
@@ -37,9 +38,8 @@ from worker.supervisor.job import Inbox, Job, StreamEvent
 from worker.wire.messages import TokenLogprob
 from worker.wire.work import ChatPrompt, CountPrompt, Detokenize, InferenceRequest, Work
 
-LATE_HEAD = "x-llorch-late-head"
-"""With this header set to 1, a stream's head comes with the first token: until then an error is a
-status."""
+STREAMING = (*KEEPING, LATE_HEAD)
+"""What is read of a request whose answer may stream."""
 
 _MANY_SCORES = 512
 """So many log-probabilities, alternatives included, take the event loop about 4 ms."""
@@ -101,7 +101,7 @@ async def respond(
         if sum(map(_count_scores, choices)) >= _MANY_SCORES:
             return LargeAnswer(answer.whole)
         return Response(b"".join(in_parts(answer.whole())), media_type="application/json")
-    if request.headers.get(LATE_HEAD) == "1":
+    if LATE_HEAD.of(request) == "1":
         async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
             await inbox.begun()
     chunks = _streamed(answer, inbox)
@@ -109,7 +109,7 @@ async def respond(
         log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
         state.streams.open(owner_of(request), names, log, chunks)
         stream = reading(log, 0, state)
-        stream.headers[RESUME] = asked.id
+        stream.headers[RESUME.name] = asked.id
         return stream
     return EventStream(chunks, partial(cancel_all, jobs), answer.media_type)
 
@@ -232,7 +232,9 @@ def generation(
     endpoint = partial(respond, body=body, read=read, answer_of=answer)
     media_type = answer.media_type.partition(";")[0]
     answers = {JSON: AsInReference, media_type: Events}
-    return Operation("POST", path, endpoint, summary, answers, body=body)
+    return Operation(
+        "POST", path, endpoint, summary, answers, body=body, reads=STREAMING, tells=(RESUME,)
+    )
 
 
 def counting(

@@ -20,7 +20,8 @@ from starlette.types import Message, Receive, Scope, Send
 
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import details_of, error_response
-from worker.api.http.gate import Gate, head_of
+from worker.api.http.gate import Gate
+from worker.api.http.headers import CORRELATION_ID, IGNORED_FIELDS, ORIGIN, REQUEST_ID, Head
 from worker.api.http.openapi import Description
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.routes import Place, Routes
@@ -29,7 +30,7 @@ from worker.api.http.turnstile import Turnstile
 from worker.errors import ContextLengthExceeded, InferenceFailed, WorkerError
 from worker.observability.logs import bind_correlation_id, bind_key, get_logger
 
-_IDS = (b"x-correlation-id", b"x-request-id")
+_IDS = (CORRELATION_ID, REQUEST_ID)
 _NOT_IN_AN_ID = re.compile(rb"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
@@ -84,8 +85,8 @@ class Surface:
         is_probe = operation is not None and operation.probe
         if not is_probe:
             await self._turnstile.enter()
-        head = head_of(scope["headers"])
-        ids = head.get(b"x-correlation-id") or head.get(b"x-request-id") or [b""]
+        head = Head(scope["headers"])
+        ids = next(filter(None, map(head.values, _IDS)), [b""])
         clean = _NOT_IN_AN_ID.sub(b"", ids[-1])[:_MAX_ID_CHARS]
         correlation_id = clean.decode() or uuid.uuid4().hex
         scope["app"] = self
@@ -98,10 +99,11 @@ class Surface:
                 status = message["status"]
                 # Of an answer that a gateway gives on, a worker has told them.
                 there = {name for name, _ in message["headers"]}
-                added = [(each, correlation_id.encode()) for each in _IDS if each not in there]
+                id = correlation_id.encode()
+                added = [(each.key, id) for each in _IDS if each.key not in there]
                 if names := scope["state"].get("ignored_fields"):
-                    added.append((b"x-ignored-fields", _shown(names).encode()))
-                if b"origin" in head:
+                    added.append((IGNORED_FIELDS.key, _shown(names).encode()))
+                if head.has(ORIGIN):
                     added += gate.cors(head)
                 message["headers"] = [*message["headers"], *added]
             await send(message)

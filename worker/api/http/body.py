@@ -29,6 +29,7 @@ from pydantic_core import CoreSchema
 from starlette.requests import Request
 
 from worker.api.http.faults import faults_of, invalid, refusal, unknown_fields
+from worker.api.http.headers import CONTENT_LENGTH, DEADLINE
 from worker.api.http.state import AppState
 from worker.background import background_thread
 from worker.errors import InferenceTimeout, PayloadTooLarge, QueueFull
@@ -291,7 +292,7 @@ async def read_parts(request: Request, by: Reading, limit: int) -> list[bytearra
         message = f"the body has {found} bytes; at most {limit} bytes are taken here"
         return PayloadTooLarge(message, limit_bytes=limit)
 
-    declared = request.headers.get("content-length", "")
+    declared = CONTENT_LENGTH.of(request) or ""
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
         raise refuse(declared)
     parts: list[bytearray] = []
@@ -370,12 +371,12 @@ def deadline_of(request: Request) -> float | None:
         InvalidRequest: the header is not a number of milliseconds.
         InferenceTimeout: the deadline has passed.
     """
-    raw = request.headers.get("x-deadline")
+    raw = DEADLINE.of(request)
     if raw is None:
         return None
     if not (raw.isascii() and raw.isdigit() and len(raw) <= 15):
         what = "must be a point in time in whole milliseconds since 1970 (Unix time)"
-        raise refusal("X-Deadline", "type", what)
+        raise refusal(DEADLINE.name, "type", what)
     seconds_left = int(raw) / 1000 - time.time()
     if seconds_left <= 0:
         raise InferenceTimeout(

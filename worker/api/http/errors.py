@@ -13,6 +13,7 @@ from typing_extensions import TypedDict
 
 from worker.api.http.encoding import data_event, json_response
 from worker.api.http.faults import Fault, fault
+from worker.api.http.headers import RETRY_AFTER
 from worker.api.http.operation import ErrorForm, StreamForm
 from worker.errors import ContextLengthExceeded, WorkerError
 
@@ -41,7 +42,7 @@ def error_response(error: WorkerError, form: ErrorForm, correlation_id: str) -> 
     """The answer to a request that failed before its first byte."""
     headers: dict[str, str] = {}
     if (seconds := error.details.get("retry_after_seconds")) is not None:
-        headers["retry-after"] = str(max(1, round(float(seconds))))
+        headers[RETRY_AFTER.name] = str(max(1, round(float(seconds))))
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if error.status == 405:

@@ -14,9 +14,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from worker.api.http.headers import UNBUFFERED
 from worker.supervisor.job import Job
-
-_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class EventStream(StreamingResponse):
@@ -28,7 +27,7 @@ class EventStream(StreamingResponse):
         on_end: Callable[[], None] = lambda: None,
         media_type: str = "text/event-stream; charset=utf-8",
     ) -> None:
-        super().__init__(chunks, headers=_HEADERS, media_type=media_type)
+        super().__init__(chunks, headers=UNBUFFERED, media_type=media_type)
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -10,31 +10,25 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import socket
-from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
+from worker.api.http import headers
+from worker.api.http.headers import Head
 from worker.api.http.operation import Operation
 from worker.errors import Forbidden, Unauthorized
 from worker.setting_files import read_keys
 from worker.settings import Settings
 
-Head = Mapping[bytes, Sequence[bytes]]
-"""A request's headers: the values of each by its name in lower case."""
 _PRIVATE_ENDS = {"local", "internal", "localhost", "svc", "lan", "home", "corp", "test"}
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-_OF_BROWSERS = {b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"cookie"}
+_OF_BROWSERS = (
+    headers.ORIGIN, headers.REFERER, headers.SEC_FETCH_SITE, headers.SEC_FETCH_MODE, headers.COOKIE
+)  # fmt: skip
 """Each browser of the last years sends one of these with a page's POST; `curl -d` sends none, and
 its content type is that of a form."""
-_EXPOSED = b"x-correlation-id, x-request-id, x-ignored-fields, x-llorch-resume, retry-after"
-
-
-def head_of(headers: Iterable[tuple[bytes, bytes]]) -> Head:
-    head: dict[bytes, list[bytes]] = {}
-    for name, value in headers:
-        head.setdefault(name, []).append(value.strip())
-    return head
+_EXPOSED = b", ".join(each.key for each in headers.ALL if each.told is not None)
 
 
 class Gate:
@@ -61,7 +55,7 @@ class Gate:
             Forbidden: a web page may have sent the request.
             Unauthorized: the token is missing or wrong.
         """
-        hosts = head.get(b"host", ())
+        hosts = head.values(headers.HOST)
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise Forbidden("Host must be given, once")
         host = _name_of(hosts[0].decode("latin-1")) if hosts else ""
@@ -70,21 +64,22 @@ class Gate:
             raise Forbidden(
                 f"Host is not a name of this worker, which {why}; --allow-host adds one"
             )
-        for origin in head.get(b"origin", ()):
+        for origin in head.values(headers.ORIGIN):
             if not self._may_ask(origin.decode("latin-1").lower(), host):
                 raise Forbidden(
                     "Origin is not one that may use this worker; --allow-origin adds it"
                 )
-        kinds = [kind.partition(b";")[0].strip().lower() for kind in head.get(b"content-type", ())]
+        given = head.values(headers.CONTENT_TYPE)
+        kinds = [kind.partition(b";")[0].strip().lower() for kind in given]
         if self._needs_json and scope["method"] == "POST" and kinds != [b"application/json"]:
             if operation is not None and operation.always_json:
                 raise Forbidden(f"{operation.path} needs Content-Type: application/json")
-            if _has_body(head) and not head.keys().isdisjoint(_OF_BROWSERS):
+            if _has_body(head) and any(map(head.has, _OF_BROWSERS)):
                 raise Forbidden("a browser's POST needs Content-Type: application/json")
         is_public = operation is not None and (operation.public or operation.probe)
         if not self._keys or is_public:
             return None
-        tokens, n_given = tokens_in(head), len(head.get(b"authorization", ()))
+        tokens, n_given = tokens_in(head), len(head.values(headers.AUTHORIZATION))
         digest = _digest(tokens[0]) if n_given <= 1 and len(tokens) == 1 else b""
         if digest not in self._keys:
             how = "Authorization: Bearer … or x-api-key"
@@ -93,7 +88,7 @@ class Gate:
 
     def cors(self, head: Head) -> list[tuple[bytes, bytes]]:
         """The CORS headers of an answer, if --allow-origin names the request's origin."""
-        for origin in head.get(b"origin", ()):
+        for origin in head.values(headers.ORIGIN):
             if self._is_named(origin.decode("latin-1").lower()):
                 return [
                     (b"access-control-allow-origin", origin),
@@ -107,11 +102,11 @@ class Gate:
         cors = self.cors(head)
         if not cors:
             return []
-        asked = head.get(b"access-control-request-headers", (b"content-type",))[0]
+        asked = head.values(headers.ASKED_HEADERS) or (headers.CONTENT_TYPE.key,)
         return [
             *cors,
             (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-            (b"access-control-allow-headers", asked),
+            (b"access-control-allow-headers", asked[0]),
             (b"access-control-allow-private-network", b"true"),
             (b"access-control-max-age", b"600"),
         ]
@@ -153,9 +148,9 @@ def _digest(token: bytes) -> bytes:
 
 def tokens_in(head: Head) -> list[bytes]:
     """The tokens that a request gives."""
-    parts = [value.partition(b" ") for value in head.get(b"authorization", ())]
+    parts = [value.partition(b" ") for value in head.values(headers.AUTHORIZATION)]
     tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == b"bearer"]
-    return tokens or list(head.get(b"x-api-key", ()))
+    return tokens or list(head.values(headers.API_KEY))
 
 
 def _name_of(netloc: str) -> str:
@@ -187,5 +182,5 @@ def is_loopback(name: str) -> bool:
 
 
 def _has_body(head: Head) -> bool:
-    lengths = head.get(b"content-length", ())
-    return bool(head.get(b"transfer-encoding")) or any(length != b"0" for length in lengths)
+    lengths = head.values(headers.CONTENT_LENGTH)
+    return head.has(headers.TRANSFER_ENCODING) or any(length != b"0" for length in lengths)

@@ -8,21 +8,15 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from worker.api.http import headers
+from worker.api.http.body import OpenBody
 from worker.api.http.encoding import dumps
+from worker.api.http.headers import Header
 from worker.api.http.operation import JSON, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
 
-_HEADERS: dict[str, dict[str, Any]] = {
-    "X-Correlation-Id": {
-        "description": "names the request in logs and answer; made up when absent",
-        "schema": {"type": "string", "maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"},
-    },
-    "X-Deadline": {
-        "description": "Unix time in milliseconds after which the request is given up",
-        "schema": {"type": "integer", "minimum": 0, "maximum": 10**15 - 1},
-    },
-}
+_ALWAYS_TOLD = (headers.CORRELATION_ID, headers.REQUEST_ID)
 _REASONS = {
     400: "the request is at fault; its faults are listed",
     401: "the bearer token is missing or wrong",
@@ -92,12 +86,28 @@ def _document(state: AppState, dialects: Sequence[Dialect], types: Sequence[Any]
         "paths": paths,
         "components": {
             "schemas": definitions.get("$defs", {}),
+            "parameters": {
+                each.name: {"name": each.name, "in": "header", "required": False, **each.asked}
+                for each in headers.ALL
+                if each.asked is not None
+            },
+            "headers": {
+                each.name: {**each.told, "required": each in _ALWAYS_TOLD}
+                for each in headers.ALL
+                if each.told is not None
+            },
             "securitySchemes": {
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "needed when LLORCH_WORKER_TOKEN is set",
-                }
+                    "description": "needed when LLORCH_WORKER_TOKEN or --api-key-file is set",
+                },
+                "key": {
+                    "type": "apiKey",
+                    "in": "header",
+                    "name": headers.API_KEY.name,
+                    "description": "the token or a key, where there is no bearer token",
+                },
             },
         },
     }
@@ -106,14 +116,16 @@ def _document(state: AppState, dialects: Sequence[Dialect], types: Sequence[Any]
 def _described(
     operation: Operation, refusal: Any, state: AppState, schemas: Mapping[Any, Any]
 ) -> dict[str, Any]:
-    headers = ["X-Correlation-Id", *(["X-Deadline"] if 504 in operation.failures else [])]
+    body = operation.body_of(state)
+    always = [*_ALWAYS_TOLD, *([] if operation.asks == "none" else [headers.WORKER])]
+    told = [*always, *operation.tells, *([headers.IGNORED_FIELDS] if _is_open(body) else [])]
     content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
-    answers = {str(operation.status): _answer("as asked", content)}
+    answers = {str(operation.status): _answer("as asked", content, told)}
     for code in sorted({*operation.failures, *(() if operation.probe else (401, 403))}):
         answers[str(code)] = (
-            _answer("not well, or not ready", content)
+            _answer("not well, or not ready", content, always)
             if operation.probe
-            else _refusal(code, {JSON: refusal})
+            else _refusal(code, {JSON: refusal}, always)
         )
     described: dict[str, Any] = {
         "operationId": _operation_id(operation),
@@ -121,33 +133,35 @@ def _described(
         "parameters": [
             *({"name": name, "in": "path", "required": True,
                "schema": {"type": "string", "minLength": 1}} for name in operation.parameters),
-            *({"name": name, "in": "header", "required": False, **_HEADERS[name]}
-              for name in headers),
+            *({"$ref": f"#/components/parameters/{each.name}"} for each in operation.asked_headers),
         ],
         "responses": answers,
-        "security": [] if operation.probe or operation.public else [{}, {"bearer": []}],
+        "security": []
+        if operation.probe or operation.public
+        else [{}, {"bearer": []}, {"key": []}],
     }  # fmt: skip
-    if (body := operation.body_of(state)) is not None:
+    if body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[body]}}}
     return described
 
 
-def _refusal(code: int, content: Mapping[str, Any]) -> dict[str, Any]:
-    answer = _answer(_REASONS[code], content)
-    if code == 503:
-        answer["headers"]["Retry-After"] = {
-            "description": "seconds, when the queue is full",
-            "schema": {"type": "integer", "minimum": 1},
-        }
-    return answer
+def _refusal(code: int, content: Mapping[str, Any], told: Sequence[Header]) -> dict[str, Any]:
+    return _answer(
+        _REASONS[code], content, [*told, *([headers.RETRY_AFTER] if code == 503 else [])]
+    )
 
 
-def _answer(description: str, content: Mapping[str, Any]) -> dict[str, Any]:
+def _answer(description: str, content: Mapping[str, Any], told: Sequence[Header]) -> dict[str, Any]:
     return {
         "description": description,
-        "headers": {"X-Correlation-Id": {**_HEADERS["X-Correlation-Id"], "required": True}},
+        "headers": {each.name: {"$ref": f"#/components/headers/{each.name}"} for each in told},
         "content": {media_type: {"schema": schema} for media_type, schema in content.items()},
     }
+
+
+def _is_open(body: Any) -> bool:
+    """Whether unknown fields of the body are ignored by name."""
+    return isinstance(body, type) and issubclass(body, OpenBody)
 
 
 def _operation_id(operation: Operation) -> str:

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
+from worker.api.http.headers import CORRELATION_ID, DEADLINE, REQUEST_ID, WORKER, Header
 from worker.api.http.state import AppState
 from worker.errors import WorkerError
 
@@ -54,6 +55,10 @@ class Operation:
     """Whether it is answered without a token."""
     quiet: bool = False
     """Whether its requests are logged for debugging only."""
+    reads: tuple[Header, ...] = ()
+    """The headers of its requests that it alone reads, not each operation."""
+    tells: tuple[Header, ...] = ()
+    """Of its answers, when it has done what was asked."""
     always_json: bool = False
     """Whether it needs a JSON content type also without a body: no web page's form sends that."""
 
@@ -68,6 +73,13 @@ class Operation:
     @property
     def parameters(self) -> list[str]:
         return re.findall(r"{(\w+)", self.path)
+
+    @property
+    def asked_headers(self) -> tuple[Header, ...]:
+        """All own headers that are read of its requests, by a fleet's gateway too."""
+        deadline = (DEADLINE,) if 504 in self.failures else ()
+        worker = () if self.asks == "none" else (WORKER,)
+        return (CORRELATION_ID, REQUEST_ID, *deadline, *self.reads, *worker)
 
     @property
     def failures(self) -> tuple[int, ...]:

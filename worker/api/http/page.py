@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from worker.api.http.errors import FLAT
+from worker.api.http.headers import ACCEPT_ENCODING, IF_NONE_MATCH
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
 from worker.errors import PathNotFound
@@ -167,9 +168,9 @@ class _File:
 
     async def answer(self, request: Request, state: AppState) -> Response:
         """The file, or 304 if the client has it."""
-        small = self.small if takes_gzip(request.headers.get("accept-encoding", "")) else None
+        small = self.small if takes_gzip(ACCEPT_ENCODING.of(request) or "") else None
         headers = self.headers | {"etag": f'"{self.tag}{"" if small is None else "-gzip"}"'}
-        if request.headers.get("if-none-match") == headers["etag"]:
+        if IF_NONE_MATCH.of(request) == headers["etag"]:
             return Response(status_code=304, headers=headers)
         if small is not None:
             headers["content-encoding"] = "gzip"

@@ -14,8 +14,9 @@ from worker.api.dialects.llama_server.schema import ERRORS, REFERENCE
 from worker.api.http.body import OpenBody, read
 from worker.api.http.errors import CHUNK_STREAM
 from worker.api.http.faults import refusal
+from worker.api.http.headers import BEGAN, OWNER
 from worker.api.http.operation import SSE, Dialect, Events, Operation
-from worker.api.http.resume import go_on, owner_of
+from worker.api.http.resume import READING, go_on, owner_of
 from worker.api.http.state import AppState
 
 MAX_LOOKUPS = 1024
@@ -86,15 +87,15 @@ def _latest(answers: Sequence[Any]) -> Any:
 OPERATIONS = [
     Operation(
         "GET", "/v1/stream", stream, "Go on reading a kept stream", {SSE: Events},
-        errors=(400, 404), asks="all",
+        errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,),
     ),
     Operation(
         "DELETE", "/v1/stream", end_stream, "End a kept stream", {}, errors=(400,), status=204,
-        asks="all",
+        asks="all", reads=(OWNER,),
     ),
     Operation(
         "POST", "/v1/streams/lookup", lookup, "The kept streams of conversations",
-        body=LookupBody, errors=(400, 413), asks="all", joined=_latest,
+        body=LookupBody, errors=(400, 413), asks="all", joined=_latest, reads=(OWNER,),
     ),
     *(Operation(
         "POST", f"{prefix}/chat/completions/control", control, "Close an answer's reasoning",

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.request import Generate
-from worker.api.chat.run import respond
+from worker.api.chat.run import STREAMING, respond
 from worker.api.dialects.native.answers import Done, Inference, Sleeping
 from worker.api.dialects.native.info import OPERATIONS as DESCRIPTIONS
 from worker.api.dialects.native.probes import OPERATIONS as PROBES
@@ -22,8 +22,9 @@ from worker.api.dialects.native.schema import (
 from worker.api.dialects.native.stream import EVENT_STREAM, LINE_STREAM, NativeAnswer, NativeLines
 from worker.api.http.body import read
 from worker.api.http.errors import FLAT
+from worker.api.http.headers import ACCEPT, BEGAN, RESUME
 from worker.api.http.operation import JSON, NDJSON, SSE, Dialect, Events, Operation
-from worker.api.http.resume import go_on
+from worker.api.http.resume import READING, go_on
 from worker.api.http.state import AppState
 from worker.errors import JobNotFound
 
@@ -39,7 +40,7 @@ async def go_on_with(request: Request, state: AppState) -> Response:
 
 async def inference(request: Request, state: AppState) -> object:
     body = inference_body(state)
-    if "application/x-ndjson" in request.headers.get("accept", ""):
+    if NDJSON in (ACCEPT.of(request) or ""):
         return await respond(request, state, body, _read_stream, NativeLines)
     return await respond(request, state, body, read_inference, NativeAnswer)
 
@@ -78,19 +79,20 @@ OPERATIONS = [
     Operation(
         "POST", "/execute", partial(stream, needs_job_id=True), "Run a job and stream it",
         {SSE: Events},
-        body=partial(inference_body, needs_job_id=True),
+        body=partial(inference_body, needs_job_id=True), reads=STREAMING, tells=(RESUME,),
     ),
     Operation(
         "GET", "/execute/{job_id:path}", go_on_with, "Go on reading a job's stream", {SSE: Events},
-        errors=(400, 404), asks="all",
+        errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,),
     ),
     Operation(
         "POST", "/v1/inference/stream", partial(stream, needs_job_id=False),
         "Run a job and stream it", {SSE: Events}, body=inference_body,
+        reads=STREAMING, tells=(RESUME,),
     ),
     Operation(
         "POST", "/v1/inference", inference, "Run a job", {JSON: Inference, NDJSON: Events},
-        body=inference_body,
+        body=inference_body, reads=STREAMING, tells=(RESUME,),
     ),
     Operation(
         "POST", "/cancel", cancel, "End a job", {JSON: Done},

@@ -1,0 +1,142 @@
+"""The headers that this server reads, and its own that it writes. Pure data, any thread.
+
+A header of a request is read through its entry here and in no other way. `/openapi.json` has those
+of an operation from the same entries. One without a description is HTTP's or the browsers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+Described = Mapping[str, Any]
+"""A description and a schema."""
+
+
+def _text(description: str, **limits: Any) -> Described:
+    return {"description": description, "schema": {"type": "string", **limits}}
+
+
+def _number(description: str, **limits: Any) -> Described:
+    return {"description": description, "schema": {"type": "integer", **limits}}
+
+
+def _switch(description: str) -> Described:
+    return _text(f"1: {description}; anything else counts as absent", examples=["1"])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Header:
+    name: str
+    asked: Described | None = None
+    """What it says in a request."""
+    told: Described | None = None
+    """What it says in an answer."""
+    key: bytes = field(init=False)
+    """The name as a scope has it."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", self.name.lower().encode())
+
+    def of(self, request: Request) -> str | None:
+        """The header's value in the request, of several the first."""
+        return request.headers.get(self.name)
+
+
+class Head:
+    """A request's headers, each with all of its values."""
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self._values: dict[bytes, list[bytes]] = {}
+        for name, value in headers:
+            self._values.setdefault(name, []).append(value.strip())
+
+    def values(self, header: Header) -> Sequence[bytes]:
+        return self._values.get(header.key, ())
+
+    def has(self, header: Header) -> bool:
+        return header.key in self._values
+
+
+_ID = {"maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"}
+CORRELATION_ID = Header(
+    "X-Correlation-Id",
+    asked=_text("names the request in logs and answer; made up when absent", **_ID),
+    told=_text("the request's name in the logs", **_ID),
+)
+REQUEST_ID = Header(
+    "X-Request-Id",
+    asked=_text("the same as X-Correlation-Id, which goes before it", **_ID),
+    told=_text("the same as X-Correlation-Id", **_ID),
+)
+DEADLINE = Header(
+    "X-Deadline",
+    asked=_number(
+        "Unix time in milliseconds after which the request is given up",
+        minimum=0,
+        maximum=10**15 - 1,
+    ),
+)
+RESUME = Header(
+    "X-Llorch-Resume",
+    asked=_switch("the stream is kept for a reader that comes back, and its events have ids"),
+    told=_text("of a stream that is kept: its id"),
+)
+CONVERSATION = Header(
+    "X-Conversation-Id",
+    asked=_text("the stream is kept under this name too, as llama-server does"),
+)
+LAST_EVENT_ID = Header(
+    "Last-Event-ID",
+    asked=_number("the stream goes on behind the event of this id", minimum=0, maximum=10**18 - 1),
+)
+LATE_HEAD = Header(
+    "X-Llorch-Late-Head",
+    asked=_switch("a stream's head comes with the first token: until then an error is a status"),
+)
+OWNER = Header(
+    "X-Llorch-Owner",
+    asked=_text(
+        "of a fleet's gateway, whose clients all have its own credential here: which of them asks"
+    ),
+)
+BEGAN = Header(
+    "X-Llorch-Began",
+    told=_text(
+        "when the stream began, in Unix seconds: a gateway reads the latest of its workers'"
+    ),
+)
+WORKER = Header(
+    "X-Llorch-Worker",
+    asked=_text("to a fleet's gateway: the worker that must answer; a worker does not read it"),
+    told=_text("of a fleet's gateway: the worker that has answered"),
+)
+IGNORED_FIELDS = Header(
+    "X-Ignored-Fields", told=_text("the body's fields that had no effect, with commas between")
+)
+RETRY_AFTER = Header("Retry-After", told=_number("seconds, when the queue is full", minimum=1))
+API_KEY = Header("X-Api-Key")
+"""Described as `Authorization` is: as a way to show a key."""
+
+ACCEPT = Header("Accept")
+ACCEPT_ENCODING = Header("Accept-Encoding")
+ASKED_HEADERS = Header("Access-Control-Request-Headers")
+AUTHORIZATION = Header("Authorization")
+CONTENT_LENGTH = Header("Content-Length")
+CONTENT_TYPE = Header("Content-Type")
+COOKIE = Header("Cookie")
+EXPECT = Header("Expect")
+HOST = Header("Host")
+IF_NONE_MATCH = Header("If-None-Match")
+ORIGIN = Header("Origin")
+REFERER = Header("Referer")
+SEC_FETCH_MODE = Header("Sec-Fetch-Mode")
+SEC_FETCH_SITE = Header("Sec-Fetch-Site")
+TRANSFER_ENCODING = Header("Transfer-Encoding")
+
+ALL = tuple(each for each in list(globals().values()) if isinstance(each, Header))
+UNBUFFERED = {"cache-control": "no-store", "x-accel-buffering": "no"}
+"""Of an answer that streams; the second is nginx's."""
