@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builds import pins, sdist
+from tests.support.worker import WorkerProcess
 from tools import settings_page
+from worker.api.app import DIALECTS
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.dialects.llama_server import schema as llama_server
 from worker.api.dialects.llama_server.rerank import RerankBody
@@ -17,6 +23,7 @@ from worker.api.dialects.llama_server.running import LookupBody
 from worker.api.dialects.openai.embeddings import EmbeddingBody
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.responses.schema import ResponsesBody
+from worker.api.http.page import pages
 from worker.flags import _OTHER_NAMES, _flag_hint, _parser
 from worker.setting_faults import ENV_ONLY, flag
 from worker.settings import FIELDS
@@ -76,6 +83,71 @@ def test_each_sentence_of_the_contract_has_its_test() -> None:
         for file, name in named:
             source = (ROOT / "tests" / file).read_text("utf-8")
             assert re.search(rf"\bdef {name}\(", source), (file, name)
+
+
+BLOCK = re.compile(r"(?:^ {4}.*\n)(?:(?:^ *\n)*^ {4}.*\n)*", re.MULTILINE)
+"""Lines that are indented, and empty ones between them."""
+OUR_ADDRESS = re.compile(r"127\.0\.0\.1:80[08]0")
+
+
+def blocks() -> list[tuple[str, str]]:
+    """What is shown as code, each with its page."""
+    return [
+        (page, textwrap.dedent(block))
+        for page, text in TEXTS.items()
+        for block in BLOCK.findall(text)
+    ]
+
+
+CURLS = [
+    (page, command)
+    for page, block in blocks()
+    for command in re.findall(r"^curl (?:\\\n|'[^']*'|[^'\n])*", block, re.MULTILINE)
+]
+PROGRAMS = [(page, block) for page, block in blocks() if "from openai import" in block]
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.parametrize(("page", "command"), CURLS, ids=[page for page, _ in CURLS])
+def test_a_curl_line_that_is_shown_is_answered(
+    page: str, command: str, worker: WorkerProcess
+) -> None:
+    assert OUR_ADDRESS.search(command)
+    here = OUR_ADDRESS.sub(f"127.0.0.1:{worker.port}", command)
+    done = subprocess.run(
+        ["sh", "-c", here.replace("curl ", "curl --silent --show-error --fail-with-body ", 1)],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout, done.stdout + done.stderr
+    assert '"error"' not in done.stdout
+
+
+@pytest.mark.parametrize(("page", "program"), PROGRAMS, ids=[page for page, _ in PROGRAMS])
+def test_a_program_that_is_shown_runs(page: str, program: str, worker: WorkerProcess) -> None:
+    here = OUR_ADDRESS.sub(f"127.0.0.1:{worker.port}", program)
+    done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_the_programs_are_found() -> None:
+    assert {"README.md", "docs/api.md", "docs/pool-and-fleet.md"} <= {page for page, _ in CURLS}
+    assert {"README.md", "docs/api.md"} <= {page for page, _ in PROGRAMS}
+
+
+def test_the_paths_that_need_no_token_are_listed() -> None:
+    section = TEXTS["docs/security.md"].partition("## Paths that need no token")[2]
+    table, _, others = section.partition("\n## ")[0].partition("All others need it")
+    listed = {path.rstrip("/") or "/" for path in re.findall(r"`(/[\w/…]*)`", table)}
+    every = [each for dialect in DIALECTS for each in dialect.operations]
+    is_open = {each.path for each in every if each.probe or each.public}
+    files = {each.path for dialect in pages() for each in dialect.operations}
+    folders = tuple(path.removesuffix("/…") for path in listed if path.endswith("/…"))
+    assert is_open | {path for path in files if not path.startswith(folders)} == {
+        path for path in listed if not path.endswith("…")
+    }
+    assert all(any(path.startswith(folder) for path in files) for folder in folders)
+    guarded = set(re.findall(r"`(/[\w/.]+)`", others.partition("Below")[0]))
+    assert guarded and guarded <= {each.path for each in every} - is_open
 
 
 def test_make_targets_that_are_named_exist() -> None:
