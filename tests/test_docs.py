@@ -150,6 +150,17 @@ def test_the_paths_that_need_no_token_are_listed() -> None:
     assert guarded and guarded <= {each.path for each in every} - is_open
 
 
+def test_each_path_is_on_the_page_of_the_api() -> None:
+    """By itself, or as what stands behind `/v1`, or before `/input_tokens`."""
+    section = TEXTS["docs/api.md"].partition("## Paths")[2].partition("\n## ")[0]
+    named = set(re.findall(r"`(?:[A-Z]+ )?(/[^`]*)`", section))
+    assert "`/input_tokens`" in section
+    paths = {each.path for dialect in DIALECTS for each in dialect.operations}
+    for path in paths:
+        short = re.sub(r"/?\{.*", "", path).removesuffix("/input_tokens") or "/"
+        assert {short, f"/v1{short}", f"{short}/", f"{short}/{{id}}"} & named, path
+
+
 def test_make_targets_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     for page, text in TEXTS.items():

@@ -19,11 +19,15 @@ HEAD = """\
 Each setting is a flag, a variable and a key of the TOML file that `--config` names:
 `--max-queued-requests 64` is `LLORCH_MAX_QUEUED_REQUESTS=64` and `max_queued_requests = 64`.
 Flags win over variables, variables over the file. An unknown key, or a value out of range, stops
-the start with a sentence that names it. `MODEL_PATH`, `BIND_ADDR` and `CUDA_DEVICE` are read too.
+the start with a sentence that names it. `MODEL_PATH` is read as `LLORCH_MODEL`, `BIND_ADDR`
+(HOST:PORT) as `LLORCH_HOST` and `LLORCH_PORT`, and `CUDA_DEVICE` as `LLORCH_CUDA_DEVICE`, unless
+these are set.
 
-A switch, whose default is `on` or `off`, is given as `--page` or `--no-page`, `LLORCH_PAGE=off` or
-`page = false`. Where values are listed, one of them is given: `--blas on`. What may be repeated is
-a list in the file: `lora = ["sql=sql.gguf", "law=./folder:0.8"]`. Tokens are variables alone.
+A switch, whose default is `on` or `off` or, of `--mmap` and `--kv-unified`, the worker's choice, is
+given as `--page` or `--no-page`, `LLORCH_PAGE=off` or `page = false`. Where values are listed, one
+of them is given: `--blas on`. What may be repeated is a list in the file,
+`lora = ["sql=sql.gguf", "law=./folder:0.8"]`, and has commas in a variable,
+`LLORCH_ALLOW_HOST=a.example,b.example`. Tokens are variables alone.
 
 `.venv/bin/python -m tools.settings_page` writes this page; a test compares it.
 """

@@ -220,7 +220,7 @@ class Settings(_TableFields):
     worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, pattern=_SENDABLE)
     api_key_file: str | None = _setting(None, "server", "a file of keys beside the token, a line each: NAME:KEY; logs and metrics have the name")
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
-    page: bool = _setting(True, "server", "serve the pages: the worker's state at /, a chat at /chat/")
+    page: bool = _setting(True, "server", "serve the pages: the worker's state at /, a chat at /chat/, the API at /docs/")
     keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0 = off")
     slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds a client may leave its answer unread before it is cut off")
     metrics_interval_ms: int = _setting(500, "server", "milliseconds between metrics events of a stream, 250 to 1000; 0 = off")

@@ -159,7 +159,13 @@ def test_a_kept_stream_conforms(document: dict[str, Any], worker: WorkerProcess)
         conforms(document, "/execute/{job_id}", again)
         other = client.get("/v1/stream", params={"conv_id": "doc-kept"})
         conforms(document, "/v1/stream", other)
+        asked = {"model": "any", "prompt": "Once"}
+        lines = client.post("/api/generate", json=asked, headers={"X-Llorch-Resume": "1"})
+        conforms(document, "/api/generate", lines)
+        rest = client.get(f"/execute/{lines.headers['x-llorch-resume']}", params={"from": 9})
+        conforms(document, "/execute/{job_id}", rest)
     assert begun.headers["x-llorch-resume"] == "doc-kept" and again.text in begun.text
+    assert rest.content == lines.content[9:]
 
 
 NATIVE = ("/execute", "/v1/inference", "/v1/inference/stream")

@@ -15,7 +15,7 @@ from worker.api.http.body import OpenBody, read
 from worker.api.http.errors import CHUNK_STREAM
 from worker.api.http.faults import refusal
 from worker.api.http.headers import BEGAN, OWNER
-from worker.api.http.operation import SSE, Dialect, Events, Operation
+from worker.api.http.operation import NDJSON, SSE, Dialect, Events, Operation
 from worker.api.http.resume import READING, go_on, owner_of
 from worker.api.http.state import AppState
 
@@ -86,7 +86,8 @@ def _latest(answers: Sequence[Any]) -> Any:
 
 OPERATIONS = [
     Operation(
-        "GET", "/v1/stream", stream, "Go on reading a kept stream", {SSE: Events},
+        "GET", "/v1/stream", stream, "Go on reading a kept stream",
+        {SSE: Events, NDJSON: Events},
         errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,),
     ),
     Operation(

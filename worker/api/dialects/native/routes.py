@@ -82,7 +82,8 @@ OPERATIONS = [
         body=partial(inference_body, needs_job_id=True), reads=STREAMING, tells=(RESUME,),
     ),
     Operation(
-        "GET", "/execute/{job_id:path}", go_on_with, "Go on reading a job's stream", {SSE: Events},
+        "GET", "/execute/{job_id:path}", go_on_with, "Go on reading a job's stream",
+        {SSE: Events, NDJSON: Events},
         errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,),
     ),
     Operation(
