@@ -168,6 +168,7 @@ def test_a_kept_stream_conforms(document: dict[str, Any], worker: WorkerProcess)
     assert rest.content == lines.content[9:]
 
 
+API = Path(__file__).resolve().parents[3] / "worker/api"
 NATIVE = ("/execute", "/v1/inference", "/v1/inference/stream")
 KEPT = ("/execute/{job_id}", "/v1/stream", "/v1/streams/lookup")
 OF_A_GATEWAY = {"x-llorch-worker"}
@@ -225,6 +226,26 @@ def asked_with_each_head(client: httpx.Client, method: str, path: str) -> None:
         )  # fmt: skip
         if answer.status_code == 500:  # no engine is played to it
             return
+
+
+def test_what_is_read_of_an_address_is_described(document: dict[str, Any]) -> None:
+    sources = [path.read_text("utf-8") for path in API.rglob("*.py")]
+    uses = sum(text.count("query_params") for text in sources)
+    read = [name for text in sources for name in re.findall(r'query_params\.get\("(\w+)"\)', text)]
+    assert len(read) == uses > 0
+    described = {
+        (path, each["name"], each.get("required", False))
+        for path, methods in document["paths"].items()
+        for operation in methods.values()
+        for each in operation["parameters"]
+        if each.get("in") == "query"
+    }
+    assert {name for _, name, _ in described} == set(read)
+    assert described >= {
+        ("/execute/{job_id}", "from", False),
+        ("/v1/stream", "from", False),
+        ("/v1/stream", "conv_id", True),
+    }
 
 
 def parameters_in(document: dict[str, Any], operation: dict[str, Any]) -> set[str]:

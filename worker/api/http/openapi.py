@@ -133,6 +133,7 @@ def _described(
         "parameters": [
             *({"name": name, "in": "path", "required": True,
                "schema": {"type": "string", "minLength": 1}} for name in operation.parameters),
+            *({"name": name, "in": "query", **found} for name, found in operation.query.items()),
             *({"$ref": f"#/components/parameters/{each.name}"} for each in operation.asked_headers),
         ],
         "responses": answers,

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field
 from starlette.requests import Request
 
-from worker.api.http.headers import CORRELATION_ID, DEADLINE, REQUEST_ID, WORKER, Header
+from worker.api.http.headers import CORRELATION_ID, DEADLINE, REQUEST_ID, WORKER, Described, Header
 from worker.api.http.state import AppState
 from worker.errors import WorkerError
 
@@ -59,6 +59,8 @@ class Operation:
     """The headers of its requests that it alone reads, not each operation."""
     tells: tuple[Header, ...] = ()
     """Of its answers, when it has done what was asked."""
+    query: Mapping[str, Described] = field(default_factory=dict)
+    """The parameters behind `?` that it reads, as OpenAPI describes them."""
     always_json: bool = False
     """Whether it needs a JSON content type also without a body: no web page's form sends that."""
 

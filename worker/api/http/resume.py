@@ -10,7 +10,15 @@ from starlette.responses import Response
 from worker.api.http.event_stream import EventStream
 from worker.api.http.faults import refusal
 from worker.api.http.gate import tokens_in
-from worker.api.http.headers import BEGAN, CONVERSATION, LAST_EVENT_ID, OWNER, RESUME, Head
+from worker.api.http.headers import (
+    BEGAN,
+    CONVERSATION,
+    LAST_EVENT_ID,
+    OWNER,
+    RESUME,
+    Described,
+    Head,
+)
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
 from worker.observability.logs import digest
@@ -19,6 +27,13 @@ KEEPING = (RESUME, CONVERSATION, OWNER)
 """What is read of a request whose stream may be kept."""
 READING = (LAST_EVENT_ID, OWNER)
 """What is read of one that goes on with a kept stream."""
+FROM: dict[str, Described] = {
+    "from": {
+        "description": "the byte at which to go on, where no Last-Event-ID is given",
+        "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1, "default": 0},
+    }
+}
+"""What is read of its address."""
 
 
 def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:

@@ -14,12 +14,19 @@ from worker.api.dialects.llama_server.schema import ERRORS, REFERENCE
 from worker.api.http.body import OpenBody, read
 from worker.api.http.errors import CHUNK_STREAM
 from worker.api.http.faults import refusal
-from worker.api.http.headers import BEGAN, OWNER
+from worker.api.http.headers import BEGAN, OWNER, Described
 from worker.api.http.operation import NDJSON, SSE, Dialect, Events, Operation
-from worker.api.http.resume import READING, go_on, owner_of
+from worker.api.http.resume import FROM, READING, go_on, owner_of
 from worker.api.http.state import AppState
 
 MAX_LOOKUPS = 1024
+_CONVERSATION: dict[str, Described] = {
+    "conv_id": {
+        "description": "a conversation's id, or an answer's",
+        "required": True,
+        "schema": {"type": "string", "minLength": 1},
+    }
+}
 
 
 class ControlBody(OpenBody):
@@ -88,11 +95,11 @@ OPERATIONS = [
     Operation(
         "GET", "/v1/stream", stream, "Go on reading a kept stream",
         {SSE: Events, NDJSON: Events},
-        errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,),
+        errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM | _CONVERSATION,
     ),
     Operation(
         "DELETE", "/v1/stream", end_stream, "End a kept stream", {}, errors=(400,), status=204,
-        asks="all", reads=(OWNER,),
+        asks="all", reads=(OWNER,), query=_CONVERSATION,
     ),
     Operation(
         "POST", "/v1/streams/lookup", lookup, "The kept streams of conversations",

@@ -24,7 +24,7 @@ from worker.api.http.body import read
 from worker.api.http.errors import FLAT
 from worker.api.http.headers import ACCEPT, BEGAN, RESUME
 from worker.api.http.operation import JSON, NDJSON, SSE, Dialect, Events, Operation
-from worker.api.http.resume import READING, go_on
+from worker.api.http.resume import FROM, READING, go_on
 from worker.api.http.state import AppState
 from worker.errors import JobNotFound
 
@@ -84,7 +84,7 @@ OPERATIONS = [
     Operation(
         "GET", "/execute/{job_id:path}", go_on_with, "Go on reading a job's stream",
         {SSE: Events, NDJSON: Events},
-        errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,),
+        errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM,
     ),
     Operation(
         "POST", "/v1/inference/stream", partial(stream, needs_job_id=False),
