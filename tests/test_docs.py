@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from worker.api.dialects.openai.embeddings import EmbeddingBody
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.http.page import pages
+from worker.errors import WorkerError
 from worker.flags import _OTHER_NAMES, _flag_hint, _parser
 from worker.setting_faults import ENV_ONLY, flag
 from worker.settings import FIELDS
@@ -127,6 +129,21 @@ def test_a_program_that_is_shown_runs(page: str, program: str, worker: WorkerPro
     here = OUR_ADDRESS.sub(f"127.0.0.1:{worker.port}", program)
     done = subprocess.run([sys.executable, "-c", here], capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout, done.stderr
+
+
+def test_messages_that_are_shown_are_taken(worker: WorkerProcess) -> None:
+    shown = [json.loads(block) for _, block in blocks() if block.startswith('[{"role"')]
+    assert shown
+    for messages in shown:
+        body = {"messages": messages, "max_tokens": 4}
+        assert worker.post("/v1/chat/completions", body).status_code == 200
+
+
+def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
+    """And those of a clean stop and of Ctrl-C."""
+    section = TEXTS["docs/operations.md"].partition("## Exit codes")[2].partition("\n## ")[0]
+    listed = set(map(int, re.findall(r"^\| (\d+) \|", section, re.MULTILINE)))
+    assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
 
 
 def test_the_programs_are_found() -> None:
