@@ -68,6 +68,26 @@ def gone_on(
     return events, True
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("заказ 1", "%D0%B7%D0%B0%D0%BA%D0%B0%D0%B7%201"),
+        ("a\rb: c", "a%0Db:%20c"),
+        ("50%?", "50%25%3F"),
+        ("a/b:c@d", "a/b:c@d"),
+    ],
+)
+def test_a_stream_of_any_name_is_found_by_what_its_header_tells(
+    worker: WorkerProcess, name: str, told: str
+) -> None:
+    body = {"job_id": name, "prompt": "Once", "max_tokens": 2}
+    with worker.client() as client:
+        begun = client.post("/execute", json=body, headers=RESUME)
+        assert (begun.status_code, begun.headers["x-llorch-resume"]) == (200, told)
+        again = client.get(f"/execute/{told}", headers={"Last-Event-ID": "0"})
+    assert again.status_code == 200 and begun.content.endswith(again.content)
+
+
 def test_a_stream_cut_at_200_places_loses_no_token_and_repeats_none(
     worker: WorkerProcess,
 ) -> None:

@@ -29,7 +29,7 @@ from worker.api.http.encoding import KEEPALIVE, LargeAnswer, in_parts
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.operation import JSON, SSE, AsInReference, Events, Operation
-from worker.api.http.resume import KEEPING, names_asked, owner_of, reading
+from worker.api.http.resume import KEEPING, in_a_path, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
 from worker.errors import Cancelled, WorkerError
@@ -109,7 +109,7 @@ async def respond(
         log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
         state.streams.open(owner_of(request), names, log, chunks)
         stream = reading(log, 0, state)
-        stream.headers[RESUME.name] = asked.id
+        stream.headers[RESUME.name] = in_a_path(asked.id)
         return stream
     return EventStream(chunks, partial(cancel_all, jobs), answer.media_type)
 

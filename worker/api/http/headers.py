@@ -83,7 +83,7 @@ DEADLINE = Header(
 RESUME = Header(
     "X-Llorch-Resume",
     asked=_switch("the stream is kept for a reader that comes back, and its events have ids"),
-    told=_text("of a stream that is kept: its id"),
+    told=_text("of a stream that is kept: its id, as GET /execute/{id} has it in its path"),
 )
 CONVERSATION = Header(
     "X-Conversation-Id",

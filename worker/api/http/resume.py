@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -43,6 +44,11 @@ def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:
     if not asks or not state.streams.are_kept:
         return ()
     return (conversation, id) if conversation else (id,)
+
+
+def in_a_path(id: str) -> str:
+    """A stream's id as the path of who goes on with it has it, and as a header can have it."""
+    return quote(id, safe="/:@!$&'()*+,;=")
 
 
 def owner_of(request: Request) -> str:
