@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from worker.commands import SUBCOMMANDS, open_standard_files, without_reader
 from worker.devices.cpu import instructions
-from worker.errors import WorkerError, not_utf8
+from worker.errors import WorkerError, not_utf8, system_words
 from worker.supervisor.engine_process import EngineProcess
 
 if TYPE_CHECKING:
@@ -77,6 +77,8 @@ def _obey(
         return 0 if name is None else 130
     except BrokenPipeError:
         return without_reader()
+    except OSError as error:  # a full disk, a folder that is gone
+        return _report(f"llorch-{backend}", WorkerError(system_words(error)))
     except Exception as error:  # a bug: the log gets the trace, the user a sentence
         logs.get_logger().error("worker.bug", exc_info=error)
         return _report(

@@ -222,6 +222,12 @@ def not_utf8(error: UnicodeEncodeError) -> ConfigError:
     )
 
 
+def system_words(error: OSError) -> str:
+    """What the system has refused, in its words, and of which file."""
+    words = error.strerror or str(error)
+    return f"{error.filename}: {words}" if error.filename else words
+
+
 def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> WorkerError:
     """The error that a command reported as JSON, in its own class; `otherwise` is for a code that
     is not known here."""

@@ -27,7 +27,7 @@ from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.server import Server, server_for
 from worker.api.http.state import AppState
 from worker.confinement.walls import forbid_core_dumps
-from worker.errors import WorkerError
+from worker.errors import WorkerError, system_words
 from worker.installation import own_version
 from worker.models.adapter import resolve_adapters
 from worker.models.draft import resolve_draft
@@ -165,6 +165,8 @@ class Lifecycle:
             await self._bring_up()
         except WorkerError as error:
             self._supervisor.fail(error)
+        except OSError as error:
+            self._supervisor.fail(WorkerError(system_words(error)))
         except Exception as error:
             self._log.error("worker.start_failed", exc_info=error)
             self._supervisor.fail(WorkerError(f"The start failed unexpectedly: {error!r}."))

@@ -22,7 +22,7 @@ from typing import get_args
 from worker.commands import open_standard_files, without_reader
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
-from worker.errors import ConfigError, ModelError, WorkerError, not_utf8
+from worker.errors import ConfigError, ModelError, WorkerError, not_utf8, system_words
 from worker.installation import own_version
 
 _MOST_THREADS = 1024
@@ -53,8 +53,7 @@ def run(arguments: Sequence[str]) -> int:
         report.failed(not_utf8(error))
         return ConfigError.exit_code
     except OSError as error:
-        name = f" {error.filename}" if error.filename else ""
-        report.failed(ModelError(f"{options.command} failed:{name} {error.strerror or error}"))
+        report.failed(ModelError(f"{options.command} failed: {system_words(error)}"))
         return ModelError.exit_code
     except KeyboardInterrupt:
         report.failed(ModelError(f"{options.command} interrupted; no file was written"))

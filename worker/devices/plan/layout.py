@@ -80,15 +80,16 @@ class Unloaded:
             context = Context(self._model, options)
         except VramOom as error:
             # Nothing is allocated here, so the fault is in the settings.
-            length = options.n_ctx if options.kv_unified else options.n_ctx // slots
+            cells = f"{slots} slots of {options.n_ctx // slots:,} tokens"
+            if options.kv_unified:
+                cells = f"{slots} slots in a pool of {options.n_ctx:,} cells"
             keys, values = options.kv_types
             kv_type = f"--kv-type {keys}"
             if keys != values:
                 kv_type = f"--kv-type-k {keys}, --kv-type-v {values}"
             raise ConfigError(
-                f"The {role} cannot run with {slots} slots of {length:,} tokens, {kv_type} "
-                f"and --flash-attention {options.flash_attention}: "
-                f"{error.message}."
+                f"The {role} cannot run with {cells}, {kv_type} "
+                f"and --flash-attention {options.flash_attention}: {error.message}."
             ) from error
         report = parse(context.load_log)
         context.close()
