@@ -194,6 +194,11 @@ def test_the_api_is_described_with_every_path_and_field(page: Any, worker: Worke
     paths = [each.strip() for each in re.split(r"\s|,", page.inner_text("#operations"))]
     assert set(document["paths"]) <= set(paths)
     page.locator("#operations summary", has_text="/execute Run").click()
+    execute = document["paths"]["/execute"]["post"]
+    headers = [each["$ref"].rpartition("/")[2] for each in execute["parameters"]]
+    headers += {name: "" for each in execute["responses"].values() for name in each["headers"]}
+    names = page.locator("#operations details[open] tbody code")
+    expect(names).to_have_text(headers)
     page.get_by_role("link", name="ExecuteRequest").click()
     shown = page.locator("#ExecuteRequest tbody tr td:first-child")
     fields = document["components"]["schemas"]["ExecuteRequest"]["properties"]

@@ -71,7 +71,7 @@ function operations(paths) {
   const found = new Map();
   for (const [path, methods] of Object.entries(paths)) {
     for (const [method, operation] of Object.entries(methods)) {
-      const key = JSON.stringify([method, operation.summary, operation.requestBody, operation.externalDocs]);
+      const key = JSON.stringify([method, operation.summary, operation.requestBody, operation.externalDocs, operation.parameters]);
       const entry = found.get(key) ?? { method, operation, paths: [] };
       entry.paths.push(path);
       found.set(key, entry);
@@ -80,7 +80,17 @@ function operations(paths) {
   return [...found.values()];
 }
 
-function operation({ method, operation: { summary, requestBody, responses, externalDocs }, paths }) {
+// What a request may say beside its body, and answers beside theirs.
+function beside(parameters, responses, components) {
+  const found = (place, { $ref, ...given }) => ($ref ? components[place][$ref.split("/").at(-1)] : given);
+  const headers = Object.assign({}, ...Object.values(responses).map((each) => each.headers ?? {}));
+  return [
+    ...parameters.map((each) => found("parameters", each)),
+    ...Object.entries(headers).map(([name, each]) => ({ name, in: "answer's header", ...found("headers", each) })),
+  ].map(({ name, in: place, schema, description = "" }) => [made("code", name), place, joined(kind(schema)), description]);
+}
+
+function operation({ method, operation: { summary, parameters = [], requestBody, responses, externalDocs }, paths }, components) {
   const title = joined([made("code", `${method.toUpperCase()} ${paths.join(", ")}`), ` ${summary}`]);
   return folded(title, () => {
     const answers = Object.entries(responses).map(([code, { description, content }]) => [
@@ -91,6 +101,8 @@ function operation({ method, operation: { summary, requestBody, responses, exter
     const parts = [];
     if (externalDocs) parts.push(made("p", joined(["Described at ", anchor(externalDocs.url, externalDocs.url), "."])));
     if (body) parts.push(made("p", joined(["Body: ", ...kind(body)])));
+    const rows = beside(parameters, responses, components);
+    if (rows.length) parts.push(scrolled(table(["name", "place", "value", "notes"], rows), `Parameters and headers of ${method} ${paths[0]}`));
     return [...parts, scrolled(table(["status", "when", "body"], answers), `Answers of ${method} ${paths[0]}`)];
   });
 }
@@ -99,7 +111,7 @@ async function show() {
   try {
     const { paths, components, info } = await answer("../openapi.json");
     element("docs-text").textContent = `Version ${info.version}. What this worker takes and answers, with its own limits.`;
-    element("operations").replaceChildren(...operations(paths).map(operation));
+    element("operations").replaceChildren(...operations(paths).map((each) => operation(each, components)));
     element("types").replaceChildren(...Object.entries(components.schemas).map(([key, schema]) => {
       const details = folded(nameOf(key), () => [described(nameOf(key), schema)]);
       details.id = key;
