@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +20,13 @@ from tests.support.disk import MountRefused, mounted, remount
 from tests.support.worker import installed, run_to_exit, shown, until
 
 Mount = Callable[..., Path]
+LOOKS_OFTEN = """\
+from worker.supervisor import supervisor
+supervisor.RESIDENCY_SECONDS = 0.5
+from worker.cli import cpu
+cpu()
+"""
+"""The installed command, which otherwise looks after its model every quarter of a minute."""
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
@@ -129,7 +137,8 @@ def test_a_model_that_is_written_to_is_no_longer_served(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     model = model_in(tmp_path)
-    worker = start_worker("--model", str(model))
+    command = [sys.executable, "-c", LOOKS_OFTEN]
+    worker = start_worker("--model", str(model), command=command)
     with model.open("r+b") as file:
         file.seek(-4096, os.SEEK_END)
         file.write(bytes(4096))
