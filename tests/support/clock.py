@@ -29,6 +29,15 @@ def slowness() -> float:
     return max(1.0, (time.thread_time() - began) / _SECONDS_ALONE)
 
 
+def within(took: float, seconds: float) -> bool:
+    """Whether that is so many seconds at most of the machine on which the tests' bounds were set.
+
+    How slow this one is matters only to what took longer: to find out computes for longer itself
+    than most of what is measured.
+    """
+    return took < seconds or took < seconds * slowness()
+
+
 def soon(measured: Callable[[], list[float]], seconds: float) -> None:
     """The median of a few times is within so many seconds, in one of some rounds: what other work
     delays in one, it leaves alone in another."""
