@@ -18,6 +18,8 @@ from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.disk import MountRefused, mounted, remount
 from tests.support.worker import installed, run_to_exit, shown, until
+from worker.commands.doctor import diagnose
+from worker.settings import Settings
 
 Mount = Callable[..., Path]
 LOOKS_OFTEN = """\
@@ -27,6 +29,8 @@ from worker.cli import cpu
 cpu()
 """
 """The installed command, which otherwise looks after its model every quarter of a minute."""
+DEAF = [sys.executable, "-c", ""]
+"""A child that answers none of the doctor's questions about the library and the device."""
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
@@ -104,10 +108,11 @@ def test_a_store_that_cannot_be_is_told_at_once(
     for store in (mount("ro") / "store", file, file / "store", shared):
         ended = run_to_exit("--port", "0", "--kv-store", str(store), cache_dir=warm_cache)
         assert ended.code == 2 and "--kv-store" in ended.sentence, ended.stderr
-        report = shown("doctor", warm_cache, "--kv-store", str(store), code=2)
-        (check,) = [each for each in report["checks"] if each["name"] == "kv store"]
-        assert f"llorch-cpu: {check['text']}" == ended.sentence
-        assert not report["would_start"]
+        given = {"port": "0", "kv_store": str(store), "cache_dir": str(warm_cache)}
+        report = diagnose(Settings.load("cpu", given), child=DEAF)
+        (check,) = [each for each in report.checks if each.name == "kv store"]
+        assert f"llorch-cpu: {check.text}" == ended.sentence
+        assert report.exit_code == 2
     assert "chmod 700" in ended.sentence, "of the folder that others may write to"
     fresh = tmp_path / "a" / "b"
     assert shown("doctor", warm_cache, "--kv-store", str(fresh))["would_start"]
