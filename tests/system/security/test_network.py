@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import httpx
 import psutil
@@ -160,6 +161,15 @@ def test_an_endless_head_is_cut(worker: WorkerProcess, head: bytes) -> None:
     assert is_healthy(worker)
 
 
+@pytest.fixture(scope="module")
+def flooded(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker for the floods alone: its memory is measured from its start."""
+    folder = tmp_path_factory.mktemp("flooded")
+    running = WorkerProcess.start(folder=folder, cache_dir=warm_cache)
+    yield running
+    assert running.stop() == 0
+
+
 @pytest.fixture
 def flood() -> Iterator[list[socket.socket]]:
     clients: list[socket.socket] = []
@@ -169,26 +179,25 @@ def flood() -> Iterator[list[socket.socket]]:
 
 
 def test_bodies_that_never_end_are_bounded(
-    start_worker: StartWorker, flood: list[socket.socket]
+    flooded: WorkerProcess, flood: list[socket.socket]
 ) -> None:
-    worker = start_worker()
-    process = psutil.Process(worker.pid)
+    process = psutil.Process(flooded.pid)
     before = process.memory_info().rss
     head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     head += b"Content-Length: 4000000\r\n\r\n"
     for _ in range(60):
-        client = connected(worker)
+        client = connected(flooded)
         client.settimeout(2)
         flood.append(client)
         try:
             client.sendall(head + b"x" * 3_900_000)
         except (ConnectionError, TimeoutError):
             continue  # refused while it was sending
-    assert is_healthy(worker)
+    assert is_healthy(flooded)
     assert process.memory_info().rss - before < 100 * 2**20
     for client in flood:
         client.close()
-    assert post(worker, "/tokenize", content_type="application/json").status_code == 200
+    assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
 
 
 CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
@@ -234,41 +243,38 @@ def test_bodies_in_chunks_of_a_byte_hold_up_nobody(worker: WorkerProcess) -> Non
 
 
 def test_uploads_that_stop_before_their_end_keep_no_small_body_out(
-    start_worker: StartWorker, flood: list[socket.socket]
+    flooded: WorkerProcess, flood: list[socket.socket]
 ) -> None:
-    worker = start_worker()
     size = 4 * 2**20
     for _ in range(9):
-        flood.append(connected(worker, HEAD + b"Content-Length: %d\r\n\r\n" % size))
+        flood.append(connected(flooded, HEAD + b"Content-Length: %d\r\n\r\n" % size))
         flood[-1].settimeout(20)
         try:
             flood[-1].sendall(b" " * (size - 1))
         except OSError:
             pass  # the one that is too many is refused before it has sent all
-    assert post(worker, "/tokenize", content_type="application/json").status_code == 200
-    assert worker.post("/cancel", {"job_id": "never"}).status_code == 404
+    assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
+    assert flooded.post("/cancel", {"job_id": "never"}).status_code == 404
 
 
 def test_bodies_that_do_not_begin_make_room(
-    start_worker: StartWorker, flood: list[socket.socket]
+    flooded: WorkerProcess, flood: list[socket.socket]
 ) -> None:
-    worker = start_worker()
     for _ in range(2200):
-        flood.append(connected(worker, HEAD + b"Content-Length: 10\r\n\r\n"))
-    assert worker.get("/health").status_code == 200
-    assert post(worker, "/tokenize", content_type="application/json").status_code == 200
+        flood.append(connected(flooded, HEAD + b"Content-Length: 10\r\n\r\n"))
+    assert flooded.get("/health").status_code == 200
+    assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
 
 
 HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 
 
-def test_idle_connections_make_room(start_worker: StartWorker, flood: list[socket.socket]) -> None:
-    worker = start_worker()
+def test_idle_connections_make_room(flooded: WorkerProcess, flood: list[socket.socket]) -> None:
     for _ in range(2500):
-        flood.append(connected(worker))
-    assert is_healthy(worker)
-    assert len(psutil.Process(worker.pid).net_connections()) < 2200
-    assert post(worker, "/tokenize", content_type="application/json").status_code == 200
+        flood.append(connected(flooded))
+    assert is_healthy(flooded)
+    assert len(psutil.Process(flooded.pid).net_connections()) < 2200
+    assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from rich.status import Status
 from tests.conftest import StartWorker
 from tests.support.certificate import own_certificate
 from tests.support.ports import free_port
-from tests.support.worker import environment, installed, until
+from tests.support.worker import WorkerProcess, environment, installed, until
 from worker.commands.chat import Answer, take
 
 FRANCE = "What is the capital of France?\n"
@@ -37,9 +37,8 @@ def port_of(base_url: str) -> str:
     return base_url.rpartition(":")[2]
 
 
-def test_it_talks_to_the_running_worker(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -> None:
     """Two turns of one conversation: the second goes on from the first one's cells."""
-    worker = start_worker()
     said = "What is 3 plus 4? " * 6 + "\nWhat is 2 plus 2?\n"
     port = port_of(worker.base_url)
     done = chat("--port", port, "--json", said=said, cache=tmp_path)
@@ -95,8 +94,7 @@ def test_a_model_gives_the_terminal_no_commands(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.timeout(120)
-def test_a_person_edits_pastes_stops_and_leaves(start_worker: StartWorker, tmp_path: Path) -> None:
-    worker = start_worker()
+def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*installed(), "chat", "--port", port_of(worker.base_url)],

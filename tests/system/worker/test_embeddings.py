@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,24 @@ def pooling_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundled_pooling(tmp_path_factory.mktemp("pooling") / "pooling.gguf")
 
 
+@pytest.fixture(scope="module")
+def pooling(
+    pooling_gguf: Path, warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkerProcess]:
+    """A worker of that model, which the tests share."""
+    folder = tmp_path_factory.mktemp("worker")
+    worker = WorkerProcess.start("--model", str(pooling_gguf), folder=folder, cache_dir=warm_cache)
+    yield worker
+    assert worker.stop() == 0
+
+
 def client_of(worker: WorkerProcess) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{worker.base_url}/v1", api_key="any", max_retries=0)
 
 
-def test_embeddings(start_worker: StartWorker, pooling_gguf: Path) -> None:
-    worker = start_worker("--model", str(pooling_gguf))
+def test_embeddings(pooling: WorkerProcess) -> None:
     texts = ["The fox loved to dance.", "What is 3 plus 4?", "The fox loved to dance."]
-    with client_of(worker) as client:
+    with client_of(pooling) as client:
         answer = client.embeddings.create(model="pooling", input=texts, encoding_format="float")
         assert [entry.index for entry in answer.data] == [0, 1, 2]
         fox, question, again = (entry.embedding for entry in answer.data)
@@ -46,18 +57,17 @@ def test_embeddings(start_worker: StartWorker, pooling_gguf: Path) -> None:
         assert packed.data[0].embedding == pytest.approx(fox, abs=1e-4)
         with pytest.raises(openai.BadRequestError, match="embeddings"):
             client.completions.create(model="pooling", prompt="Once")
-    refused = worker.post("/execute", {"job_id": "a", "prompt": "Once upon a time"})
+    refused = pooling.post("/execute", {"job_id": "a", "prompt": "Once upon a time"})
     assert refused.status_code == 400
-    assert worker.get("/info").json()["model"]["pooling"] == "mean"
+    assert pooling.get("/info").json()["model"]["pooling"] == "mean"
 
 
-def test_many_texts_share_their_decodes(start_worker: StartWorker, pooling_gguf: Path) -> None:
+def test_many_texts_share_their_decodes(pooling: WorkerProcess) -> None:
     """Each is as if it were alone, and the worker answers others meanwhile."""
-    worker = start_worker("--model", str(pooling_gguf))
     texts = [f"{'The fox ran. ' * (n % 7)}{n}" for n in range(510)] + ["", "The fox ran. " * 90]
 
     def embedded(**fields: Any) -> Any:
-        answer = worker.post("/v1/embeddings", fields)
+        answer = pooling.post("/v1/embeddings", fields)
         assert answer.status_code == 200, answer.text
         return answer.json()
 
@@ -66,7 +76,7 @@ def test_many_texts_share_their_decodes(start_worker: StartWorker, pooling_gguf:
         slowest = 0.0
         while not asked.done():
             began = time.monotonic()
-            assert worker.get("/health").status_code == 200
+            assert pooling.get("/health").status_code == 200
             slowest = max(slowest, time.monotonic() - began)
         many = asked.result()
     assert slowest < 30
@@ -85,37 +95,34 @@ def test_many_texts_share_their_decodes(start_worker: StartWorker, pooling_gguf:
         first = whole["embedding"][:8]
         expected = [x / size(first) for x in first]
         assert cut["embedding"] == pytest.approx(expected, rel=1e-3)
-    too_many = worker.post("/v1/embeddings", {"input": "a", "dimensions": 257})
+    too_many = pooling.post("/v1/embeddings", {"input": "a", "dimensions": 257})
     assert too_many.status_code == 400 and "256" in too_many.text
 
 
-def test_ollamas_embeddings_are_the_same_vectors(
-    start_worker: StartWorker, pooling_gguf: Path
-) -> None:
-    worker = start_worker("--model", str(pooling_gguf))
+def test_ollamas_embeddings_are_the_same_vectors(pooling: WorkerProcess) -> None:
     texts = ["The fox ran.", "Paris."]
-    entries = worker.post("/v1/embeddings", {"input": texts}).json()
+    entries = pooling.post("/v1/embeddings", {"input": texts}).json()
     vectors = [entry["embedding"] for entry in entries["data"]]
-    both = worker.post("/api/embed", {"model": "any", "input": texts}).json()
+    both = pooling.post("/api/embed", {"model": "any", "input": texts}).json()
     assert both["embeddings"] == vectors and both["model"] == "pooling:latest"
     assert both["prompt_eval_count"] == entries["usage"]["prompt_tokens"]
     assert both["total_duration"] > 1000
-    one = worker.post("/api/embed", {"model": "any", "input": texts[0], "dimensions": 8}).json()
+    one = pooling.post("/api/embed", {"model": "any", "input": texts[0], "dimensions": 8}).json()
     assert [len(vector) for vector in one["embeddings"]] == [8]
-    older = worker.post("/api/embeddings", {"model": "any", "prompt": texts[1]}).json()
+    older = pooling.post("/api/embeddings", {"model": "any", "prompt": texts[1]}).json()
     assert older == {"embedding": pytest.approx(vectors[1], abs=1e-4)}
-    shown = worker.post("/api/show", {"model": "any"}).json()
+    shown = pooling.post("/api/show", {"model": "any"}).json()
     assert shown["capabilities"] == ["embedding"]
     long = "The fox ran. " * 900
     for fields in ({}, {"truncate": False}):
-        assert worker.post("/api/embed", {"model": "any", "input": long, **fields}).is_error
+        assert pooling.post("/api/embed", {"model": "any", "input": long, **fields}).is_error
     asked = {"model": "any", "input": [texts[0], long], "truncate": True}
-    cut = worker.post("/api/embed", asked).json()
+    cut = pooling.post("/api/embed", asked).json()
     assert cut["embeddings"][0] == pytest.approx(vectors[0], abs=1e-4)
-    n_tokens = worker.post("/v1/embeddings", {"input": texts[0]}).json()["usage"]["prompt_tokens"]
+    n_tokens = pooling.post("/v1/embeddings", {"input": texts[0]}).json()["usage"]["prompt_tokens"]
     assert cut["prompt_eval_count"] == n_tokens + 1024
-    tokens = worker.post("/tokenize", {"content": long, "add_special": True}).json()["tokens"]
-    begun = worker.post("/v1/embeddings", {"input": tokens[:1024]}).json()["data"][0]
+    tokens = pooling.post("/tokenize", {"content": long, "add_special": True}).json()["tokens"]
+    begun = pooling.post("/v1/embeddings", {"input": tokens[:1024]}).json()["data"][0]
     assert cut["embeddings"][1] == pytest.approx(begun["embedding"], abs=1e-4)
 
 
@@ -171,7 +178,6 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
         assert worker.post("/v1/rerank", {"query": "a", **wrong}).status_code == 400
 
 
-def test_a_model_that_embeds_ranks_nothing(start_worker: StartWorker, pooling_gguf: Path) -> None:
-    worker = start_worker("--model", str(pooling_gguf))
-    answer = worker.post("/v1/rerank", {"query": "a", "documents": ["b"]})
+def test_a_model_that_embeds_ranks_nothing(pooling: WorkerProcess) -> None:
+    answer = pooling.post("/v1/rerank", {"query": "a", "documents": ["b"]})
     assert answer.status_code == 400 and "/v1/embeddings" in answer.text
