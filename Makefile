@@ -45,6 +45,8 @@ format: setup ## let ruff rewrite what it can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+# The tests start some hundred Pythons, each of which would compile all modules anew where this is set.
+pytest: export PYTHONDONTWRITEBYTECODE :=
 pytest: setup ## the tests alone, by two processes (TESTS="tests/process/api -k cancel" narrows them)
 	$(VENV)/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long" $(TESTS)
 
