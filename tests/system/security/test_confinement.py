@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support import with_engine
 from tests.support.worker import WorkerProcess, shown
+from tests.system.builds.test_door import OF_THE_TESTS
 from tests.system.security.breaking_engine import ATTEMPTS, BREAKS_OUT
 from tests.system.security.poisoned_engine import ABORTS_IN_LOOP
 from tests.system.security.test_poison import POISONED
@@ -81,7 +82,8 @@ def linked_venv(home: Path) -> Path:
     venv.create(home, symlinks=True)
     (mine,) = home.glob("lib/python*/site-packages")
     theirs = Path(sysconfig.get_path("purelib"))
-    for folder, _, names in os.walk(theirs):
+    for folder, inner, names in os.walk(theirs):
+        inner[:] = [each for each in inner if not each.startswith(OF_THE_TESTS)]
         place = mine / Path(folder).relative_to(theirs)
         place.mkdir(exist_ok=True)
         for name in names:
