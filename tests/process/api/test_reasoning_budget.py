@@ -74,8 +74,22 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return bundled_with_template(tmp_path_factory.mktemp("thinker") / "m.gguf", template)
 
 
-def test_every_dialect_has_its_own_words_for_it(start_worker: StartWorker, thinker: Path) -> None:
-    worker = start_worker("--model", str(thinker))
+@pytest.fixture(scope="module")
+def thinking(
+    thinker: Path, warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[WorkerProcess]:
+    """A worker without settings of how much it reasons, which the tests share."""
+    flags = ("--model", str(thinker), "--context-length", "8192")
+    folder = tmp_path_factory.mktemp("thinking")
+    running = WorkerProcess.start(
+        *flags, folder=folder, cache_dir=warm_cache, env={"LLORCH_THREADS": "1"}
+    )
+    yield running
+    assert running.stop() == 0
+
+
+def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None:
+    worker = thinking
 
     def tokens(thought: str) -> int:
         return len(worker.post("/tokenize", {"content": thought}).json()["tokens"])
@@ -173,10 +187,10 @@ def test_what_a_response_says_it_takes_back(start_worker: StartWorker, thinker: 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_an_engine_that_dies_in_the_middle_changes_no_budget(
-    start_worker: StartWorker, thinker: Path, is_ordered: bool
+    thinking: WorkerProcess, is_ordered: bool
 ) -> None:
     """By a budget of its own, or closed on command just before."""
-    worker = start_worker("--model", str(thinker), "--context-length", "8192")
+    worker = thinking
     said = " That is enough."
     body = BODY | {"stream": True, "max_tokens": 8000, "reasoning_budget_message": said}
     if not is_ordered:
@@ -205,8 +219,8 @@ def test_an_engine_that_dies_in_the_middle_changes_no_budget(
         assert text[:40] == "".join(d.get("content") or "" for d in deltas)[:40]
 
 
-def test_a_running_block_is_closed_on_command(start_worker: StartWorker, thinker: Path) -> None:
-    worker = start_worker("--model", str(thinker), "--context-length", "8192")
+def test_a_running_block_is_closed_on_command(thinking: WorkerProcess) -> None:
+    worker = thinking
     body = BODY | {"stream": True, "max_tokens": 8000}
     parts: dict[str, str] = {"reasoning_content": "", "content": ""}
     closed = False
