@@ -280,27 +280,21 @@ def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
 # --- templates ---------------------------------------------------------------------------
 
 
-def test_a_role_that_only_the_template_names_is_taken(
-    start_worker: StartWorker, tmp_path: Any
-) -> None:
-    file = tmp_path / "template.jinja"
-    file.write_text("{% for m in messages if m.role == 'critic' %}{{ m.content }}{% endfor %}")
-    worker = start_worker("--chat-template", str(file))
-    body = {"messages": [{"role": "critic", "content": "Be kind."}]}
-    assert worker.post("/apply-template", body).json()["prompt"] == "Be kind."
-
-
 def test_a_template_of_the_operators(start_worker: StartWorker, tmp_path: Any) -> None:
+    """A role that only the template names is taken."""
     file = tmp_path / "template.jinja"
     file.write_text(
-        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-        "{{ enable_thinking }} {{ date_string | length }}"
+        "{% for m in messages if m.role == 'critic' %}{{ m.content }}"
+        "{% else %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+        "{{ enable_thinking }} {{ date_string | length }}{% endfor %}"
     )
     worker = start_worker("--chat-template", str(file))
     body = {"messages": [{"role": "developer", "content": "Be kind."}, {"role": "assistant"}]}
     prompt = worker.post("/apply-template", body).json()["prompt"]
     assert prompt == "[system]Be kind.[assistant] 11"
     assert worker.get("/props").json()["chat_template"] == file.read_text()
+    body = {"messages": [{"role": "critic", "content": "Be kind."}]}
+    assert worker.post("/apply-template", body).json()["prompt"] == "Be kind."
 
 
 def test_a_response_that_is_cut_off_is_incomplete(worker: WorkerProcess) -> None:

@@ -56,11 +56,13 @@ def test_the_version_is_one_that_clients_take(worker: WorkerProcess) -> None:
     assert [int(part) for part in parts] >= [0, 6, 0]
 
 
-def test_ollamas_own_client_finds_somebody_there(start_worker: StartWorker) -> None:
-    for flags, text in ((["--no-page"], "Ollama is running"), ([], "<!doctype html>")):
-        worker = start_worker(*flags)
-        assert httpx.head(worker.base_url).status_code == 200
-        assert httpx.get(worker.base_url).text.startswith(text)
+def test_ollamas_own_client_finds_somebody_there(
+    worker: WorkerProcess, start_worker: StartWorker
+) -> None:
+    without_page = start_worker("--no-page")
+    for each, text in ((without_page, "Ollama is running"), (worker, "<!doctype html>")):
+        assert httpx.head(each.base_url).status_code == 200
+        assert httpx.get(each.base_url).text.startswith(text)
 
 
 def test_a_name_is_taken_with_and_without_its_tag(start_worker: StartWorker) -> None:

@@ -117,12 +117,11 @@ def test_logs_name_a_prompt_by_its_hash_alone(start_worker: StartWorker) -> None
             ), line
 
 
-def test_a_refusal_shows_nothing_of_a_body(start_worker: StartWorker) -> None:
-    worker = start_worker()
+def test_a_refusal_shows_nothing_of_a_body(worker: WorkerProcess) -> None:
     schema = {"type": "string", "pattern": "^(SECRET$"}
     refused = worker.post("/completion", {"prompt": "hi", "json_schema": schema})
     assert refused.status_code == 400 and "SECRET" in refused.text
-    last = worker.get("/status").json()["refusals"][-1]
+    last = worker.get("/status").json()["refusals"][0]
     assert last["path"] == "/completion" and last["reason"] == "json_schema (engine)"
 
 

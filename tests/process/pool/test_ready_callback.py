@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.pool_manager import answers, answers_garbage, hangs_up, serving
+from tests.support.pool_manager import answer_ok, answers, answers_garbage, hangs_up, serving
 from tests.support.worker import run_to_exit, until
+from worker.observability.metrics import Metrics
+from worker.pool.client import PoolClient
+from worker.settings import Settings
 
 PAYLOAD = {
     "worker_id", "model_ref", "vram_bytes", "uri", "backend", "device", "capabilities",
@@ -50,14 +53,9 @@ def test_the_advertised_host_goes_into_the_uri(start_worker: StartWorker) -> Non
         assert manager.callbacks[0].payload["uri"] == f"http://localhost:{running.port}"
 
 
-@pytest.mark.parametrize(
-    "reply",
-    [answers(500, 429, 302), answers_garbage, hangs_up],
-    ids=["statuses", "garbage", "hang-up"],
-)
-def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker, reply: Any) -> None:
+def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker) -> None:
     with serving() as manager:
-        manager.reply = reply
+        manager.reply = answers(500, 429, 302)  # type: ignore[assignment]
         running = start_worker("--callback-url", f"{manager.url}/ready")
         manager.wait_for(n_callbacks=2)
         assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1
@@ -71,6 +69,22 @@ def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker, reply: An
         assert [m.accepted for m in manager.callbacks].count(True) == 1
         assert running.metric("worker_callback_failures_total") == n_sent - 1
         assert running.stop() == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("reply", [answers_garbage, hangs_up])
+async def test_what_is_no_answer_is_not_taken_for_one(reply: Any) -> None:
+    """By the client that the worker has for it."""
+    replies = [reply, reply, answer_ok]
+    with serving() as manager:
+        manager.reply = lambda handler: replies.pop(0)(handler)
+        metrics = Metrics("w")
+        pool = PoolClient(Settings(callback_url=f"{manager.url}/ready"), metrics)
+        await pool.announce({"worker_id": "w"}, lambda: False)
+        await pool.close()
+        until(lambda: len(manager.callbacks) == 3, 60, lambda: f"{manager.callbacks}")
+        assert [m.accepted for m in manager.callbacks] == [False, False, True]
+        assert metrics.callback_failures._value.get() == 2
 
 
 def test_a_refusal_is_final(warm_cache: Path) -> None:
