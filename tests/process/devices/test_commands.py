@@ -221,24 +221,25 @@ def test_doctor_finds_what_a_start_would_fail_for(
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("name", "given"),
     [
-        ("--chat-template", "nowhere.jinja"),
-        ("--uds", "a-file"),
-        ("--uds", "a" * 120),
-        ("--host", "a b"),
-        ("--host", "192.0.2.1"),
+        ("chat_template", "nowhere.jinja"),
+        ("uds", "a-file"),
+        ("uds", "a" * 120),
+        ("host", "a b"),
+        ("host", "192.0.2.1"),
     ],
 )
 def test_doctor_names_the_code_and_the_fault_of_a_start(
-    given: Sequence[str], warm_cache: Path
+    name: str, given: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (warm_cache / "a-file").touch()
-    arguments = [*given, "--port", "0", "--cache-dir", str(warm_cache)]
-    start = run(*arguments, cache=warm_cache)
-    report = run("doctor", "--json", *arguments, cache=warm_cache)
-    assert report.returncode == start.returncode == 2
-    told = [check["text"] for check in json.loads(report.stdout)["checks"] if check["code"]]
+    monkeypatch.chdir(warm_cache)  # where the start looks, too
+    flag = f"--{name.replace('_', '-')}"
+    start = run(flag, given, "--port", "0", "--cache-dir", str(warm_cache), cache=warm_cache)
+    report = diagnose(warm_cache, **{name: given})
+    assert report.exit_code == start.returncode == 2
+    told = [check.text for check in report.checks if check.error]
     assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
 
 

@@ -14,7 +14,10 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support.certificate import own_certificate
 from tests.support.pool_manager import PoolManager, serving
+from worker.observability.metrics import Metrics
+from worker.pool.client import PoolClient
 from worker.pool.conformance import send_json
+from worker.settings import Settings
 
 
 @pytest.fixture
@@ -31,20 +34,35 @@ def serving_tls(certificate: Path) -> Iterator[PoolManager]:
         yield manager
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused(
-    start_worker: StartWorker, certificate: Path
-) -> None:
+@pytest.fixture(autouse=True)
+def certificates_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of a session otherwise share a store, whatever the environment says."""
+    plain = ssl.create_default_context
+    monkeypatch.setattr(ssl, "create_default_context", getattr(plain, "__wrapped__", plain))
+
+
+async def sent(url: str) -> tuple[int | None, str]:
+    """What becomes of one message to a manager, by the worker's own client."""
+    client = PoolClient(Settings(), Metrics("w"))
+    try:
+        return await client.post(url, {"worker_id": "w"}, 60.0)
+    finally:
+        await client.close()
+
+
+@pytest.mark.anyio
+async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Path) -> None:
     with serving_tls(certificate) as manager:
         url = manager.url.replace("http:", "https:") + "/ready"
-        running = start_worker("--callback-url", url, "--callback-optional")
-        line = running.wait_log("callback.retry")
-        assert "CERTIFICATE_VERIFY_FAILED" in line["reason"]
-        assert manager.callbacks == [] and running.is_ready()
+        status, trouble = await sent(url)
+        assert status is None and "CERTIFICATE_VERIFY_FAILED" in trouble
+        assert manager.callbacks == []
 
 
 def test_a_certificate_that_the_environment_trusts_is_taken(
     start_worker: StartWorker, certificate: Path
 ) -> None:
+    """By a whole worker, whose environment reaches its client."""
     with serving_tls(certificate) as manager:
         url = manager.url.replace("http:", "https:") + "/ready"
         running = start_worker("--callback-url", url, env={"SSL_CERT_FILE": str(certificate)})
@@ -52,7 +70,8 @@ def test_a_certificate_that_the_environment_trusts_is_taken(
         assert manager.callbacks and running.logs("callback.retry") == []
 
 
-def test_a_proxy_of_the_environment_is_used(start_worker: StartWorker) -> None:
+@pytest.mark.anyio
+async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     class Proxy(BaseHTTPRequestHandler):
@@ -67,11 +86,8 @@ def test_a_proxy_of_the_environment_is_used(start_worker: StartWorker) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
         thread.start()
-        address = f"http://127.0.0.1:{proxy.server_address[1]}"
-        running = start_worker(
-            *("--callback-url", "http://manager.invalid/ready"), env={"HTTP_PROXY": address}
-        )
-        running.wait_log("callback.accepted")
+        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.server_address[1]}")
+        assert await sent("http://manager.invalid/ready") == (200, "")
         proxy.shutdown()
         thread.join(10)
     assert asked == ["http://manager.invalid/ready"]
