@@ -71,17 +71,22 @@ async def served(
         timeout_keep_alive=keep_alive_s,
         ssl_certfile=certificate,
     )
-    server = uvicorn.Server(config)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        serving = asyncio.create_task(server.serve([listener]))
-        while not server.started:
+    config.load()
+    state = uvicorn.server.ServerState()
+    loop = asyncio.get_running_loop()
+    # Not `uvicorn.Server`, which looks ten times a second whether it is to end, and whether its
+    # connections have ended.
+    server = await loop.create_server(
+        lambda: protocol(config, state, {}), "127.0.0.1", 0, ssl=config.ssl
+    )
+    try:
+        yield server.sockets[0].getsockname()[1], state.connections  # type: ignore[misc]
+    finally:
+        server.close()
+        for each in list(state.connections):
+            each.shutdown()
+        while state.connections or state.tasks:
             await asyncio.sleep(0.001)
-        try:
-            yield listener.getsockname()[1], server.server_state.connections  # type: ignore[misc]
-        finally:
-            server.should_exit = True
-            await serving
 
 
 def chunked(parts: list[bytes]) -> bytes:
