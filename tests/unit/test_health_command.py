@@ -36,7 +36,7 @@ class Healthy(BaseHTTPRequestHandler):
 @pytest.fixture
 def port() -> Iterator[int]:
     with HTTPServer(("127.0.0.1", 0), Healthy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server.server_port
         server.shutdown()
 
@@ -105,7 +105,7 @@ def test_a_worker_at_a_unix_socket_is_asked_there(
             return super().get_request()[0], ("client", 0)
 
     with AtASocket(str(tmp_path / "s"), Healthy) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         assert cli.main("cpu", ["health", "--uds", str(tmp_path / "s")]) == 0
         assert capsys.readouterr().out == "healthy\n"
         server.shutdown()
@@ -121,7 +121,7 @@ def test_a_certificate_is_trusted_whatever_names_are_in_it(
     context.load_cert_chain(file)
     with HTTPServer(("127.0.0.2", 0), Healthy) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         flags = ["--host", "127.0.0.2", "--port", str(server.server_port)]
         flags += ["--ssl-certfile", file, "--ssl-keyfile", file]
         assert cli.main("cpu", ["health", *flags]) == 0

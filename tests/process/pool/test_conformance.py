@@ -136,7 +136,7 @@ def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWork
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"uri": "http://\\ud800/"}'])
 def test_odd_bodies_are_answered(body: bytes) -> None:
     with conformance.Manager() as manager:
-        threading.Thread(target=manager.serve_forever, daemon=True).start()
+        threading.Thread(target=manager.serve_forever, args=(0.02,), daemon=True).start()
         assert httpx.post(f"{manager.url}/ready", content=body).status_code == 200
         assert not httpx.get(f"{manager.url}/verdict").json()["conforms"]
         manager.shutdown()

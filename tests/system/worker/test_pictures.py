@@ -382,7 +382,7 @@ class Pictures(http.server.BaseHTTPRequestHandler):
 
 def test_a_picture_is_fetched_from_a_host_that_is_named(start_worker: Any) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as host:
-        threading.Thread(target=host.serve_forever, daemon=True).start()
+        threading.Thread(target=host.serve_forever, args=(0.02,), daemon=True).start()
         at = f"127.0.0.1:{host.server_port}"
         flags = ("--allow-media-host", at, "--strict")
         worker = start_worker(*flags_of("gemma3"), *flags, wait_ready=True)

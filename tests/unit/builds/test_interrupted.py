@@ -56,7 +56,20 @@ def ended(
     time.sleep(0.2)  # its handlers are there right after its child
     process.send_signal(ends)
     process.wait(60)
-    return [each for each in psutil.wait_procs(found, 10)[1] if each.status() != "zombie"]
+    deadline = time.monotonic() + 10
+    while left := [each for each in found if goes_on(each)]:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)
+    return left
+
+
+def goes_on(process: psutil.Process) -> bool:
+    """Whether it has not ended; nobody may look at the end of an orphan."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize("ends", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
