@@ -123,6 +123,15 @@ def of(request_id: int, event: StreamEvent) -> StreamEvent:
     return replace(event, request_id=request_id)
 
 
+class _Server(uvicorn.Server):
+    """uvicorn's own looks ten times a second whether it is to end."""
+
+    async def main_loop(self) -> None:
+        await self.on_tick(0)
+        while not self.should_exit:
+            await asyncio.sleep(0.005)
+
+
 class ScriptedWorker:
     """The HTTP surface around a scripted supervisor, on a real socket, in a thread."""
 
@@ -157,7 +166,7 @@ class ScriptedWorker:
             lifespan="off",
             timeout_graceful_shutdown=1,
         )
-        server = uvicorn.Server(config)
+        server = _Server(config)
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             self.port = listener.getsockname()[1]

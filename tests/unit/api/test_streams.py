@@ -11,6 +11,7 @@ import pytest
 from tests.support.scripted_api import ScriptedFactory, story
 from tests.support.sse import Stream, collect
 from tests.support.worker import until
+from worker.api.http import connection
 from worker.errors import (
     ContextLengthExceeded,
     DuplicateJob,
@@ -135,7 +136,10 @@ def test_a_refusal_comes_before_the_stream(
         assert body[name] == detail
 
 
-def test_a_client_that_leaves_cancels_its_job(scripted: ScriptedFactory) -> None:
+def test_a_client_that_leaves_cancels_its_job(
+    scripted: ScriptedFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HALF_CLOSED_SECONDS", 0.1)
     worker = scripted()
     worker.supervisor.script = [*story("a")[:-1], 60.0]
     with httpx.stream("POST", f"{worker.base_url}/execute", json=JOB) as answer:
@@ -145,8 +149,9 @@ def test_a_client_that_leaves_cancels_its_job(scripted: ScriptedFactory) -> None
 
 
 def test_a_client_that_leaves_an_unstreamed_answer_cancels_its_job(
-    scripted: ScriptedFactory,
+    scripted: ScriptedFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(connection, "HALF_CLOSED_SECONDS", 0.1)
     worker = scripted()
     worker.supervisor.script = [60.0]
     with pytest.raises(httpx.ReadTimeout):

@@ -15,6 +15,7 @@ from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from tests.support.samples import write_split
 from worker.errors import ModelError
 from worker.models.gguf.header import read_header
+from worker.models.hub import remote
 from worker.models.hub.cache import RepoCache
 from worker.models.reference import HubReference, name_of, snapshot_of
 from worker.models.resolve import bundled_folder, resolve, resolve_checkpoint
@@ -160,6 +161,7 @@ def test_the_smallest_projector_comes_with_a_model_and_stays(
     names: dict[str, int],
     file: str,
     expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub.repos["o/r"] = Repo({name: gguf_bytes + bytes(more) for name, more in names.items()})
     ref = f"hf:o/r{revision}{file}"
@@ -171,6 +173,7 @@ def test_the_smallest_projector_comes_with_a_model_and_stays(
     assert got.projector == (snapshot / expected if expected else None)
     hub.requests.clear()
     if file:
+        monkeypatch.setattr(remote, "ATTEMPTS", 1)
         hub.fail_with = (500, {})
     assert fetch(ref, tmp_path, projector=True)[0] == got and hub.bodies() == []
 
