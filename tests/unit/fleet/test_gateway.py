@@ -135,7 +135,11 @@ async def test_a_fleet_without_workers_is_waited_for() -> None:
         assert (await waiting).status == 200
 
 
-async def test_the_one_worker_that_recovers_gets_the_request_again() -> None:
+async def test_the_one_worker_that_recovers_gets_the_request_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for module in (relay, table_of_workers):
+        monkeypatch.setattr(module, "AVOIDED_SECONDS", 0.05)
     calls = 0
 
     async def recovers(conversation: Conversation) -> None:
