@@ -16,7 +16,7 @@ from builds import environment, pins, toolchain
 INSTALLED = ("llama_cpp", "_llorch", "llorch_worker", "worker")
 """What pip writes there, which must not go through a link into this environment."""
 OF_THE_TESTS = ("kubernetes_validate", "anthropic", "openai", "mypy", "schemathesis")
-"""Packages that a worker never imports, with two thirds of all files."""
+"""Packages that a worker never imports, with three quarters of all files."""
 
 
 @pytest.fixture(scope="module")
