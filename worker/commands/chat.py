@@ -66,28 +66,32 @@ def run(settings: Settings, *, as_json: bool) -> int:
                 import readline  # noqa: F401
             console.print(f"[bold]{model}[/bold] at {client.base_url}; {_HELP}", style="dim")
         messages: list[dict[str, str]] = []
-        for text in _lines(console, is_asked):
-            if text == "/clear":
-                messages.clear()
-            elif text.startswith("/system "):
-                messages[:] = [{"role": "system", "content": text.removeprefix("/system ")}]
-            elif text.startswith("/"):
-                console.print(_HELP, style="dim")
-            else:
-                messages.append({"role": "user", "content": text})
-                answer = Answer()
-                try:
-                    _ask(client, model, messages, answer, None if as_json else console)
-                except WorkerError as error:
-                    messages.pop()  # it was not answered
-                    if not is_asked:
-                        raise
-                    console.print(f"\n{error.message}", style="red")
-                    continue
-                messages.append({"role": "assistant", "content": answer.content})
-                if as_json:
-                    print(json.dumps(_as_json(answer), ensure_ascii=False), flush=True)
-    return 0
+        while True:
+            try:
+                text = input(">>> " if is_asked else "").strip()
+                if text == "/clear":
+                    messages.clear()
+                elif text.startswith("/system "):
+                    messages[:] = [{"role": "system", "content": text.removeprefix("/system ")}]
+                elif text.startswith("/"):
+                    console.print(_HELP, style="dim")
+                elif text:
+                    said = [*messages, {"role": "user", "content": text}]
+                    answer = Answer()
+                    _ask(client, model, said, answer, None if as_json else console)
+                    messages = [*said, {"role": "assistant", "content": answer.content}]
+                    if as_json:
+                        print(json.dumps(_as_json(answer), ensure_ascii=False), flush=True)
+            except EOFError:
+                return 0
+            except WorkerError as error:  # what was said is forgotten: it was not answered
+                if not is_asked:
+                    raise
+                console.print(f"\n{error.message}", style="red")
+            except KeyboardInterrupt:  # at the prompt it leaves the line
+                console.print()
+                if not is_asked:
+                    return 0
 
 
 @contextlib.contextmanager
@@ -126,22 +130,6 @@ def _model_of(client: httpx.Client) -> str:
         raise lost(error) from error
     except (ValueError, LookupError, TypeError):
         raise WorkerError(f"What answers at {client.base_url} is no worker.") from None
-
-
-def _lines(console: Console, is_asked: bool) -> Iterator[str]:
-    """What is said, until the input ends; Ctrl-C at the prompt leaves the line."""
-    while True:
-        try:
-            text = input(">>> " if is_asked else "")
-        except EOFError:
-            return
-        except KeyboardInterrupt:
-            console.print()
-            if not is_asked:
-                return
-            continue
-        if text.strip():
-            yield text.strip()
 
 
 def _ask(
