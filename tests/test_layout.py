@@ -222,7 +222,7 @@ def test_headers_of_requests_are_read_through_their_entries() -> None:
             continue
         text = ast.unparse(parsed(path))
         heads = text.count("scope['headers']") - len(
-            re.findall(r"\bHead\((request\.)?scope\[", text)
+            re.findall(r"\bhead_of\((request\.)?scope\[", text)
         )
         found += [name_of(path)] * (heads != 0 or "request.headers" in text)
     assert found == []

@@ -39,6 +39,7 @@ from worker.api.http.headers import (
     REQUEST_ID,
     WORKER,
     Head,
+    head_of,
 )
 from worker.api.http.operation import JSON, SSE, Dialect, Operation
 from worker.api.http.page import pages
@@ -188,11 +189,11 @@ class Gateway(Surface):
         """The request with the fields that routing needs."""
         # An Origin was checked here, where the host that it belongs to is known.
         headers = [(name, value) for name, value in scope["headers"] if name != ORIGIN.key]
-        head = Head(headers)
-        if not (head.has(CORRELATION_ID) or head.has(REQUEST_ID)):
+        head = head_of(headers)
+        if not (CORRELATION_ID in head or REQUEST_ID in head):
             headers.append((REQUEST_ID.key, scope["state"]["correlation_id"].encode()))
-        is_late = b"1" in head.values(LATE_HEAD)  # a proxy wants no early head
-        counts_bytes = head.has(CONVERSATION)
+        is_late = b"1" in head.get(LATE_HEAD, ())  # a proxy wants no early head
+        counts_bytes = CONVERSATION in head
         streams = fields.get("stream") is True or JSON not in operation.answers
         is_job = operation.path in _JOBS
         named = place.parameters.get("model")
@@ -218,7 +219,7 @@ class Gateway(Surface):
 
     def _asked_for(self, head: Head) -> Worker | None:
         """The worker that the request names, if it names one."""
-        for name in head.values(WORKER):
+        for name in head.get(WORKER, ()):
             id = name.decode("latin-1")
             for worker in self._table.workers():
                 if worker.id == id:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Literal, TextIO, cast
 
+from msgspec import msgpack
+
 from worker.lean_imports import unavailable
 
 with unavailable("rich"):  # rich would draw tracebacks; plain ones are wanted
@@ -95,9 +97,17 @@ def bind_key(name: str) -> None:
     bind_contextvars(key=name)
 
 
-def digest(text: str | bytes) -> str:
-    """The SHA-256 that names a prompt in logs."""
-    data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+def digest(prompt: object) -> str:
+    """The SHA-256 that names a prompt in logs: that of a text, or of what crosses the pipe."""
+    if isinstance(prompt, str):
+        data = prompt.encode("utf-8", "surrogatepass")
+    elif isinstance(prompt, bytes):
+        data = prompt
+    else:
+        try:
+            data = msgpack.encode(prompt)
+        except OverflowError:  # an integer of more than 64 bits
+            data = repr(prompt).encode()
     return hashlib.sha256(data).hexdigest()
 
 

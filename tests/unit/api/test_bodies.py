@@ -16,12 +16,12 @@ from pydantic import BaseModel, ValidationError
 from tests.support import clock
 from tests.support.scripted_api import ScriptedWorker
 from worker.api.app import DIALECTS
-from worker.api.chat.inference import digest_of
 from worker.api.dialects.openai.schema import ChatBody
 from worker.api.http import body, encoding
 from worker.api.http.body import MAX_NESTING, is_deep, parse_json
 from worker.api.http.faults import faults_of
 from worker.errors import InvalidRequest
+from worker.observability.logs import digest
 from worker.settings import Settings
 from worker.wire.work import ChatPrompt, Prompt
 
@@ -231,9 +231,9 @@ def test_the_name_of_a_large_prompt_takes_milliseconds(name: str) -> None:
     names, times = set(), []
     for _ in range(3):
         began = time.thread_time()
-        names.add(digest_of(LARGE_PROMPTS[name]))
+        names.add(digest(LARGE_PROMPTS[name]))
         times.append(time.thread_time() - began)
     assert len(names) == 1 and names.isdisjoint(
-        digest_of(prompt) for other, prompt in LARGE_PROMPTS.items() if other != name
+        digest(prompt) for other, prompt in LARGE_PROMPTS.items() if other != name
     )
     assert clock.within(min(times), 0.02)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from msgspec import msgpack
 from msgspec.structs import replace
 
 from worker.api.chat.constrain.constrain import constrain
@@ -79,18 +78,8 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     sampling = replace(sampling, reasoning=reasoning)
     requests = _requests(asked, prompts, sampling, shown_tokens, state, deadline)
     # Those of a prompt with several choices are one: a long prompt takes milliseconds.
-    digests = tuple(name for each in prompts for name in [digest_of(each)] * asked.n)
+    digests = tuple(name for each in prompts for name in [digest(each)] * asked.n)
     return Inference(requests, digests, not_enforced, parser_of)
-
-
-def digest_of(prompt: Prompt) -> str:
-    """The SHA-256 that names a prompt in logs: that of a text, or of what crosses the pipe."""
-    if isinstance(prompt, str):
-        return digest(prompt)
-    try:
-        return digest(msgpack.encode(prompt))
-    except OverflowError:
-        return digest(repr(prompt))
 
 
 def _tool_use(chat: Chat) -> ToolUse | None:

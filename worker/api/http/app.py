@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import details_of, error_response
 from worker.api.http.gate import Gate
-from worker.api.http.headers import CORRELATION_ID, IGNORED_FIELDS, ORIGIN, REQUEST_ID, Head
+from worker.api.http.headers import CORRELATION_ID, IGNORED_FIELDS, ORIGIN, REQUEST_ID, head_of
 from worker.api.http.openapi import Description
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.routes import Place, Routes
@@ -85,8 +85,8 @@ class Surface:
         is_probe = operation is not None and operation.probe
         if not is_probe:
             await self._turnstile.enter()
-        head = Head(scope["headers"])
-        ids = next(filter(None, map(head.values, _IDS)), [b""])
+        head = head_of(scope["headers"])
+        ids = next(filter(None, map(head.get, _IDS)), [b""])
         clean = _NOT_IN_AN_ID.sub(b"", ids[-1])[:_MAX_ID_CHARS]
         correlation_id = clean.decode() or uuid.uuid4().hex
         scope["app"] = self
@@ -103,7 +103,7 @@ class Surface:
                 added = [(each.key, id) for each in _IDS if each.key not in there]
                 if names := scope["state"].get("ignored_fields"):
                     added.append((IGNORED_FIELDS.key, _shown(names).encode()))
-                if head.has(ORIGIN):
+                if ORIGIN in head:
                     added += gate.cors(head)
                 message["headers"] = [*message["headers"], *added]
             await send(message)

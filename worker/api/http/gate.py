@@ -55,7 +55,7 @@ class Gate:
             Forbidden: a web page may have sent the request.
             Unauthorized: the token is missing or wrong.
         """
-        hosts = head.values(headers.HOST)
+        hosts = head.get(headers.HOST, ())
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise Forbidden("Host must be given, once")
         host = _name_of(hosts[0].decode("latin-1")) if hosts else ""
@@ -64,22 +64,22 @@ class Gate:
             raise Forbidden(
                 f"Host is not a name of this worker, which {why}; --allow-host adds one"
             )
-        for origin in head.values(headers.ORIGIN):
+        for origin in head.get(headers.ORIGIN, ()):
             if not self._may_ask(origin.decode("latin-1").lower(), host):
                 raise Forbidden(
                     "Origin is not one that may use this worker; --allow-origin adds it"
                 )
-        given = head.values(headers.CONTENT_TYPE)
+        given = head.get(headers.CONTENT_TYPE, ())
         kinds = [kind.partition(b";")[0].strip().lower() for kind in given]
         if self._needs_json and scope["method"] == "POST" and kinds != [b"application/json"]:
             if operation is not None and operation.always_json:
                 raise Forbidden(f"{operation.path} needs Content-Type: application/json")
-            if _has_body(head) and any(map(head.has, _OF_BROWSERS)):
+            if _has_body(head) and any(map(head.__contains__, _OF_BROWSERS)):
                 raise Forbidden("a browser's POST needs Content-Type: application/json")
         is_public = operation is not None and (operation.public or operation.probe)
         if not self._keys or is_public:
             return None
-        tokens, n_given = tokens_in(head), len(head.values(headers.AUTHORIZATION))
+        tokens, n_given = tokens_in(head), len(head.get(headers.AUTHORIZATION, ()))
         digest = _digest(tokens[0]) if n_given <= 1 and len(tokens) == 1 else b""
         if digest not in self._keys:
             how = "Authorization: Bearer … or x-api-key"
@@ -88,7 +88,7 @@ class Gate:
 
     def cors(self, head: Head) -> list[tuple[bytes, bytes]]:
         """The CORS headers of an answer, if --allow-origin names the request's origin."""
-        for origin in head.values(headers.ORIGIN):
+        for origin in head.get(headers.ORIGIN, ()):
             if self._is_named(origin.decode("latin-1").lower()):
                 return [
                     (b"access-control-allow-origin", origin),
@@ -102,7 +102,7 @@ class Gate:
         cors = self.cors(head)
         if not cors:
             return []
-        asked = head.values(headers.ASKED_HEADERS) or (headers.CONTENT_TYPE.key,)
+        asked = head.get(headers.ASKED_HEADERS, ()) or (headers.CONTENT_TYPE.key,)
         return [
             *cors,
             (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
@@ -148,9 +148,9 @@ def _digest(token: bytes) -> bytes:
 
 def tokens_in(head: Head) -> list[bytes]:
     """The tokens that a request gives."""
-    parts = [value.partition(b" ") for value in head.values(headers.AUTHORIZATION)]
+    parts = [value.partition(b" ") for value in head.get(headers.AUTHORIZATION, ())]
     tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == b"bearer"]
-    return tokens or list(head.values(headers.API_KEY))
+    return tokens or list(head.get(headers.API_KEY, ()))
 
 
 def _name_of(netloc: str) -> str:
@@ -182,5 +182,5 @@ def is_loopback(name: str) -> bool:
 
 
 def _has_body(head: Head) -> bool:
-    lengths = head.values(headers.CONTENT_LENGTH)
-    return head.has(headers.TRANSFER_ENCODING) or any(length != b"0" for length in lengths)
+    lengths = head.get(headers.CONTENT_LENGTH, ())
+    return headers.TRANSFER_ENCODING in head or any(length != b"0" for length in lengths)

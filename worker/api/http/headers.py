@@ -46,19 +46,17 @@ class Header:
         return request.headers.get(self.name)
 
 
-class Head:
-    """A request's headers, each with all of its values."""
+Head = Mapping[Header, Sequence[bytes]]
+"""A request's headers, each with all of its values."""
 
-    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        self._values: dict[bytes, list[bytes]] = {}
-        for name, value in headers:
-            self._values.setdefault(name, []).append(value.strip())
 
-    def values(self, header: Header) -> Sequence[bytes]:
-        return self._values.get(header.key, ())
-
-    def has(self, header: Header) -> bool:
-        return header.key in self._values
+def head_of(headers: Iterable[tuple[bytes, bytes]]) -> Head:
+    """Of those that are listed here."""
+    head: dict[Header, list[bytes]] = {}
+    for name, value in headers:
+        if (header := _BY_KEY.get(name)) is not None:
+            head.setdefault(header, []).append(value.strip())
+    return head
 
 
 _ID = {"maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"}
@@ -138,5 +136,6 @@ SEC_FETCH_SITE = Header("Sec-Fetch-Site")
 TRANSFER_ENCODING = Header("Transfer-Encoding")
 
 ALL = tuple(each for each in list(globals().values()) if isinstance(each, Header))
+_BY_KEY = {each.key: each for each in ALL}
 UNBUFFERED = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Of an answer that streams; the second is nginx's."""

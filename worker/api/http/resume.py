@@ -19,6 +19,7 @@ from worker.api.http.headers import (
     RESUME,
     Described,
     Head,
+    head_of,
 )
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
@@ -54,11 +55,11 @@ def in_a_path(id: str) -> str:
 def owner_of(request: Request) -> str:
     """Who asks: a digest of the credential, which is empty where none is sent; of a gateway's, with
     that of its client. Whoever else sends that header becomes nobody who has a stream."""
-    return owner_in(Head(request.scope["headers"]))
+    return owner_in(head_of(request.scope["headers"]))
 
 
 def owner_in(head: Head) -> str:
-    parts = [*(tokens_in(head)[:1] or [b""]), *head.values(OWNER)]
+    parts = [*(tokens_in(head)[:1] or [b""]), *head.get(OWNER, ())]
     return digest(b"\0".join(parts)) if any(parts) else ""
 
 
