@@ -28,6 +28,8 @@ N_STREAMS = 8
 N_TOKENS = 240
 FIELDS: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "temperature": 0}
 NAMES = ("Otto", "Lily", "Max", "Ruby", "Ella", "Sam", "Zoe", "Tom")
+N_FLOWING = 3
+"""Tokens of each stream that come before the engine is killed."""
 ROUNDING = 0.02
 """Two log-probabilities that are nearer than this may change places."""
 EXACT = ("--kv-type", "f32", "--flash-attention", "off")
@@ -115,7 +117,7 @@ class Survival:
         self.figures.rounds += 1
 
     def _read(self, name: str) -> Read:
-        chunks, gap, n_before = [], 0.0, 0
+        chunks, gap, n_tokens, n_before = [], 0.0, 0, 0
         with self._worker.streaming(prompt(name), **FIELDS) as response:
             last = time.monotonic()
             for n, chunk in enumerate(response.iter_raw()):
@@ -124,10 +126,12 @@ class Survival:
                     gap = max(gap, now - last)
                 last = now
                 chunks.append(chunk)
+                n_more = chunk.count(b"event: token")
                 if now < self._killed_at:
-                    n_before += chunk.count(b"event: token")
-                if n == 3:
+                    n_before += n_more
+                if n_tokens < N_FLOWING <= n_tokens + n_more:  # a late reader gets several at once
                     self._flowing.release()
+                n_tokens += n_more
         return Read(sse.collect(chunks), gap, n_before)
 
     def _judge(self, name: str, read: Read) -> None:

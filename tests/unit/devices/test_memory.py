@@ -372,7 +372,7 @@ def test_states_get_a_quarter_of_the_hosts_memory_that_is_left(
         ({"kv_type": "q8_0"}, "model cannot run with 2 slots of 256 tokens, --kv-type q8_0 and "),
         (
             {"kv_type_v": "q8_0", "kv_unified": True},
-            "512 tokens, --kv-type-k f16, --kv-type-v q8_0",
+            "a pool of 512 cells, --kv-type-k f16, --kv-type-v q8_0",
         ),
     ],
 )
