@@ -255,6 +255,7 @@ def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
         ("port = ", ["not valid TOML"]),
         ('worker_token = "x"', ["LLORCH_WORKER_TOKEN"]),
         ('slots = "many"', ["slots", "whole number"]),
+        ("port = true", ["port", "is true; it is no switch"]),
         ("cuda_device = 1", ["llorch-cuda only"]),
         (r'chat_template = "a\u0000b"', ["chat_template", "has the character U+0000"]),
         (r'lora = ["a\u0000b"]', ["lora", "has the character U+0000"]),

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -534,7 +534,15 @@ def _file(path: Path, backend: BackendName) -> dict[str, Any]:
         if any(isinstance(each, str) and "\0" in each for each in given):
             # No flag and no variable can have it, and no file's name.
             raise ConfigError(f"{name} in {path} has the character U+0000", field=name)
+        if isinstance(values[name], bool) and not _is_switch(name):
+            said = str(values[name]).lower()
+            raise ConfigError(f"{name} in {path} is {said}; it is no switch", field=name)
     return values
+
+
+def _is_switch(name: str) -> bool:
+    kind = FIELDS[name].annotation
+    return bool in (kind, *get_args(kind))
 
 
 def _refuse_unknown_environment(backend: BackendName) -> None:
