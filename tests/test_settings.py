@@ -273,6 +273,12 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, words: li
         assert word in message
 
 
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("port = 1234\n", "utf-8-sig")
+    assert load("--config", str(config)).port == 1234
+
+
 def test_a_setting_that_is_none_is_not_taken_for_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,7 +40,7 @@ def read_toml(path: Path, what: str, field: str) -> dict[str, Any]:
         if not path.is_file():
             path.stat()
             raise OSError(0, "it is not a file")
-        return tomllib.loads(path.read_text("utf-8"))
+        return tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         why = f"cannot be read: {error.strerror}"
     except ValueError as error:
