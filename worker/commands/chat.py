@@ -81,7 +81,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
                     _ask(client, model, said, answer, None if as_json else console)
                     messages = [*said, {"role": "assistant", "content": answer.content}]
                     if as_json:
-                        print(json.dumps(_as_json(answer), ensure_ascii=False), flush=True)
+                        print_json(answer)
             except EOFError:
                 return 0
             except WorkerError as error:  # what was said is forgotten: it was not answered
@@ -89,9 +89,9 @@ def run(settings: Settings, *, as_json: bool) -> int:
                     raise
                 console.print(f"\n{error.message}", style="red")
             except KeyboardInterrupt:  # at the prompt it leaves the line
-                console.print()
                 if not is_asked:
-                    return 0
+                    raise
+                console.print()
 
 
 @contextlib.contextmanager
@@ -184,11 +184,13 @@ def take(chunk: dict[str, Any], answer: Answer, console: Console | None, waiting
         answer.content += content
 
 
-def _as_json(answer: Answer) -> dict[str, Any]:
+def print_json(answer: Answer) -> None:
+    """One line; what the encoding of stdout lacks is escaped, as it would be written as `?`."""
     shown: dict[str, Any] = {"content": answer.content}
     if answer.reasoning:
         shown["reasoning_content"] = answer.reasoning
-    return {**shown, "finish_reason": answer.finish_reason, "timings": answer.timings}
+    shown |= {"finish_reason": answer.finish_reason, "timings": answer.timings}
+    print(json.dumps(shown, ensure_ascii=sys.stdout.encoding != "utf-8"), flush=True)
 
 
 def _message(text: str) -> str:

@@ -12,13 +12,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 import httpx
 
-from worker.background import die_with_parent
 from worker.errors import ConfigError, WorkerError, rebuild_error
 from worker.observability.terminal import LiveLine
 from worker.setting_faults import ENV_PREFIX, variable_of
@@ -87,16 +85,22 @@ def own_worker(settings: Settings, *, n_slots: int) -> Iterator[tuple[str, dict[
         with tempfile.TemporaryDirectory() as folder:  # the start reads it, and nobody later
             file = Path(folder) / "config.toml"
             file.write_text(_served(settings, n_slots), "utf-8")
-            # A group of its own: the Ctrl-C of the command's terminal is not meant for it.
+            # A group of its own: the Ctrl-C of the command's terminal is not meant for it. It binds
+            # itself to this process: Python loses a Ctrl-C that comes beside a `preexec_fn`.
+            code = f"""
+from worker.background import die_with_parent
+die_with_parent({int(signal.SIGTERM)}, {os.getpid()})
+from worker.cli import {settings.backend} as run
+run()
+"""
             process = subprocess.Popen(
-                [sys.executable, "-c", f"from worker.cli import {settings.backend} as run; run()"],
+                [sys.executable, "-c", code],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
                 env=_environment(settings, file),
                 process_group=0,
-                preexec_fn=partial(die_with_parent, signal.SIGTERM),
             )
             running.enter_context(_ended(process))
             assert process.stderr is not None

@@ -75,6 +75,7 @@ def gone_on(
         ("a\rb: c", "a%0Db:%20c"),
         ("50%?", "50%25%3F"),
         ("a/b:c@d", "a/b:c@d"),
+        ("two\nlines\n", "two%0Alines%0A"),
     ],
 )
 def test_a_stream_of_any_name_is_found_by_what_its_header_tells(

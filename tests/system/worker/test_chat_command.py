@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -19,7 +20,7 @@ from tests.conftest import StartWorker
 from tests.support.certificate import own_certificate
 from tests.support.ports import free_port
 from tests.support.worker import WorkerProcess, environment, installed, until
-from worker.commands.chat import Answer, take
+from worker.commands.chat import Answer, print_json, take
 
 FRANCE = "What is the capital of France?\n"
 
@@ -172,6 +173,25 @@ def test_its_own_worker_ends_with_it(how: str, warm_cache: Path) -> None:
         process.send_signal(signal.Signals[how])
     psutil.wait_procs([worker], 60)
     assert not worker.is_running()
+
+
+def test_ctrl_c_ends_a_chat_without_a_person(warm_cache: Path) -> None:
+    process, worker = conversing(warm_cache)
+    with process:
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    psutil.wait_procs([worker], 60)
+    assert not worker.is_running()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "iso-8859-1"])
+def test_an_answer_is_whole_whatever_letters_there_are(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding, errors="replace"))
+    print_json(Answer("€ 日本"))
+    assert json.loads(written.getvalue().decode(encoding))["content"] == "€ 日本"
 
 
 def test_what_is_typed_need_not_be_text(warm_cache: Path) -> None:

@@ -46,7 +46,9 @@ class Routes:
         for path, (dialect, methods) in by_path.items():
             place = Place(dialect, methods, {})
             if "{" in path:
-                self._patterns.append((compile_path(path)[0], place))
+                # A name may have line breaks, also at its end.
+                pattern = re.compile(compile_path(path)[0].pattern, re.DOTALL)
+                self._patterns.append((pattern, place))
             else:
                 self._fixed[path] = place
         rooted = [(each.root, each) for each in dialects if each.root is not None]
