@@ -70,8 +70,8 @@ def test_a_certificate_that_the_environment_trusts_is_taken(
         assert manager.callbacks and running.logs("callback.retry") == []
 
 
-@pytest.mark.anyio
-async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_used(start_worker: StartWorker) -> None:
+    """By a whole worker, whose environment reaches its client."""
     asked: list[str] = []
 
     class Proxy(BaseHTTPRequestHandler):
@@ -86,8 +86,10 @@ async def test_a_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatc
     with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
         thread.start()
-        monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{proxy.server_address[1]}")
-        assert await sent("http://manager.invalid/ready") == (200, "")
+        address = f"http://127.0.0.1:{proxy.server_address[1]}"
+        env = {"HTTP_PROXY": address}
+        running = start_worker("--callback-url", "http://manager.invalid/ready", env=env)
+        running.wait_log("callback.accepted")
         proxy.shutdown()
         thread.join(10)
     assert asked == ["http://manager.invalid/ready"]
