@@ -84,7 +84,7 @@ clients: setup ## what real clients from PyPI can do with a worker, counted (min
 differential: setup ## 1,000 made-up requests to llama-server and to the worker, compared field by field, and read by the SDKs' types (minutes: llama-server is built once)
 	$(PY) -m tools.differential $(DIFFERENTIAL)
 
-page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read by axe (PICTURES=docs/pictures: README's anew)
+page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read by axe (needs Debian's chromium; PICTURES=docs/pictures: README's anew)
 	$(VENV)/bin/pip install --quiet --require-hashes --requirement builds/locks/page.txt
 	$(VENV)/bin/pytest -m long tests/system/page
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from builds import pins, store
 from builds.errors import BuildError
-from tools.bench import agents, beside, forms, report, texts
+from tools.bench import agents, beside, chart, forms, report, texts
 from tools.bench.errors import BenchError
 from tools.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
 from tools.bench.model import SIZES, bench_model
@@ -79,6 +79,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--llama-server-flags", default="", help="more flags for llama-server")
     parser.add_argument("--json", type=Path, help="where the figures go (default: the cache)")
+    parser.add_argument(
+        "--chart", type=Path, metavar="SVG", help="draw the worker beside llama-server"
+    )
     parser.add_argument("--sdist", type=Path, help="the pinned sdist, when it is not to be fetched")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="for the build")
     options = parser.parse_args(argv)
@@ -180,6 +183,8 @@ def run(options: argparse.Namespace) -> None:
     content = {"machine": machine, "settings": settings, "summary": summary}
     report.write_json(path, content | {"runs": runner.results})
     print(f"Figures: {path}")
+    if options.chart:
+        chart.draw(options.chart, summary)
 
 
 def _default_json() -> Path:

@@ -7,10 +7,11 @@ import math
 import random
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from tools.bench import agents, report
+from tools.bench import agents, chart, report
 from tools.bench.__main__ import main, parse
 from tools.bench.client import Recording
 from tools.bench.errors import BenchError
@@ -47,6 +48,22 @@ def test_ratios_are_taken_within_a_round_before_the_median() -> None:
     theirs = {1: {"x": 5.0}, 2: {"x": 15.0}, 3: {"x": 8.0}}
     assert paired_ratios(ours, theirs) == {"x": 2.0}
     assert medians(list(ours.values())) == {"x": 9.0}
+
+
+def test_the_chart_says_where_the_worker_is_behind(tmp_path: Path) -> None:
+    ours = {"output_tokens_per_s": 80.0, "ttft_p50_ms": 50.0}
+    theirs = {"output_tokens_per_s": 100.0, "ttft_p50_ms": 100.0}
+    results: report.Results = {"streams1": {"worker": {1: ours}, "llama-server": {1: theirs}}}
+    summary = report.summarise(results, ["worker", "llama-server"])
+    assert [row.ratio for row in chart.rows_of(summary)] == [0.8, 2.0]
+    chart.draw(tmp_path / "speed.svg", summary)
+    picture = ElementTree.parse(tmp_path / "speed.svg").getroot()
+    kinds = [bar.get("class") for bar in picture.iter("{http://www.w3.org/2000/svg}rect")]
+    widths = [
+        float(bar.attrib["width"]) for bar in picture.iter("{http://www.w3.org/2000/svg}rect")
+    ]
+    assert kinds == ["behind", "ahead"]
+    assert widths[1] / widths[0] == pytest.approx(2.5, rel=0.01)
 
 
 def test_a_ratio_has_an_error_from_four_pairs_on() -> None:
