@@ -38,8 +38,8 @@ _NEWEST_OF_ALL = 0.02
 _MARGIN = 1.2
 """Guesses must be worth so many times their cost, because measurements are not exact."""
 _MOST_ACCEPTANCE = 0.99
-_STAKE = 0.01
-"""The share of all time that guesses may lose for good."""
+_STAKE = 0.005
+"""The share of all time that guesses may lose for good; looking them up counts."""
 _FORGET_STEPS = 32
 """Steps without guesses after which the cost of their rows is forgotten a bit."""
 _FIRST_CREDIT, _MOST_CREDIT = 2, 32
@@ -145,7 +145,7 @@ class Speculation:
         self._book(_STAKE)
         most = MOST_GUESSES if len(chunks) == 1 else _MOST_EACH
         most = min(most, self._batch - n_rows, self._most_back)
-        if n_rows > 1 and not self._may_pay(0, 0.0, 1.0, most):
+        if self._account < 0 or (n_rows > 1 and not self._may_pay(0, 0.0, 1.0, most)):
             self._forget_costs(n_rows)
             return {}
         room = {}
@@ -198,6 +198,7 @@ class Speculation:
 
     def _looked_up(self, room: dict[Sequence, int]) -> dict[Sequence, list[Guess]]:
         """The likeliest of all streams' guesses, as many as are worth it."""
+        began = self._clock()
         found: dict[Sequence, list[Guess]] = {}
         rows: list[_Row] = []
         for sequence, most in room.items():
@@ -219,8 +220,6 @@ class Speculation:
                 rows.append(_Row(chance, sequence.request_id))
                 if not self._may_pay(len(guesses), tokens, chance, most):
                     break
-        if not rows:
-            return {}
         rows.sort(key=lambda row: row.chance, reverse=True)
         counts = Counter(row.request_id for row in rows[: self._worth(rows)])
         for sequence, guesses in found.items():
@@ -228,6 +227,7 @@ class Speculation:
             if guesses and not count:
                 self._stream(sequence).untried = len(sequence.tokens), guesses[0]
             del guesses[count:]
+        self._book((began - self._clock()) / self._plain)
         return found
 
     def _computed(self, sequence: Sequence, most: int) -> list[Guess]:
@@ -235,7 +235,7 @@ class Speculation:
         chances = accumulate([stream.acceptance[0]] * most, mul)
         rows = [_Row(chance, sequence.request_id) for chance in chances]
         n_worth = self._worth(rows)
-        if self._account < (0 if n_worth else _FIRST_CREDIT):
+        if not n_worth and self._account < _FIRST_CREDIT:
             return []
         began = self._clock()
         is_ready = self._drafter.follow(sequence)
