@@ -37,8 +37,6 @@ class Guardian:
         """`engine` is for the first load; it may be spawned already."""
         self.engine = engine
         """The engine that serves or starts, or the last one that did."""
-        self.info: EngineInfo | None = None
-        """The info of the engine that serves, or of the last one that did."""
         self.fatal: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
         """Set once, when the worker cannot serve any more and must leave with that error."""
         self.crashes = CrashHistory(settings.crash_limit, settings.crash_window)
@@ -60,7 +58,7 @@ class Guardian:
         engine = self.engine
         if engine.ready_at is not None and not engine.is_lost:
             return "ready"
-        return "loading" if self.info is None else "recovering"
+        return "loading" if self._supervisor.info is None else "recovering"
 
     @property
     def wakes(self) -> bool:
@@ -119,7 +117,7 @@ class Guardian:
         """Run one engine after the other, until the first start fails or the crashes are a loop."""
         while True:
             how = await self._one_engine(config)
-            if self.info is None:
+            if self._supervisor.info is None:
                 error = self.engine.error or start_failure(self.engine, how)
                 self.fail(error)
                 self._first_ready.set_exception(error)
@@ -153,10 +151,10 @@ class Guardian:
             return f"not spawned: {trouble.strerror}"
         engine.send(config)
         self._log.info("engine.spawned", pid=engine.pid)
-        if self.info is not None and self._woken is None:
+        if self._supervisor.info is not None and self._woken is None:
             self._metrics.respawns.inc()
         await engine.until_lost()
-        if self.info is not None:
+        if self._supervisor.info is not None:
             falls_asleep = self._woken is not None and engine.ready_at is not None
             phase = "sleeping" if falls_asleep else "recovering"
             self._supervisor.set_progress(Progress(phase, 0.0))
@@ -200,11 +198,11 @@ class Guardian:
                 self._supervisor.set_progress(event)
             case Ready(info=info):
                 engine.ready_at = time.monotonic()
-                self.info, self._woken = info, None
+                self._woken = None
                 seconds = engine.ready_at - engine.connected_at
                 self._metrics.load.observe(seconds)
                 self._log.info("engine.ready", pid=info.pid, seconds=round(seconds, 3))
-                self._supervisor.on_ready()
+                self._supervisor.on_ready(info)
                 if not self._first_ready.done():
                     self._first_ready.set_result(info)
 

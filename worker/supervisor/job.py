@@ -51,7 +51,8 @@ class Stage(IntEnum):
     PRODUCING = 4
 
 
-class Inbox:
+@dataclass(slots=True, eq=False)
+class Inbox(AsyncIterator[list[StreamEvent]]):
     """The events of one request's jobs, for the one task that reads them.
 
     Iterating gives lists of events, one per engine frame, until each job has had its terminal
@@ -59,17 +60,16 @@ class Inbox:
     has come for `silence_seconds`.
     """
 
-    def __init__(self, silence_seconds: float = 0.0) -> None:
-        """0 is any time."""
-        self._silence_seconds = silence_seconds
-        self.n_running = 0
-        """Jobs that have not ended."""
-        self.events: list[StreamEvent] = []
-        """Those that were not read yet."""
-        self._news = asyncio.Event()
-        self._read_at = 0.0
-        """When the reader last began to wait."""
-        self._is_silent = False
+    silence_seconds: float = 0.0
+    """0 is any time."""
+    n_running: int = 0
+    """Jobs that have not ended."""
+    events: list[StreamEvent] = field(default_factory=list)
+    """Those that were not read yet."""
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _read_at: float = 0.0
+    """When the reader last began to wait."""
+    _is_silent: bool = False
 
     def put(self, events: Sequence[StreamEvent] = ()) -> None:
         """Add events, and wake the reader also without any."""
@@ -95,14 +95,11 @@ class Inbox:
                     return
             await self.news()
 
-    def __aiter__(self) -> AsyncIterator[list[StreamEvent]]:
-        return self
-
     async def __anext__(self) -> list[StreamEvent]:
         while not self.events:
             if not self.n_running:
                 raise StopAsyncIteration
-            if self._silence_seconds and not self._read_at:
+            if self.silence_seconds and not self._read_at:
                 self._look()
             self._read_at = time.monotonic()
             self._news.clear()
@@ -116,8 +113,8 @@ class Inbox:
     def _look(self) -> None:
         """Break a silence. It looks after each period, at no cost per event."""
         if self.n_running:
-            asyncio.get_running_loop().call_later(self._silence_seconds, self._look)
-        if self._read_at and time.monotonic() - self._read_at >= 0.99 * self._silence_seconds:
+            asyncio.get_running_loop().call_later(self.silence_seconds, self._look)
+        if self._read_at and time.monotonic() - self._read_at >= 0.99 * self.silence_seconds:
             self._is_silent = True
             self._news.set()
 
@@ -131,6 +128,10 @@ class Job:
     """Ends the job with an error and makes the engine forget it."""
     inbox: Inbox = field(default_factory=Inbox)
     """Where its events go."""
+    job_id: str | None = field(init=False)
+    """The client's name for the job; only generating requests have one."""
+    is_internal: bool = field(init=False)
+    """Whether the worker itself asks and no client waits."""
     is_accepted: bool = False
     has_ended: bool = False
     prompt_tokens: int = 0
@@ -168,22 +169,14 @@ class Job:
     """What it ended with."""
 
     def __post_init__(self) -> None:
+        self.job_id = self.work.job_id if isinstance(self.work, InferenceRequest) else None
+        self.is_internal = isinstance(self.work, ProveResidency)
         self.inbox.n_running += 1
-
-    @property
-    def job_id(self) -> str | None:
-        """The client's name for the job; only generating requests have one."""
-        return self.work.job_id if isinstance(self.work, InferenceRequest) else None
 
     @property
     def seed(self) -> int:
         assert isinstance(self.work, InferenceRequest)
         return self.work.sampling.seed
-
-    @property
-    def is_internal(self) -> bool:
-        """Whether the worker itself asks and no client waits."""
-        return isinstance(self.work, ProveResidency)
 
     @property
     def tokens_out(self) -> int:
@@ -332,7 +325,11 @@ class Job:
                     self._sent_ids += event.token_ids
                     self._learned = event.learned
                 case Started():
-                    self._start(event)
+                    self.enter(Stage.STARTED)
+                    self.started_at_unix = time.time()
+                    self.cached_tokens = self.computed_tokens = event.cached_tokens
+                    self._metrics.queue_wait.observe(time.monotonic() - self._submitted_at)
+                    self._metrics.looked_up(self.prompt_tokens, event.cached_tokens, event.tier)
                 case PromptProgress():
                     self.computed_tokens = event.n_computed
                 case PromptScored():
@@ -356,13 +353,6 @@ class Job:
                 self._error = error
                 self._end(_OUTCOMES.get(error.code, "error"), error.code)
         self.inbox.put(events)
-
-    def _start(self, event: Started) -> None:
-        self.enter(Stage.STARTED)
-        self.started_at_unix = time.time()
-        self.cached_tokens = self.computed_tokens = event.cached_tokens
-        self._metrics.queue_wait.observe(time.monotonic() - self._submitted_at)
-        self._metrics.looked_up(self.prompt_tokens, event.cached_tokens, event.tier)
 
     def _end(self, outcome: Outcome, reason: str | None) -> None:
         self.has_ended = True

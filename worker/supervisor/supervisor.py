@@ -61,6 +61,8 @@ class Supervisor:
         self, settings: Settings, metrics: Metrics, engine: EngineProcess | None = None
     ) -> None:
         """`engine` is for the first load; without it one is spawned then."""
+        self.info: EngineInfo | None = None
+        """Of the engine that serves, or of the last one that did."""
         self._started_at = time.monotonic()
         self._progress = Progress("starting", 0.0)
         self._stats = NO_STATS
@@ -93,11 +95,6 @@ class Supervisor:
     def state(self) -> State:
         condition = self._guardian.condition
         return "draining" if self.draining and condition != "failed" else condition
-
-    @property
-    def info(self) -> EngineInfo | None:
-        """The info of the engine that serves, or of the last one that did."""
-        return self._guardian.info
 
     def status(self) -> WorkerStatus:
         """The worker's state now, for everything that tells it."""
@@ -354,7 +351,8 @@ class Supervisor:
         """This process was suspended: what the engine owes, it may have sent in that time."""
         self._step_at = self._intake_at = time.monotonic()
 
-    def on_ready(self) -> None:
+    def on_ready(self, info: EngineInfo) -> None:
+        self.info = info
         self.set_progress(Progress("ready", 100.0))
         self._send_held()
 
