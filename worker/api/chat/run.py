@@ -9,7 +9,15 @@ Last come the two operations that every dialect of chats has: to generate, and t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from typing import Any
 
@@ -25,7 +33,7 @@ from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
 from worker.api.http.body import deadline_of, in_background, read_as
-from worker.api.http.encoding import KEEPALIVE, LargeAnswer, in_parts
+from worker.api.http.encoding import KEEPALIVE, in_parts, sliced
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.operation import JSON, SSE, AsInReference, Events, Operation
@@ -99,8 +107,8 @@ async def respond(
                     for delta in choice.read(event):
                         choice.add(delta)
         if sum(map(_count_scores, choices)) >= _MANY_SCORES:
-            return LargeAnswer(answer.whole)
-        return Response(b"".join(in_parts(answer.whole())), media_type="application/json")
+            return await sliced(_whole(answer))
+        return Response(b"".join(_whole(answer)), media_type="application/json")
     if LATE_HEAD.of(request) == "1":
         async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
             await inbox.begun()
@@ -112,6 +120,11 @@ async def respond(
         stream.headers[RESUME.name] = in_a_path(asked.id)
         return stream
     return EventStream(chunks, partial(cancel_all, jobs), answer.media_type)
+
+
+def _whole(answer: Answer[Any]) -> Iterator[bytes]:
+    """The whole answer as JSON; its value too is made where the parts are taken."""
+    yield from in_parts(answer.whole())
 
 
 async def _streamed(

@@ -26,13 +26,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, cast
 
 import httptools
-from uvicorn._types import (
-    ASGI3Application,
-    ASGIReceiveCallable,
-    ASGISendCallable,
-    ASGISendEvent,
-    Scope,
-)
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -340,6 +334,8 @@ class WorkerProtocol(HttpToolsProtocol):
         # What follows is a trailer, which must not change what the headers have said (RFC 9110,
         # 6.5.1), or what `_parse` tells a new parser.
         self.headers = []
+        if self.scope["http_version"] != "1.1":
+            _send_without_chunks(self.cycle)
         self._unanswered.append(self.cycle)
         self._has_begun = False
         self._n_head_bytes = self._n_framing_bytes = 0
@@ -368,12 +364,6 @@ class WorkerProtocol(HttpToolsProtocol):
                 self._close()
             else:
                 self._enter("head" if self._has_begun else "idle")
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        if cycle.scope["http_version"] != "1.1":
-            cycle.waiting_for_100_continue = False  # which it would take for the answer
-            app = functools.partial(_without_chunks, cycle, app)
-        super()._start_asgi_task(cycle, app)
 
     # --- answers that are not read ---
 
@@ -517,16 +507,12 @@ class WorkerProtocol(HttpToolsProtocol):
             self._watch(n_bytes)
 
 
-async def _without_chunks(
-    cycle: RequestResponseCycle,
-    app: ASGI3Application,
-    scope: Scope,
-    receive: ASGIReceiveCallable,
-    send: ASGISendCallable,
-) -> None:
+def _send_without_chunks(cycle: RequestResponseCycle) -> None:
     """For clients that know no chunks (RFC 9112, 6.1): an answer that does not tell its length ends
-    with the connection."""
+    with the connection. uvicorn asks for `send` when the application begins, which is later."""
     cycle.keep_alive = False
+    cycle.waiting_for_100_continue = False  # which such a client would take for the answer
+    send = cycle.send
     is_open_ended = False
 
     async def send_plain(message: ASGISendEvent) -> None:
@@ -540,7 +526,7 @@ async def _without_chunks(
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 
-    await app(scope, receive, send_plain)
+    cycle.send = send_plain  # type: ignore[method-assign]
 
 
 def protocol_with(patience_seconds: float, on_cut: Callable[[], None]) -> type[WorkerProtocol]:

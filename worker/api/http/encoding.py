@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from json.encoder import encode_basestring
 from typing import Any, Literal
 
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from worker.background import background_thread
 
@@ -96,21 +95,6 @@ async def sliced(parts: Iterable[bytes]) -> Response:
     return StreamingResponse(
         each(), headers={"Content-Length": length}, media_type="application/json"
     )
-
-
-class LargeAnswer(Response):
-    """JSON of megabytes, whose value is also made on that thread."""
-
-    def __init__(self, make: Callable[[], object]) -> None:
-        super().__init__()
-        self._make = make
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await sliced(self._parts())
-        await response(scope, receive, send)
-
-    def _parts(self) -> Iterator[bytes]:
-        yield from in_parts(self._make())
 
 
 def in_parts(value: object) -> Iterator[bytes]:
