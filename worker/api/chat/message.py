@@ -54,37 +54,33 @@ class Block:
         return value if isinstance(value, dict) else {}
 
 
+@dataclass(slots=True, eq=False)
 class Choice:
     """One choice while it grows: `read` makes deltas of events, `add` adds each of them up."""
 
-    def __init__(
-        self,
-        index: int,
-        job: Job,
-        parser_of: Callable[[str], AnswerParser] | None = None,
-        echo: str = "",
-        *,
-        scores_echo: bool = False,
-    ) -> None:
-        """`parser_of` makes the parser of the answer from the end of its prompt."""
-        self.index, self.job = index, job
-        self.blocks: list[Block] = []
-        self.calls: list[Block] = []
-        self.echo: Echo | None = None
-        self.scored: list[Text] = []
-        """The texts that came with log-probabilities, where these are wanted."""
-        self.token_ids: list[int] = []
-        self.prompt_logprobs: tuple[TokenLogprob, ...] = ()
-        self.progress: PromptProgress | None = None
-        """The last one, of a request that reports it."""
-        self.finished: Finished | None = None
-        self.reasoning_tokens = 0
-        """Those of the reasoning, its end mark included."""
-        self._n_read = 0
-        """Tokens of the answer so far."""
-        self._parser: AnswerParser | None = None
-        self._parser_of = parser_of
-        self._echoed, self._scores_echo = echo, scores_echo
+    index: int
+    job: Job
+    parser_of: Callable[[str], AnswerParser] | None = None
+    """Makes the parser of the answer from the end of its prompt."""
+    echoed: str = ""
+    """The prompt's text, where the answer begins with it."""
+    scores_echo: bool = False
+    """Whether that comes with log-probabilities."""
+    blocks: list[Block] = field(default_factory=list)
+    calls: list[Block] = field(default_factory=list)
+    echo: Echo | None = None
+    scored: list[Text] = field(default_factory=list)
+    """The texts that came with log-probabilities, where these are wanted."""
+    token_ids: list[int] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    progress: PromptProgress | None = None
+    """The last one, of a request that reports it."""
+    finished: Finished | None = None
+    reasoning_tokens: int = 0
+    """Those of the reasoning, its end mark included."""
+    _n_read: int = 0
+    """Tokens of the answer so far."""
+    _parser: AnswerParser | None = None
 
     def read(self, event: StreamEvent) -> list[Delta]:
         """The deltas of an event, in order.
@@ -107,12 +103,12 @@ class Choice:
                 deltas = self._parser.finish() if self._parser is not None else []
                 return [*(_scored(deltas, logprobs) if logprobs else deltas), event]
             case Started(prompt_end=prompt_end):
-                if self._parser_of is not None:
-                    self._parser = self._parser_of(prompt_end)
-                echoes = self._echoed and not self._scores_echo
-                return [event, Echo(self._echoed)] if echoes else [event]
+                if self.parser_of is not None:
+                    self._parser = self.parser_of(prompt_end)
+                echoes = self.echoed and not self.scores_echo
+                return [event, Echo(self.echoed)] if echoes else [event]
             case PromptScored(_, logprobs):
-                return [event, Echo(self._echoed, logprobs)] if self._scores_echo else [event]
+                return [event, Echo(self.echoed, logprobs)] if self.scores_echo else [event]
             case PromptProgress():
                 return [event]
             case Failed(error=error):

@@ -224,7 +224,14 @@ class SamplingFields(_Numbers):
         elif self.dynamic_temperature and self.dynatemp_low is not None:
             low, high = self.dynatemp_low, self.dynatemp_high or self.dynatemp_low
             found |= {"temperature": (low + high) / 2, "dynatemp_range": abs(high - low) / 2}
-        found["samplers"] = self._order(found["samplers"])
+        order, first = found["samplers"], self.sampler_priority
+        if "samplers" in self.model_fields_set:
+            order = self.samplers
+        elif first:
+            order = (*first, *(name for name in order if name not in first))
+        if self.temperature_last and "temperature" in order:
+            order = (*(name for name in order if name != "temperature"), "temperature")
+        found["samplers"] = order
         drawn = self.seed is None or self.seed == -1
         return Sampling(
             seed=secrets.randbits(64) if drawn else (self.seed or 0) & MAX_SEED,
@@ -238,16 +245,6 @@ class SamplingFields(_Numbers):
             stop_token_ids=self.stop_token_ids,
             **found,
         )
-
-    def _order(self, default: tuple[str, ...]) -> tuple[str, ...]:
-        order, first = default, self.sampler_priority
-        if "samplers" in self.model_fields_set:
-            order = self.samplers
-        elif first:
-            order = (*first, *(name for name in default if name not in first))
-        if self.temperature_last and "temperature" in order:
-            order = (*(name for name in order if name != "temperature"), "temperature")
-        return order
 
 
 def defaults_of(state: AppState) -> Mapping[str, Any]:

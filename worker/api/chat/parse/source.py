@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TypeVar
 
@@ -120,13 +121,15 @@ def unwanted(text: str) -> None:
     """Takes a text that has no meaning, or that its source remembers."""
 
 
+@dataclass(slots=True)
 class Source:
-    def __init__(self, text: str = "") -> None:
-        self.text, self.at, self.ended = text, 0, False
-        self._taken: list[str] | None = None
-        """What was taken since `remember`."""
-        self.flow: tuple[re.Pattern[str], Grow] | None = None
-        """While a text goes on and all of it was given: what needs no reading, and its delta."""
+    text: str = ""
+    at: int = 0
+    ended: bool = False
+    _taken: list[str] | None = None
+    """What was taken since `remember`."""
+    flow: tuple[re.Pattern[str], Grow] | None = None
+    """While a text goes on and all of it was given: what needs no reading, and its delta."""
 
     def add(self, text: str, *, final: bool) -> None:
         self.text, self.at, self.ended = self.text[self.at :] + text, 0, final
