@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from json.encoder import encode_basestring
 from typing import Any, Literal
 
+import pydantic_core
 from starlette.responses import Response, StreamingResponse
 
 from worker.background import background_thread
@@ -99,6 +101,7 @@ async def sliced(parts: Iterable[bytes]) -> Response:
 
 def in_parts(value: object) -> Iterator[bytes]:
     """What `dumps` writes, in parts that take few milliseconds, during which no other thread runs.
+    A vector, which is an array of numbers, is a list.
 
     Each member of an iterator is made when its turn comes. Megabytes of JSON as one value would be
     a hundred thousand objects, and the collection of garbage that they cause stops every thread.
@@ -125,13 +128,19 @@ def in_parts(value: object) -> Iterator[bytes]:
                 few.append(each)
                 n_few += n_values
         yield f"{before if few or before == '[' else ''}{dumps(few)[1:-1]}]".encode()
+    elif isinstance(value, array):
+        # Ten times as fast with numbers as the standard library's encoder.
+        yield pydantic_core.to_json(value.tolist())
     else:
         yield dumps(value).encode()
 
 
 def _count_values(value: object) -> int:
-    if isinstance(value, Iterator):
+    """A long text counts as several: it takes as long."""
+    if isinstance(value, Iterator | array):
         return _AT_ONCE + 1
+    if isinstance(value, str):
+        return 1 + len(value) // 1024
     if isinstance(value, dict):
         return 1 + sum(map(_count_values, value.values()))
     return 1 + sum(map(_count_values, value)) if isinstance(value, list | tuple) else 1

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-import pydantic_core
 from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,10 +14,10 @@ from worker.api.chat.fields import ByKind, Text
 from worker.api.chat.run import answered
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Flag, Integer, OpenBody, read
-from worker.api.http.encoding import dumps, sliced
+from worker.api.http.encoding import in_parts, sliced
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
-from worker.api.pooling.run import Embedding, embed
+from worker.api.pooling.run import embed
 from worker.wire.work import MixedTokens, Tokenize, Tokenized
 
 MAX_INPUTS = 2048
@@ -68,7 +66,14 @@ async def embeddings(request: Request, state: AppState) -> Response:
     if body.truncate:
         inputs = [await _cut(request, state, text) for text in texts]
     found = await embed(request, state, model, inputs, body.dimensions) if body.input else []
-    return await sliced(_encoded(found, body.dimensions, tagged(state.name_of(model)), began))
+    whole = {
+        "model": tagged(state.name_of(model)),
+        "embeddings": (each.values(body.dimensions) for each in found),
+        "total_duration": nanoseconds(time.monotonic() - began),
+        "load_duration": 0,
+        "prompt_eval_count": sum(each.n_tokens for each in found),
+    }
+    return await sliced(in_parts(whole))
 
 
 async def _cut(request: Request, state: AppState, text: str) -> str | MixedTokens:
@@ -91,21 +96,6 @@ async def _tokens(request: Request, state: AppState, text: str, *, whole: bool) 
     """`whole`: with what the vocabulary puts around a text."""
     found: Tokenized = await answered(request, state, Tokenize(text, add_special=whole))
     return array("i", found.ids)
-
-
-def _encoded(
-    found: Sequence[Embedding], dimensions: int | None, model: str, began: float
-) -> Iterator[bytes]:
-    """The answer as JSON, each vector by itself so that other threads get their turns."""
-    yield f'{{"model":{dumps(model)},"embeddings":['.encode()
-    for index, each in enumerate(found):
-        yield (b"," if index else b"") + pydantic_core.to_json(each.values(dimensions).tolist())
-    end = {
-        "total_duration": nanoseconds(time.monotonic() - began),
-        "load_duration": 0,
-        "prompt_eval_count": sum(each.n_tokens for each in found),
-    }
-    yield b"]," + dumps(end)[1:].encode()
 
 
 async def embedding(request: Request, state: AppState) -> object:

@@ -6,7 +6,6 @@ import base64
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
-import pydantic_core
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.requests import Request
@@ -14,7 +13,7 @@ from starlette.responses import Response
 
 from worker.api.chat.fields import prompts_of, prompts_of_at_most
 from worker.api.http.body import Integer, OpenBody, read_as
-from worker.api.http.encoding import dumps, sliced
+from worker.api.http.encoding import in_parts, sliced
 from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
@@ -71,33 +70,28 @@ async def embeddings(request: Request, state: AppState) -> Response:
     is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
     norm, dimensions = body.embd_normalize, body.dimensions
     found = await embed(request, state, body.model, inputs, dimensions, norm, of_tokens=is_own)
+    entries = _entries(found, body, is_own=is_own)
     if is_own:
-        return await sliced(_in_their_form(found, body))
-    return await sliced(_encoded(found, body, state.name_of(body.model)))
-
-
-def _in_their_form(found: Sequence[Embedding], body: EmbeddingBody) -> Iterator[bytes]:
-    """llama-server's own: a list of vectors for each text, which is one if the model pools."""
-    for index, each in enumerate(found):
-        vectors = [vector.tolist() for vector in each.vectors(body.dimensions)]
-        entry = {"index": index, "embedding": vectors}
-        yield (b"," if index else b"[") + pydantic_core.to_json(entry)
-    yield b"]"
-
-
-def _encoded(found: Sequence[Embedding], body: EmbeddingBody, model_name: str) -> Iterator[bytes]:
-    """The answer as JSON, each vector by itself so that other threads get their turns."""
-    yield b'{"object":"list","data":['
-    for index, each in enumerate(found):
-        vector = each.values(body.dimensions)
-        as_base64 = body.encoding_format == "base64"
-        packed = base64.b64encode(vector.tobytes()).decode() if as_base64 else vector.tolist()
-        entry = {"object": "embedding", "index": index, "embedding": packed}
-        # Ten times as fast with numbers as the standard library's encoder.
-        yield (b"," if index else b"") + pydantic_core.to_json(entry)
+        return await sliced(in_parts(entries))
     n_tokens = sum(each.n_tokens for each in found)
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    yield b"]," + dumps({"model": model_name, "usage": usage})[1:].encode()
+    whole = {"object": "list", "data": entries, "model": state.name_of(body.model), "usage": usage}
+    return await sliced(in_parts(whole))
+
+
+def _entries(
+    found: Sequence[Embedding], body: EmbeddingBody, *, is_own: bool
+) -> Iterator[dict[str, Any]]:
+    """Of each text. llama-server's own form has a list of vectors, which is one if the model
+    pools."""
+    for index, each in enumerate(found):
+        if is_own:
+            yield {"index": index, "embedding": each.vectors(body.dimensions)}
+            continue
+        vector: Any = each.values(body.dimensions)
+        if body.encoding_format == "base64":
+            vector = base64.b64encode(vector.tobytes()).decode()
+        yield {"object": "embedding", "index": index, "embedding": vector}
 
 
 OPERATIONS = [
