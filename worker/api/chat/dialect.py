@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 from starlette.responses import Response
@@ -82,15 +82,6 @@ Event = dict[str, Any]
 What = Literal["start", "delta", "stop"]
 
 
-class BlockStep(NamedTuple):
-    what: What
-    at: int
-    """The block's index in the answer."""
-    block: Block
-    text: str = ""
-    """The added text."""
-
-
 class BlockAnswer(Answer[Body]):
     """The answer of one choice; its dialect says what the events of its stream look like."""
 
@@ -122,13 +113,15 @@ class BlockAnswer(Answer[Body]):
     def _step(self, what: What, index: int, text: str = "") -> Iterable[Event]:
         if index < 0:
             return ()
-        return self.step_events(BlockStep(what, index, self.choice.blocks[index], text))
+        return self.step_events(what, index, self.choice.blocks[index], text)
 
     @abstractmethod
     def first_events(self) -> Iterable[Event]: ...
 
     @abstractmethod
-    def step_events(self, step: BlockStep) -> Iterable[Event]: ...
+    def step_events(self, what: What, index: int, block: Block, text: str) -> Iterable[Event]:
+        """What a block does in a stream: `index` is its place in the answer, `text` what a delta
+        adds."""
 
     @abstractmethod
     def last_events(self) -> Iterable[Event]: ...

@@ -9,15 +9,7 @@ Last come the two operations that every dialect of chats has: to generate, and t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import (
-    AsyncIterable,
-    AsyncIterator,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -122,7 +114,7 @@ async def respond(
     return EventStream(chunks, partial(cancel_all, jobs), answer.media_type)
 
 
-def _whole(answer: Answer[Any]) -> Iterator[bytes]:
+def _whole(answer: Answer[Any]) -> Iterable[bytes]:
     """The whole answer as JSON; its value too is made where the parts are taken."""
     yield from in_parts(answer.whole())
 

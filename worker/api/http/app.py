@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -67,12 +66,6 @@ class Surface:
     def refused(self, path: str, status: int, error: WorkerError) -> None:
         """An operation that is no probe, and that no page repeats, has failed before its answer."""
 
-    def answered(self, operation: Operation | None, **told: Any) -> None:
-        """A request has ended."""
-        is_quiet = operation is not None and (operation.probe or operation.quiet)
-        write = _log.debug if is_quiet else _log.info
-        write("request.answered", **told)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is told to offer nothing else"
         began, status = time.monotonic(), 0
@@ -83,6 +76,7 @@ class Surface:
         place = self.routes.at(path) if is_below else self.routes.nowhere(path)
         operation = place.operations.get(scope["method"])
         is_probe = operation is not None and operation.probe
+        is_quiet = operation is not None and operation.quiet
         if not is_probe:
             await self._turnstile.enter()
         head = head_of(scope["headers"])
@@ -129,7 +123,7 @@ class Surface:
                 )
             except WorkerError as error:
                 response = error_response(error, place.dialect.errors, correlation_id)
-                if operation is not None and not (is_probe or operation.quiet):
+                if operation is not None and not (is_probe or is_quiet):
                     self.refused(path, response.status_code, error)
             except ClientDisconnect:  # before its body was read; nobody reads this answer
                 response = Response(status_code=499)
@@ -144,8 +138,9 @@ class Surface:
             await broken(scope, receive, answer)
         finally:
             duration_ms = round((time.monotonic() - began) * 1000, 3)
-            self.answered(
-                operation,
+            write = _log.debug if is_probe or is_quiet else _log.info
+            write(
+                "request.answered",
                 method=scope["method"], path=path, status=status, duration_ms=duration_ms,
             )  # fmt: skip
 

@@ -122,11 +122,11 @@ def _described(
     content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
     answers = {str(operation.status): _answer("as asked", content, told)}
     for code in sorted({*operation.failures, *(() if operation.probe else (401, 403))}):
-        answers[str(code)] = (
-            _answer("not well, or not ready", content, always)
-            if operation.probe
-            else _refusal(code, {JSON: refusal}, always)
-        )
+        if operation.probe:
+            answers[str(code)] = _answer("not well, or not ready", content, always)
+        else:
+            retry = [headers.RETRY_AFTER] if code == 503 else []
+            answers[str(code)] = _answer(_REASONS[code], {JSON: refusal}, [*always, *retry])
     described: dict[str, Any] = {
         "operationId": _operation_id(operation),
         "summary": operation.summary,
@@ -144,12 +144,6 @@ def _described(
     if body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas[body]}}}
     return described
-
-
-def _refusal(code: int, content: Mapping[str, Any], told: Sequence[Header]) -> dict[str, Any]:
-    return _answer(
-        _REASONS[code], content, [*told, *([headers.RETRY_AFTER] if code == 503 else [])]
-    )
 
 
 def _answer(description: str, content: Mapping[str, Any], told: Sequence[Header]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from worker.api.chat.dialect import BlockAnswer, BlockStep, Event
+from worker.api.chat.dialect import BlockAnswer, Event, What
 from worker.api.chat.message import Block
 from worker.api.chat.run import counting, generation
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of, read
@@ -79,14 +79,14 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
     def first_events(self) -> list[Event]:
         return [{"type": "message_start", "message": self._message([])}]
 
-    def step_events(self, step: BlockStep) -> list[Event]:
-        event: Event = {"type": f"content_block_{step.what}", "index": step.at}
-        match step.what:
+    def step_events(self, what: What, index: int, block: Block, text: str) -> list[Event]:
+        event: Event = {"type": f"content_block_{what}", "index": index}
+        match what:
             case "start":
-                return [event | {"content_block": _content(replace(step.block, parts=[]))}]
+                return [event | {"content_block": _content(replace(block, parts=[]))}]
             case "delta":
-                kind, name = _DELTAS[step.block.kind]
-                return [event | {"delta": {"type": kind, name: step.text}}]
+                kind, name = _DELTAS[block.kind]
+                return [event | {"delta": {"type": kind, name: text}}]
             case "stop":
                 return [event]
 

@@ -8,7 +8,8 @@ import uuid
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from worker.api.chat.dialect import BlockAnswer, BlockStep, Event
+from worker.api.chat.dialect import BlockAnswer, Event, What
+from worker.api.chat.message import Block
 from worker.api.chat.run import counting, generation
 from worker.api.chat.timings import timings
 from worker.api.dialects.responses.schema import NamedChoice, ResponsesBody, chat_of, read
@@ -52,12 +53,11 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         paced = {"timings": timings(self.choice)}
         yield {"type": f"response.{status}", "response": self._response(status), **paced}
 
-    def step_events(self, step: BlockStep) -> Iterator[Event]:
-        index, block = step.at, step.block
+    def step_events(self, what: What, index: int, block: Block, text: str) -> Iterator[Event]:
         place = {"output_index": index, "item_id": self._id_of(index)}
         if block.kind != "call":
             place["content_index"] = 0
-        match step.what:
+        match what:
             case "start":
                 begun = self._item(index, "in_progress")
                 yield {"type": "response.output_item.added", "output_index": index, "item": begun}
@@ -65,7 +65,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
                     yield {"type": "response.content_part.added", **place, "part": _part("")}
             case "delta":
                 extra: Event = {"logprobs": []} if block.kind == "text" else {}
-                yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": step.text, **extra}
+                yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": text, **extra}
             case "stop":
                 whole: Event = {"arguments" if block.kind == "call" else "text": block.text}
                 if block.kind == "text":
