@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, Tag
 
-from worker.api.chat.fields import Many, TextOr, TextOrMany, needed_by, refused
+from worker.api.chat.fields import ByKind, Item, Many, TextOr, TextOrMany, needed_by, refused
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import Chat, Message, OneTool, Part, Reasoning, Tool, ToolCall
 from worker.api.http.body import Flag, JsonObject, OpenBody
@@ -18,6 +18,8 @@ MAX_TOOLS = 1024
 MAX_CALLS = 256
 
 
+ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
+WordOr = Annotated[ToolWord | Annotated[Item, Tag("~object")], ByKind]
 PartKind = Literal[
     "text", "input_text", "output_text", "refusal",
     "image_url", "input_image", "input_audio", "audio_url", "reasoning_text",
@@ -84,8 +86,11 @@ def _part_of(part: PartFields, path: str) -> Part:
     return Part(part.text)
 
 
-class CalledFunctionFields(OpenBody):
+class FunctionName(OpenBody):
     name: str = Field(min_length=1, max_length=256)
+
+
+class CalledFunctionFields(FunctionName):
     arguments: TextOr[JsonObject] = ""
 
 
@@ -124,8 +129,7 @@ class MessageFields(OpenBody):
         )
 
 
-class FunctionFields(OpenBody):
-    name: str = Field(min_length=1, max_length=256)
+class FunctionFields(FunctionName):
     description: str | None = None
     parameters: JsonObject | None = Field(None, description="a JSON schema")
     strict: Flag | None = Field(

@@ -194,30 +194,6 @@ class AdapterFields(OpenBody):
 MAX_ADAPTERS = 256
 
 
-class ReasoningFields(OpenBody):
-    """How much a model reasons before its answer, and where that goes."""
-
-    reasoning_budget: Integer | None = Field(
-        None,
-        ge=-1,
-        le=2**31 - 1,
-        validation_alias=AliasChoices(
-            "reasoning_budget",
-            "reasoning_budget_tokens",
-            "thinking_budget_tokens",
-            "thinking_token_budget",
-        ),
-        description="tokens of reasoning at most; 0 is none, -1 any number",
-    )
-    reasoning_budget_message: str | None = Field(
-        None, max_length=4096, description="a text that ends reasoning whose budget is spent"
-    )
-
-    @property
-    def reasoning(self) -> Reasoning:
-        return Reasoning(budget=self.reasoning_budget, message=self.reasoning_budget_message)
-
-
 class Own(TypedDict):
     """What `OwnFields` say, as `Generate` has it."""
 
@@ -267,7 +243,7 @@ class StructuredOutputs(OpenBody):
     json_object: Flag = False
 
 
-class GenerationFields(SamplingFields, ReasoningFields, OwnFields):
+class GenerationFields(SamplingFields, OwnFields):
     """The fields of chats and plain completions."""
 
     format_fields: ClassVar[frozenset[str]] = frozenset(
@@ -295,6 +271,21 @@ class GenerationFields(SamplingFields, ReasoningFields, OwnFields):
     stop: Stops | None = Field(None, validation_alias=AliasChoices("stop", "stopping_strings"))
     stream: Flag = False
     stream_options: StreamOptions = StreamOptions()
+    reasoning_budget: Integer | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        validation_alias=AliasChoices(
+            "reasoning_budget",
+            "reasoning_budget_tokens",
+            "thinking_budget_tokens",
+            "thinking_token_budget",
+        ),
+        description="tokens of reasoning at most; 0 is none, -1 any number",
+    )
+    reasoning_budget_message: str | None = Field(
+        None, max_length=4096, description="a text that ends reasoning whose budget is spent"
+    )
     n_indent: Integer = Field(
         0,
         ge=-1,
@@ -346,7 +337,9 @@ class GenerationFields(SamplingFields, ReasoningFields, OwnFields):
             format=self.format if self.model_fields_set & self.format_fields else None,
             stop=stops_of(self.stop),
             lines=LineLimits(max(self.n_indent, 0), max(self.t_max_predict_ms, 0)),
-            reasoning=UNASKED if isinstance(input, Chat) else self.reasoning,
+            reasoning=UNASKED
+            if isinstance(input, Chat)
+            else Reasoning(self.reasoning_budget, self.reasoning_budget_message),
             n=self.n,
             prompt_logprobs=prompt_logprobs,
             echo=echo,

@@ -7,7 +7,7 @@ import secrets
 import string
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
@@ -43,21 +43,25 @@ class ToolUse:
 NO_TOOLS = ToolUse(None, True, {})
 
 
+@dataclass(slots=True)
 class Deltas:
     """The deltas that have not been given on. Without parallel calls, only the first call is."""
 
-    def __init__(self, use: ToolUse, id_length: int | None, n_unwritten: int) -> None:
-        self._use, self._id_length = use, id_length
-        self.n_unwritten = n_unwritten
-        """So many characters of the next text are the prompt's end, and not the model's."""
-        self._deltas: list[Delta] = []
-        self._of: Grow | None = None
-        """Makes the delta of the texts in `_parts`."""
-        self._parts: list[str] = []
-        self._ids: set[str] = set()
-        self.n_calls = 0
-        self.grow_text: Grow | None = Text if use.forced is None else None
+    use: ToolUse
+    id_length: int | None
+    n_unwritten: int
+    """So many characters of the next text are the prompt's end, and not the model's."""
+    n_calls: int = 0
+    _deltas: list[Delta] = field(default_factory=list)
+    _of: Grow | None = None
+    """Makes the delta of the texts in `_parts`."""
+    _parts: list[str] = field(default_factory=list)
+    _ids: set[str] = field(default_factory=set)
+
+    @property
+    def grow_text(self) -> Grow | None:
         """Makes the delta of more text; `None` where there is none."""
+        return Text if self.use.forced is None else None
 
     def take(self) -> list[Delta]:
         self._join()
@@ -65,7 +69,7 @@ class Deltas:
         return deltas
 
     def text(self, text: str) -> None:
-        if self.grow_text is not None:
+        if self.use.forced is None:
             self._add(Text, text[self.n_unwritten :])
         self.n_unwritten = max(self.n_unwritten - len(text), 0)
 
@@ -108,9 +112,9 @@ class Deltas:
 
     @property
     def _is_wanted(self) -> bool:
-        return self._use.parallel or self.n_calls == 1
+        return self.use.parallel or self.n_calls == 1
 
     def _new_id(self) -> str:
-        if self._id_length is not None:
-            return "".join(secrets.choice(_LETTERS) for _ in range(self._id_length))
+        if self.id_length is not None:
+            return "".join(secrets.choice(_LETTERS) for _ in range(self.id_length))
         return f"call_{uuid.uuid4().hex[:24]}"

@@ -9,17 +9,15 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, field_validator
+from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.chat_fields import ChatFields
+from worker.api.chat.chat_fields import ChatFields, FunctionName, WordOr
 from worker.api.chat.fields import (
     ANY_OBJECT,
     MAX_PROMPTS,
     MAX_TOP_LOGPROBS,
-    ByKind,
     GenerationFields,
-    Item,
     Many,
     prompts_of,
     prompts_of_at_most,
@@ -30,13 +28,6 @@ from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, MarkedPrompt, MixedTokens, Prompt
-
-ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
-WordOr = Annotated[ToolWord | Annotated[Item, Tag("~object")], ByKind]
-
-
-class FunctionName(OpenBody):
-    name: str = Field(min_length=1, max_length=256)
 
 
 class FunctionChoice(OpenBody):

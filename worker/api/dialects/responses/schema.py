@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, Tag
 
-from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, ContentFields, content_of
+from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, ContentFields, WordOr, content_of
 from worker.api.chat.fields import ANY_OBJECT, ByKind, OwnFields, Text, needed_by
 from worker.api.chat.prompt import text_of
 from worker.api.chat.request import (
@@ -100,9 +100,6 @@ class NamedChoice(OpenBody):
     name: str = Field(min_length=1, max_length=256)
 
 
-ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
-
-
 class ResponsesBody(SamplingFields, OwnFields):
     """`POST /v1/responses`."""
 
@@ -112,7 +109,7 @@ class ResponsesBody(SamplingFields, OwnFields):
     max_output_tokens: Integer | None = Field(None, ge=1)
     stream: Flag = False
     tools: tuple[FunctionTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
-    tool_choice: Annotated[ToolWord | Annotated[NamedChoice, Tag("~object")], ByKind] | None = None
+    tool_choice: WordOr[NamedChoice] | None = None
     parallel_tool_calls: Flag | None = None
     text: TextOptions = TextOptions()
     reasoning: Effort = Effort()
