@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.scripted_api import ScriptedWorker
-from worker.api.chat.sampling import LLAMA_CPP_WINDOW, _defaults, defaults_of, is_token_id
+from worker.api.chat.sampling import LLAMA_CPP_WINDOW, is_token_id
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.dialects.anthropic.schema import read as read_messages
 from worker.api.dialects.llama_server.completion import read_completion as read_llama_server
@@ -25,7 +25,7 @@ from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.dialects.responses.schema import read as read_responses
 from worker.api.http.body import _extras
 from worker.api.http.faults import faults_of
-from worker.api.http.state import ServedModel
+from worker.api.http.state import sampling_defaults
 from worker.errors import InvalidRequest
 from worker.flags import parse_flags
 from worker.settings import Settings
@@ -234,20 +234,20 @@ def test_a_flag_wins_over_the_file_and_the_file_over_llama_cpp(known: Known) -> 
     value, key = some_value(known), known.parameter.key
     settings = Settings.load("cpu", parse_flags("cpu", [flag, str(value)]))
     in_file = 1
-    model = ServedModel(metadata={f"general.sampling.{key}": in_file} if key else {})
-    assert _defaults(model, settings.sampling)[known.name] == value
-    found = _defaults(model, ()).get(known.name)
+    metadata = {f"general.sampling.{key}": in_file} if key else {}
+    assert sampling_defaults(metadata, dict(settings.sampling))[known.name] == value
+    found = sampling_defaults(metadata, {}).get(known.name)
     assert found == (in_file if key else known.parameter.usual)
-    assert _defaults(ServedModel(), ()).get(known.name) == known.parameter.usual
+    assert sampling_defaults({}, {}).get(known.name) == known.parameter.usual
 
 
 def test_the_order_by_flag_and_by_file() -> None:
     flags = parse_flags("cpu", ["--samplers", "top_k;min_p"])
     settings = Settings.load("cpu", flags)
-    model = ServedModel(metadata={"general.sampling.sequence": "temperature;unheard-of;top_p"})
-    assert _defaults(model, settings.sampling)["samplers"] == ("top_k", "min_p")
-    assert _defaults(model, ())["samplers"] == ("temperature", "top_p")
-    assert defaults_of(STATE)["samplers"] == ORDER
+    metadata = {"general.sampling.sequence": "temperature;unheard-of;top_p"}
+    assert sampling_defaults(metadata, dict(settings.sampling))["samplers"] == ("top_k", "min_p")
+    assert sampling_defaults(metadata, {})["samplers"] == ("temperature", "top_p")
+    assert STATE.served.sampling["samplers"] == ORDER
 
 
 def test_a_request_wins_over_every_default() -> None:

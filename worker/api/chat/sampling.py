@@ -11,7 +11,7 @@ import math
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model
@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 
 from worker.api.http.body import Flag, Integer, Number, OpenBody, parse_json
 from worker.api.http.faults import is_number
-from worker.api.http.state import AppState, ServedModel
+from worker.api.http.state import AppState
 from worker.errors import InvalidRequest
 from worker.wire.sampling import DEFAULT_BREAKERS, OTHERS, PARAMETERS, Sampling, order_of
 
@@ -213,8 +213,7 @@ class SamplingFields(_Numbers):
         self, state: AppState, logprobs: int | None = None, *, post_sampling_probs: bool = False
     ) -> Sampling:
         """A seed that is absent or -1 is drawn."""
-        defaults = defaults_of(state)
-        found: dict[str, Any] = {"repeat_last_n": self.counted_tokens} | dict(defaults)
+        found: dict[str, Any] = {"repeat_last_n": self.counted_tokens, **state.served.sampling}
         for name, known in PARAMETERS.items():
             if (value := getattr(self, name)) is not None:
                 found[name] = known.default if value < known.parameter.low else value
@@ -245,40 +244,3 @@ class SamplingFields(_Numbers):
             stop_token_ids=self.stop_token_ids,
             **found,
         )
-
-
-def defaults_of(state: AppState) -> Mapping[str, Any]:
-    """The value of each parameter that has one besides `Sampling`'s, and the samplers' order: by
-    flag, else by the model's file, else as in llama.cpp."""
-    return _defaults(state.served, state.settings.sampling)
-
-
-@lru_cache(maxsize=4)
-def _defaults(model: ServedModel, flags: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
-    found: dict[str, Any] = {"samplers": Sampling(0).samplers}
-    for name, known in PARAMETERS.items():
-        # At temperature 1, where the contract begins, small models write nonsense.
-        if known.parameter.usual is not None:
-            found[name] = known.parameter.usual
-        value = model.metadata.get(f"general.sampling.{known.parameter.key}")
-        if known.parameter.key and is_number(value):
-            low, high = known.parameter.range
-            found[name] = min(max(value, low), high)
-    if isinstance(sequence := model.metadata.get("general.sampling.sequence"), str):
-        found["samplers"] = _known_order(sequence) or found["samplers"]
-    found |= dict(flags)
-    for name, known in PARAMETERS.items():
-        if name in found:
-            found[name] = int(found[name]) if known.is_integer else float(found[name])
-    return found
-
-
-def _known_order(sequence: str) -> tuple[str, ...]:
-    """The order of a model's file, of which llama.cpp ignores what it does not know."""
-    found: tuple[str, ...] = ()
-    for name in sequence.split(";"):
-        try:
-            found += order_of((name,))
-        except ValueError:
-            continue
-    return found

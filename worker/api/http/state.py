@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.api.http.adapters import AdapterScales
-from worker.api.http.faults import fault
+from worker.api.http.faults import fault, is_number
 from worker.api.http.stream_log import Streams
 from worker.api.http.turnstile import Turnstile
 from worker.errors import ModelNotFound, NotReady
@@ -21,6 +22,7 @@ from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
+from worker.wire.sampling import PARAMETERS, Sampling, order_of
 
 KEPT_REFUSALS = 16
 FETCHES_AT_ONCE = 8
@@ -42,6 +44,9 @@ class ServedModel:
     chat_template: str = ""
     """The chat templates as one text, the one for tools included."""
     has_chat_template: bool = True
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """The value of each parameter that has one besides `Sampling`'s, and the samplers' order: by
+    flag, else by the model's file, else as in llama.cpp."""
     build: str = ""
     """llama.cpp's build as it tells its own, `b0-` and a commit: its sources for Python have no
     build number; then this worker's version."""
@@ -61,9 +66,11 @@ class ServedModel:
         return digest(json.dumps(dict(self.metadata), sort_keys=True, default=str))
 
 
-def _served_by(info: EngineInfo | None, limit: int | None) -> ServedModel:
+def _served_by(info: EngineInfo | None, settings: Settings) -> ServedModel:
+    limit, flags = settings.max_tokens_out, dict(settings.sampling)
     if info is None:
-        return ServedModel() if limit is None else ServedModel(max_tokens_out=limit)
+        loading = ServedModel(sampling=sampling_defaults({}, flags))
+        return loading if limit is None else replace(loading, max_tokens_out=limit)
     model = info.model
     commit = str(info.build.get("llama_cpp_commit") or info.versions.get("llama_cpp_commit"))
     names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
@@ -74,8 +81,38 @@ def _served_by(info: EngineInfo | None, limit: int | None) -> ServedModel:
         metadata=model.metadata,
         chat_template="\n".join(str(model.metadata[n]) for n in names if n in model.metadata),
         has_chat_template=model.has_chat_template,
+        sampling=sampling_defaults(model.metadata, flags),
         build=f"b0-{commit[:9]}-llorch-worker-{own_version()}",
     )
+
+
+def sampling_defaults(metadata: Mapping[str, Any], flags: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As `ServedModel.sampling`, of a model's file with this metadata."""
+    found: dict[str, Any] = {"samplers": Sampling(0).samplers}
+    for name, known in PARAMETERS.items():
+        # At temperature 1, where the contract begins, small models write nonsense.
+        if known.parameter.usual is not None:
+            found[name] = known.parameter.usual
+        value = metadata.get(f"general.sampling.{known.parameter.key}")
+        if known.parameter.key and is_number(value):
+            low, high = known.parameter.range
+            found[name] = min(max(value, low), high)
+    if isinstance(sequence := metadata.get("general.sampling.sequence"), str):
+        found["samplers"] = _known_order(sequence) or found["samplers"]
+    found |= flags
+    for name, known in PARAMETERS.items():
+        if name in found:
+            found[name] = int(found[name]) if known.is_integer else float(found[name])
+    return found
+
+
+def _known_order(sequence: str) -> tuple[str, ...]:
+    """The order of a model's file, of which llama.cpp ignores what it does not know."""
+    found: tuple[str, ...] = ()
+    for name in sequence.split(";"):
+        with suppress(ValueError):
+            found += order_of((name,))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +173,7 @@ class AppState:
     def served(self) -> ServedModel:
         info = self.supervisor.info
         if self._served is None or self._served.info is not info:
-            self._served = _served_by(info, self.settings.max_tokens_out)
+            self._served = _served_by(info, self.settings)
         return self._served
 
     @property

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from worker.api.chat.chat_fields import ChatFields
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import answered
-from worker.api.chat.sampling import LLAMA_CPP_WINDOW, defaults_of
+from worker.api.chat.sampling import LLAMA_CPP_WINDOW
 from worker.api.dialects.llama_server.schema import (
     REFERENCE,
     AdaptersBody,
@@ -107,7 +107,7 @@ async def props(request: Request, state: AppState) -> object:
     sampling["repeat_last_n"] = LLAMA_CPP_WINDOW
     sampling |= {
         PARAMETERS[name].theirs if name in PARAMETERS else name: value
-        for name, value in defaults_of(state).items()
+        for name, value in state.served.sampling.items()
     }
     return {
         "default_generation_settings": {

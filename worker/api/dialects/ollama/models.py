@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from worker.api.chat.parse.conventions import conventions_of
-from worker.api.chat.sampling import defaults_of
 from worker.api.dialects.ollama.naming import served, tagged
 from worker.api.http.body import Flag, OpenBody, read
 from worker.api.http.encoding import json_line, rfc3339
@@ -63,7 +62,7 @@ async def show(request: Request, state: AppState) -> object:
     model = state.loaded().model
     lines = [
         f"{PARAMETERS[name].theirs:<30} {value:g}"
-        for name, value in defaults_of(state).items()
+        for name, value in state.served.sampling.items()
         if name in PARAMETERS
     ]
     # The template has a field of its own.
