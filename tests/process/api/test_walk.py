@@ -10,7 +10,7 @@ from tools.walk import Walk, walk
 
 __all__ = ["script"]
 
-FUNCTIONS_IN = 93
+FUNCTIONS_IN = 92
 OBJECTS_IN = 15
 FUNCTIONS_OUT = 14
 OBJECTS_OUT = 1

@@ -59,11 +59,14 @@ class Gate:
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise Forbidden("Host must be given, once")
         host = _name_of(hosts[0].decode("latin-1")) if hosts else ""
-        if self._checks_host and hosts and not self._may_be_called(host):
-            why = "listens on a loopback address" if self._is_local else "has no token"
-            raise Forbidden(
-                f"Host is not a name of this worker, which {why}; --allow-host adds one"
-            )
+        if self._checks_host and hosts and host not in self._hosts:
+            # Pages of a name that a stranger can have lead here would be of one origin with it.
+            is_out_of_reach = not self._is_local and (_is_address(host) or _is_private(host))
+            if not (is_out_of_reach or is_loopback(host)):
+                why = "listens on a loopback address" if self._is_local else "has no token"
+                raise Forbidden(
+                    f"Host is not a name of this worker, which {why}; --allow-host adds one"
+                )
         for origin in head.get(headers.ORIGIN, ()):
             if not self._may_ask(origin.decode("latin-1").lower(), host):
                 raise Forbidden(
@@ -110,13 +113,6 @@ class Gate:
             (b"access-control-allow-private-network", b"true"),
             (b"access-control-max-age", b"600"),
         ]
-
-    def _may_be_called(self, host: str) -> bool:
-        """Whether no stranger can have this name lead here: pages of a name that they own would be
-        of one origin with the worker."""
-        if host in self._hosts or is_loopback(host):
-            return True
-        return not self._is_local and (_is_address(host) or _is_private(host))
 
     def _may_ask(self, origin: str, host: str) -> bool:
         try:

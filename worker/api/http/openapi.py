@@ -118,7 +118,8 @@ def _described(
 ) -> dict[str, Any]:
     body = operation.body_of(state)
     always = [*_ALWAYS_TOLD, *([] if operation.asks == "none" else [headers.WORKER])]
-    told = [*always, *operation.tells, *([headers.IGNORED_FIELDS] if _is_open(body) else [])]
+    ignores = isinstance(body, type) and issubclass(body, OpenBody)
+    told = [*always, *operation.tells, *([headers.IGNORED_FIELDS] if ignores else [])]
     content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
     answers = {str(operation.status): _answer("as asked", content, told)}
     for code in sorted({*operation.failures, *(() if operation.probe else (401, 403))}):
@@ -152,11 +153,6 @@ def _answer(description: str, content: Mapping[str, Any], told: Sequence[Header]
         "headers": {each.name: {"$ref": f"#/components/headers/{each.name}"} for each in told},
         "content": {media_type: {"schema": schema} for media_type, schema in content.items()},
     }
-
-
-def _is_open(body: Any) -> bool:
-    """Whether unknown fields of the body are ignored by name."""
-    return isinstance(body, type) and issubclass(body, OpenBody)
 
 
 def _operation_id(operation: Operation) -> str:

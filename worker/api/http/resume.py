@@ -42,7 +42,7 @@ def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:
     """The names under which a stream is to be kept; none if it is not."""
     conversation = CONVERSATION.of(request)
     asks = conversation or RESUME.of(request) == "1"
-    if not asks or not state.streams.are_kept:
+    if not asks or not state.settings.resume_seconds:
         return ()
     return (conversation, id) if conversation else (id,)
 

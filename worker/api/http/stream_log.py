@@ -172,10 +172,6 @@ class Streams:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
-    def are_kept(self) -> bool:
-        return self._settings.resume_seconds > 0
-
-    @property
     def _oldest_first(self) -> list[StreamLog]:
         return list(dict.fromkeys(self._logs.values()))
 

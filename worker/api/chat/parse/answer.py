@@ -201,11 +201,8 @@ class AnswerParser:
                 continue
             if form.arguments in ("object", "keyed"):
                 is_keyed = form.arguments == "keyed"
-                return (
-                    yield from read_object(
-                        source, deltas, use, name_is_key=is_keyed, is_bare=is_bare
-                    )
-                )
+                call = read_object(source, deltas, use, name_is_key=is_keyed, is_bare=is_bare)
+                return (yield from call)
             name = use.offered(fields.get("name") or fields["id"])
             if name is None:
                 return False

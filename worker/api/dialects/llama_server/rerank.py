@@ -35,16 +35,12 @@ class RerankBody(OpenBody):
     return_documents: Flag = False
     return_text: Flag = False
 
-    @property
-    def document_texts(self) -> tuple[str, ...]:
-        given = self.documents or self.texts or ()
-        return tuple(each if isinstance(each, str) else each.text for each in given)
-
 
 async def rerank(request: Request, state: AppState) -> object:
     body = await read(request, state, RerankBody)
     state.require_model(body.model)
-    texts = body.document_texts
+    given = body.documents or body.texts or ()
+    texts = [each if isinstance(each, str) else each.text for each in given]
     if not texts:
         raise refusal("documents", "required", "is required: an array of at least 1 text")
     scores, n_tokens = await rank(request, state, body.model, body.query, texts)
