@@ -85,25 +85,24 @@ async def respond(
     waits_for = None if names else request
     async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
         await _start_jobs(jobs, state, requests, inference.digests, inbox, waits_for)
-    choices = [
-        Choice(index, job, inference.parser_of, echo, scores_echo=scores_echo)
-        for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
-    ]
-    answer = answer_of(found, asked, choices, state)
-    if not asked.streams:
-        async with closing_on_disconnect(request, jobs):
+        choices = [
+            Choice(index, job, inference.parser_of, echo, scores_echo=scores_echo)
+            for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
+        ]
+        answer = answer_of(found, asked, choices, state)
+        if not asked.streams:
             by_id = {choice.job.request_id: choice for choice in choices}
             async for events in inbox:
                 for event in events:
                     choice = by_id[event.request_id]
                     for delta in choice.read(event):
                         choice.add(delta)
+        elif LATE_HEAD.of(request) == "1":
+            await inbox.begun()
+    if not asked.streams:
         if sum(map(_count_scores, choices)) >= _MANY_SCORES:
             return await sliced(_whole(answer))
         return Response(b"".join(_whole(answer)), media_type="application/json")
-    if LATE_HEAD.of(request) == "1":
-        async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
-            await inbox.begun()
     chunks = _streamed(answer, inbox)
     if names:
         log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
