@@ -80,7 +80,7 @@ def _forced_calls(tools: tuple[Tool, ...], several: bool) -> Constrained:
     for tool in tools:
         parameters = {"type": "object", **(tool.parameters or {})}
         if parameters["type"] != "object":
-            schemas.report.fault(f"{tool.path}.type", "const", "must be 'object'")
+            schemas.fault(f"{tool.path}.type", "const", "must be 'object'")
         call = {"name": {"const": tool.name}, "arguments": schemas.compiled(parameters, tool.path)}
         calls.append(
             {

@@ -9,24 +9,42 @@ functions, any thread.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from worker.api.chat.constrain import keywords, sizes
 from worker.api.chat.constrain.proofs import DEFINITIONS, are_disjoint, constants_in, endless_in
-from worker.api.chat.constrain.report import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    MAX_PAIRS,
-    SchemaReport,
-    TooLarge,
-    below,
-)
-from worker.api.http.faults import invalid, is_number
+from worker.api.http.faults import MAX_FAULTS, Fault, fault, invalid, is_number
 
 Schema = Mapping[str, Any]
+# The limits protect native code from schemas that would take it long.
 MAX_SIZE = 4.0 * sizes.MAX_SIZE
 """Of all regular expressions of a request's schemas; those beyond are not enforced."""
+MAX_BYTES = 256_000
+MAX_DEPTH = 48
+MAX_COUNTS = {
+    "parts": 2000,
+    "properties": 1000,
+    "required names": 1000,
+    "values in enum and const": 5000,
+    "targets of references": 200,
+}
+"""In all schemas of a request together."""
+MAX_PAIRS = 8192
+"""Of branches that are compared; `oneOf`s beyond are not proven to be disjoint."""
+MAX_NAMES = 500
+"""In one object."""
+_MAX_PATH_CHARS = 400
+"""The rest of a longer path is cut: a client's names may be long, and many keywords below them."""
+
+
+class _TooLarge(Exception):
+    """A schema exceeds a limit."""
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}"[:_MAX_PATH_CHARS]
 
 
 class Schemas:
@@ -36,7 +54,10 @@ class Schemas:
     """
 
     def __init__(self) -> None:
-        self.report = SchemaReport()
+        self._not_enforced: dict[str, None] = {}
+        """Paths of keywords that are not enforced, in order."""
+        self._faults: list[Fault] = []
+        self._counts = Counter[str]()
         self.definitions: dict[str, Any] = {}
         """The targets of all references, compiled; `$ref` names them `#/$defs/…`."""
         self._referrers: dict[str, str] = {}
@@ -53,14 +74,14 @@ class Schemas:
         self._n_documents += 1
         try:
             if len(json.dumps(schema)) > MAX_BYTES:
-                raise TooLarge(f"it has more than {MAX_BYTES} bytes")
+                raise _TooLarge(f"it has more than {MAX_BYTES} bytes")
             return self.visit(schema, path, 0, merged=False)
         except RecursionError:
-            self.report.fault(path, "maxDepth", "is nested too deeply")
-        except TooLarge as error:
-            self.report.fault(path, "maxSize", f"is too large: {error}")
+            self.fault(path, "maxDepth", "is nested too deeply")
+        except _TooLarge as error:
+            self.fault(path, "maxSize", f"is too large: {error}")
         except ValueError:
-            self.report.fault(path, "type", "must be JSON")
+            self.fault(path, "type", "must be JSON")
         return True
 
     def finished(self) -> tuple[str, ...]:
@@ -69,13 +90,31 @@ class Schemas:
         Raises:
             InvalidRequest: a schema is invalid, too large, or has no value that ends.
         """
-        if not self.report.faults:
+        if not self._faults:
             for name in endless_in(self.definitions):
                 what = "never ends: each value under it must hold another one"
-                self.report.fault(self._referrers[name], "unsupported", what)
-        if self.report.faults:
-            raise invalid(self.report.faults)
-        return tuple(self.report.not_enforced)
+                self.fault(self._referrers[name], "unsupported", what)
+        if self._faults:
+            raise invalid(self._faults)
+        return tuple(self._not_enforced)
+
+    def fault(self, path: str, constraint: str, what: str) -> None:
+        """In the message, `what` follows the path, as in "must be …"."""
+        if len(self._faults) < MAX_FAULTS:
+            self._faults.append(fault(path, constraint, f"{path} {what}"))
+
+    def leave_out(self, path: str) -> None:
+        self._not_enforced[path] = None
+
+    def count(self, n: int, what: str) -> None:
+        self._counts[what] += n
+        if self._counts[what] > MAX_COUNTS[what]:
+            raise _TooLarge(f"it has more than {MAX_COUNTS[what]} {what}")
+
+    def count_names(self, n: int, what: str) -> None:
+        if n > MAX_NAMES:
+            raise _TooLarge(f"an object of it has more than {MAX_NAMES} {what}")
+        self.count(n, what)
 
     def visit(self, schema: object, path: str, depth: int, *, merged: bool) -> Any:
         """The schema to enforce for `schema`. `merged` means that other schemas hold at the same
@@ -83,11 +122,11 @@ class Schemas:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
-            self.report.fault(path, "type", "must be a JSON schema: an object, true or false")
+            self.fault(path, "type", "must be a JSON schema: an object, true or false")
             return True
-        self.report.count(1, "parts")
+        self.count(1, "parts")
         if depth > MAX_DEPTH:
-            raise TooLarge(f"it is more than {MAX_DEPTH} levels deep")
+            raise _TooLarge(f"it is more than {MAX_DEPTH} levels deep")
         given = {name: value for name, value in schema.items() if value is not None}
         if "const" in schema:
             given["const"] = schema["const"]
@@ -104,21 +143,21 @@ class Schemas:
         """The compiled `$ref`: a reference into the table of definitions."""
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             what = "must point into the schema itself, as '#/$defs/…'"
-            self.report.fault(path, "unsupported", what)
+            self.fault(path, "unsupported", what)
             return {}
         key = (self._n_documents, pointer, merged)
         if key not in self._names:
             found = _resolved(self._document, pointer)
             if found is _NOTHING:
-                self.report.fault(path, "unknown", "points at nothing")
+                self.fault(path, "unknown", "points at nothing")
                 return {}
-            self.report.count(1, "targets of references")
+            self.count(1, "targets of references")
             name = self._names[key] = f"d{len(self._names)}"
             self._referrers[name] = path
             # The name is assigned before the visit, because the target may refer to itself.
             where = self._path
             for step in pointer.split("/")[1:]:
-                where = below(where, step)
+                where = _below(where, step)
             self.definitions[name] = self.visit(found, where, depth + 1, merged=merged)
         return {"$ref": DEFINITIONS + self._names[key]}
 
@@ -171,22 +210,21 @@ class _Part:
     def __init__(
         self, schemas: Schemas, path: str, depth: int, merged: bool, given: Schema
     ) -> None:
-        self._schemas, self._report = schemas, schemas.report
-        self._path, self._depth = path, depth
+        self._schemas, self._path, self._depth = schemas, path, depth
         self._merged, self._given = merged, given
         self._out: dict[str, Any] = {}
 
     def add(self, name: str, value: Any) -> None:
-        path = below(self._path, name)
+        path = _below(self._path, name)
         if name in keywords.NOT_ENFORCED:
             is_closed = name == "unevaluatedProperties" and self._closes
             if not is_closed and not keywords.says_nothing(name, value):
-                self._report.leave_out(path)
+                self._schemas.leave_out(path)
         elif (keyword := _KEYWORDS.get(name)) is not None:
             if keyword.takes(value):
                 keyword.add(self, name, value, path)
             else:
-                self._report.fault(path, "type", f"must be {keyword.noun}")
+                self._schemas.fault(path, "type", f"must be {keyword.noun}")
 
     def finished(self) -> Any:
         given, out = self._given, self._out
@@ -239,7 +277,7 @@ class _Part:
         visited = self._visit_all(parts, path)
         if name == "oneOf":
             if len(parts) > 1 and not self._schemas.are_disjoint(parts, merged=self._merged):
-                self._report.leave_out(path)
+                self._schemas.leave_out(path)
             name = "anyOf"
         if name == "allOf" and len(visited) == 1 and not self._merged and visited[0] is not False:
             self._out |= visited[0] if isinstance(visited[0], dict) else {}
@@ -250,26 +288,26 @@ class _Part:
             self._out[name] = visited
 
     def _values(self, name: str, value: Any, path: str) -> None:
-        self._report.count(len(value) if name == "enum" else 1, "values in enum and const")
+        self._schemas.count(len(value) if name == "enum" else 1, "values in enum and const")
         if keywords.has_wide_integer(value):
-            self._report.leave_out(path)
+            self._schemas.leave_out(path)
         else:
             self._out[name] = value
 
     def _members(self, name: str, value: Mapping[str, Any], path: str) -> None:
-        self._report.count_names(len(value), "properties")
+        self._schemas.count_names(len(value), "properties")
         members: dict[str, Any] = {}
         for key, part in value.items():
             text = self._schemas.pattern(key, None) if name == "patternProperties" else key
             if text is None:
-                self._report.leave_out(below(path, key))
+                self._schemas.leave_out(_below(path, key))
             else:
-                members[text] = self._visit(part, below(path, key))
+                members[text] = self._visit(part, _below(path, key))
         self._out[name] = members
 
     def _required(self, name: str, value: list[str] | bool, path: str) -> None:
         if not isinstance(value, bool):  # only draft 3 had it in the property
-            self._report.count_names(len(value), "required names")
+            self._schemas.count_names(len(value), "required names")
             self._out["required"] = list(dict.fromkeys(value))
 
     def _items(self, name: str, value: Any, path: str) -> None:
@@ -301,7 +339,7 @@ class _Part:
     def _bound(self, name: str, value: float, path: str) -> None:
         narrowed = keywords.bound(name, value)
         if narrowed is None:
-            self._report.leave_out(path)
+            self._schemas.leave_out(path)
             return
         name, value = narrowed
         if name in self._out:  # two bounds became one; the narrower holds
@@ -318,12 +356,12 @@ class _Part:
         if value in keywords.FORMATS:
             self._out[name] = value
         elif not {"pattern", "allOf"} & self._given.keys() and not is_number:
-            self._report.leave_out(path)
+            self._schemas.leave_out(path)
 
     def _keep(self, name: str, value: object, path: str) -> None:
         """Enforce a keyword with this value; `None` says that it cannot be enforced."""
         if value is None:
-            self._report.leave_out(path)
+            self._schemas.leave_out(path)
         else:
             self._out[name] = value
 
