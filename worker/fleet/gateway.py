@@ -104,8 +104,6 @@ class Gateway(Surface):
         self._jobs: dict[str, Ask] = {}
         self._by_key = Counter[str]()
         """Requests by the name of their key."""
-        self.body_bytes = 0
-        """Of all bodies that are being read."""
         self._exposition: asyncio.Future[str] | None = None
         self._asked_at = 0.0
 
@@ -157,7 +155,7 @@ class Gateway(Surface):
     ) -> object:
         if operation.asks == "none":
             return await operation.endpoint(request, _NO_STATE)
-        body = b"".join(await read_parts(request, self, self._fleet.max_body_bytes))
+        body = b"".join(await read_parts(request, self._fleet.max_body_bytes))
         self.body_bytes -= len(body)
         ask = self._ask(place, operation, request.scope, body, await self._fields_of(request, body))
         del body  # the request's is let go of when its answer begins

@@ -231,7 +231,7 @@ def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
         return {"type": "http.request", "body": piece, "more_body": bool(piece)}
 
     reading = SimpleNamespace(body_bytes=0)
-    request = Request({"type": "http", "headers": []}, receive)
-    parts = asyncio.run(read_parts(request, reading, 2**22))
+    request = Request({"type": "http", "headers": [], "app": reading}, receive)
+    parts = asyncio.run(read_parts(request, 2**22))
     assert [len(part) for part in parts] == [65_536] * 3 + [200_000 - 3 * 65_536]
     assert reading.body_bytes == 200_000

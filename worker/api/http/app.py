@@ -48,6 +48,8 @@ class Surface:
     gate: Gate
     prefix: str = ""
     """Of all paths."""
+    body_bytes: int = 0
+    """Of all bodies that are being read."""
 
     def __init__(self) -> None:
         self._turnstile = Turnstile()

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
 from pydantic import (
@@ -154,7 +154,7 @@ async def read_as(
 
     Raises what `read` does, and what `form` raises.
     """
-    parts = await read_parts(request, state, state.settings.max_body_bytes)
+    parts = await read_parts(request, state.settings.max_body_bytes)
     n_bytes = sum(map(len, parts))
     try:
         if n_bytes <= SMALL_BYTES:
@@ -162,7 +162,7 @@ async def read_as(
         else:
             found, ignored = await in_background(lambda: _read(parts, model, form))
     finally:
-        state.body_bytes -= n_bytes
+        request.app.body_bytes -= n_bytes
     if ignored:
         if state.settings.strict:
             raise unknown_fields(ignored, model)
@@ -274,19 +274,13 @@ def _end_of_string(text: bytes, at: int) -> int:
         at = inside.end()
 
 
-class Reading(Protocol):
-    """Who reads bodies."""
-
-    body_bytes: int
-    """Of all bodies that are being read."""
-
-
-async def read_parts(request: Request, by: Reading, limit: int) -> list[bytearray]:
+async def read_parts(request: Request, limit: int) -> list[bytearray]:
     """The body in parts of some 64 KiB, however small the pieces are in which it comes. Whoever
     parses it joins them, because that takes milliseconds.
 
-    Its bytes count among those that are being read until the caller has done with them.
+    Its bytes count among the surface's that are being read until the caller has done with them.
     """
+    surface = request.app
 
     def refuse(found: str) -> PayloadTooLarge:
         message = f"the body has {found} bytes; at most {limit} bytes are taken here"
@@ -303,16 +297,16 @@ async def read_parts(request: Request, by: Reading, limit: int) -> list[bytearra
                 parts.append(bytearray())
             parts[-1] += chunk
             n_bytes += len(chunk)
-            by.body_bytes += len(chunk)
+            surface.body_bytes += len(chunk)
             if n_bytes > limit:
                 raise refuse(f"more than {limit}")
             is_small = n_bytes <= SMALL_BYTES
-            if by.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit) and not is_small:
+            if surface.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit) and not is_small:
                 message = "too many bodies are being sent at once"
                 raise QueueFull(message, retry_after_seconds=1)
         return parts
     except BaseException:
-        by.body_bytes -= n_bytes
+        surface.body_bytes -= n_bytes
         raise
 
 

@@ -142,8 +142,6 @@ class AppState:
     """Accepted jobs pass through it one at a time."""
     refusals: deque[Refusal] = field(default_factory=lambda: deque(maxlen=KEPT_REFUSALS))
     """The last ones, newest last."""
-    body_bytes: int = 0
-    """Bytes of all bodies that are being read."""
     fetches: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FETCHES_AT_ONCE))
     """Each request that fetches media holds it, with bytes as of a body."""
     history: History = field(init=False)
