@@ -25,7 +25,7 @@ from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
 from worker.api.http.body import deadline_of, in_background, read_as
-from worker.api.http.encoding import KEEPALIVE, in_parts, sliced
+from worker.api.http.encoding import KEEPALIVE, LargeAnswer, in_parts
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.operation import JSON, SSE, AsInReference, Events, Operation
@@ -101,8 +101,8 @@ async def respond(
             await inbox.begun()
     if not asked.streams:
         if sum(map(_count_scores, choices)) >= _MANY_SCORES:
-            return await sliced(_whole(answer))
-        return Response(b"".join(_whole(answer)), media_type="application/json")
+            return LargeAnswer(answer.whole)
+        return Response(b"".join(in_parts(answer.whole())), media_type="application/json")
     chunks = _streamed(answer, inbox)
     if names:
         log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
@@ -111,11 +111,6 @@ async def respond(
         stream.headers[RESUME.name] = in_a_path(asked.id)
         return stream
     return EventStream(chunks, partial(cancel_all, jobs), answer.media_type)
-
-
-def _whole(answer: Answer[Any]) -> Iterable[bytes]:
-    """The whole answer as JSON; its value too is made where the parts are taken."""
-    yield from in_parts(answer.whole())
 
 
 async def _streamed(
