@@ -152,9 +152,18 @@ def fault(template: ChatTemplate, messages: Any, *, has_tools: bool) -> str | No
     return None if -1 not in places.values() and others == sorted(others) else str(places)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
-def test_what_is_said_arrives(name: str) -> None:
-    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+@pytest.fixture(scope="module", params=sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
+def name(request: pytest.FixtureRequest) -> str:
+    """Of each template, with which all its tests run at once: to compile one takes longer."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def template(name: str) -> ChatTemplate:
+    return ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+
+
+def test_what_is_said_arrives(name: str, template: ChatTemplate) -> None:
     faults = {}
     for chat, messages in CHATS.items():
         makes_calls = any("tool_calls" in message for message in messages)
@@ -216,9 +225,7 @@ def loops() -> Iterator[list[dict[str, Any]]]:
             yield chat
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
-def test_what_a_tool_loop_says_arrives_once_and_in_order(name: str) -> None:
-    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+def test_what_a_tool_loop_says_arrives_once_and_in_order(name: str, template: ChatTemplate) -> None:
     for chat in loops():
         is_prefill = chat[-1]["role"] == "assistant"
         prompt = ChatPrompt(
@@ -238,9 +245,7 @@ def test_what_a_tool_loop_says_arrives_once_and_in_order(name: str) -> None:
         assert arrived == words or name in OWN_ORDER, (chat, text)
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
-def test_arguments_that_are_no_json_arrive_or_are_named(name: str) -> None:
-    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+def test_arguments_that_are_no_json_arrive_or_are_named(name: str, template: ChatTemplate) -> None:
     for written in (f'{{"where": "{A}', f'["{A}"]', f'"{A}"', A):
         broken = call(2)
         broken["function"]["arguments"] = written
@@ -254,9 +259,7 @@ def test_arguments_that_are_no_json_arrive_or_are_named(name: str) -> None:
             assert A in text or EXCEPT.get(name) is NO_CALLS
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in TEMPLATES.glob("*.jinja")))
-def test_a_function_may_leave_out_all_but_its_name(name: str) -> None:
-    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
+def test_a_function_may_leave_out_all_but_its_name(template: ChatTemplate) -> None:
     leaving_out: tuple[dict[str, Any], ...] = (
         {},
         {"description": "What it does"},
