@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -17,6 +18,7 @@ from tests.skips import NoSkips
 from tests.support.worker import WorkerProcess
 
 LONG_TIMEOUT_S = 3600
+OFFLINE = "HF_HUB_OFFLINE"
 # How long an example takes tells of the machine and its other work, not of the code.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -75,6 +77,16 @@ def logs_of_its_own() -> Iterator[None]:
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
+
+
+@pytest.fixture(autouse=True)
+def downloads_of_its_own() -> Iterator[None]:
+    """A doctor that runs in this process turns them off; the next test has what the user says."""
+    given = os.environ.get(OFFLINE)
+    yield
+    os.environ.pop(OFFLINE, None)
+    if given is not None:
+        os.environ[OFFLINE] = given
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import ssl
 import threading
 from collections.abc import Iterator
@@ -32,6 +33,12 @@ def serving_tls(certificate: Path) -> Iterator[PoolManager]:
     context.load_cert_chain(certificate)
     with serving(tls=context) as manager:
         yield manager
+
+
+@pytest.fixture(autouse=True)
+def no_proxy_but_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [each for each in os.environ if each.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)
