@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,43 @@ LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
 N_NEIGHBOURS = 4
 
 
+@dataclass
+class Held:
+    worker: WorkerProcess
+    hold: Path
+    expected: survival.Alone
+    """What a neighbour says to itself."""
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> Iterator[Held]:
+    """A worker that outlives all poisons, one after the other."""
+    folder = tmp_path_factory.mktemp("poisoned")
+    worker = WorkerProcess.start(
+        *survival.EXACT,
+        *("--crash-limit", "20"),
+        folder=folder / "worker",
+        cache_dir=warm_cache,
+        command=POISONED,
+        env={"LLORCH_THREADS": "1", **engines_held_by(folder / "hold")},
+    )
+    yield Held(worker, folder / "hold", survival.alone(worker, "One day", LONG["max_tokens"]))
+    try:
+        assert worker.stop() == 0
+    finally:
+        worker.kill()
+
+
 def poison(worker: WorkerProcess, seed: int) -> int:
     """Send it; the status of its answer, 0 for a stream that began and failed."""
-    body = {"prompt": "The poison", "seed": seed, "max_tokens": 50, "ignore_eos": True}
+    body = {"prompt": f"The poison {seed}", "seed": seed, "max_tokens": 50, "ignore_eos": True}
     return worker.post("/v1/inference", body).status_code
 
 
-def has_come(worker: WorkerProcess) -> bool:
+def has_come(worker: WorkerProcess, n_before: float) -> bool:
     health = worker.get("/health").json()
     is_here = health["running"] + health["queued"] > N_NEIGHBOURS
-    return is_here or bool(worker.logs("engine.crashed"))
+    return is_here or len(worker.logs("engine.crashed")) > n_before
 
 
 @pytest.mark.parametrize(
@@ -55,12 +84,9 @@ def has_come(worker: WorkerProcess) -> bool:
         "raises at the door",
     ],
 )
-def test_the_neighbours_of_poison_end_well(
-    start_worker: StartWorker, seed: int, n_crashes: int, tmp_path: Path
-) -> None:
-    hold = tmp_path / "hold"
-    worker = start_worker(*survival.EXACT, command=POISONED, env=engines_held_by(hold))
-    expected = survival.alone(worker, "One day", LONG["max_tokens"])
+def test_the_neighbours_of_poison_end_well(held: Held, seed: int, n_crashes: int) -> None:
+    worker, hold, expected = held.worker, held.hold, held.expected
+    before = worker.metric("worker_engine_crashes_total")
 
     def all_run() -> bool:
         hold.touch()  # some batches more
@@ -71,7 +97,7 @@ def test_the_neighbours_of_poison_end_well(
         streams = [pool.submit(worker.execute, "One day", **LONG) for _ in range(N_NEIGHBOURS)]
         until(all_run, 60, lambda: "slow")
         poisoned = pool.submit(poison, worker, seed)
-        until(lambda: poisoned.done() or has_come(worker), 60, lambda: "it did not come")
+        until(lambda: poisoned.done() or has_come(worker, before), 60, lambda: "it did not come")
         hold.unlink()
         assert poisoned.result(120) == 500
         ends = [stream.result(120) for stream in streams]
@@ -80,15 +106,14 @@ def test_the_neighbours_of_poison_end_well(
         # The second engine may die before it has begun with all of them.
         assert min(n_crashes, 1) <= stream.end.get("engine_restarts", 0) <= n_crashes
         assert expected.is_told_by(stream.ids)
-    assert worker.metric("worker_engine_crashes_total") == n_crashes
+    assert worker.metric("worker_engine_crashes_total") == before + n_crashes
     if seed == RAISES_IN_LOOP:
-        cause = worker.get("/info").json()["engine_crashes"][0]["cause"]
+        cause = worker.get("/info").json()["engine_crashes"][-1]["cause"]
         assert cause.startswith("LookupError in poisoned_engine.py, line ")
     worker.wait_ready()
     if n_crashes:
         assert poison(worker, seed) == 400, "in quarantine"
     assert worker.execute("The poison of another kind", max_tokens=5).end
-    assert worker.stop() == 0
 
 
 def test_what_is_nested_too_deeply_is_refused_and_leaves_nothing(start_worker: StartWorker) -> None:

@@ -52,9 +52,15 @@ def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -
 
 
 def test_it_starts_a_worker_where_none_runs(warm_cache: Path) -> None:
-    port = str(free_port())
-    done = chat("--port", port, "--json", said=FRANCE, cache=warm_cache)
-    assert "Paris" in json.loads(done.stdout)["content"], done.stderr
+    """What is typed then need not be text."""
+    done = subprocess.run(
+        [*installed(), "chat", "--json", "--port", str(free_port())],
+        input=FRANCE.encode() + b"Hi \xff\n",
+        capture_output=True, env=environment(warm_cache), timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, second = map(json.loads, done.stdout.splitlines())
+    assert "Paris" in first["content"] and second["finish_reason"]
 
 
 def test_a_token_is_sent_and_its_lack_is_a_sentence(
@@ -192,12 +198,3 @@ def test_an_answer_is_whole_whatever_letters_there_are(
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding, errors="replace"))
     print_json(Answer("€ 日本"))
     assert json.loads(written.getvalue().decode(encoding))["content"] == "€ 日本"
-
-
-def test_what_is_typed_need_not_be_text(warm_cache: Path) -> None:
-    done = subprocess.run(
-        [*installed(), "chat", "--json", "--port", str(free_port())],
-        input=b"Hi \xff\n", capture_output=True, env=environment(warm_cache), timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["finish_reason"]
