@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
 from worker.api.chat.request import Reasoning, ToolCall
 from worker.api.dialects.ollama.schema import ChatBody
@@ -56,23 +56,38 @@ def test_the_version_is_one_that_clients_take(worker: WorkerProcess) -> None:
     assert [int(part) for part in parts] >= [0, 6, 0]
 
 
+@pytest.fixture(scope="module")
+def named(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+    """A worker with two names and without pages."""
+    flags = ("--no-page", "--served-model-name", "tiny", "--served-model-name", "fox:7b")
+    folder = tmp_path_factory.mktemp("named")
+    running = WorkerProcess.start(*flags, folder=folder, cache_dir=warm_cache)
+    yield running
+    assert running.stop() == 0
+
+
 def test_ollamas_own_client_finds_somebody_there(
-    worker: WorkerProcess, start_worker: StartWorker
+    worker: WorkerProcess, named: WorkerProcess
 ) -> None:
-    without_page = start_worker("--no-page")
-    for each, text in ((without_page, "Ollama is running"), (worker, "<!doctype html>")):
+    for each, text in ((named, "Ollama is running"), (worker, "<!doctype html>")):
         assert httpx.head(each.base_url).status_code == 200
         assert httpx.get(each.base_url).text.startswith(text)
 
 
-def test_a_name_is_taken_with_and_without_its_tag(start_worker: StartWorker) -> None:
-    worker = start_worker("--served-model-name", "tiny", "--served-model-name", "fox:7b")
-    names = [each["name"] for each in worker.get("/api/tags").json()["models"]]
+def test_without_pages_there_is_none(named: WorkerProcess) -> None:
+    assert "<html" not in named.get("/").text
+    for path in ("/docs", "/chat/", "/chat/props", "/page/app.js"):
+        assert named.get(path).status_code == 404
+    assert named.get("/status").status_code == 200
+
+
+def test_a_name_is_taken_with_and_without_its_tag(named: WorkerProcess) -> None:
+    names = [each["name"] for each in named.get("/api/tags").json()["models"]]
     assert names == ["tiny:latest", "fox:7b"]
     for name in ("tiny", "tiny:latest", "fox:7b"):
-        assert worker.post("/api/show", {"model": name}).status_code == 200
+        assert named.post("/api/show", {"model": name}).status_code == 200
     for name in ("fox", "fox:latest", "tiny:7b"):
-        refused = worker.post("/api/show", {"model": name})
+        refused = named.post("/api/show", {"model": name})
         assert refused.status_code == 404 and refused.json().keys() == {"error"}
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 
-from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
 from worker.api.http.page import NO_CHAT, has_chat, takes_gzip
 
@@ -65,14 +64,6 @@ def test_a_page_is_packed_for_who_unpacks_it() -> None:
         assert takes_gzip(accepted), accepted
     for accepted in ("", "br", "gzip;q=0, identity", "gzip ; q=0.00", "x-gzip"):
         assert not takes_gzip(accepted), accepted
-
-
-def test_without_pages_there_is_none(start_worker: StartWorker) -> None:
-    worker = start_worker("--no-page")
-    assert "<html" not in worker.get("/").text
-    for path in ("/docs", "/chat/", "/chat/props", "/page/app.js"):
-        assert worker.get(path).status_code == 404
-    assert worker.get("/status").status_code == 200
 
 
 def test_the_vendored_libraries_are_the_published_ones() -> None:

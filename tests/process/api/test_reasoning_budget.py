@@ -129,7 +129,7 @@ def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None
     assert "</think>" in bounded["text"] and "</think>" not in free["text"]
 
 
-def test_the_operator_s_words_count_where_a_request_has_none(
+def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
     start_worker: StartWorker, thinker: Path
 ) -> None:
     variables = '{"enable_thinking": true, "greeting": "Hi"}'
@@ -142,6 +142,13 @@ def test_the_operator_s_words_count_where_a_request_has_none(
     longer, _, _ = message_of(worker, reasoning_budget=12, reasoning_budget_message="")
     assert len(longer) > len(thought) - len(" Enough.") and not longer.endswith("Enough.")
     assert message_of(worker, reasoning_budget=-1)[1] == ""
+    # What a response says it takes back, as OpenAI's documentation has it.
+    body = {"input": ASKED, "max_output_tokens": 60}
+    output = worker.post("/v1/responses", body).json()["output"]
+    assert output[0]["type"] == "reasoning" and output[0]["content"]
+    turns = body | {"input": [*ASKED, *output, {"role": "user", "content": "Go on."}]}
+    again = worker.post("/v1/responses", turns)
+    assert again.status_code == 200, again.text
 
 
 def test_an_effort_is_a_budget_for_templates_that_know_none(
@@ -172,17 +179,6 @@ def test_a_wrong_budget_is_refused_by_name(
         body = {"prompt": "a", field: value}
     answer = worker.post(path, body)
     assert answer.status_code == 400 and field in answer.text
-
-
-def test_what_a_response_says_it_takes_back(start_worker: StartWorker, thinker: Path) -> None:
-    """As OpenAI's documentation has it: `input += response.output`."""
-    worker = start_worker("--model", str(thinker), "--reasoning-budget", "9")
-    body = {"input": ASKED, "max_output_tokens": 60}
-    output = worker.post("/v1/responses", body).json()["output"]
-    assert output[0]["type"] == "reasoning" and output[0]["content"]
-    turns = body | {"input": [*ASKED, *output, {"role": "user", "content": "Go on."}]}
-    again = worker.post("/v1/responses", turns)
-    assert again.status_code == 200, again.text
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])

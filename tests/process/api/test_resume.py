@@ -221,8 +221,11 @@ def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
         assert client.get(url, headers={"x-api-key": "mine"}).content == whole
 
 
-def test_the_head_of_a_stream_is_told_while_it_runs(start_worker: StartWorker) -> None:
-    worker = start_worker("--context-length", "8192")
+def test_the_head_is_told_while_a_stream_runs_and_its_silence_is_kept(
+    start_worker: StartWorker,
+) -> None:
+    """Offsets count the bytes that a reader has seen, comments too."""
+    worker = start_worker("--keepalive", "0.05", "--context-length", "8192")
     body, headers = CHAT | {"max_tokens": 8000}, {"X-Conversation-Id": "running"}
     with worker.client() as client, worker.client() as other:
         with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as running:
@@ -231,25 +234,8 @@ def test_the_head_of_a_stream_is_told_while_it_runs(start_worker: StartWorker) -
             assert asked.status_code == 200 and not asked.content
             assert asked.headers["content-type"].startswith("text/event-stream")
             assert other.get("/health").json()["running"] == 1, "it has not waited for the end"
-
-
-def test_a_stream_that_nobody_reads_goes_after_its_time(start_worker: StartWorker) -> None:
-    worker = start_worker("--resume-seconds", "0.4", "--keepalive", "0.1")
-    name = new_job_id()
-    with worker.client() as client:
-        body = LONG | {"job_id": name}
-        with client.stream("POST", "/execute", json=body, headers=RESUME):
-            pass
-        deadline = time.monotonic() + 30
-        while client.get(f"/execute/{name}").status_code == 200 and time.monotonic() < deadline:
-            time.sleep(0.7)
-        assert client.get(f"/execute/{name}").status_code == 404
-
-
-def test_silence_is_part_of_what_is_kept(start_worker: StartWorker) -> None:
-    """Offsets count the bytes that a reader has seen, comments too."""
-    worker = start_worker("--keepalive", "0.05", "--context-length", "8192")
-    body, headers = CHAT | {"max_tokens": 8000}, {"X-Conversation-Id": "quiet"}
+        other.delete("/v1/stream?conv_id=running")
+    headers = {"X-Conversation-Id": "quiet"}
     with worker.client() as client:
         with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
             chunks = response.iter_raw()
@@ -267,6 +253,19 @@ def test_silence_is_part_of_what_is_kept(start_worker: StartWorker) -> None:
                     break
         assert kept.startswith(seen)
         client.delete("/v1/stream?conv_id=quiet")
+
+
+def test_a_stream_that_nobody_reads_goes_after_its_time(start_worker: StartWorker) -> None:
+    worker = start_worker("--resume-seconds", "0.4", "--keepalive", "0.1")
+    name = new_job_id()
+    with worker.client() as client:
+        body = LONG | {"job_id": name}
+        with client.stream("POST", "/execute", json=body, headers=RESUME):
+            pass
+        deadline = time.monotonic() + 30
+        while client.get(f"/execute/{name}").status_code == 200 and time.monotonic() < deadline:
+            time.sleep(0.7)
+        assert client.get(f"/execute/{name}").status_code == 404
 
 
 def test_no_stream_is_kept_where_the_operator_says_so(start_worker: StartWorker) -> None:

@@ -82,9 +82,9 @@ def test_they_are_bounded_by_number_and_time_and_one_whose_client_left_frees_its
     assert worker.metric('worker_requests_total{outcome="cancelled"}') == 0, "none was accepted"
     assert worker.metric('worker_requests_rejected_total{code="CANCELLED"}') == 3
     worker.freeze_engine()
-    with worker.client() as client:
+    with worker.client() as in_haste:
         soon = {"X-Deadline": str(int(time.time() * 1000) + 500)}
-        answer = client.post("/v1/embeddings", json=BODY, headers=soon)
+        answer = in_haste.post("/v1/embeddings", json=BODY, headers=soon)
     assert answer.status_code == 504
     worker.thaw_engine()
     assert worker.post("/v1/embeddings", BODY).status_code == 200

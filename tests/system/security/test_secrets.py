@@ -17,19 +17,17 @@ SECRETS = {
 }
 
 
-def test_the_engine_inherits_no_secret(start_worker: StartWorker) -> None:
-    running = start_worker(env=SECRETS)
-    inherited = psutil.Process(running.engine_pid).environ()
-    assert SECRETS.keys().isdisjoint(inherited)
-    assert "secret-of" not in " ".join(inherited.values())
-    assert "PATH" in inherited, "what libraries read is still there"
-
-
-def test_credentials_in_the_pool_s_urls_are_never_logged(start_worker: StartWorker) -> None:
+def test_the_engine_inherits_no_secret_and_those_in_the_pool_s_urls_are_never_logged(
+    start_worker: StartWorker,
+) -> None:
     with serving() as manager:
         address = urlsplit(manager.url).netloc
         url = f"http://worker:hunter2@{address}/ready?key=opensesame"
-        running = start_worker("--callback-url", url, "--log-level", "debug")
+        running = start_worker("--callback-url", url, "--log-level", "debug", env=SECRETS)
+        inherited = psutil.Process(running.engine_pid).environ()
+        assert SECRETS.keys().isdisjoint(inherited)
+        assert "secret-of" not in " ".join(inherited.values())
+        assert "PATH" in inherited, "what libraries read is still there"
         manager.wait_for(n_callbacks=1)
         running.wait_log("callback.accepted")
     lost = f"http://worker:hunter2@{address}/ready?key=opensesame"
@@ -42,3 +40,4 @@ def test_credentials_in_the_pool_s_urls_are_never_logged(start_worker: StartWork
         each.stop()
         assert "hunter2" not in each.stderr + each.stdout
         assert "opensesame" not in each.stderr + each.stdout
+        assert "secret-of" not in each.stderr + each.stdout

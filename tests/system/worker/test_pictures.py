@@ -312,7 +312,7 @@ def send_damaged(worker: WorkerProcess, n_pictures: int, seed: int) -> None:
 
 
 def test_damaged_pictures_end_no_process(seeing: WorkerProcess) -> None:
-    send_damaged(seeing, 200, seed=random.randrange(1 << 30))
+    send_damaged(seeing, 240 // len(KINDS), seed=random.randrange(1 << 30))
 
 
 @pytest.mark.long

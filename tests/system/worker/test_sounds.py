@@ -224,9 +224,9 @@ def test_sounds_are_counted_that_do_not_fit_into_the_context(hearing: WorkerProc
 
     short, long = (counted(seconds).json()["input_tokens"] for seconds in (1, 301))
     assert long - short == 10 * 750
-    soundfile.write(file := io.BytesIO(), np.zeros(4000 * 1799, np.int16), 4000, format="FLAC")
+    soundfile.write(file := io.BytesIO(), np.zeros(4000 * 1320, np.int16), 4000, format="FLAC")
     messages = about(file.getvalue())["messages"]
-    body = {"model": "x", "messages": messages * 3}
+    body = {"model": "x", "messages": messages * 2}
     answer = hearing.post("/v1/chat/completions/input_tokens", body)
     assert answer.status_code == 400 and "65536 of them are counted" in answer.text
 

@@ -108,10 +108,7 @@ def clock_jump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-@pytest.mark.parametrize("jump_s", [3 * 3600, -3 * 3600], ids=["forward", "back"])
-def test_a_clock_that_jumps(
-    start_worker: StartWorker, clock_jump: Path, tmp_path: Path, jump_s: int
-) -> None:
+def test_a_clock_that_jumps(start_worker: StartWorker, clock_jump: Path, tmp_path: Path) -> None:
     setting = tmp_path / "offset"
     setting.write_text("0")
     with serving() as manager:
@@ -121,25 +118,27 @@ def test_a_clock_that_jumps(
             env={"LD_PRELOAD": str(clock_jump), "CLOCK_JUMP_FILE": str(setting)},
         )
         manager.wait_for_status("ready")
-        deadline = {"X-Deadline": str(int((time.time() + 60) * 1000))}
-        body = {"job_id": "j", "prompt": "One day", "max_tokens": 900, "ignore_eos": True}
-        with running.client() as client:
-            with client.stream("POST", "/execute", json=body, headers=deadline) as response:
-                chunks = response.iter_raw()
-                seen = [next(chunks)]
-                setting.write_text(str(jump_s))
-                stream = sse.collect([*seen, *chunks])
-            assert stream.end["tokens_out"] == 900, "its deadline had been taken before the jump"
-            n_beats = len(manager.beats)
-            manager.wait_for(n_beats=n_beats + 3)
-            health = running.get("/health").json()
-            assert 0 < health["uptime_seconds"] < 120
-            late = {"X-Deadline": str(int((time.time() + jump_s + 60) * 1000))}
-            again = client.post(
-                "/execute", json=body | {"job_id": "k", "max_tokens": 5}, headers=late
-            )
-        assert again.status_code == 200, "a new deadline is read on the new clock"
-        assert sse.collect([again.content]).end["tokens_out"] == 5
+        is_set = 0
+        for jump_s in (3 * 3600, -3 * 3600):
+            deadline = {"X-Deadline": str(int((time.time() + is_set + 60) * 1000))}
+            body = {"job_id": f"j{jump_s}", "prompt": "One day", "ignore_eos": True}
+            with running.client() as client:
+                long = body | {"max_tokens": 900}
+                with client.stream("POST", "/execute", json=long, headers=deadline) as response:
+                    chunks = response.iter_raw()
+                    seen = [next(chunks)]
+                    setting.write_text(str(jump_s))
+                    stream = sse.collect([*seen, *chunks])
+                assert stream.end["tokens_out"] == 900, "its deadline had been taken before"
+                is_set, n_beats = jump_s, len(manager.beats)
+                manager.wait_for(n_beats=n_beats + 3)
+                health = running.get("/health").json()
+                assert 0 < health["uptime_seconds"] < 120
+                late = {"X-Deadline": str(int((time.time() + is_set + 60) * 1000))}
+                short = body | {"job_id": f"k{jump_s}", "max_tokens": 5}
+                again = client.post("/execute", json=short, headers=late)
+            assert again.status_code == 200, "a new deadline is read on the new clock"
+            assert sse.collect([again.content]).end["tokens_out"] == 5
         assert running.is_ready() and running.logs("engine.stalled") == []
         assert manager.verdict() == []
         assert running.stop() == 0

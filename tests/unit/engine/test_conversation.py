@@ -209,20 +209,20 @@ def step(kind: str, n: int, words: Iterator[str]) -> Iterator[dict[str, Any]]:
 
 
 def loops() -> Iterator[list[dict[str, Any]]]:
-    for has_system, n_steps, ends in product(
-        (False, True), (1, 2), ("result", "answer", "prefill")
-    ):
-        for kinds in product(STEPS, repeat=n_steps):
-            words = (f"word{n}7" for n in count(10))
-            begin = [said("system", next(words))] if has_system else []
-            chat = [*begin, user(next(words))]
-            for n, kind in enumerate(kinds):
-                chat += step(kind, n, words)
-            if ends != "result":
-                chat.append(said("assistant", next(words)))
-            if ends == "answer":
-                chat.append(user(next(words)))
-            yield chat
+    """Each step, and each two in a row, with each end; every other two with a system's words."""
+    for ends, n_steps in product(("result", "answer", "prefill"), (1, 2)):
+        for number, kinds in enumerate(product(STEPS, repeat=n_steps)):
+            for has_system in (False, True) if n_steps == 1 else (number % 2 == 0,):
+                words = (f"word{n}7" for n in count(10))
+                begin = [said("system", next(words))] if has_system else []
+                chat = [*begin, user(next(words))]
+                for n, kind in enumerate(kinds):
+                    chat += step(kind, n, words)
+                if ends != "result":
+                    chat.append(said("assistant", next(words)))
+                if ends == "answer":
+                    chat.append(user(next(words)))
+                yield chat
 
 
 def test_what_a_tool_loop_says_arrives_once_and_in_order(name: str, template: ChatTemplate) -> None:

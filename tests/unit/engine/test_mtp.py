@@ -58,7 +58,7 @@ def test_a_stream_says_the_same_with_guesses(
     engine = RealEngine(slots=2, path=PATH, mtp=True, batch=batch, prefill_budget=batch)
     speculation = guessed(engine)
     n_rounded = 0
-    for number, prompt in enumerate(prompts(12)):
+    for number, prompt in enumerate(prompts(7)):
         options = {"max_tokens": N_OUT, "seed": number, "ignore_eos": True, **sampling}
         ours, theirs = engine.submit(prompt, **options), plain.submit(prompt, **options)
         engine.run()
