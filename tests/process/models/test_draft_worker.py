@@ -148,7 +148,7 @@ def test_looked_up_guesses_change_a_text_at_near_ties_alone(start_worker: StartW
 
     alone = said(seed=1)
     assert said(seed=1) == alone and worker.metric("worker_engine_tokens_drafted") == 0
-    for _ in range(8):
+    for _ in range(5):
         guessed = said()
         if (at := common_length(guessed, alone)) < len(alone):
             scored = asked | {"max_tokens": at + 1, "logprobs": 2, "seed": 1}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.chats import SPECIAL, TEMPLATES, calling, result, user
+from worker.engine.text import chat_template
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.conversation import _one_call_a_turn, _paired
 from worker.errors import InvalidRequest
@@ -271,6 +272,16 @@ def test_a_function_may_leave_out_all_but_its_name(template: ChatTemplate) -> No
         tool = {"type": "function", "function": {"name": A, **more}}
         text = template.read(ChatPrompt((HI,), tools=(tool,))).text()
         assert A in text and str(more.get("description", "")) in text
+
+
+def test_a_long_conversation_is_not_refused(
+    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two million characters in a hundred messages."""
+    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 60)
+    messages = [said(role, "word " * 4000) for role in ("user", "assistant") * 50]
+    text = template.read(ChatPrompt((*messages, user("?")))).text()
+    assert text.count("word") == 400_000
 
 
 # --- pairs of calls and results -------------------------------------------------------------------

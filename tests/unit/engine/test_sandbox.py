@@ -18,7 +18,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.chats import SPECIAL, TEMPLATES
 from tests.support.pictures import picture
 from worker.confinement.bounded import BoundedProgram
 from worker.engine.media import decoding
@@ -178,17 +177,6 @@ def test_a_template_s_own_list_is_a_queue() -> None:
     source = "{% set ns = namespace(ids=[]) %}{% for i in range(3) %}"
     source += "{% set _ = ns.ids.append('n' ~ i) %}{% endfor %}{{ ns.ids.pop(0) }}{{ ns.ids }}"
     assert ChatTemplate(source, {}).read(ChatPrompt(())).text() == "n0['n1', 'n2']"
-
-
-@pytest.mark.parametrize("name", [path.stem for path in TEMPLATES.glob("*.jinja")])
-def test_a_long_conversation_is_not_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two million characters in a hundred messages."""
-    monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 60)
-    template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)
-    said = "word " * 4000
-    messages = [{"role": role, "content": said} for role in ("user", "assistant") * 50]
-    prompt = ChatPrompt((*messages, {"role": "user", "content": "?"}))
-    assert template.read(prompt).text().count("word") == 400_000
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -53,7 +54,8 @@ def dashboard(*statuses: int) -> Iterator[tuple[Cluster, list[str]]]:
         server.server_close()
 
 
-def test_what_ray_does_not_get_done_is_asked_again() -> None:
+def test_what_ray_does_not_get_done_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds, wait=time.sleep: wait(seconds / 50))
     with dashboard(503, 500) as (client, methods):
         client.deploy({})
         assert methods == ["PUT"] * 3
