@@ -190,6 +190,10 @@ def test_every_module_says_what_it_owns() -> None:
     assert silent == []
 
 
+BROAD = re.compile(r"\bexcept\s*(:|\(?\s*(Base)?Exception\b)")
+"""What a file holds that `_swallows` may find; most hold none, and need no parsing."""
+
+
 def test_nothing_is_left_for_later_or_swallowed() -> None:
     found = []
     later = ("TO" + "DO", "FIX" + "ME", "XX" + "X")
@@ -197,7 +201,7 @@ def test_nothing_is_left_for_later_or_swallowed() -> None:
         for path in sources(ROOT / folder):
             text = path.read_text("utf-8")
             found += [f"{name_of(path)}: {word}" for word in later if word in text]
-            for node in ast.walk(parsed(path)):
+            for node in ast.walk(parsed(path)) if BROAD.search(text) else ():
                 if isinstance(node, ast.ExceptHandler) and _swallows(node):
                     found.append(f"{name_of(path)}:{node.lineno}: swallows everything")
     assert found == []
