@@ -118,12 +118,12 @@ def test_a_cached_picture_changes_no_answer(seeing: WorkerProcess) -> None:
 
 
 def test_mixed_streams_of_pictures_and_texts_are_as_each_alone(seeing: WorkerProcess) -> None:
-    bodies = [question(picture(seed % 3), f"and say {seed}") for seed in range(8)]
+    bodies = [question(picture(seed % 3), f"and say {seed}") for seed in range(6)]
     text = [{"role": "user", "content": "Once upon a time"}]
-    bodies += [{"temperature": 0, "max_tokens": 24, "messages": text}] * 8
+    bodies += [{"temperature": 0, "max_tokens": 24, "messages": text}] * 6
     alone = [asked(seeing, body) for body in bodies]
-    with ThreadPoolExecutor(16) as pool:
-        fresh = pool.map(lambda at: asked(seeing, {**bodies[at], "cache_salt": str(at)}), range(16))
+    with ThreadPoolExecutor(12) as pool:
+        fresh = pool.map(lambda at: asked(seeing, {**bodies[at], "cache_salt": str(at)}), range(12))
         assert list(fresh) == alone
 
 
