@@ -6,6 +6,7 @@ import itertools
 import os
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Protocol
@@ -105,13 +106,8 @@ def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     assert running.stop() == 0, running.stderr[-4000:]
 
 
-@pytest.fixture
-def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
-    """A factory of workers with flags and variables of their own.
-
-    They compute on one thread: two that wait for each other at every layer crawl when the machine
-    has other work. The shared `worker` has the default, which is the CPU budget.
-    """
+@contextmanager
+def starting(folder: Path, warm_cache: Path, *, ends_well: bool) -> Iterator[StartWorker]:
     started: list[WorkerProcess] = []
     numbers = itertools.count()
 
@@ -125,7 +121,7 @@ def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
     ) -> WorkerProcess:
         running = WorkerProcess.start(
             *flags,
-            folder=tmp_path / f"worker-{next(numbers)}",
+            folder=folder / f"worker-{next(numbers)}",
             cache_dir=cache_dir or warm_cache,
             env={"LLORCH_THREADS": "1", **(env or {})},
             backend=backend,
@@ -135,9 +131,33 @@ def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
         started.append(running)
         return running
 
-    yield start
-    for running in started:
-        running.kill()
+    try:
+        yield start
+        for running in started if ends_well else ():
+            assert running.stop() == 0, running.stderr[-4000:]
+    finally:
+        for running in started:
+            running.kill()
+
+
+@pytest.fixture
+def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
+    """A factory of workers with flags and variables of their own.
+
+    They compute on one thread: two that wait for each other at every layer crawl when the machine
+    has other work. The shared `worker` has the default, which is the CPU budget.
+    """
+    with starting(tmp_path, warm_cache, ends_well=False) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def share_worker(
+    warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[StartWorker]:
+    """As `start_worker`, for workers that a file's tests share; they are stopped and end well."""
+    with starting(tmp_path_factory.mktemp("shared"), warm_cache, ends_well=True) as start:
+        yield start
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pydantic_core
 import pytest
 
+from tests.conftest import StartWorker
 from tests.process.api.hostile_bodies import (
     CHAT,
     HOSTILE_BODIES,
@@ -55,16 +55,10 @@ class Watched(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def watched(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder = tmp_path_factory.mktemp("watched")
-    holds = folder / "holds"
+def watched(share_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> Watched:
+    holds = tmp_path_factory.mktemp("watched") / "holds"
     holds.touch()
-    environment = {"LLORCH_THREADS": "1", "LOOP_HOLDS": str(holds)}
-    worker = WorkerProcess.start(
-        folder=folder, cache_dir=warm_cache, env=environment, command=WATCHED
-    )
-    yield Watched(worker, holds)
-    assert worker.stop() == 0, worker.stderr[-4000:]
+    return Watched(share_worker(command=WATCHED, env={"LOOP_HOLDS": str(holds)}), holds)
 
 
 def request(path: str, body: bytes, *, chunk_bytes: int | None = None) -> bytes:

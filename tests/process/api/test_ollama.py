@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
 from worker.api.chat.request import Reasoning, ToolCall
 from worker.api.dialects.ollama.schema import ChatBody
@@ -57,13 +57,10 @@ def test_the_version_is_one_that_clients_take(worker: WorkerProcess) -> None:
 
 
 @pytest.fixture(scope="module")
-def named(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+def named(share_worker: StartWorker) -> WorkerProcess:
     """A worker with two names and without pages."""
     flags = ("--no-page", "--served-model-name", "tiny", "--served-model-name", "fox:7b")
-    folder = tmp_path_factory.mktemp("named")
-    running = WorkerProcess.start(*flags, folder=folder, cache_dir=warm_cache)
-    yield running
-    assert running.stop() == 0
+    return share_worker(*flags)
 
 
 def test_ollamas_own_client_finds_somebody_there(

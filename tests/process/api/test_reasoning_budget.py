@@ -75,17 +75,9 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def thinking(
-    thinker: Path, warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[WorkerProcess]:
+def thinking(thinker: Path, share_worker: StartWorker) -> WorkerProcess:
     """A worker without settings of how much it reasons, which the tests share."""
-    flags = ("--model", str(thinker), "--context-length", "8192")
-    folder = tmp_path_factory.mktemp("thinking")
-    running = WorkerProcess.start(
-        *flags, folder=folder, cache_dir=warm_cache, env={"LLORCH_THREADS": "1"}
-    )
-    yield running
-    assert running.stop() == 0
+    return share_worker("--model", str(thinker), "--context-length", "8192")
 
 
 def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None:

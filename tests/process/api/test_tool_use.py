@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from openai import OpenAI
 from pydantic import BaseModel, Field
 
+from tests.conftest import StartWorker
 from tests.support.bundled import bundled_with_template
 from tests.support.worker import WorkerProcess
 
@@ -62,19 +63,11 @@ STRING = taking(type="string")
 
 
 @pytest.fixture(scope="module")
-def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+def worker(share_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> WorkerProcess:
     """A worker on the bundled model's weights with a chat template that takes tools."""
-    folder = tmp_path_factory.mktemp("tools")
     template = Path(__file__).with_name("tool_template.jinja").read_text()
-    model = bundled_with_template(folder / "tools.gguf", template)
-    running = WorkerProcess.start(
-        *("--model", str(model)),
-        folder=folder / "worker",
-        cache_dir=warm_cache,
-        env={"LLORCH_THREADS": "1"},
-    )
-    yield running
-    assert running.stop() == 0, running.stderr[-4000:]
+    model = bundled_with_template(tmp_path_factory.mktemp("tools") / "tools.gguf", template)
+    return share_worker("--model", str(model))
 
 
 def the_call(name: str, arguments: str) -> Any:

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -49,18 +48,9 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def worker(
-    tmp_path_factory: pytest.TempPathFactory, warm_cache: Path, hold: Path
-) -> Iterator[WorkerProcess]:
+def worker(share_worker: StartWorker, hold: Path) -> WorkerProcess:
     flags = ("--slots", "16", "--crash-limit", "1000", *EXACT, *two_adapters())
-    started = WorkerProcess.start(
-        *flags,
-        folder=tmp_path_factory.mktemp("worker"),
-        cache_dir=warm_cache,
-        env=engines_held_by(hold),
-    )
-    yield started
-    assert started.stop() == 0
+    return share_worker(*flags, env=engines_held_by(hold))
 
 
 def completion(worker: WorkerProcess, text: str, **fields: Any) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import psutil
@@ -162,12 +161,9 @@ def test_an_endless_head_is_cut(worker: WorkerProcess, head: bytes) -> None:
 
 
 @pytest.fixture(scope="module")
-def flooded(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+def flooded(share_worker: StartWorker) -> WorkerProcess:
     """A worker for the floods alone: its memory is measured from its start."""
-    folder = tmp_path_factory.mktemp("flooded")
-    running = WorkerProcess.start(folder=folder, cache_dir=warm_cache)
-    yield running
-    assert running.stop() == 0
+    return share_worker()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,22 +36,12 @@ class Held:
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory, warm_cache: Path) -> Iterator[Held]:
+def held(share_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> Held:
     """A worker that outlives all poisons, one after the other."""
-    folder = tmp_path_factory.mktemp("poisoned")
-    worker = WorkerProcess.start(
-        *survival.EXACT,
-        *("--crash-limit", "20"),
-        folder=folder / "worker",
-        cache_dir=warm_cache,
-        command=POISONED,
-        env={"LLORCH_THREADS": "1", **engines_held_by(folder / "hold")},
-    )
-    yield Held(worker, folder / "hold", survival.alone(worker, "One day", LONG["max_tokens"]))
-    try:
-        assert worker.stop() == 0
-    finally:
-        worker.kill()
+    hold = tmp_path_factory.mktemp("poisoned") / "hold"
+    flags = (*survival.EXACT, "--crash-limit", "20")
+    worker = share_worker(*flags, command=POISONED, env=engines_held_by(hold))
+    return Held(worker, hold, survival.alone(worker, "One day", LONG["max_tokens"]))
 
 
 def poison(worker: WorkerProcess, seed: int) -> int:

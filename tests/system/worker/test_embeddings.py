@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,8 @@ def pooling_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def pooling(
-    pooling_gguf: Path, warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[WorkerProcess]:
-    """A worker of that model, which the tests share."""
-    folder = tmp_path_factory.mktemp("worker")
-    worker = WorkerProcess.start("--model", str(pooling_gguf), folder=folder, cache_dir=warm_cache)
-    yield worker
-    assert worker.stop() == 0
+def pooling(pooling_gguf: Path, share_worker: StartWorker) -> WorkerProcess:
+    return share_worker("--model", str(pooling_gguf))
 
 
 def client_of(worker: WorkerProcess) -> openai.OpenAI:

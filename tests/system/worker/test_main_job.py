@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +28,9 @@ def case_about(words: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def exact(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+def exact(share_worker: StartWorker) -> WorkerProcess:
     """A worker on weights that were not quantised, as the reference's were not."""
-    running = WorkerProcess.start(
-        "--outtype", "bf16", folder=tmp_path_factory.mktemp("exact"), cache_dir=warm_cache
-    )
-    yield running
-    assert running.stop() == 0
+    return share_worker("--outtype", "bf16")
 
 
 @pytest.mark.parametrize("case", CASES, ids=case_name)

@@ -6,7 +6,6 @@ import base64
 import io
 import math
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import psutil
 import pytest
 import soundfile
 
+from tests.conftest import StartWorker
 from tests.support.pictures import picture, question
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
@@ -49,14 +49,10 @@ def about(encoded: bytes, text: str = "and say what it is", **more: Any) -> dict
 
 
 @pytest.fixture(scope="module")
-def hearing(warm_cache: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+def hearing(share_worker: StartWorker) -> WorkerProcess:
     flags = ["--model", str(random_model("dense")), "--mmproj", str(random_projector("qwen2a"))]
     flags += ["--context-length", "2048", "--slots", "2", "--flash-attention", "off"]
-    flags += ["--max-body-bytes", str(1 << 25)]
-    folder = tmp_path_factory.mktemp("hearing")
-    worker = WorkerProcess.start(*flags, folder=folder, cache_dir=warm_cache)
-    yield worker
-    assert worker.stop() == 0
+    return share_worker(*flags, "--max-body-bytes", str(1 << 25))
 
 
 def test_the_answer_depends_on_the_sound(hearing: WorkerProcess) -> None:
