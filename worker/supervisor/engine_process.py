@@ -33,13 +33,13 @@ ENVIRONMENT_PREFIXES = (
     *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_", "VK_", "MESA_", "LP_", "RADV_", "ANV_"),
 )
 """Prefixes of the variables that the engine inherits; its settings come through the pipe."""
-SPINS_AT_BARRIERS = "1000"
-"""How often an OpenMP thread looks before it sleeps at a barrier: for some 10 µs, by libgomp's own
+SPINS_AT_BARRIERS = "2000"
+"""How often an OpenMP thread looks before it sleeps at a barrier: for some 20 µs, by libgomp's own
 estimate.
 
 libgomp's default lasts milliseconds. Beside a process that keeps a core busy, a token then takes up
-to ten times as long; on idle cores, one stream of a small model may be some per cent faster (loads
-`busy1` and `streams1` of `make bench`).
+to ten times as long. Half as long a look makes tokens of a small model some per cent slower on idle
+cores (loads `busy1` and `streams1` of `make bench`).
 """
 LEAVE_SECONDS = 0.5
 """Time for a process to leave by itself once its pipe is closed; a core dump takes a moment."""
