@@ -25,7 +25,7 @@ from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
 from worker.api.http.body import deadline_of, in_background, read_as
-from worker.api.http.encoding import KEEPALIVE, LargeAnswer, in_parts
+from worker.api.http.encoding import KEEPALIVE, in_parts, sliced
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.operation import JSON, SSE, AsInReference, Events, Operation
@@ -101,7 +101,7 @@ async def respond(
             await inbox.begun()
     if not asked.streams:
         if sum(map(_count_scores, choices)) >= _MANY_SCORES:
-            return LargeAnswer(answer.whole)
+            return await sliced(_large(answer))
         return Response(b"".join(in_parts(answer.whole())), media_type="application/json")
     chunks = _streamed(answer, inbox)
     if names:
@@ -111,6 +111,16 @@ async def respond(
         stream.headers[RESUME.name] = in_a_path(asked.id)
         return stream
     return EventStream(chunks, partial(cancel_all, jobs), answer.media_type)
+
+
+def _large(answer: Answer[Any]) -> Iterable[bytes]:
+    """A whole answer of many scores as JSON; they are made where the parts are taken, and freed
+    there one choice after another: to free all at once would hold up others."""
+    yield from in_parts(answer.whole())
+    for choice in answer.choices:
+        choice.forget_prompt_scores()
+        while choice.scored:
+            choice.scored.pop()
 
 
 async def _streamed(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from array import array
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from json.encoder import encode_basestring
@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import pydantic_core
 from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from worker.background import background_thread
 
@@ -98,22 +97,6 @@ async def sliced(parts: Iterable[bytes]) -> Response:
     return StreamingResponse(
         each(), headers={"Content-Length": length}, media_type="application/json"
     )
-
-
-class LargeAnswer(Response):
-    """JSON of megabytes, whose value is also made on that thread. It is freed when it is sent: the
-    client does not wait for that."""
-
-    def __init__(self, make: Callable[[], object]) -> None:
-        super().__init__()
-        self._make = make
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = await sliced(self._parts())
-        await response(scope, receive, send)
-
-    def _parts(self) -> Iterator[bytes]:
-        yield from in_parts(self._make())
 
 
 def in_parts(value: object) -> Iterator[bytes]:
