@@ -46,13 +46,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--quick",
         action="store_true",
         help="each load once with a quarter of its tokens, random models of two layers, worker and "
-        "llama-server alone (some minutes): shows what has become slow",
+        "llama-server alone (five minutes): shows what has become slow",
     )
     parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
     parser.add_argument("--rounds", type=int, help="3; 1 with --quick")
     parser.add_argument("--repeats", type=int, default=1, help="of each load within a round")
     parser.add_argument(
-        "--arrivals", type=int, help="requests of each open load: 60; 8 with --quick"
+        "--arrivals", type=int, help="requests of each open load: 60; 5 with --quick"
     )
     parser.add_argument(
         "--patience",
@@ -87,7 +87,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     options = parser.parse_args(argv)
     options.rounds = options.rounds if options.rounds is not None else 1 if options.quick else 3
     if options.arrivals is None:
-        options.arrivals = 8 if options.quick else 60
+        options.arrivals = 5 if options.quick else 60
     only: tuple[str, ...] = ("worker",) if options.before else PEERS
     loads = SHORT if options.before and not options.quick else ALL_LOADS
     if options.quick and not options.before:

@@ -41,7 +41,7 @@ from tools.bench.report import LIMIT, REFERENCE, Results
 from tools.bench.servers import HOST, RunningServer, ServerKind, Shape
 
 MIB = 1 << 20
-SETTLE_S = 0.3
+SETTLE_S, QUICK_SETTLE_S = 0.3, 0.05
 STARTS = {"start-instruct": INSTRUCT, "start-gemma": GEMMA}
 """Loads that are a start on defaults, and the model of each."""
 OPEN = ("open50", "open80", "open110")
@@ -178,7 +178,7 @@ class Runner:
         tag = f"{load.name}-{subject.name}-{run}"
         make = load.requests_of or requests_of
         requests = make(prompts, subject.flavour, server.model_id, sampling, tag)
-        time.sleep(SETTLE_S)
+        time.sleep(QUICK_SETTLE_S if self.quick else SETTLE_S)
         before = _Clocks.now(server)
         steps_before = self._engine_gauges(subject, server)
         with burning() if load.busy else contextlib.nullcontext():
@@ -225,7 +225,7 @@ class Runner:
         """A server on its own defaults, once it is ready: its time and its memory."""
         server = RunningServer(subject.kind, self.models(model).path, None, self.scratch)
         try:
-            time.sleep(SETTLE_S)
+            time.sleep(QUICK_SETTLE_S if self.quick else SETTLE_S)
             memory = server.memory()
             metrics = {"startup_s": server.startup_s, "rss_peak_mib": memory.peak_rss_bytes / MIB}
             return metrics | {"pss_mib": (memory.pss_bytes or 0) / MIB}
