@@ -13,7 +13,7 @@ from tests.support.bundled import bundled_gguf
 from worker.llama.model import MAX_TEXT_CHARS, LoadOptions, Model
 
 WORDS = (" ", "  ", "\n", "\t", "a", "Hello", " wörld", "日本", "🦊", "1234", "<", "|>", ".")
-N_TEXTS = 3
+N_TEXTS = 1
 """Of each vocabulary."""
 
 
