@@ -99,6 +99,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
         options.loads = _chosen(options.loads, ALL_LOADS, "--loads")
     if options.before and not (options.before / "worker" / "cli.py").is_file():
         raise BenchError(f"--before {options.before}: that is no checkout of the worker.")
+    if options.chart and not {"worker", report.REFERENCE} <= set(options.only):
+        raise BenchError("--chart compares worker and llama-server; --only leaves one out.")
     for flag in ("rounds", "repeats", "arrivals"):
         if getattr(options, flag) < 1:
             raise BenchError(f"--{flag} is {getattr(options, flag)}; it must be 1 or more.")

@@ -8,8 +8,8 @@ follows its reader's light or dark.
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from html import escape
 from pathlib import Path
@@ -110,5 +110,8 @@ def draw(path: Path, *summaries: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    _, target, *figures = sys.argv
-    draw(Path(target), *(json.loads(Path(file).read_bytes())["summary"] for file in figures))
+    parser = argparse.ArgumentParser(prog="python -m tools.bench.chart", description=__doc__)
+    parser.add_argument("svg", type=Path)
+    parser.add_argument("figures", type=Path, nargs="+", help="what runs wrote with --json")
+    options = parser.parse_args()
+    draw(options.svg, *(json.loads(file.read_bytes())["summary"] for file in options.figures))

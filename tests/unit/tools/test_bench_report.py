@@ -195,6 +195,8 @@ def test_flags_that_make_no_sense_end_in_a_sentence(capsys: pytest.CaptureFixtur
     assert "--only knows no 'vllm'" in capsys.readouterr().err
     assert main(["--rounds", "0"]) == 1
     assert "--rounds is 0" in capsys.readouterr().err
+    assert main(["--only", "worker", "--chart", "speed.svg"]) == 1
+    assert "--chart compares worker and llama-server" in capsys.readouterr().err
     assert main(["--before", "/nowhere"]) == 1
     assert "that is no checkout of the worker" in capsys.readouterr().err
     assert parse(["--only", "limit,worker"]).only == ["worker", "limit"]
