@@ -17,7 +17,7 @@ BACKEND ?= cpu
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients differential routers page-test vulkan-test ray fleet-test chaos fuzz attack asan long parity-data bench-convert script-test
+.PHONY: help setup run ui test lint format pytest wheel smoke bench mutants clients differential routers page-test vulkan-test ray fleet-test chaos fuzz attack asan long parity-data bench-generators bench-convert script-test
 .PHONY: gpu-report image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
 
 help: ## show this list
@@ -136,6 +136,9 @@ parity-data: setup ## make the reference data of converter and chat templates an
 	$(VENV)-parity/bin/python -m tools.reference.make_prompt_data
 	PYTHONPATH=$$(echo $(VENV)-parity/lib/python3*/site-packages) $(PY) -m tools.reference.make_picture_data
 
+bench-generators: setup ## what aiperf and guidellm, in environments of their own, measure of the worker and llama-server (BENCH="--help")
+	$(PY) -m tools.bench.generators $(BENCH)
+
 bench-convert: setup ## the converter against llama.cpp's own script, in parity-data's venv (minutes; BENCH="--outtypes f16")
 	$(PYTHON) -m venv $(VENV)-parity
 	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
@@ -150,4 +153,4 @@ lock: ## let the newest versions of all packages in, and pin those with their ha
 	@$(PYTHON) -m builds lock --upgrade
 
 clean: ## remove what was built in the checkout (the wheel cache stays)
-	rm -rf $(VENV) $(VENV)-vulkan $(VENV)-asan $(VENV)-parity $(VENV)-routers dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-vulkan $(VENV)-asan $(VENV)-parity $(VENV)-routers $(VENV)-generators dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.support.bundled import bundled_gguf
 from tests.support.worker import ROOT, WorkerProcess
+from tools.environments import python_with
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = {
@@ -40,7 +41,10 @@ def main() -> int:
     parser.add_argument("--url", help="a server that is running already, with SmolLM2")
     parser.add_argument("--failures", action="store_true", help="list what failed, with why")
     given = parser.parse_args()
-    pythons = {name: clients_python(given.venv / name, name) for name in ENVIRONMENTS}
+    pythons = {
+        name: python_with(HERE / "requirements" / f"{name}.txt", given.venv / name)
+        for name in ENVIRONMENTS
+    }
     node = clients_node(given.venv / "node")
     results = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -56,22 +60,6 @@ def main() -> int:
                     results += run(["node", str(node), url, model, given.only])
     report(results, show_failures=given.failures)
     return 0
-
-
-def clients_python(venv: Path, name: str) -> Path:
-    """The interpreter of an environment of clients, made when it is missing."""
-    python = venv / "bin" / "python"
-    requirements = HERE / "requirements" / f"{name}.txt"
-    wanted = requirements.read_text("utf-8")
-    stamp = venv / "requirements.txt"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-    if not stamp.exists() or stamp.read_text("utf-8") != wanted:
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "--upgrade", "pip"], check=True)
-        subprocess.run([*pip, "-r", str(requirements)], check=True)
-        stamp.write_text(wanted, "utf-8")
-    return python
 
 
 def clients_node(folder: Path) -> Path | None:

@@ -21,6 +21,7 @@ from builds import sdist
 from builds.pins import pins
 from tests.support.ports import free_port
 from tests.support.worker import ROOT
+from tools.environments import python_with
 
 
 def main() -> int:
@@ -34,7 +35,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         tests = copied(source, scratch)
-        python = interpreter(given.venv, tests / "requirements.txt")
+        python = python_with(tests / "requirements.txt", given.venv)
         report = scratch / "report.xml"
         command = [str(python), "-m", "pytest", "-m", "not slow", "-k", given.only]
         command += ["-p", "no:cacheprovider", "--timeout", "120", f"--junitxml={report}", "unit"]
@@ -55,6 +56,8 @@ def copied(source: Path, scratch: Path) -> Path:
     (scratch / "models").symlink_to(source / "models")
     # The worker's port answers while the model loads; that it takes work is told by /ready.
     _change(tests / "utils.py", '"GET", "/health", headers', '"GET", "/ready", headers')
+    with (tests / "requirements.txt").open("a", encoding="utf-8") as requirements:
+        requirements.write("\npytest-timeout\n")
     # There is nothing to download, so no need to start every model once.
     _change(tests / "conftest.py", "ServerPreset.load_all()", "pass")
     return tests
@@ -64,16 +67,6 @@ def _change(path: Path, old: str, new: str) -> None:
     text = path.read_text("utf-8")
     assert old in text, (path, old)
     path.write_text(text.replace(old, new), "utf-8")
-
-
-def interpreter(venv: Path, requirements: Path) -> Path:
-    """The suite's own environment, made when it is missing."""
-    python = venv / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "-r", str(requirements), "pytest-timeout"], check=True)
-    return python
 
 
 def launcher(scratch: Path, models: Path) -> Path:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.worker import ROOT, WorkerProcess
+from tools.environments import python_with
 
 HERE = Path(__file__).parent
 VENV = ROOT / ".venv-routers"
@@ -19,14 +18,7 @@ N_WORKERS = 3
 @pytest.fixture(scope="session")
 def routers_bin() -> Path:
     """The folder of the routers' commands; installed when it is missing or out of date."""
-    python, stamp = VENV / "bin" / "python", VENV / "requirements.txt"
-    wanted = (HERE / "requirements.txt").read_text("utf-8")
-    if not stamp.exists() or stamp.read_text("utf-8") != wanted:
-        subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-        pip = [str(python), "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, "-r", str(HERE / "requirements.txt")], check=True)
-        stamp.write_text(wanted, "utf-8")
-    return python.parent
+    return python_with(HERE / "requirements.txt", VENV).parent
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""Load generators of others, aiperf and guidellm, before the worker and llama-server."""
