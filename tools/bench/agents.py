@@ -1,4 +1,4 @@
-"""Agents: conversations of ten turns with tools, as many at a time as there are slots, or more.
+"""Agents: conversations of some turns with tools, as many at a time as there are slots, or more.
 
 Each turn sends all that was said before, the model's own words included, as agents do; so what
 counts is how much of a conversation a server has not to compute again.
@@ -7,19 +7,20 @@ counts is how much of a conversation a server has not to compute again.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tools.bench.client import Body, Recording, Request
 from tools.bench.errors import BenchError
 from tools.bench.loads import Flavour, Load, Metrics, Prompt, read_throughput, text_of
-from tools.bench.model import BIG_VOCABULARY, MEMORY_KINDS
+from tools.bench.model import BIG_VOCABULARY, INSTRUCT, MEMORY_KINDS
 from tools.bench.servers import Shape
 from tools.bench.stats import percentile
 from tools.bench.streams import TokenStream, token_stream
 
-TURNS = 10
-WORDS_A_TURN, TOKENS_A_TURN = 40, 32
+TOKENS_A_TURN = 32
+LONG_AT_S = 10.0
 SHAPE = Shape(slots=8, context_per_slot=4096)
 TOOLS = [
     {
@@ -42,28 +43,53 @@ TOOLS = [
 ]
 
 
-def talking(n_conversations: int) -> Callable[[random.Random, Sequence[str]], list[Prompt]]:
-    """The user's words, turn by turn: conversation c, turn t is number c * TURNS + t."""
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Conversations that begin at once. Conversation c, turn t is prompt c * `n_turns` + t."""
 
-    def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
-        count = n_conversations * TURNS
-        return [Prompt(text_of(rng, words, WORDS_A_TURN), TOKENS_A_TURN) for _ in range(count)]
+    n_conversations: int
+    n_turns: int = 10
+    n_first_words: int = 40
+    n_words: int = 40
+    n_long_words: int = 0
+    """Of one more prompt, which comes `LONG_AT_S` after the others have begun; 0 for none."""
 
-    return make
+    def make(self, rng: random.Random, words: Sequence[str]) -> list[Prompt]:
+        """The users' words, turn by turn."""
+        counts = [self.n_first_words, *[self.n_words] * (self.n_turns - 1)] * self.n_conversations
+        prompts = [Prompt(text_of(rng, words, count), TOKENS_A_TURN) for count in counts]
+        if self.n_long_words:
+            text = text_of(rng, words, self.n_long_words)
+            prompts.append(Prompt(text, TOKENS_A_TURN, at_s=LONG_AT_S))
+        return prompts
 
+    def requests_of(
+        self,
+        prompts: list[Prompt],
+        flavour: Flavour,
+        model_id: str,
+        sampling: dict[str, Any],
+        tag: str,
+    ) -> list[Request]:
+        if flavour != "completions":
+            raise BenchError("Agents speak OpenAI's dialect alone.")
+        requests = []
+        for index, prompt in enumerate(prompts):
+            first = index - index % self.n_turns
+            body = _Turn(prompts, first, index, {"model": model_id, **sampling})
+            after = index - 1 if index > first else None
+            requests.append(
+                Request("/v1/chat/completions", body, at_s=prompt.at_s, after_end=after)
+            )
+        return requests
 
-def requests_of(
-    prompts: list[Prompt], flavour: Flavour, model_id: str, sampling: dict[str, Any], tag: str
-) -> list[Request]:
-    if flavour != "completions":
-        raise BenchError("Agents speak OpenAI's dialect alone.")
-    requests = []
-    for index in range(len(prompts)):
-        first = index - index % TURNS
-        body = _Turn(prompts, first, index, {"model": model_id, **sampling})
-        after = index - 1 if index > first else None
-        requests.append(Request("/v1/chat/completions", body, after_end=after))
-    return requests
+    def read(self, streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
+        later = [stream for index, stream in enumerate(streams) if index % self.n_turns]
+        return read_throughput(streams, prompts) | {
+            "later_ttft_p50_ms": percentile([stream.ttft_s for stream in later], 50) * 1e3,
+            "prefix_hit_rate": sum(stream.n_cached for stream in later)
+            / max(sum(stream.n_prompt for stream in later), 1),
+        }
 
 
 class _Turn:
@@ -94,30 +120,31 @@ class _Turn:
         }
 
 
-def read_turns(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
-    later = [stream for index, stream in enumerate(streams) if index % TURNS]
-    return read_throughput(streams, prompts) | {
-        "later_ttft_p50_ms": percentile([stream.ttft_s for stream in later], 50) * 1e3,
-        "prefix_hit_rate": sum(stream.n_cached for stream in later)
-        / max(sum(stream.n_prompt for stream in later), 1),
-    }
-
-
-LOADS = {
-    name: Load(
+def _load(name: str, talk: Talk, shape: Shape | None, model: str) -> Load:
+    return Load(
         name,
-        SHAPE,
-        talking(n),
-        read_turns,
+        shape,
+        talk.make,
+        talk.read,
         900,
         model=model,
-        requests_of=requests_of,
+        requests_of=talk.requests_of,
         divisible=True,
     )
-    for name, n, model in (
-        ("agents", SHAPE.slots, BIG_VOCABULARY),
-        ("agents20", 20, "dense"),
-        *((f"agents-{kind}", SHAPE.slots, kind) for kind in MEMORY_KINDS),
+
+
+_OF_EIGHT_HUNDRED = Talk(6, n_turns=5, n_first_words=800, n_words=120)
+LOADS = {
+    load.name: load
+    for load in (
+        _load("agents", Talk(SHAPE.slots), SHAPE, BIG_VOCABULARY),
+        _load("agents20", Talk(20), SHAPE, "dense"),
+        *(_load(f"agents-{kind}", Talk(SHAPE.slots), SHAPE, kind) for kind in MEMORY_KINDS),
+        _load("agents6", _OF_EIGHT_HUNDRED, None, INSTRUCT),
+        _load("agents6-long", replace(_OF_EIGHT_HUNDRED, n_long_words=5400), None, INSTRUCT),
     )
 }
-"""`agents20` has more conversations than slots; those behind it are on each kind of memory."""
+"""`agents20` has more conversations than slots; those behind it are on each kind of memory.
+
+`agents6` are SmolLM2's on defaults: 800 words each to begin with and four turns of 120; beside them
+`agents6-long` has a prompt of some 6,000 tokens."""

@@ -70,12 +70,13 @@ class Load:
     """A quarter of its prompts is a load of its kind, too."""
 
     def quick(self) -> Load:
-        """The same with fewer tokens: it shows what has become slow, not by how much."""
+        """The same with fewer tokens, sooner: it shows what has become slow, not by how much."""
 
         def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
             prompts = self.make(rng, words)
             if self.divisible:
                 prompts = prompts[: len(prompts) // 4]
+            prompts = [replace(prompt, at_s=prompt.at_s / 4) for prompt in prompts]
             return [
                 prompt
                 if prompt.n_out <= FEWEST_OUT or prompt.end_with is not None
@@ -274,14 +275,22 @@ LOADS: dict[str, Load] = {
             )
             for n in (1, 4, 16)
         ),
-        Load(
-            "arrivals",
-            None,
-            arriving(20, 0.5),
-            read_throughput,
-            900,
-            model=INSTRUCT,
-            divisible=True,
+        *(
+            Load(
+                name,
+                None,
+                arriving(20, rate),
+                read_throughput,
+                900,
+                model=INSTRUCT,
+                divisible=True,
+            )
+            for name, rate in (
+                ("arrivals", 0.5),
+                ("arrivals-0.1", 0.1),
+                ("arrivals-0.25", 0.25),
+                ("arrivals-1", 1.0),
+            )
         ),
         Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),
         Load("stranger", None, stranger(8, 700), read_stranger, 300, model=INSTRUCT),

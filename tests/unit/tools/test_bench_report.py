@@ -139,8 +139,9 @@ def test_open_arrivals_come_at_their_rate_and_a_third_begin_alike() -> None:
 
 
 def test_a_turn_says_what_was_said_before() -> None:
-    prompts = agents.talking(8)(random.Random(1), WORDS)
-    requests = agents.requests_of(prompts, "completions", "m", {}, "tag")
+    talk = agents.Talk(8, n_long_words=500)
+    prompts = talk.make(random.Random(1), WORDS)
+    requests = talk.requests_of(prompts, "completions", "m", {}, "tag")
     assert [request.after_end for request in requests[:12]] == [None, *range(9), None, 10]
     answer = b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices":[{"delta":{"content":"Yes."}}]}\n\n'
     body = requests[1].body
@@ -148,6 +149,9 @@ def test_a_turn_says_what_was_said_before() -> None:
     said = body([Recording(0.0, [(1.0, answer)])])["messages"]
     assert [each["role"] for each in said] == ["system", "user", "assistant", "user"]
     assert (said[1]["content"], said[2]["content"]) == (prompts[0].text, "Yes.")
+    alone = requests[-1].body
+    assert callable(alone) and (requests[-1].at_s, requests[-1].after_end) == (10.0, None)
+    assert [len(each["content"].split()) for each in alone([])["messages"]] == [8, 500]
 
 
 def test_the_table_and_the_file_hold_medians_and_ratios(tmp_path: Path) -> None:
