@@ -212,6 +212,18 @@ def test_an_mp3_is_as_long_as_it_is_heard() -> None:
     assert isinstance(sounds.decode(whole, 16_000, 60.0), Sound)
 
 
+def test_an_mp3_without_a_tag_is_heard_to_its_end() -> None:
+    """Its length is guessed from the first bit rate, which may be above all others."""
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 10 * 44_100)
+    soundfile.write(file := io.BytesIO(), noise, 44_100, format="MP3", bitrate_mode="VARIABLE")
+    tagged = file.getvalue()
+    frames = tagged[tagged.index(tagged[:2], tagged.index(b"Xing")) :]
+    assert soundfile.SoundFile(io.BytesIO(frames)).frames < 5 * 44_100
+    for encoded in (tagged, frames, *(frames[:-n_cut] for n_cut in (1, 100, 1000))):
+        heard = sounds.decode(encoded, 16_000, 60.0)
+        assert isinstance(heard, Sound) and 9.9 < len(heard.samples) / 4 / 16_000 < 10.1
+
+
 def test_sounds_are_counted_that_do_not_fit_into_the_context(hearing: WorkerProcess) -> None:
     def counted(seconds: float) -> httpx.Response:
         messages = about(sound(7, seconds, 4000))["messages"]

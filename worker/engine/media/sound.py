@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +27,9 @@ _MAX_CHANNELS = 8
 _UNKNOWN = 2**63 - 1
 """The length of a sound whose header tells none."""
 
+_MOST_LONGER = 64
+"""How many times its length an MP3 may take at its other bit rates, from 320 to 8 kbit/s."""
+
 Samples = npt.NDArray[np.float32]
 
 
@@ -35,6 +39,36 @@ class _Stream(soundfile.SoundFile):  # type: ignore[misc]
 
     def seekable(self) -> bool:
         return False
+
+
+class _EndIsFar(io.BytesIO):
+    """An MP3 that tells more bytes than it has. Without a tag, libsndfile guesses its length from
+    its bytes and its first bit rate, and reads no further, though the rest may take longer."""
+
+    def __init__(self, encoded: bytes) -> None:
+        super().__init__(encoded)
+        self._size = len(encoded)
+        self._from_end = 0
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._from_end = 0
+        if whence == io.SEEK_END:
+            offset, self._from_end = self._size, offset + (_MOST_LONGER - 1) * self._size
+            whence = io.SEEK_SET
+        super().seek(offset, whence)
+        return self.tell()
+
+    def tell(self) -> int:
+        return super().tell() + self._from_end
+
+    def readinto(self, buffer: Any) -> int:
+        """What is asked for, filled up with zeros where it is cut off, as the last frame may be;
+        nothing behind that."""
+        n_read = super().readinto(buffer)
+        if not n_read and not self._from_end:
+            return 0
+        buffer[n_read:] = bytes(len(buffer) - n_read)
+        return len(buffer)
 
 
 def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) -> Sound | TooLong:
@@ -50,13 +84,15 @@ def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) 
         raise InvalidRequest(not_readable)
     try:
         file = _Stream(io.BytesIO(encoded))
+        if file.format == "MP3":
+            file = _Stream(_EndIsFar(encoded))
     except Exception:  # a damaged header raises anything
         raise InvalidRequest(not_readable) from None
     with file:
         rate, n_channels = file.samplerate, file.channels
         if rate not in _RATES or n_channels > _MAX_CHANNELS:
             raise InvalidRequest(f"the sound has {n_channels} channels at {rate} Hz: no sound has")
-        # Without a tag, an MP3's is guessed from its first bit rate, and may be off six times.
+        # Without a tag, an MP3's is guessed.
         if file.frames != _UNKNOWN and file.format != "MP3":
             _check_seconds(file.frames / rate)
             if file.frames > most_seconds * rate:
