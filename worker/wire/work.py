@@ -25,6 +25,11 @@ class Medium(Struct, frozen=True):
     field: str
     """The request's field that it comes from, for errors."""
 
+    def __repr__(self) -> str:
+        """With the hash of its bytes, which they remember: they are many."""
+        n_bytes, name = len(self.data), hash(self.data)
+        return f"{type(self).__name__}({self.kind!r}, {n_bytes} bytes {name:x}, {self.field!r})"
+
 
 class ChatPrompt(Struct, frozen=True, tag=True):
     """Messages for the model's own chat template, rendered in the engine process."""

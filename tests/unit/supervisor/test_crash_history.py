@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -15,7 +17,7 @@ from worker.supervisor.crash_history import (
 )
 from worker.supervisor.recovery import Quarantine, fingerprint
 from worker.wire.sampling import Constraint, Sampling
-from worker.wire.work import InferenceRequest
+from worker.wire.work import ChatPrompt, InferenceRequest, Medium
 
 REQUEST = InferenceRequest("j", "a prompt", Sampling(seed=1), max_tokens=5)
 
@@ -87,3 +89,19 @@ def test_the_fingerprint_sees_through_what_a_retry_changes() -> None:
         replace(REQUEST, sampling=Sampling(seed=1, constraint=Constraint("start: x", "grammar"))),
     ):
         assert fingerprint(other) != fingerprint(REQUEST)
+
+
+def test_the_fingerprint_of_large_media_takes_no_time() -> None:
+    """After a crash the event loop takes one of each request that comes, and of each that ends."""
+
+    def shown(data: bytes) -> InferenceRequest:
+        return replace(REQUEST, prompt=ChatPrompt((), media=(Medium("image", data, "messages"),)))
+
+    def seconds(request: InferenceRequest) -> float:
+        began = time.thread_time()
+        fingerprint(request)
+        return time.thread_time() - began
+
+    large, other = shown(bytes(1 << 24)), shown(bytes((1 << 24) - 1) + b"1")
+    assert min(seconds(large) for _ in range(3)) < 0.01
+    assert fingerprint(large) == fingerprint(shown(bytes(1 << 24))) != fingerprint(other)
