@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,10 +17,15 @@ from worker.engine.scheduler import Scheduler
 SHORT, LONG = b"a short prompt of thirty letters", bytes(range(97, 123)) * 3
 
 
-def divided_engine(memory_bytes: int = 2000) -> Engine:
+def divided_engine(*, has_still_tokens: bool = False) -> Engine:
     """Four parts of 50 cells, two of 100, or 200 cells in one pool."""
     return Engine(
-        4, 200, unified=True, divisions=(4, 2), memory_bytes=memory_bytes, prefill_budget=24
+        4,
+        200,
+        unified=True,
+        divisions=(4, 2),
+        has_still_tokens=has_still_tokens,
+        prefill_budget=24,
     )
 
 
@@ -107,6 +113,21 @@ def test_a_long_prompt_gets_a_longer_part_and_streams_go_on_from_their_cells() -
     assert n_slots(engine) == [4, 2]
     n_rows = sum(n for batch in engine.backend.batches for _, _, n in batch)
     assert n_rows <= sum(len(prompt) + 16 for prompt in prompts.values()), "nothing twice"
+
+
+@pytest.mark.parametrize("has_still_tokens", [False, True])
+def test_streams_leave_slots_that_longer_parts_do_not_have(has_still_tokens: bool) -> None:
+    engine = divided_engine(has_still_tokens=has_still_tokens)
+    prompts = {n: SHORT[n : 20 + n] for n in range(4)}
+    for request_id, prompt in prompts.items():
+        engine.submit(request_id, prompt)
+    for _ in range(12):
+        engine.turn()
+    prompts[4] = LONG
+    engine.submit(4, LONG)
+    engine.run()
+    check_answers(engine, prompts)
+    assert n_slots(engine)[:2] == [4, 2]
 
 
 def test_one_pool_serves_what_fits_in_no_part() -> None:

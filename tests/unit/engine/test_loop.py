@@ -61,6 +61,7 @@ class Engine:
     unified: bool = False
     divisions: tuple[int, ...] = ()
     """The numbers of parts into which one pool is divided at times."""
+    has_still_tokens: bool = False
     memory_bytes: int = 2000
     folder: Path | None = None
     """Of the disk tier."""
@@ -90,6 +91,7 @@ class Engine:
             unified=self.unified,
             recurrent=self.recurrent,
             window=self.window,
+            has_still_tokens=self.has_still_tokens,
             memory_bytes=self.memory_bytes,
             cell_bytes=2.0,
         )

@@ -415,7 +415,8 @@ class Cache:
 
     def position(self, index: int, length: int) -> int:
         """The position of the token that follows the first `length` in a slot."""
-        if not self.limits.has_still_tokens:
+        # A slot that is emptied may be of an earlier layout, which had more.
+        if not length or not self.limits.has_still_tokens:
             return length
         return position_of(self.slots[index].tokens, length)
 
