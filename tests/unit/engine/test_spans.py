@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -9,9 +10,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from worker.engine.media.decoding import Sound
 from worker.engine.media.embeddings import Embeddings
-from worker.engine.media.span import Span, ids_of, key_of, position_of
+from worker.engine.media.reader import MediaReader
+from worker.engine.media.span import PromptTokens, Span, ids_of, key_of, name_of, position_of
 from worker.engine.pace import Pace
+from worker.llama.media import MediaChunk
+from worker.wire.work import Medium
 
 
 @dataclass
@@ -31,17 +36,40 @@ def test_ids_name_a_part_and_tell_its_positions(
     medium: bytes, part: int, n_tokens: int, data: Any
 ) -> None:
     chunk = cast(Any, Chunk(n_tokens, data.draw(st.integers(1, n_tokens))))
-    key = key_of(medium, part)
+    name = name_of(medium)
+    key = key_of(name, part)
     ids = ids_of(key, chunk)
     assert len(ids) == n_tokens and all(-(1 << 31) <= each < 0 for each in ids)
     assert ids == ids_of(key, chunk)
-    assert ids != ids_of(key_of(medium, part + 1), chunk)
-    assert ids != ids_of(key_of(medium + b"x", part), chunk)
+    assert ids != ids_of(key_of(name, part + 1), chunk)
+    assert ids != ids_of(key_of(name_of(medium + b"x"), part), chunk)
     tokens = [1, 2, *ids, 3]
     span = Span(2, chunk, key)
     assert position_of(tokens, 2) == 2
     assert position_of(tokens, span.end) == 2 + chunk.n_positions == span.end - span.n_still
     assert position_of(tokens, len(tokens)) == 3 + chunk.n_positions
+
+
+def test_a_medium_of_many_parts_is_named_once() -> None:
+    """A long sound has sixty parts, and its file may be large."""
+
+    class Ear:
+        sample_rate = 16_000
+
+        def sound(self, samples: Any) -> list[MediaChunk]:
+            return [MediaChunk(1, False, 1, None) for _ in range(60)]
+
+    class Heard:
+        def decode(self, medium: Medium, sample_rate: int, most_seconds: float) -> Sound:
+            return Sound(b"")
+
+    reader, encoded = MediaReader(cast(Any, Ear()), cast(Any, Heard()), 8, 100), bytes(1 << 24)
+    began = time.thread_time()
+    name_of(encoded)
+    named = time.thread_time()
+    reader.read(Medium("audio", encoded, "x"), prompt := PromptTokens(), 100)
+    assert len(prompt.ids) == 60 == len({span.key for span in prompt.spans})
+    assert time.thread_time() - named < 5 * (named - began)
 
 
 def test_other_work_gets_as_much_time_as_encoding_took() -> None:

@@ -9,7 +9,7 @@ from weakref import WeakSet
 import numpy as np
 
 from worker.engine.media.decoding import Decoder, Picture, TooLong
-from worker.engine.media.span import PromptTokens, Span, ids_of, key_of
+from worker.engine.media.span import PromptTokens, Span, ids_of, key_of, name_of
 from worker.errors import InferenceFailed, InvalidRequest, QueueFull
 from worker.llama.media import MediaChunk, Piece, Projector
 from worker.wire.work import Medium
@@ -61,7 +61,7 @@ class MediaReader:
         pieces = self._pieces(medium, prompt, room)
         if (n_tokens := sum(map(_length, pieces))) > room:
             raise DoesNotFit(n_tokens)
-        part = 0
+        part, name = 0, name_of(medium.data)
         for piece in pieces:
             if isinstance(piece, tuple):
                 prompt.ids += piece
@@ -72,7 +72,7 @@ class MediaReader:
                     f"and --micro-batch is {self._micro_batch}",
                     field=medium.field,
                 )
-            key = key_of(medium.data, part)
+            key = key_of(name, part)
             if not prompt.is_counted:
                 self._decoded.add(piece)
                 prompt.spans.append(Span(len(prompt.ids), piece, key))

@@ -56,9 +56,14 @@ class PromptTokens:
     spans: list[Span] = field(default_factory=list)
 
 
-def key_of(medium: bytes, part: int) -> bytes:
-    """The name of a medium's part number `part`."""
-    return hashlib.sha256(medium).digest() + part.to_bytes(4, "big")
+def name_of(medium: bytes) -> bytes:
+    """The name of a medium."""
+    return hashlib.sha256(medium).digest()
+
+
+def key_of(name: bytes, part: int) -> bytes:
+    """The name of part number `part` of the medium of this name."""
+    return name + part.to_bytes(4, "big")
 
 
 def ids_of(key: bytes, chunk: MediaChunk) -> list[int]:
