@@ -401,7 +401,7 @@ def test_a_path_that_does_not_exist_has_the_form_of_its_neighbours(
     [
         ("/execute", {"code", "message", "retriable", "correlation_id"}),
         ("/v1/inference", {"code", "message", "retriable", "correlation_id"}),
-        ("/tokenize", {"code", "message", "retriable", "correlation_id"}),
+        ("/tokenize", {"error", "correlation_id"}),
         ("/completion", {"error", "correlation_id"}),
         ("/chat/completions", {"error", "correlation_id"}),
         ("/v1/responses", {"error", "correlation_id"}),

@@ -274,6 +274,28 @@ def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: Worke
     assert own["n_prompt_tokens"] > own["n_ctx"] == n_ctx
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "content"),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
+        ("/apply-template", {}, "messages"),
+        ("/lora-adapters", [{"id": 0, "scale": 1}], "lora[0].id"),
+        ("/tools", {}, "tool"),
+    ],
+)
+def test_its_text_tools_fail_in_its_own_form(
+    worker: WorkerProcess, path: str, body: Any, param: str
+) -> None:
+    """Its clients read `error.message` on each of its paths, as they do on `/completion`."""
+    answer = worker.post(path, body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert error["message"]
+
+
 def test_what_vllm_s_routers_ask(worker: WorkerProcess) -> None:
     assert worker.get("/ping").status_code == 200
     assert worker.get("/load").json() == {"server_load": 0}

@@ -83,7 +83,7 @@ def test_apply_template_is_the_models_own(worker: WorkerProcess) -> None:
 def test_a_token_out_of_the_vocabulary_is_named(worker: WorkerProcess) -> None:
     answer = worker.post("/detokenize", {"tokens": [5, 1024]})
     assert answer.status_code == 400
-    assert answer.json()["errors"][0]["field"] == "tokens"
+    assert answer.json()["error"]["param"] == "tokens"
 
 
 def test_a_prompt_over_the_context_names_both_numbers(worker: WorkerProcess) -> None:

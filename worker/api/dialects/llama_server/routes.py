@@ -15,6 +15,7 @@ from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import answered
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW
 from worker.api.dialects.llama_server.schema import (
+    ERRORS,
     REFERENCE,
     AdaptersBody,
     DetokenizeBody,
@@ -22,7 +23,6 @@ from worker.api.dialects.llama_server.schema import (
 )
 from worker.api.http.body import OpenBody, read, read_as
 from worker.api.http.encoding import dumps, sliced
-from worker.api.http.errors import FLAT
 from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
@@ -221,4 +221,4 @@ OPERATIONS = [
         body=AdaptersBody, errors=(400, 413),
     ),
 ]  # fmt: skip
-DIALECT = Dialect(OPERATIONS, FLAT, reference=REFERENCE)
+DIALECT = Dialect(OPERATIONS, ERRORS, reference=REFERENCE)
