@@ -272,9 +272,16 @@ def test_a_function_is_called_and_its_output_read(client: OpenAI) -> None:
 
 
 def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
-    body = {"model": "m", "input": "a", "previous_response_id": "resp_1"}
-    error = worker.post("/v1/responses", body).json()["error"]
-    assert error["param"] == "previous_response_id"
+    """Without the turns that these name, an answer would be to another question."""
+    asked = {"previous_response_id": "resp_1", "conversation": "conv_1", "prompt": {"id": "pmpt_1"}}
+    for name, given in asked.items():
+        answer = worker.post("/v1/responses", {"model": "m", "input": "a", name: given})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == name
+    errors = worker.post("/v1/responses", {"input": "a", **asked}).json()["error"]["errors"]
+    assert [error["field"] for error in errors] == [*asked]
+    absent = dict.fromkeys(asked)
+    answer = worker.post("/v1/responses", {"input": "a", "max_output_tokens": 1, **absent})
+    assert answer.status_code == 200 and "x-ignored-fields" not in answer.headers
 
 
 # --- templates ---------------------------------------------------------------------------

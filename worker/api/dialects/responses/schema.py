@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
@@ -26,7 +26,7 @@ from worker.api.chat.request import (
 )
 from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
-from worker.api.http.faults import refusal
+from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 
 
@@ -114,6 +114,8 @@ class ResponsesBody(SamplingFields, OwnFields):
     text: TextOptions = TextOptions()
     reasoning: Effort = Effort()
     previous_response_id: str | None = None
+    conversation: Any = Field(None, description="not honoured; nothing is stored")
+    prompt: Any = Field(None, description="not honoured; nothing is stored")
 
 
 def read(body: ResponsesBody, state: AppState) -> Generate:
@@ -141,9 +143,10 @@ def chat_of(body: ResponsesBody) -> Chat:
     Raises:
         InvalidRequest: the body leaves something to what was stored, which is nothing.
     """
-    if body.previous_response_id is not None:
+    stored = ("previous_response_id", "conversation", "prompt")
+    if named := [name for name in stored if getattr(body, name) is not None]:
         what = "is not honoured: nothing is stored; send the whole input"
-        raise refusal("previous_response_id", "unsupported", what)
+        raise invalid([fault(name, "unsupported", f"{name} {what}") for name in named])
     choice = body.tool_choice
     verbosity = body.text.verbosity
     return Chat(
