@@ -104,6 +104,9 @@ def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None
     assert worker.post("/api/chat", ollama).json()["message"]["thinking"]
     silent = worker.post("/api/chat", ollama | {"think": False}).json()["message"]
     assert not silent.get("thinking") and silent["content"]
+    for level in ("low", "medium", "high", "max"):
+        answer = worker.post("/api/chat", ollama | {"think": level})
+        assert answer.status_code == 200 and answer.json()["message"]["thinking"], answer.text
 
     asked = {"model": "m", "input": "Tell a story.", "max_output_tokens": 30, "temperature": 0}
     asked["ignore_eos"] = True  # else it may say nothing

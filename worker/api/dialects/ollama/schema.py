@@ -43,7 +43,8 @@ Format = Annotated[
     Annotated[Literal["", "json"], Tag("~text")] | Annotated[JsonObject, Tag("~object")], ByKind
 ]
 Think = Annotated[
-    Annotated[Flag, Tag("~other")] | Annotated[Literal["low", "medium", "high"], Tag("~text")],
+    Annotated[Flag, Tag("~other")]
+    | Annotated[Literal["low", "medium", "high", "max"], Tag("~text")],
     ByKind,
 ]
 
