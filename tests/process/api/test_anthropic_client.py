@@ -83,8 +83,9 @@ def test_a_forced_call_comes_whole_and_streamed(client: Anthropic, choice: Any) 
 
 def test_an_answer_follows_a_schema(client: Anthropic) -> None:
     form = {"type": "json_schema", "schema": WEATHER["input_schema"]}
-    [block] = ask(client, output_config={"format": form}).content
-    assert set(json.loads(block.text)) == {"city"}
+    for fields in {"output_config": {"format": form}}, {"extra_body": {"output_format": form}}:
+        [block] = ask(client, **fields).content
+        assert set(json.loads(block.text)) == {"city"}
 
 
 def test_a_tools_result_is_part_of_the_chat(client: Anthropic) -> None:

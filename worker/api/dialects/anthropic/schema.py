@@ -109,6 +109,18 @@ class PromptBody(OpenBody):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
+    output_format: OutputFormat | None = Field(
+        None, description="the older name of output_config.format, which counts before it"
+    )
+
+    @property
+    def format(self) -> JsonSchema | None:
+        """The form of the answer, whose field is the one that was given."""
+        if (form := self.output_config.format) is not None:
+            return JsonSchema(form.schema_, "output_config.format.schema")
+        if self.output_format is not None:
+            return JsonSchema(self.output_format.schema_, "output_format.schema")
+        return None
 
     @property
     def reasoning(self) -> Reasoning:
@@ -131,7 +143,6 @@ def read(body: MessagesBody, state: AppState) -> Generate:
     Raises:
         InvalidRequest: the messages and their tool results are too many.
     """
-    form = body.output_config.format
     id = f"msg_{uuid.uuid4().hex}"
     return Generate(
         id=id,
@@ -139,7 +150,7 @@ def read(body: MessagesBody, state: AppState) -> Generate:
         sampling=body.sampling(state),
         model=body.model,
         max_tokens=body.max_tokens,
-        format=JsonSchema(form.schema_, "output_config.format.schema") if form else None,
+        format=body.format,
         stop=tuple(stop for stop in body.stop_sequences if stop),
         streams=body.stream,
         **body.own(id),
