@@ -62,6 +62,11 @@ def taking(**parameters: Any) -> dict[str, Any]:
 STRING = taking(type="string")
 
 
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 @pytest.fixture(scope="module")
 def worker(share_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> WorkerProcess:
     """A worker on the bundled model's weights with a chat template that takes tools."""
@@ -99,7 +104,13 @@ def test_the_worker_says_that_it_takes_tools(worker: WorkerProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "names"), [("required", {"weather", "look"}), (WEATHER_ONLY, {"weather"})]
+    ("choice", "names"),
+    [
+        ("required", {"weather", "look"}),
+        (WEATHER_ONLY, {"weather"}),
+        (allowed("required", "weather"), {"weather"}),
+        (allowed("required", "look", "weather"), {"weather", "look"}),
+    ],
 )
 def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[str]) -> None:
     for seed in range(3):
@@ -244,6 +255,30 @@ def test_calls_and_results_are_in_the_prompt(client: OpenAI, worker: WorkerProce
     assert after.choices[0].message.content
 
 
+def test_the_model_is_told_only_of_tools_that_it_may_call(worker: WorkerProcess) -> None:
+    def told(path: str, **fields: Any) -> int:
+        answer = worker.post(f"{path}/input_tokens", fields)
+        assert answer.status_code == 200, answer.text
+        n_tokens: int = answer.json()["input_tokens"]
+        return n_tokens
+
+    chat: dict[str, Any] = {"messages": FRANCE}
+    alone = told("/v1/chat/completions", **chat, tools=[LOOK])
+    among = told("/v1/chat/completions", **chat, tools=TOOLS, tool_choice=allowed("auto", "look"))
+    assert alone == among < told("/v1/chat/completions", **chat, tools=TOOLS)
+
+    flat = [{"type": "function", **tool["function"]} for tool in TOOLS]
+    choice = {"type": "allowed_tools", "mode": "required", "tools": [
+        {"type": "function", "name": "weather"}, {"type": "mcp", "server_label": "a"}]}  # fmt: skip
+    asked = {"input": "Paris?", "tools": flat, "tool_choice": choice, "max_output_tokens": 200}
+    answer = worker.post("/v1/responses", asked).json()
+    assert [item["name"] for item in answer["output"]] == ["weather"]
+    assert answer["tool_choice"]["mode"] == "required"
+    choice["tools"] = [{"type": "function", "name": "fly"}]
+    refused = worker.post("/v1/responses", asked).json()["error"]
+    assert refused["param"] == "tool_choice.tools[0].name"
+
+
 def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> None:
     """Clients send both that parse whatever comes."""
     answer = client.chat.completions.create(
@@ -290,6 +325,11 @@ def test_a_call_that_is_cut_off_is_no_call(client: OpenAI) -> None:
             "tool_choice.function.name",
         ),
         ({"tool_choice": "always"}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+        (
+            {"tool_choice": allowed("auto", "weather", "fly")},
+            "tool_choice.allowed_tools.tools[1].function.name",
+        ),
         ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
         ({"tools": [STRING], "tool_choice": "required"}, "tools[0].function.parameters.type"),
     ],

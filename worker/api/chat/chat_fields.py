@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, Tag
@@ -11,7 +12,7 @@ from worker.api.chat.fields import ByKind, Item, Many, TextOr, TextOrMany, neede
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import Chat, Message, OneTool, Part, Reasoning, Tool, ToolCall
 from worker.api.http.body import Flag, JsonObject, OpenBody
-from worker.api.http.faults import refusal
+from worker.api.http.faults import fault, invalid, refusal
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
@@ -142,6 +143,26 @@ class FunctionFields(FunctionName):
 class ToolFields(OpenBody):
     type: Literal["function"] = "function"
     function: FunctionFields
+
+
+AllowedMode = Literal["auto", "required"]
+
+
+def with_allowed(chat: Chat, mode: AllowedMode, allowed: Sequence[tuple[str, str]]) -> Chat:
+    """The chat with those of its tools alone that are allowed: each by its name, and that's path.
+
+    The others are not told to the model: it could call them only in vain.
+
+    Raises:
+        InvalidRequest: a name is of none of the tools.
+    """
+    offered = {tool.name for tool in chat.tools}
+    if unknown := [path for name, path in allowed if name not in offered]:
+        what = "must be the name of one of the tools"
+        raise invalid([fault(path, "enum", f"{path} {what}") for path in unknown])
+    names = {name for name, _ in allowed}
+    tools = tuple(tool for tool in chat.tools if tool.name in names)
+    return replace(chat, tools=tools, tool_choice=mode)
 
 
 class ChatFields(OpenBody):

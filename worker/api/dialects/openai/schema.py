@@ -12,13 +12,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.chat_fields import ChatFields, FunctionName, WordOr
+from worker.api.chat.chat_fields import (
+    MAX_TOOLS,
+    AllowedMode,
+    ChatFields,
+    FunctionName,
+    WordOr,
+    with_allowed,
+)
 from worker.api.chat.fields import (
     ANY_OBJECT,
     MAX_PROMPTS,
     MAX_TOP_LOGPROBS,
     GenerationFields,
     Many,
+    needed_by,
     prompts_of,
     prompts_of_at_most,
     refused,
@@ -30,9 +38,23 @@ from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, MarkedPrompt, MixedTokens, Prompt
 
 
-class FunctionChoice(OpenBody):
+class AllowedTool(OpenBody):
     type: Literal["function"] = "function"
     function: FunctionName
+
+
+class AllowedTools(OpenBody):
+    mode: AllowedMode
+    tools: Many[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class ToolChoice(OpenBody):
+    type: Literal["function", "allowed_tools"] = "function"
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+    _is_named = needed_by("function", "function")
+    _has_allowed = needed_by("allowed_tools", "allowed_tools")
 
 
 class JsonSchemaFormat(OpenBody):
@@ -55,7 +77,7 @@ class ChatBody(GenerationFields, ChatFields):
     logprobs: Flag = False
     top_logprobs: Integer | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     response_format: ResponseFormat | None = None
-    tool_choice: WordOr[FunctionChoice] | None = None
+    tool_choice: WordOr[ToolChoice] | None = None
     parallel_tool_calls: Flag | None = Field(
         None,
         description="false: one call at most; true: where a call is required, several may come",
@@ -139,12 +161,16 @@ def read_chat(body: ChatBody, state: AppState) -> Generate:
 
 
 def chat_of(body: ChatBody) -> Chat:
+    """
+    Raises:
+        InvalidRequest: the fields do not fit together.
+    """
     choice, form = body.tool_choice, body.reasoning_format
+    one = choice.function if isinstance(choice, ToolChoice) else None
+    word = choice if isinstance(choice, str) else "auto"
     variables = {} if body.verbosity is None else {"verbosity": body.verbosity}
-    return body.chat(
-        OneTool(choice.function.name, "tool_choice.function.name")
-        if isinstance(choice, FunctionChoice)
-        else choice or "auto",
+    chat = body.chat(
+        OneTool(one.name, "tool_choice.function.name") if one else word,
         body.parallel_tool_calls,
         variables,
         Reasoning(
@@ -155,6 +181,13 @@ def chat_of(body: ChatBody) -> Chat:
             splits=None if form is None else form != "none",
         ),
     )
+    if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
+        return chat
+    assert choice.allowed_tools is not None, "a check of the model"
+    path = "tool_choice.allowed_tools.tools[{}].function.name"
+    names = [tool.function.name for tool in choice.allowed_tools.tools]
+    allowed = [(name, path.format(index)) for index, name in enumerate(names)]
+    return with_allowed(chat, choice.allowed_tools.mode, allowed)
 
 
 def read_completion(body: CompletionBody, state: AppState) -> Generate:

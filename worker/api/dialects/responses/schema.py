@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS, ContentFields, WordOr, content_of
+from worker.api.chat.chat_fields import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    AllowedMode,
+    ContentFields,
+    WordOr,
+    content_of,
+    with_allowed,
+)
 from worker.api.chat.fields import ANY_OBJECT, ByKind, OwnFields, Text, needed_by
 from worker.api.chat.prompt import text_of
 from worker.api.chat.request import (
@@ -95,9 +103,21 @@ class Effort(OpenBody):
     effort: str | None = None
 
 
-class NamedChoice(OpenBody):
-    type: Literal["function"]
-    name: str = Field(min_length=1, max_length=256)
+class AllowedTool(OpenBody):
+    type: str
+    name: str = Field("", max_length=256)
+
+    _is_named = needed_by("function", "name")
+
+
+class ToolChoice(OpenBody):
+    type: Literal["function", "allowed_tools"]
+    name: str | None = Field(None, max_length=256)
+    mode: AllowedMode | None = None
+    tools: tuple[AllowedTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
+
+    _is_named = needed_by("function", "name")
+    _has_mode = needed_by("allowed_tools", "mode")
 
 
 class ResponsesBody(SamplingFields, OwnFields):
@@ -109,7 +129,7 @@ class ResponsesBody(SamplingFields, OwnFields):
     max_output_tokens: Integer | None = Field(None, ge=1)
     stream: Flag = False
     tools: tuple[FunctionTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
-    tool_choice: WordOr[NamedChoice] | None = None
+    tool_choice: WordOr[ToolChoice] | None = None
     parallel_tool_calls: Flag | None = None
     text: TextOptions = TextOptions()
     reasoning: Effort = Effort()
@@ -148,22 +168,30 @@ def chat_of(body: ResponsesBody) -> Chat:
         what = "is not honoured: nothing is stored; send the whole input"
         raise invalid([fault(name, "unsupported", f"{name} {what}") for name in named])
     choice = body.tool_choice
+    one = choice.name if isinstance(choice, ToolChoice) else None
+    word = choice if isinstance(choice, str) else "auto"
     verbosity = body.text.verbosity
-    return Chat(
+    chat = Chat(
         messages=tuple(_messages(body)),
         tools=tuple(
             Tool(tool.name, f"tools[{index}].parameters", tool.description, tool.parameters)
             for index, tool in enumerate(body.tools)
             if tool.type == "function"
         ),
-        tool_choice=OneTool(choice.name, "tool_choice.name")
-        if isinstance(choice, NamedChoice)
-        else choice or "auto",
+        tool_choice=OneTool(one, "tool_choice.name") if one else word,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning=Reasoning(effort=body.reasoning.effort),
         template_variables={} if verbosity is None else {"verbosity": verbosity},
         path="input",
     )
+    if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
+        return chat
+    allowed = [
+        (tool.name, f"tool_choice.tools[{index}].name")
+        for index, tool in enumerate(choice.tools)
+        if tool.type == "function"
+    ]
+    return with_allowed(chat, choice.mode or "auto", allowed)
 
 
 def _messages(body: ResponsesBody) -> list[Message]:

@@ -12,7 +12,7 @@ from worker.api.chat.dialect import BlockAnswer, Event, What
 from worker.api.chat.message import Block
 from worker.api.chat.run import counting, generation
 from worker.api.chat.timings import timings
-from worker.api.dialects.responses.schema import NamedChoice, ResponsesBody, chat_of, read
+from worker.api.dialects.responses.schema import ResponsesBody, ToolChoice, chat_of, read
 from worker.api.http.encoding import sse
 from worker.api.http.errors import NESTED, error_object
 from worker.api.http.operation import SSE, Dialect, StreamForm
@@ -131,8 +131,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "temperature": self.asked.sampling.temperature,
             "top_p": self.asked.sampling.top_p,
             "tools": [tool.model_dump() for tool in body.tools],
-            "tool_choice": choice.model_dump()
-            if isinstance(choice, NamedChoice)
+            "tool_choice": choice.model_dump(exclude_unset=True)
+            if isinstance(choice, ToolChoice)
             else choice or "auto",
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "text": {"format": {"type": "text"} if form is None else form.told},
