@@ -57,3 +57,27 @@ def test_a_template_that_reaches_for_python_is_not_served(warm_cache: Path, tmp_
     exit = run_to_exit("--port", "0", "--model", str(model), cache_dir=warm_cache)
     assert exit.code == 3 and exit.failure["code"] == "MODEL_LOAD_FAILED"
     assert "internal of Python" in exit.sentence and "Traceback" not in exit.stderr
+
+
+def test_a_prompt_is_shown_as_a_chat_of_the_same_fields_has_it(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """Clients that count or complete by themselves ask here for the prompt of a chat."""
+    file = tmp_path / "template.jinja"
+    names = ("reasoning_effort", "enable_thinking", "verbosity", "thinking_budget")
+    file.write_text("".join(f"{{{{ {name} }}}}," for name in names))
+    worker = start_worker("--chat-template", str(file))
+    for fields, prompt in (
+        ({}, ",,,,"),
+        ({"reasoning_effort": "high"}, "high,,,,"),
+        ({"enable_thinking": False, "verbosity": "low"}, ",False,low,,"),
+        ({"reasoning_budget_tokens": 0}, ",False,,,"),
+        ({"thinking_budget_tokens": 9}, ",True,,9,"),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"verbosity": "high"}}, "low,,high,,"),
+    ):
+        body = {"messages": FRANCE, **fields}
+        shown = worker.post("/apply-template", body)
+        assert shown.json() == {"prompt": prompt} and "x-ignored-fields" not in shown.headers
+        tokens = worker.post("/tokenize", body)
+        counted = worker.post("/v1/chat/completions/input_tokens", body).json()["input_tokens"]
+        assert tokens.json()["count"] == counted and "x-ignored-fields" not in tokens.headers

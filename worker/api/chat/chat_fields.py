@@ -8,7 +8,16 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, Tag
 
-from worker.api.chat.fields import ByKind, Item, Many, TextOr, TextOrMany, needed_by, refused
+from worker.api.chat.fields import (
+    BudgetFields,
+    ByKind,
+    Item,
+    Many,
+    TextOr,
+    TextOrMany,
+    needed_by,
+    refused,
+)
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import Chat, Message, OneTool, Part, Reasoning, Tool, ToolCall
 from worker.api.http.body import Flag, JsonObject, OpenBody
@@ -166,7 +175,7 @@ def with_allowed(chat: Chat, mode: AllowedMode, allowed: Sequence[tuple[str, str
 
 
 class ChatFields(OpenBody):
-    """The input of a chat template; the whole body of `/apply-template`."""
+    """The input of a chat template."""
 
     messages: Many[MessageFields] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
@@ -216,3 +225,33 @@ class ChatFields(OpenBody):
             reasoning=reasoning or Reasoning(),
             template_variables={**(template_variables or {}), **(self.chat_template_kwargs or {})},
         )
+
+
+class ReasoningChatFields(ChatFields, BudgetFields):
+    """A chat with all that a request may tell its template; the whole body of `/apply-template`."""
+
+    reasoning_effort: str | None = Field(
+        None,
+        description="none, low, medium, high or another word that the model's template knows; "
+        "for other templates it is a budget",
+    )
+    verbosity: str | None = Field(None, description="a variable of the template")
+    enable_thinking: Flag | None = Field(None, description="false: the model does not reason")
+
+    def reasoning_chat(
+        self,
+        tool_choice: Literal["auto", "none", "required"] | OneTool = "auto",
+        parallel_tool_calls: bool | None = None,
+        message: str | None = None,
+        splits: bool | None = None,
+    ) -> Chat:
+        """As `chat`; `message` and `splits` are those of `Reasoning`."""
+        variables = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        reasoning = Reasoning(
+            budget=self.reasoning_budget,
+            message=message,
+            effort=self.reasoning_effort,
+            enabled=self.enable_thinking,
+            splits=splits,
+        )
+        return self.chat(tool_choice, parallel_tool_calls, variables, reasoning)

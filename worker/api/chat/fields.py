@@ -243,7 +243,24 @@ class StructuredOutputs(OpenBody):
     json_object: Flag = False
 
 
-class GenerationFields(SamplingFields, OwnFields):
+class BudgetFields(OpenBody):
+    """How long a model may reason; some templates tell it."""
+
+    reasoning_budget: Integer | None = Field(
+        None,
+        ge=-1,
+        le=2**31 - 1,
+        validation_alias=AliasChoices(
+            "reasoning_budget",
+            "reasoning_budget_tokens",
+            "thinking_budget_tokens",
+            "thinking_token_budget",
+        ),
+        description="tokens of reasoning at most; 0 is none, -1 any number",
+    )
+
+
+class GenerationFields(SamplingFields, OwnFields, BudgetFields):
     """The fields of chats and plain completions."""
 
     format_fields: ClassVar[frozenset[str]] = frozenset(
@@ -271,18 +288,6 @@ class GenerationFields(SamplingFields, OwnFields):
     stop: Stops | None = Field(None, validation_alias=AliasChoices("stop", "stopping_strings"))
     stream: Flag = False
     stream_options: StreamOptions = StreamOptions()
-    reasoning_budget: Integer | None = Field(
-        None,
-        ge=-1,
-        le=2**31 - 1,
-        validation_alias=AliasChoices(
-            "reasoning_budget",
-            "reasoning_budget_tokens",
-            "thinking_budget_tokens",
-            "thinking_token_budget",
-        ),
-        description="tokens of reasoning at most; 0 is none, -1 any number",
-    )
     reasoning_budget_message: str | None = Field(
         None, max_length=4096, description="a text that ends reasoning whose budget is spent"
     )

@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.chat_fields import ChatFields
+from worker.api.chat.chat_fields import ReasoningChatFields
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import answered
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW
@@ -62,7 +62,7 @@ def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatP
     """
     if (body.content is None) == (not body.messages):
         raise invalid([fault("content", "required", "either content or messages must be given")])
-    return body, chat_prompt(body.chat(), state) if body.messages else None
+    return body, chat_prompt(body.reasoning_chat(), state) if body.messages else None
 
 
 def _encoded(tokens: Tokenized, context_length: int | None) -> Iterator[bytes]:
@@ -96,7 +96,12 @@ async def detokenize(request: Request, state: AppState) -> object:
 
 
 async def apply_template(request: Request, state: AppState) -> object:
-    prompt = await read_as(request, state, ChatFields, lambda body: chat_prompt(body.chat(), state))
+    prompt = await read_as(
+        request,
+        state,
+        ReasoningChatFields,
+        lambda body: chat_prompt(body.reasoning_chat(), state),
+    )
     return {"prompt": await answered(request, state, ApplyTemplate(prompt))}
 
 
@@ -205,7 +210,10 @@ def _busy(activity: Activity) -> dict[str, Any]:
 OPERATIONS = [
     Operation("POST", "/tokenize", tokenize, "Text to token ids", body=TokenizeBody),
     Operation("POST", "/detokenize", detokenize, "Token ids to text", body=DetokenizeBody),
-    Operation("POST", "/apply-template", apply_template, "Messages to a prompt", body=ChatFields),
+    Operation(
+        "POST", "/apply-template", apply_template, "Messages to a prompt",
+        body=ReasoningChatFields,
+    ),
     Operation(
         "GET", "/props", props, "The model's defaults",
         errors=(503,), asks="groups", joined=_of_models,

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import AliasChoices, Field
 
-from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
+from worker.api.chat.chat_fields import MAX_MESSAGES, MessageFields, ReasoningChatFields
 from worker.api.chat.fields import (
     MAX_ADAPTERS,
     MAX_PROMPTS,
@@ -29,7 +29,7 @@ MAX_LOGPROBS = 2**20
 REFERENCE = "https://github.com/ggml-org/llama.cpp/tree/master/tools/server"
 
 
-class TokenizeBody(ChatFields):
+class TokenizeBody(ReasoningChatFields):
     """A text, or as vLLM takes it a chat."""
 
     content: Mixed | None = Field(

@@ -15,8 +15,8 @@ from pydantic_core import PydanticCustomError
 from worker.api.chat.chat_fields import (
     MAX_TOOLS,
     AllowedMode,
-    ChatFields,
     FunctionName,
+    ReasoningChatFields,
     WordOr,
     with_allowed,
 )
@@ -31,7 +31,7 @@ from worker.api.chat.fields import (
     prompts_of_at_most,
     refused,
 )
-from worker.api.chat.request import Chat, Format, Generate, JsonSchema, OneTool, Reasoning
+from worker.api.chat.request import Chat, Format, Generate, JsonSchema, OneTool
 from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
@@ -71,7 +71,7 @@ class ResponseFormat(OpenBody):
     )
 
 
-class ChatBody(GenerationFields, ChatFields):
+class ChatBody(GenerationFields, ReasoningChatFields):
     """`POST /v1/chat/completions`."""
 
     logprobs: Flag = False
@@ -83,19 +83,12 @@ class ChatBody(GenerationFields, ChatFields):
         description="false: one call at most; true: where a call is required, several may come",
     )
     modalities: Many[Literal["text"]] = ()
-    reasoning_effort: str | None = Field(
-        None,
-        description="none, low, medium, high or another word that the model's template knows; "
-        "for other templates it is a budget",
-    )
     reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
         None, description="none: reasoning stays in the text; else it is reasoning_content"
     )
     functions: Annotated[tuple[Any, ...], refused("send them as tools")] = Field(
         (), description="not honoured; tools took their place"
     )
-    verbosity: str | None = Field(None, description="a variable of the template")
-    enable_thinking: Flag | None = Field(None, description="false: the model does not reason")
 
     format_fields = GenerationFields.format_fields | {"response_format"}
 
@@ -168,18 +161,11 @@ def chat_of(body: ChatBody) -> Chat:
     choice, form = body.tool_choice, body.reasoning_format
     one = choice.function if isinstance(choice, ToolChoice) else None
     word = choice if isinstance(choice, str) else "auto"
-    variables = {} if body.verbosity is None else {"verbosity": body.verbosity}
-    chat = body.chat(
+    chat = body.reasoning_chat(
         OneTool(one.name, "tool_choice.function.name") if one else word,
         body.parallel_tool_calls,
-        variables,
-        Reasoning(
-            budget=body.reasoning_budget,
-            message=body.reasoning_budget_message,
-            effort=body.reasoning_effort,
-            enabled=body.enable_thinking,
-            splits=None if form is None else form != "none",
-        ),
+        message=body.reasoning_budget_message,
+        splits=None if form is None else form != "none",
     )
     if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
         return chat
