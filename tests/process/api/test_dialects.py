@@ -284,6 +284,17 @@ def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
     assert answer.status_code == 200 and "x-ignored-fields" not in answer.headers
 
 
+def test_a_message_s_failure_has_anthropic_s_type_for_its_status(worker: WorkerProcess) -> None:
+    """Its clients tell by the type whether to ask again."""
+    body = {"model": "m", "max_tokens": 1, "messages": user("a")}
+    url, past = f"{worker.base_url}/v1/messages", {"X-Deadline": "1"}
+    late = httpx.post(url, json=body, headers=past)
+    wrong_method = worker.get("/v1/messages")
+    assert (late.status_code, wrong_method.status_code) == (504, 405)
+    assert late.json()["error"]["type"] == "timeout_error"
+    assert wrong_method.json()["error"]["type"] == "invalid_request_error"
+
+
 # --- templates ---------------------------------------------------------------------------
 
 

@@ -22,8 +22,11 @@ _ERROR_TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    405: "invalid_request_error",
+    409: "conflict_error",
     413: "request_too_large",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 
