@@ -103,7 +103,7 @@ class Lifecycle:
             self._uri += settings.api_prefix
         self._exit_code = 0
         self._stop = asyncio.Event()
-        self._stops_now = False
+        self._was_signalled = self._stops_now = False
         self._heartbeats: Heartbeats | None = None
 
     async def serve(self) -> WorkerError | None:
@@ -319,9 +319,11 @@ class Lifecycle:
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._log.info("worker.signal", signal=signal.Signals(number).name)
-        if self._stop.is_set():
+        # The first one never cuts a drain: an orchestrator sends it after `/shutdown`, too.
+        if self._was_signalled:
             self._stops_now = True
             self._supervisor.cut_drain()
+        self._was_signalled = True
         self._request_stop()
 
     def _request_stop(self) -> None:

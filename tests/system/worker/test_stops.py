@@ -65,6 +65,20 @@ def test_a_second_signal_stops_now(start_worker: StartWorker, tmp_path: Path) ->
         assert reading.rest().error["code"] == "SHUTTING_DOWN"
 
 
+def test_the_first_signal_after_a_request_to_stop_cuts_nothing(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    hold = tmp_path / "hold"
+    worker = start_worker(env=engines_held_by(hold))
+    with mid_stream(worker, hold, "One day", max_tokens=40, ignore_eos=True) as reading:
+        assert worker.post("/shutdown", {}).status_code == 202
+        worker.signal(signal.SIGTERM)
+        worker.wait_log("worker.signal")
+        hold.unlink()
+        assert reading.rest().end["tokens_out"] == 40
+    assert worker.wait() == 0
+
+
 def test_a_stop_while_loading(start_worker: StartWorker) -> None:
     worker = start_worker(wait_ready=False)
     assert worker.stop() == 0
