@@ -31,25 +31,26 @@ class History:
         self._metrics = metrics
         self._rows: deque[Row] = deque(maxlen=round(KEPT_SECONDS / STEP_SECONDS))
         self._at: float | None = None
-        """Unix time in seconds of the last sample, of which the next two are as well."""
+        """The last sample's time on the monotonic clock; the next two are of that sample, too."""
         self._counts: dict[str, float] = {}
         self._buckets: dict[str, Buckets] = {}
 
     async def keep(self, status: Callable[[], Any]) -> None:
         """Take a sample now and every ten seconds, until cancelled."""
         while True:
-            self.take(status(), time.time())
+            self.take(status(), time.time(), time.monotonic())
             await asyncio.sleep(STEP_SECONDS)
 
-    def take(self, status: Any, at: float) -> None:
+    def take(self, status: Any, at: float, now: float) -> None:
         """Take a sample of a `WorkerStatus` and of the counters. Each but the first ends a row:
-        rates and quantiles of the step, gauges at its end."""
+        rates and quantiles of the step, gauges at its end. The row tells the Unix time `at`; rates
+        are by the monotonic `now`, since that clock is never set."""
         before = self._at, self._counts, self._buckets
-        self._at, self._counts = at, _counts(self._metrics)
+        self._at, self._counts = now, _counts(self._metrics)
         self._buckets = {name: self._metrics.buckets(key) for name, key in LATENCIES.items()}
         if before[0] is None:
             return
-        stats, seconds = status.stats, max(at - before[0], 1e-3)
+        stats, seconds = status.stats, max(now - before[0], 1e-3)
         n_used = stats.kv_cells_used - stats.kv_cells_cached
         row: Row = {
             "at": round(at, 1),

@@ -52,12 +52,12 @@ def test_nothing_observed_is_no_quantile() -> None:
 def test_columns_are_the_growth_of_the_counters() -> None:
     metrics = Metrics("w")
     history = History(metrics)
-    history.take(Now(), 100.0)
+    history.take(Now(), 100.0, 0.0)
     metrics.tokens(30, None)
     metrics.looked_up(50, 40, "memory")
     metrics.first_token.observe(0.2)
-    history.take(Now(running=3, queued=2), 110.0)
-    history.take(Now(), 120.0)
+    history.take(Now(running=3, queued=2), 110.0, 10.0)
+    history.take(Now(), 120.0, 20.0)
     columns = history.columns(Columns.__annotations__)
     assert columns["at"] == [110.0, 120.0]
     assert columns["tokens_per_second"] == [3.0, 0.0]
@@ -69,9 +69,22 @@ def test_columns_are_the_growth_of_the_counters() -> None:
     assert columns["inter_token_ms_p95"] == [None, None]
 
 
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_changes_no_rate(jump: float) -> None:
+    metrics = Metrics("w")
+    history = History(metrics)
+    history.take(Now(), 10_000.0, 0.0)
+    metrics.tokens(30, None)
+    history.take(Now(), 10_010.0 + jump, 10.0)
+    assert history.columns(["at", "tokens_per_second"]) == {
+        "at": [10_010.0 + jump],
+        "tokens_per_second": [3.0],
+    }
+
+
 def test_an_hour_is_kept() -> None:
     history = History(Metrics("w"))
     for n in range(1000):
-        history.take(Now(), n * STEP_SECONDS)
+        history.take(Now(), n * STEP_SECONDS, n * STEP_SECONDS)
     times = history.columns(Columns.__annotations__)["at"]
     assert len(times) == KEPT_SECONDS / STEP_SECONDS and times[-1] == 9990
