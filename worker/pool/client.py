@@ -85,6 +85,20 @@ class PoolClient:
         self, url: str, payload: Mapping[str, Any], timeout_seconds: float
     ) -> tuple[int | None, str]:
         """Post JSON once; returns the status, or `None` and what went wrong. Reads no body."""
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                async with self._client().stream(
+                    "POST", url, json=payload, timeout=timeout_seconds
+                ) as response:
+                    return response.status_code, ""
+        except TimeoutError:
+            return None, f"no answer within {timeout_seconds:.1f} s"
+        except Exception as error:  # of the manager or of the environment, whatever it is
+            return None, f"{type(error).__name__}: {error}".replace(url, without_secrets(url))
+
+    def _client(self) -> httpx.AsyncClient:
+        """Made at the first message. It fails if the environment names a proxy that is not
+        supported, or certificates that are not there."""
         import httpx  # imported only by workers with a pool
 
         if self._http is None:
@@ -92,16 +106,7 @@ class PoolClient:
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             # httpx's defaults verify TLS and use the environment's proxies.
             self._http = httpx.AsyncClient(headers=headers)
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                async with self._http.stream(
-                    "POST", url, json=payload, timeout=timeout_seconds
-                ) as response:
-                    return response.status_code, ""
-        except TimeoutError:
-            return None, f"no answer within {timeout_seconds:.1f} s"
-        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-            return None, f"{type(error).__name__}: {error}".replace(url, without_secrets(url))
+        return self._http
 
     async def close(self) -> None:
         if self._http is not None:

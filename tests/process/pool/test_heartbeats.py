@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import StartWorker
 from tests.support.held import engines_held_by, mid_stream
 from tests.support.pool_manager import (
@@ -119,6 +121,25 @@ def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> 
             assert len(running.logs("heartbeat.failed")) == number, "a change is logged, no more"
         assert running.metric('worker_heartbeats_total{result="failed"}') >= len(replies)
         assert running.stop() == 0
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"ALL_PROXY": "nothing://127.0.0.1:1"}, {"SSL_CERT_FILE": "/there/is/no/such.pem"}],
+    ids=["a proxy of no kind", "certificates that are not there"],
+)
+def test_an_environment_without_a_way_to_the_manager_is_told_and_stops_nothing(
+    start_worker: StartWorker, variables: dict[str, str]
+) -> None:
+    with serving() as manager:
+        running = start_worker(*manager.flags(), "--callback-optional", env=variables)
+        running.wait_log("callback.retry")
+        failed = 'worker_heartbeats_total{result="failed"}'
+        until(lambda: running.metric(failed) >= 3, 60, lambda: running.stderr)
+        assert len(running.logs("heartbeat.failed")) == 1
+        assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
+        assert running.stop() == 0
+        assert running.logs("worker.stop_trouble") == []
 
 
 def test_a_manager_that_restarts_learns_everything_from_one_beat(
