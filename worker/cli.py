@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -31,10 +32,17 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
     gc.disable()  # until all is imported: that makes no garbage, and to look for it takes a tenth
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
     serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)
-    with contextlib.closing(EngineProcess()) as engine:
-        if serves and not instructions.missing():
-            engine.spawn()
-        return _obey(backend, name, argv[1:] if name else argv, engine)
+    if serves:
+        # Until the event loop takes signals, SIGTERM stops as Ctrl-C does: the first process of a
+        # container would not notice it, and serve on until it is killed.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with contextlib.closing(EngineProcess()) as engine:
+            if serves and not instructions.missing():
+                engine.spawn()
+            return _obey(backend, name, argv[1:] if name else argv, engine)
+    except KeyboardInterrupt:
+        return 0 if name is None else 130
 
 
 def _obey(
@@ -73,8 +81,6 @@ def _obey(
         return _report(f"llorch-{backend}", error)
     except UnicodeEncodeError as error:
         return _report(f"llorch-{backend}", not_utf8(error))
-    except KeyboardInterrupt:
-        return 0 if name is None else 130
     except BrokenPipeError:
         return without_reader()
     except OSError as error:  # a full disk, a folder that is gone

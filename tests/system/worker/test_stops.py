@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.held import engines_held_by, mid_stream
-from tests.support.worker import until
+from tests.support.worker import run_to_exit, until
 
 LONG = {"max_tokens": 1000, "ignore_eos": True}
 
@@ -77,6 +78,27 @@ def test_the_first_signal_after_a_request_to_stop_cuts_nothing(
         hold.unlink()
         assert reading.rest().end["tokens_out"] == 40
     assert worker.wait() == 0
+
+
+SIGNALLED_EARLY = """\
+import os, signal
+from worker.supervisor.engine_process import EngineProcess
+spawn = EngineProcess.spawn
+def spawn_and_signal(engine):
+    spawn(engine)
+    os.kill(os.getpid(), signal.{how})
+EngineProcess.spawn = spawn_and_signal
+from worker.cli import cpu
+cpu()
+"""
+"""The first engine is spawned before the worker has read its settings."""
+
+
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT"])
+def test_a_stop_before_the_port_is_open(warm_cache: Path, how: str) -> None:
+    command = [sys.executable, "-c", SIGNALLED_EARLY.format(how=how)]
+    exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
+    assert (exit.code, exit.stderr) == (0, "")
 
 
 def test_a_stop_while_loading(start_worker: StartWorker) -> None:
