@@ -64,10 +64,13 @@ class Quarantine:
 
 def fingerprint(work: Work) -> str:
     """A hash of everything that shapes the work, except the seed, which a retry draws anew."""
-    shape: object = work
     if isinstance(work, InferenceRequest):
-        shape = (work.prompt, replace(work.sampling, seed=0), work.max_tokens, work.stop)
-    return hashlib.sha256(repr(shape).encode("utf-8", "surrogatepass")).hexdigest()
+        sampling = replace(work.sampling, seed=0)
+        work = replace(
+            work, job_id="", sampling=sampling, deadline=None, cache_salt=None,
+            reports_progress=False,
+        )  # fmt: skip
+    return hashlib.sha256(repr(work).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def after_a_crash(

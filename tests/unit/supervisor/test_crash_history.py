@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -81,11 +83,13 @@ def test_quarantine_ends_with_the_window() -> None:
 
 
 def test_the_fingerprint_sees_through_what_a_retry_changes() -> None:
-    retry = replace(REQUEST, job_id="k", sampling=Sampling(seed=2), deadline=3.0)
+    retry = replace(REQUEST, job_id="k", sampling=Sampling(seed=2), deadline=3.0, cache_salt="s")
     assert fingerprint(retry) == fingerprint(REQUEST)
     for other in (
         replace(REQUEST, prompt="another"),
         replace(REQUEST, max_tokens=6),
+        replace(REQUEST, adapters=((0, 1.0),)),
+        replace(REQUEST, prompt_logprobs=5),
         replace(REQUEST, sampling=Sampling(seed=1, constraint=Constraint("start: x", "grammar"))),
     ):
         assert fingerprint(other) != fingerprint(REQUEST)
@@ -105,3 +109,9 @@ def test_the_fingerprint_of_large_media_takes_no_time() -> None:
     large, other = shown(bytes(1 << 24)), shown(bytes((1 << 24) - 1) + b"1")
     assert min(seconds(large) for _ in range(3)) < 0.01
     assert fingerprint(large) == fingerprint(shown(bytes(1 << 24))) != fingerprint(other)
+
+
+@pytest.mark.parametrize("prompt", ["half a pair: \ud800", ("a", 1 << 70)])
+def test_what_cannot_be_sent_as_it_is_has_a_fingerprint_too(prompt: Any) -> None:
+    one, other = replace(REQUEST, prompt=prompt), replace(REQUEST, prompt=prompt, job_id="k")
+    assert fingerprint(one) == fingerprint(other) != fingerprint(REQUEST)
