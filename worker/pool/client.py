@@ -99,13 +99,19 @@ class PoolClient:
     def _client(self) -> httpx.AsyncClient:
         """Made at the first message. It fails if the environment names a proxy that is not
         supported, or certificates that are not there."""
-        import httpx  # imported only by workers with a pool
+        # Imported only by workers with a pool.
+        from http.cookiejar import CookieJar, DefaultCookiePolicy
+
+        import httpx
 
         if self._http is None:
             token = self._settings.callback_token
             headers = {"Authorization": f"Bearer {token}"} if token else {}
+            # No message depends on an earlier answer: cookies that a proxy makes up for each would
+            # pile up until none is taken any more.
+            none = CookieJar(DefaultCookiePolicy(allowed_domains=()))
             # httpx's defaults verify TLS and use the environment's proxies.
-            self._http = httpx.AsyncClient(headers=headers)
+            self._http = httpx.AsyncClient(headers=headers, cookies=none)
         return self._http
 
     async def close(self) -> None:

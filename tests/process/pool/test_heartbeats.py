@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,24 @@ def test_an_environment_without_a_way_to_the_manager_is_told_and_stops_nothing(
         assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
         assert running.stop() == 0
         assert running.logs("worker.stop_trouble") == []
+
+
+def test_no_cookie_is_kept(start_worker: StartWorker) -> None:
+    given: list[str | None] = []
+
+    def reply(handler: BaseHTTPRequestHandler) -> int:
+        given.append(handler.headers.get("Cookie"))
+        handler.send_response(302)
+        handler.send_header("Set-Cookie", f"nonce-{len(given)}={'x' * 500}")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+        return 302
+
+    with serving() as manager:
+        manager.reply = reply
+        start_worker(*manager.heartbeat_flags())
+        until(lambda: len(given) >= 3, 60, lambda: str(given))
+    assert set(given) == {None}
 
 
 def test_a_manager_that_restarts_learns_everything_from_one_beat(
