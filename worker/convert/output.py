@@ -51,8 +51,17 @@ class OutputFile:
         self._committed = False
 
     def __enter__(self) -> OutputFile:
+        if os.path.lexists(self.partial) and (
+            self.partial.is_symlink() or not self.partial.is_file()
+        ):
+            raise ModelError(
+                f"{self.partial}, where {self.path.name} is written until it is whole, is there "
+                "and is no file; remove it, or name another file to write"
+            )
         try:
-            while (file := locked(self.partial, os.O_RDWR | os.O_CREAT)) is None:
+            # A link that came after that look is not followed: what it names is somebody else's.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            while (file := locked(self.partial, flags)) is None:
                 pass  # Another converter renamed or removed it in between.
         except BlockingIOError:
             raise ModelError(f"another conversion is writing {self.path}") from None

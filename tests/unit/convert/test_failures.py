@@ -262,6 +262,24 @@ def test_what_is_no_file_is_not_replaced(
     assert len(list(tmp_path.iterdir())) == 3
 
 
+@pytest.mark.parametrize("flag", ["q8_0", "q4_k_m"])
+def test_what_a_link_names_is_not_written_to(
+    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file that is written until the model is whole is one of our own."""
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    partial = tmp_path / "m.gguf.partial"
+    partial.symlink_to(precious)
+    assert cli.run([str(TINY), str(tmp_path / "m.gguf"), "--outtype", flag]) == 3
+    assert f"{partial}, where m.gguf is written" in capsys.readouterr().err
+    assert precious.read_text() == "kept" and partial.is_symlink()
+    partial.unlink()
+    os.mkfifo(partial)
+    assert cli.run([str(TINY), str(tmp_path / "m.gguf"), "--outtype", flag]) == 3
+    assert "is no file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", [None, "\udcff"])
 def test_a_name_that_is_no_text_is_told(
     name: str | None,
