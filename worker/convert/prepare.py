@@ -6,7 +6,7 @@ Runs on the converter's main thread, before any weight is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family import metadata as family_metadata
 from worker.convert.family.dims import Dims
-from worker.convert.family.rules import Family, Metadata
+from worker.convert.family.rules import Family, Metadata, Place
 from worker.convert.malformed import told
 from worker.convert.output import ChatTemplate
 from worker.convert.output_types import FORMATS, OutputFormat
@@ -170,7 +170,7 @@ def _by_family(
     tensors = plan_tensors(checkpoint, family, config, dims)
     made = Conversion(checkpoint, family.architecture, metadata, tensors)
     _add_vocabulary(made, vocabulary, embeds=pooling is not None)
-    made.notes += (*_notes(family, config), *_left_out(checkpoint, family, dims))
+    made.notes += (*_notes(family, config), *_left_out(checkpoint, family, dims, tensors))
     if ranks:
         made.chat_template = reranker.with_prompt(made.chat_template)
     return made
@@ -240,14 +240,27 @@ def _notes(family: Family, config: Config) -> Iterator[str]:
             yield f"llama.cpp attends to the whole context, not to a window of {window}"
 
 
-def _left_out(checkpoint: Checkpoint, family: Family, d: Dims) -> Iterator[str]:
+def _left_out(
+    checkpoint: Checkpoint, family: Family, d: Dims, tensors: Iterable[OutputTensor]
+) -> Iterator[str]:
+    pieces = [piece for tensor in tensors for piece in tensor.pieces]
+    used = {info.name for piece in pieces for info in (piece.source, *piece.also)}
     by_reason: dict[str, list[str]] = {}
     for name in sorted(checkpoint.tensors):
-        if why := family.why_left_out(name, d):
+        why = family.why_left_out(name, d)
+        if why is None and name not in used and _is_head(family, name):
+            # Whoever trained a head of its own sees here that the configuration denies it.
+            why = "tie_word_embeddings has the embedding in its place"
+        if why:
             by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():
         more = f" and {len(names) - 2} more" if len(names) > 2 else ""
         yield f"left out {', '.join(names[:2])}{more}: {why}"
+
+
+def _is_head(family: Family, name: str) -> bool:
+    rules = family.becomes(Place.of(name).form) or ()
+    return any(rule.target == "output.weight" for rule in rules)
 
 
 def _safe_name(name: str, vocabulary: Vocabulary | None) -> str:

@@ -143,6 +143,20 @@ def test_a_value_that_a_type_cannot_hold_is_found(
     assert "blk.1.ffn_up.weight" in sentence and "F16" in sentence
 
 
+def test_a_head_that_the_configuration_ties_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(shutil.copytree(TINY, tmp_path / "tied"))
+    header, data = files.read(source / "model.safetensors")
+    embedding = header["model.embed_tokens.weight"]
+    first, end = embedding["data_offsets"]
+    header["lm_head.weight"] = {**embedding, "data_offsets": [len(data), len(data) + end - first]}
+    files.write(source / "model.safetensors", header, data + bytes(end - first))
+    converted(source, tmp_path / "m.gguf")
+    said = capsys.readouterr().err
+    assert "note: left out lm_head.weight: tie_word_embeddings has the embedding" in said
+
+
 @pytest.mark.parametrize("number", ["-1", "0", "1e3", "1025", ""])
 def test_a_number_of_threads_that_computes_nothing_is_refused(
     number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
