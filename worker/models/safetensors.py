@@ -20,6 +20,8 @@ _ITEM_BITS: Mapping[str, int] = {
     **dict.fromkeys(("F32", "I32", "U32"), 32),
     **dict.fromkeys(("BF16", "F16", "I16", "U16"), 16),
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
 """Bits per value of every SafeTensors type; tensors that the model does not use may have any."""

@@ -8,10 +8,12 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import safetensors
 
 from tests.unit.convert import files
 from tests.unit.convert.test_failures import edit, fails
 from tests.unit.convert.test_parity import checkpoint
+from worker.models.safetensors import read_header
 
 DTYPES = {"BF16": np.uint16, "F32": np.float32, "F8_E4M3": np.uint8, "U8": np.uint8, "I8": np.int8}
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
@@ -162,3 +164,17 @@ def test_mxfp4_experts_keep_their_bits(tmp_path: Path) -> None:
         assert np.array_equal(tensor(target, f"blk.{i}.ffn_down_exps.weight"), down)
     types = {t.tensor_type.name for t in gguf.GGUFReader(target).tensors if "exps.w" in t.name}
     assert types == {"MXFP4"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [("F8_E4M3FNUZ", 8), ("F8_E5M2FNUZ", 8), ("F6_E2M3", 6), ("F6_E3M2", 6), ("F4", 4)],
+)
+def test_a_type_that_safetensors_has_is_read(dtype: str, bits: int, tmp_path: Path) -> None:
+    """By its own library, too; a tensor that no model uses may have any."""
+    path, n_bytes = tmp_path / "model.safetensors", 8 * bits
+    entry = {"dtype": dtype, "shape": [8, 8], "data_offsets": [0, n_bytes]}
+    files.write(path, {"x": entry}, bytes(n_bytes))
+    assert [name for name, _ in safetensors.deserialize(path.read_bytes())] == ["x"]
+    (info,) = read_header(path)
+    assert (info.dtype, info.size_bytes, info.row_bytes) == (dtype, n_bytes, bits)
