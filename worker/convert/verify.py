@@ -16,6 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
@@ -167,6 +168,9 @@ def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
         if [n for n in shape if n > 1] != [n for n in wanted if n > 1]:
             raise ModelError(f"{path}: {tensor.name} has shape {shape} instead of {wanted}")
         placed.append(PlacedTensor(tensor, entry.type_name, entry.offset, entry.n_bytes))
+    end = max((p.offset + p.size_bytes for p in placed), default=0)
+    if placed and (surplus := path.stat().st_size - end) >= gguf.GGUF_DEFAULT_ALIGNMENT:
+        raise ModelError(f"{path} has {surplus:,} bytes behind its last tensor")
     if entries:
         raise ModelError(f"{path} has tensor {min(entries)}, which its source does not give")
     return sorted(placed, key=lambda p: p.offset)

@@ -15,6 +15,7 @@ from worker.convert import verify
 from worker.convert.prepare import Options
 from worker.errors import ModelError
 from worker.models.gguf.layout import GgufLayout, read_layout
+from worker.models.resolve import bundled_folder
 
 
 def check(source: Path, file: Path) -> int:
@@ -94,3 +95,15 @@ def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(
     assert "general.name" in capsys.readouterr().err
     assert verified(source, target, *flags[:2]) == 3
     assert "tokenizer.ggml.pre failed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("outtype", ["f16", "q4_k_m"])
+def test_bytes_that_belong_to_no_tensor_are_found(
+    outtype: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = bundled_folder()
+    target = converted(source, tmp_path / "model.gguf", "--outtype", outtype)
+    with target.open("ab") as file:
+        file.write(bytes(400))
+    assert verified(source, target) == 3
+    assert "bytes behind its last tensor" in capsys.readouterr().err
