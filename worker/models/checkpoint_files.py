@@ -75,6 +75,11 @@ def check_checkpoint(folder: Path) -> None:
         raise _not_a_checkpoint(folder, f"it has no config.json{hint}")
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise _not_a_checkpoint(folder, f"it has none of {', '.join(TOKENIZERS)}")
+    for name in (*CONFIG_FILES, INDEX):
+        # Without what a damaged cache no longer has, another model would come of it unnoticed.
+        if os.path.lexists(path := folder / name) and not path.is_file():
+            what = "a link to nothing" if path.is_symlink() and not path.exists() else "no file"
+            raise ModelError(f"{path} is {what}", path=str(path))
     weight_files(folder)
 
 

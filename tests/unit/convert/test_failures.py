@@ -82,6 +82,8 @@ CASES: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
     (lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),
     (lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
+    (lambda f: (f / "chat_template.jinja").symlink_to(f / "gone"), "jinja is a link to nothing"),
+    (lambda f: (f / "generation_config.json").mkdir(), "generation_config.json is no file"),
     (lambda f: edit(f / "config.json", architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
     (lambda f: edit(f / "config.json", intermediate_size=128), "shape"),
     (lambda f: edit(f / "config.json", num_hidden_layers=3), "lacks tensor"),
