@@ -131,6 +131,8 @@ def weight_map(index: Path) -> dict[str, str]:
     found = read_json(index).get("weight_map")
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found.values()):
         raise ModelError(f"{index} has no weight_map of tensor and file names", path=str(index))
+    if not found:
+        raise ModelError(f"{index} has a weight_map without any tensor", path=str(index))
     for name in found.values():
         if "/" in name or not name.endswith(".safetensors"):
             raise ModelError(f"{index} names the odd shard {name!r}", path=str(index))

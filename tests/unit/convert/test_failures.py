@@ -24,6 +24,7 @@ from worker.convert.family.rules import Place
 from worker.convert.prepare import Options, prepare_checked
 from worker.errors import ModelError
 from worker.models import safetensors
+from worker.models.checkpoint_files import INDEX
 
 TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"
 
@@ -82,6 +83,7 @@ CASES: list[tuple[Callable[[Path], object], str]] = [
     (lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
     (lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),
     (lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
+    (lambda f: (f / INDEX).write_text('{"weight_map": {}}'), "a weight_map without any tensor"),
     (lambda f: (f / "chat_template.jinja").symlink_to(f / "gone"), "jinja is a link to nothing"),
     (lambda f: (f / "generation_config.json").mkdir(), "generation_config.json is no file"),
     (lambda f: edit(f / "config.json", architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
