@@ -397,3 +397,9 @@ def test_more_threads_than_cpus_are_refused_where_they_would_run() -> None:
     more = load("--threads", str(n_cpus + 1))
     with pytest.raises(ConfigError, match=f"this machine has {n_cpus} CPUs"):
         more.check_machine()
+
+
+@pytest.mark.parametrize("given", ["--page=yes", "--no-page=1", "--help=me"])
+def test_a_switch_with_a_value_is_told_to_take_none(given: str) -> None:
+    with pytest.raises(ConfigError, match="takes no value, not"):
+        parse_flags("cpu", [given])

@@ -113,6 +113,10 @@ class _Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are `ConfigError`s."""
 
     def error(self, message: str) -> NoReturn:
+        # argparse says that it ignores what it refuses.
+        message = message.replace(
+            "ignored explicit argument", "is a switch and takes no value, not"
+        )
         raise ConfigError(message[0].upper() + message[1:] + ".")
 
 
