@@ -130,6 +130,18 @@ def test_a_certificate_is_trusted_whatever_names_are_in_it(
         server.shutdown()
 
 
+def test_another_server_without_that_path_is_no_worker_that_is_not_well(
+    port: int,
+    first_process: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(Healthy, "said", b"<html>\n<p>not found\n")
+    monkeypatch.setattr(Healthy, "status", 404)
+    assert cli.main("cpu", ["health", "--port", str(port)]) == 1
+    assert capsys.readouterr().err.endswith("is no worker.\n")
+
+
 @pytest.mark.parametrize("command", ["health", "chat"])
 @pytest.mark.parametrize("said", [b"<html>", b"[]", b'{"data":[]}'])
 def test_what_answers_there_may_be_another_server(

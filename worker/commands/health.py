@@ -33,10 +33,11 @@ def run(settings: Settings, *, as_json: bool) -> int:
             answer = client.get("/health", timeout=_SECONDS)
         except (httpx.HTTPError, UnicodeError) as error:
             raise NotReady(f"The worker at {where} does not answer: {error}.") from error
-    if answer.status_code != httpx.codes.OK:
-        raise NotReady(f"The worker is not well: {answer.text}")
     try:
-        state = answer.json()["status"]
+        said = answer.json()
+        if answer.status_code != httpx.codes.OK and isinstance(said, dict):
+            raise NotReady(f"The worker is not well: {answer.text}")
+        state = said["status"]
     except (ValueError, LookupError, TypeError):
         raise NotReady(f"What answers at {where} is no worker.") from None
     print(answer.text if as_json else state, flush=True)
