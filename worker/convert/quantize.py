@@ -109,14 +109,14 @@ def bf16_to_f16(
     return magnitude
 
 
+@np.errstate(divide="ignore", over="ignore", invalid="ignore")
 def _to_q8_0(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Blocks of 32 values: a float16 scale, then signed bytes, rounded half away from zero.
 
     Magnitudes are rounded, and get their signs as bytes, which are a quarter as long.
     """
     scale = block_maximum(values) / np.float32(127)
-    with np.errstate(divide="ignore", over="ignore"):
-        inverse = np.float32(1) / scale
+    inverse = np.float32(1) / scale
     # Without a finite inverse, the float16 scale of the block is zero.
     inverse[np.isinf(inverse)] = 0
     scaled = to_float32(_magnitude_bits(values).view(values.dtype))
@@ -124,9 +124,8 @@ def _to_q8_0(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     blocks *= inverse[:, None]
     scaled += _BELOW_HALF
     out = np.empty((len(blocks), Q8_BLOCK_BYTES), dtype=np.uint8)
-    with np.errstate(invalid="ignore", over="ignore"):
-        out[:, :2] = scale.astype(np.float16).reshape(-1, 1).view(np.uint8)
-        whole = scaled.astype(np.int8)  # The cast cuts the fraction off.
+    out[:, :2] = scale.astype(np.float16).reshape(-1, 1).view(np.uint8)
+    whole = scaled.astype(np.int8)  # The cast cuts the fraction off.
     # -1 for a negative value, else 0: that exclusive or and difference negate.
     signs = values.view(f"i{values.itemsize}") >> (8 * values.itemsize - 1)
     minus = signs.astype(np.int8)

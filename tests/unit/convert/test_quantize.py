@@ -16,6 +16,7 @@ from worker.convert.quantize import (
     block_maximum,
     decode,
     encode,
+    is_finite,
     size_bytes,
     tensor_type,
     to_float32,
@@ -108,3 +109,10 @@ def test_the_largest_magnitude_is_found_wherever_it_is(
     for place in range(32):
         values[place, place] = one if place % 2 else minus_one
     assert block_maximum(values).tolist() == [1.0] * 32 + [0.0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_no_value_makes_numpy_write_to_stderr() -> None:
+    """What cannot be held is told in the converter's own sentence."""
+    every = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 32)
+    assert not is_finite(encode(every, "Q8_0"), "Q8_0")
