@@ -72,6 +72,8 @@ class Reporter:
 
     def _say(self, value: dict[str, Any], sentence: str) -> None:
         self._close()
+        # Names come out of the checkpoint's files, and may hold what a terminal obeys.
+        sentence = "".join(c if c.isprintable() or c == "\n" else "·" for c in sentence)
         self._stream.write((json.dumps(value, default=str) if self._is_json else sentence) + "\n")
         self._stream.flush()
 

@@ -127,6 +127,14 @@ def test_a_tensor_that_all_layers_lack_is_missed(name: str, tmp_path: Path) -> N
             file.write_bytes(data)
 
 
+def test_a_name_cannot_command_a_terminal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("llama", tmp_path)
+    rename(source / "model.safetensors", "model.norm.weight", "odd\x1b[31m\x9bname")
+    assert "tensor odd·[31m·name" in fails(source, capsys)
+
+
 def test_a_missing_shard_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = checkpoint("llama-shards", tmp_path)
     shard = sorted(source.glob("*.safetensors"))[1]
