@@ -34,7 +34,7 @@ NOT_COMPILED = (
 )
 # A repair of GCC's output for ggml's AMX code, included before every C++ file of ggml.
 TILE_CONFIG = (FOLDER / "tile_config.cmake", FOLDER / "tile_config.h")
-WITHOUT_COMMON = FOLDER / "without_common.cmake"
+LLAMA_CPP = FOLDER / "llama_cpp.cmake"
 # Any fixed moment: otherwise, llama.cpp and the wheel's archive would have the time of the build.
 SOURCE_DATE_EPOCH = "1577836800"
 # Variables of the caller's shell that would change the wheel without the recipe's knowledge.
@@ -71,7 +71,7 @@ def made_of(recipe: Recipe, pins: Pins) -> dict[str, Any]:
         "compiler": toolchain.compiler(),
         "toolchain": {name: pins.toolchain[name] for name in toolchain.COMPILES},
         "platform": platform_name(),
-        "code": [store.code_hash(*code), *tile_config_hashes(), store.sha256(WITHOUT_COMMON)],
+        "code": [store.code_hash(*code), *tile_config_hashes(), store.sha256(LLAMA_CPP)],
     }
 
 
@@ -154,8 +154,8 @@ def _environment(recipe: Recipe, pins: Pins, python: Path, work: Path) -> dict[s
     }
     # Assertions name their source file; without this, the wheel would have paths of this machine.
     same_paths = f"-ffile-prefix-map={work}=."
-    without_common = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={WITHOUT_COMMON}"
-    arguments = [*recipe.cmake_args, tile_config_flag(), without_common]
+    more_of_llama = f"-DCMAKE_PROJECT_llama.cpp_INCLUDE={LLAMA_CPP}"
+    arguments = [*recipe.cmake_args, tile_config_flag(), more_of_llama]
     nvcc_flags = [f"-Xcompiler={same_paths}"]
     if "GGML_CUDA" in recipe.cmake:
         more_arguments, more_flags = cuda.completion(pins, work)
