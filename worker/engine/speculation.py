@@ -43,8 +43,8 @@ _STAKE = 0.005
 _FORGET_STEPS = 32
 """Steps without guesses after which the cost of their rows is forgotten a bit."""
 _FIRST_CREDIT, _MOST_CREDIT = 2, 32
-"""What guesses may lose in the beginning, in plain steps, and the largest win that is remembered.
-"""
+"""What guesses may lose in the beginning, in plain steps, and the largest win or loss that is
+remembered: if the process was stopped for a minute, that tells nothing of guesses."""
 
 
 class Guess(NamedTuple):
@@ -260,7 +260,7 @@ class Speculation:
     # --- what they are worth -------------------------------------------------------------------
 
     def _book(self, won: float) -> None:
-        self._account = min(self._account + won, _MOST_CREDIT)
+        self._account = max(min(self._account + won, _MOST_CREDIT), -_MOST_CREDIT)
 
     def _learn(self, stream: _Stream, kind: int, is_right: bool) -> None:
         for known, weight in ((stream.acceptance, _NEWEST), (self._acceptance, _NEWEST_OF_ALL)):

@@ -345,6 +345,36 @@ def test_guesses_lose_half_a_hundredth_and_six_steps_at_most(
     assert played(row_cost, hits, n_tokens, to_look) >= 0.995 - 6 / n_tokens
 
 
+@pytest.mark.parametrize("stops_in", ["a batch", "a look-up"])
+def test_guesses_come_back_after_the_process_was_stopped(stops_in: str) -> None:
+    """The minute that it stood still is no price of theirs."""
+    pace, drafter, engine = Pace(1.0, 8), SlowLookup(0.0), Engine()
+    speculation = Speculation(drafter, engine.backend.is_eog, pace, 2048, lambda: drafter.now)
+    sequence = make_sequence(engine.backend, 1, bytes(range(12)) * 2)
+    sequence.n_most = 1 << 30
+    pace.measured(1, 0, 0.01)
+
+    def step(more: float = 0.0) -> int:
+        """The guesses of a step of a text that goes in a circle; they take next to nothing."""
+        draft = drafted(speculation, sequence)
+        seconds = 0.01 + 0.0001 * len(draft) + more
+        pace.measured(1 + len(draft), 0, seconds)
+        if draft:
+            speculation.verified({1: len(draft)}, seconds)
+        for _ in range(1 + len(draft)):
+            sequence.tokens.append((sequence.tokens[-1] + 1) % 12)
+        return len(draft)
+
+    assert sum(step() for _ in range(200)) > 1000
+    if stops_in == "a batch":
+        step(more=60.0)
+    else:
+        drafter._seconds = 60.0
+        step()
+        drafter._seconds = 0.0
+    assert any(step() for _ in range(20_000))
+
+
 def test_guesses_that_are_right_win() -> None:
     assert played(0.1, 0.99) > 2
     assert played(0.2, 0.95) > 1.3
