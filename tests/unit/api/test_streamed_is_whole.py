@@ -20,6 +20,7 @@ from msgspec import structs
 
 from tests.support.scripted_api import ScriptedWorker, of
 from tests.support.sse import parse as parse_sse
+from worker.api.chat.delta import Text
 from worker.api.chat.dialect import Answer
 from worker.api.chat.inference import inference_of
 from worker.api.chat.message import Choice
@@ -429,19 +430,21 @@ def sent_to(asked: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
 def test_a_stream_put_together_is_the_whole_answer(name: str, frames: list[Frame]) -> None:
     client = CLIENTS[name]
     answer = answer_of(client)
-    scores: list[tuple[Choice, Any, Any]] = []
-    forget = Choice.forget_prompt_scores
+    scores: list[tuple[Choice, Any, Any, list[Text]]] = []
+    forget = Choice.forget_scores
 
     def kept(choice: Choice) -> None:
-        scores.append((choice, choice.echo, choice.prompt_logprobs))
+        scores.append((choice, choice.echo, choice.prompt_logprobs, list(choice.scored)))
         forget(choice)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Choice, "forget_prompt_scores", kept)
+        patch.setattr(Choice, "forget_scores", kept)
         stream = b"".join(streamed(answer, frames))
-    for choice, echo, prompt_logprobs in scores:  # the whole has them
+    assert not any(choice.scored for choice in answer.choices), "what was sent is not kept"
+    for choice, echo, prompt_logprobs, scored in scores:  # the whole has them
         choice.echo = echo if echo and echo.logprobs else choice.echo
         choice.prompt_logprobs = prompt_logprobs or choice.prompt_logprobs
+        choice.scored += scored
     whole = json.loads(b"".join(in_parts(answer.whole())))
     assert client.join(stream) == client.whole(whole)
 

@@ -142,11 +142,13 @@ class Choice:
             case Finished():
                 self.finished = delta
 
-    def forget_prompt_scores(self) -> None:
-        """Once they are sent. To free those of many prompts at once would hold up others."""
+    def forget_scores(self) -> None:
+        """Once they are sent. To free those of many at once would hold up others."""
         self.prompt_logprobs = ()
         if self.echo is not None:
             self.echo = Echo(self.echo.text)
+        while self.scored:
+            self.scored.pop()
 
     @property
     def text(self) -> str:

@@ -118,9 +118,7 @@ def _large(answer: Answer[Any]) -> Iterable[bytes]:
     there one choice after another: to free all at once would hold up others."""
     yield from in_parts(answer.whole())
     for choice in answer.choices:
-        choice.forget_prompt_scores()
-        while choice.scored:
-            choice.scored.pop()
+        choice.forget_scores()
 
 
 async def _streamed(
@@ -156,7 +154,7 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta) -> bytes:
     else:
         await asyncio.sleep(0)
         encoded = answer.encode(choice, delta)
-    choice.forget_prompt_scores()
+    choice.forget_scores()
     return encoded
 
 
