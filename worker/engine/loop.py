@@ -300,8 +300,8 @@ class Loop:
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
             try:
                 token = self._backend.sample(sequence.sampler, index, len(drawn) + 1)
-            except NotANumber:
-                break  # the next step computes it without guesses before it
+            except InferenceFailed:
+                break  # the next step, if there is one, computes it without guesses before it
             drawn.append(token)
         sequence.n_computed += len(drawn)
         return drawn

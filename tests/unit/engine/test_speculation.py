@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_loop import CONTEXT, Engine
+from worker.api.chat.constrain.constrain import constrain
+from worker.api.chat.request import Choices
 from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
 from worker.engine.pace import Pace
@@ -28,7 +31,7 @@ from worker.engine.step import Chunk
 from worker.engine.tokens import common_length
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
-from worker.wire.messages import DecodeOutcome, Finished
+from worker.wire.messages import DecodeOutcome, Failed, Finished
 
 STORY = "Once upon a time, there was a brave fox named Otto. Otto loved to sing. One day, Otto went"
 LIST = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
@@ -224,6 +227,45 @@ def test_llama_cpp_says_the_same_with_guesses(
         assert right > 0.5
     else:
         assert right < (0.1 if drafter == "another" else 1)
+
+
+class Foretold(Prophet):
+    """Guesses what was once said, from wherever a stream is."""
+
+    said: Rows[int] = ()
+
+    def guess(self, sequence: Sequence, most: int) -> list[Guess]:
+        return [Guess(token, 0) for token in self.said[sequence.n_out :][:most]]
+
+
+@pytest.mark.parametrize("stop", [("two",), ()])
+def test_what_cannot_follow_a_guess_fails_nobody_before_its_turn(
+    plain: RealEngine, stop: tuple[str, ...]
+) -> None:
+    """No token may follow a text: it is said before the request fails, and is its end if a stop
+    ends it."""
+    banned = [" nine"[:n].encode() for n in range(1, 6)]
+    bias = tuple(
+        (id, -math.inf) for id, piece in enumerate(plain.model.pieces()) if piece in banned
+    )
+    options: dict[str, Any] = {
+        "constraint": constrain(Choices(("one two nine",), "choices")).constraint,
+        "logit_bias": bias,
+        "stop": stop,
+    }
+    drafter = Foretold(0)
+    engine = RealEngine(slots=2, drafter=drafter)
+    guessed(engine)
+    asked = plain.submit(STORY, **options)
+    plain.run()
+    whole = plain.submit(STORY, **options | {"stop": ()})
+    plain.run()
+    drafter.said = [*plain.ids(whole), 1]
+    again = engine.submit(STORY, **options)
+    engine.run()
+    assert engine.text(again) == plain.text(asked) == ("one " if stop else "one two")
+    assert isinstance(engine.events[again][-1], Finished if stop else Failed)
+    engine.close()
 
 
 def margin(plain: RealEngine, prompt: str | tuple[int, ...], said: list[int]) -> float:
