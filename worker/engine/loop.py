@@ -267,11 +267,13 @@ class Loop:
                     tokens = [self._backend.sample(sampler, index)]
                     if draft := drafts.get(sequence):
                         tokens += self._verify(sequence, index, draft, tokens[0])
-                        right[sequence.request_id] = len(tokens) - 1
+                    n_right = len(tokens) - 1
                     if sampler.may_give and sequence.request.sampling.logprobs is None:
                         # A token whose log-probabilities are wanted needs a row before it.
                         n_more = sequence.n_most - len(sequence.tokens) - len(tokens)
                         tokens += sampler.take_given(n_more)
+                    if draft:  # nobody learns of a request that has failed
+                        right[sequence.request_id] = n_right
                     drawn += [(sequence, index, token) for token in tokens]
                 except NotANumber as error:
                     is_its_own = self._scheduler.is_its_own(sequence)

@@ -268,6 +268,26 @@ def test_what_cannot_follow_a_guess_fails_nobody_before_its_turn(
     engine.close()
 
 
+def test_a_sampler_that_breaks_behind_right_guesses_ends_its_request_alone() -> None:
+    engine = Engine(unified=True, drafter=Prophet(3))
+    speculation = guessed(engine)
+    for request_id in (1, 2):
+        engine.submit(request_id, b"a prompt", max_tokens=30, most_given=2 * (request_id == 1))
+    engine.turn()
+    sampler = engine.loop._sequences[1].sampler
+    give = sampler.take_given
+
+    def breaks(most: int) -> list[int]:
+        if 1 in speculation._tried:
+            raise RuntimeError("broken")
+        return give(most)
+
+    sampler.take_given = breaks  # type: ignore[method-assign]
+    engine.run()
+    assert isinstance(engine.events[1][-1], Failed)
+    assert isinstance(engine.events[2][-1], Finished)
+
+
 def margin(plain: RealEngine, prompt: str | tuple[int, ...], said: list[int]) -> float:
     """Between the two likeliest tokens behind what was said: rounding depends on how many rows a
     batch has."""
