@@ -23,7 +23,8 @@ _LEAST_ROW_COST = 0.02
 _NEWEST = 0.3
 """Weight of the newest measurement in a running mean."""
 _FORGOTTEN = 0.03
-"""The share of the measured cost of further rows that `forget_beyond` forgets."""
+"""The share of the measured cost of further rows that `forget_beyond` forgets, and of the cost of
+fewer rows that more rows disprove: while all steps have guesses, none is measured without."""
 
 
 class Pace:
@@ -47,6 +48,9 @@ class Pace:
         if not n_prompt:
             known = self._decode.get(n_decoding, seconds)
             self._decode[n_decoding] = known + _NEWEST * (seconds - known)
+            for n, longer in self._decode.items():
+                if n < n_decoding and longer > seconds:  # fewer rows take no longer than more do
+                    self._decode[n] = moved(longer, seconds, _FORGOTTEN)
             return
         are_enough = n_prompt >= min(self._n_told, MEASURED_TOKENS)
         if are_enough and not (n_decoding and self.seconds_per_prompt_token):

@@ -498,6 +498,25 @@ def test_a_draft_model_loses_the_reading_of_a_prompt_more_at_most(
     assert served(to_read, a_guess, hits, n_out, n_requests) >= 0.995 - (16 + to_read) / 12_000
 
 
+def test_wrong_guesses_end_after_a_plain_step_that_took_a_minute() -> None:
+    """While each step has guesses, no other tells what one without them takes."""
+    pace, guesser, engine = Pace(1.0, 8), Guesser(0.0, 0.001), Engine()
+    speculation = Speculation(guesser, engine.backend.is_eog, pace, 2048, lambda: guesser.now)
+    sequence = make_sequence(engine.backend, 1, b"abc")
+    sequence.n_most = 1 << 30
+    for seconds in (0.01, 60.0):
+        pace.measured(1, 0, seconds)
+    tried = []
+    for _ in range(2000):
+        tried.append(len(drafted(speculation, sequence)))
+        seconds = 0.01 + 0.002 * tried[-1]
+        pace.measured(1 + tried[-1], 0, seconds)
+        if tried[-1]:
+            speculation.verified({1: 0}, seconds)
+        sequence.tokens.append(7)
+    assert sum(map(bool, tried[1000:])) < 20
+
+
 def test_a_good_draft_model_wins() -> None:
     assert served(2.0, 0.1, 0.9, 200) > 1.4
     assert served(2.0, 0.02, 0.98, 200) > 2
