@@ -74,7 +74,7 @@ def test_a_worker_serves_on_a_unix_socket(
     start_worker: StartWorker, warm_cache: Path, tmp_path: Path
 ) -> None:
     path, keys = tmp_path / "w.sock", tmp_path / "keys"
-    keys.write_text("alice:sk-secret\n")
+    keys.write_text("alice:sk-secret\nbob:sk-other\n")
     with socket.socket(socket.AF_UNIX) as left:  # by a worker that was killed
         left.bind(str(path))
     flags = ["--uds", str(path), "--api-key-file", str(keys)]
@@ -89,6 +89,8 @@ def test_a_worker_serves_on_a_unix_socket(
         client.headers["authorization"] = "Bearer sk-secret"
         assert "event: end" in client.post("/execute", json=job).text
         assert 'worker_key_requests_total{key="alice"} 1.0' in client.get("/metrics").text
+        bob = {"authorization": "Bearer sk-other"}
+        assert client.post("/cancel", json={"job_id": "a"}, headers=bob).status_code == 202
     assert worker.wait_log("worker.ready")["uri"] == f"unix:{path}"
     assert worker.logs("request.ended")[0]["key"] == "alice"
     assert "--unix-socket" in worker.stdout
