@@ -27,6 +27,7 @@ from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor, plan_tensors
 from worker.convert.tokenizer import sentencepiece
 from worker.convert.tokenizer.check import TokenCheck
+from worker.convert.tokenizer.pre_tokenizers import UNKNOWN, unknown
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.convert.tokenizer.special_tokens import chat_templates, special_tokens
 from worker.convert.tokenizer.vocabulary import Vocabulary
@@ -79,15 +80,22 @@ class Conversion:
 
 def prepare_checked(source: Path, options: Options) -> Conversion:
     """Run `prepare`, and let llama.cpp load the result and give the source's own token ids; a known
-    difference becomes a note and an entry of the metadata."""
+    difference becomes a note and an entry of the metadata.
+
+    Raises:
+        ModelError: as `prepare`, or llama.cpp refuses the result or gives other token ids.
+        ConfigError: llama.cpp has no pre-tokenizer of the name that the options give.
+    """
     if options.projector:
         return prepare(source, options)
     with TokenCheck(source) as tokens:
         made = prepare(source, options)
         try:
             checked = tokens.check(made.architecture, made.metadata, made.tensors)
-        except BaseException:
+        except BaseException as error:
             made.close()
+            if isinstance(error, ModelError) and UNKNOWN in error.message and options.pre_tokenizer:
+                raise unknown(options.pre_tokenizer) from None
             raise
     if checked.differing:
         sentence = (

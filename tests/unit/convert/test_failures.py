@@ -337,3 +337,18 @@ def test_closed_standard_files_are_no_place_for_a_model(tmp_path: Path) -> None:
     command = f"{sys.executable} -m worker.commands.convert {TINY} {tmp_path}/m.gguf <&- >&- 2>&-"
     assert subprocess.run(["sh", "-c", command], check=False).returncode == 0
     assert cli.run(["verify", str(TINY), str(tmp_path / "m.gguf"), "--progress", "none"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("nope", "; among those that it has are gpt-2, "), ("qwen", "; did you mean qwen2?")],
+)
+def test_a_pre_tokenizer_that_llama_cpp_does_not_have_is_refused_by_its_flag(
+    name: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "m.gguf"
+    given = ["--pre-tokenizer", name, "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *given]) == 2
+    told = capsys.readouterr().err
+    assert f"--pre-tokenizer is {name!r}, which is none of llama.cpp's{hint}" in told
+    assert ".llorch-convert" not in told and list(tmp_path.iterdir()) == []

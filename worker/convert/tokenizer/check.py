@@ -116,7 +116,10 @@ def _compare(file: Path, tokenizer: Tokenizer) -> dict[str, Any]:
 
     is_vocabulary = not read_header(file).tensors
     options = LoadOptions(vocab_only=is_vocabulary, no_alloc=not is_vocabulary, mmap=False)
-    model = Model(str(file), options)
+    try:
+        model = Model(str(file), options)
+    except ModelError as error:  # Nobody else has seen that file, which is gone by now.
+        raise ModelError(error.message.replace(str(file), "the model")) from None
     reason = _NORMALISERS.get(model.metadata(Keys.Tokenizer.MODEL) or "", "")
     added = sorted(tokenizer.get_added_tokens_decoder().items())
     texts = corpus.texts([token.content for i, token in added if i < model.n_vocab])

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker.errors import ModelError
+from worker.errors import ConfigError, ModelError
+from worker.expectations import closest
 
 Steps = tuple[str, ...]
 
@@ -120,6 +121,10 @@ KNOWN: tuple[PreTokenizer, ...] = (
 )
 
 
+UNKNOWN = "unknown pre-tokenizer type"
+"""What llama.cpp says of another name than its own."""
+
+
 def split_of(name: str) -> list[str]:
     """The expressions that split a text as the definition does, applied in order; empty if
     llama.cpp's own pre-tokenizer already does."""
@@ -151,6 +156,15 @@ def recognise(tokenizer: Mapping[str, Any]) -> str:
         "which --pre-tokenizer would choose",
         pre_tokenizer=text,
         nearest=nearest.name,
+    )
+
+
+def unknown(name: str) -> ConfigError:
+    """What to answer to a name that llama.cpp does not have, which alone knows all of its own."""
+    names = [known.name for known in KNOWN]
+    hint = closest(name, names) or f"; among those that it has are {', '.join(names)}"
+    return ConfigError(
+        f"--pre-tokenizer is {name!r}, which is none of llama.cpp's{hint}", field="pre_tokenizer"
     )
 
 
