@@ -273,10 +273,10 @@ def _days(text: str) -> float:
 
 def _source(options: argparse.Namespace, report: Reporter) -> Path:
     """The folder of SafeTensors that SOURCE names; downloaded first if it is on the hub."""
-    from worker.models.reference import parse
+    from worker.models.reference import CHECKPOINTS, parse
     from worker.models.resolve import resolve_checkpoint
 
-    if not isinstance(parse(options.source), Path):
+    if not isinstance(parse(options.source, CHECKPOINTS), Path):
         if options.progress != "bar":
             # The hub's client draws its own progress bar on a terminal.
             from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]

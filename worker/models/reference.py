@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 
 from worker.errors import ConfigError
 
+CHECKPOINTS = "an alias of models.toml, a folder of SafeTensors or hf:owner/repo@revision"
+"""What names a model that can be converted."""
 FORMS = (
     "an alias of models.toml, a .gguf file, a folder of SafeTensors or "
     "hf:owner/repo@revision::file=path/in/repo.gguf"
@@ -46,15 +48,16 @@ Reference = str | Path | HubReference
 """An alias that the registry may have, a file or folder on this machine, or a repository."""
 
 
-def parse(text: str) -> Reference:
-    """Parse a model reference; raises `ConfigError` naming the part that is wrong."""
+def parse(text: str, forms: str = FORMS) -> Reference:
+    """Parse a model reference; raises `ConfigError` naming the part that is wrong, and the `forms`
+    that would be right."""
     if not text or "\0" in text or text != text.strip():
-        raise _wrong(text, f"must be {FORMS}")
+        raise _wrong(text, f"must be {forms}")
     if text.startswith("hf:"):
         return _parse_hub(text)
     scheme = re.match(r"([a-z][a-z0-9+.-]*)://", text)
     if scheme:
-        raise _wrong(text, f"is a {scheme[1]} address; a model is named by {FORMS}")
+        raise _wrong(text, f"is a {scheme[1]} address; a model is named by {forms}")
     return text if is_alias(text) else Path(os.path.expanduser(text))
 
 

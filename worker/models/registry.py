@@ -85,8 +85,9 @@ class Registry:
     file: Path
     entries: Mapping[str, RegistryEntry]
 
-    def find(self, alias: str) -> RegistryEntry:
-        """The entry of an alias; raises `ModelError` naming similar ones."""
+    def find(self, alias: str, forms: str = reference.FORMS) -> RegistryEntry:
+        """The entry of an alias; raises `ModelError` naming similar ones, and the `forms` that
+        would be right."""
         entry = self.entries.get(alias)
         if entry is not None:
             return entry
@@ -94,7 +95,7 @@ class Registry:
         known = f"did you mean {', '.join(near)}" if near else f"it knows {', '.join(self.entries)}"
         raise ModelError(
             f"The model {alias!r} is not in {str(self.file)!r} ({known}) and is no path on this "
-            f"machine; give {reference.FORMS}.",
+            f"machine; give {forms}.",
             model=alias,
         )
 

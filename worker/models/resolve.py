@@ -115,7 +115,7 @@ async def resolve_checkpoint(
 
     Raises `ModelError` if it names a GGUF or nothing, otherwise as `resolve` does.
     """
-    place, sha256 = await asyncio.to_thread(look_up, ref, models_file)
+    place, sha256 = await asyncio.to_thread(look_up, ref, models_file, reference.CHECKPOINTS)
     if place.file is not None if isinstance(place, HubReference) else os.path.isfile(place or ""):
         raise ModelError(
             f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors."
@@ -143,12 +143,14 @@ async def _download(
     return await download(place, cache_dir=cache, sha256=sha256, on_progress=on_progress, **more)
 
 
-def look_up(ref: str, models_file: Path | None) -> tuple[HubReference | Path | None, str | None]:
+def look_up(
+    ref: str, models_file: Path | None, forms: str = reference.FORMS
+) -> tuple[HubReference | Path | None, str | None]:
     """Where a model is, and its SHA-256 if it is pinned; `None` is the bundled one's place.
 
-    An alias precedes a path of the same name.
+    An alias precedes a path of the same name. A fault names the `forms` that would be right.
     """
-    parsed = reference.parse(ref)
+    parsed = reference.parse(ref, forms)
     if isinstance(parsed, Path) and is_like_repository(ref) and not os.path.lexists(parsed):
         raise ModelError(f"{ref!r} is no path on this machine; for a repository give hf:{ref}.")
     if not isinstance(parsed, str):
@@ -159,7 +161,7 @@ def look_up(ref: str, models_file: Path | None) -> tuple[HubReference | Path | N
             return None, None
         if os.path.exists(parsed):
             return Path(parsed), None
-    entry = known.find(parsed)
+    entry = known.find(parsed, forms)
     return entry.hub or (Path(entry.path) if entry.path else None), entry.sha256
 
 

@@ -194,3 +194,13 @@ def test_snapshots_are_known_by_their_place(tmp_path: Path) -> None:
     assert name_of(folder) == "some-name"
     for other in (folder.parent, folder.with_name("main"), tmp_path / "snapshots" / COMMIT):
         assert snapshot_of(other) is None and name_of(other) == other.name
+
+
+@pytest.mark.parametrize("ref", ["nope", "", "s3://bucket/model"])
+def test_what_names_no_model_is_told_what_can_be_converted(
+    here: Path, ref: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the forms that the worker takes, those that the converter takes too."""
+    assert cli.run([ref, "out.gguf", "--progress", "none"]) in (2, 3)
+    told = capsys.readouterr().err
+    assert "a folder of SafeTensors or hf:owner/repo@revision" in told and ".gguf" not in told
