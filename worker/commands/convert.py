@@ -133,6 +133,8 @@ def _cache(options: argparse.Namespace, _report: Reporter) -> None:
     from worker.models.stored import select, stored_models
 
     folder = _cache_dir(options) or default_cache_dir()
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise ConfigError(f"the cache {str(folder)!r} is no folder; set --cache-dir")
     stored = stored_models(folder)
     for each in select(stored, options.remove, options.older_than):
         each.remove()

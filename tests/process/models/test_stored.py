@@ -54,6 +54,16 @@ def test_the_cache_is_listed(cache: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "0 B of downloads and conversions in" in capsys.readouterr().out
 
 
+def test_a_file_is_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, link = tmp_path / "a-file", tmp_path / "a-link"
+    file.touch()
+    link.symlink_to("nothing")
+    for path in (file, link):
+        assert run("--cache-dir", str(path)) == 2
+        told = capsys.readouterr()
+        assert f"{str(path)!r} is no folder" in told.err and told.out == ""
+
+
 def test_an_old_snapshot_goes_and_what_it_shares_stays(cache: Path, gguf_bytes: bytes) -> None:
     assert run("--cache-dir", str(cache), "--remove", COMMIT[:8], "cccc") == 0
     repo = cache / "hub/models--o--r"
