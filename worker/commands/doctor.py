@@ -29,7 +29,7 @@ from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
-from worker.models.resolve import ResolvedModel, look_up, resolve_for
+from worker.models.resolve import BUNDLED, ResolvedModel, look_up, resolve_for
 from worker.setting_files import file_checks
 from worker.settings import Settings
 from worker.sockets import is_left_at, listen_on
@@ -239,7 +239,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
         settings.engine,
         trial,
         str(resolved.gguf_path) if resolved is not None else None,
-        settings.model or "bundled",
+        settings.model or BUNDLED,
         tuple(adapter.path for adapter in adapters),
         draft.path if draft is not None else None,
         projector.path if projector is not None else None,

@@ -231,6 +231,7 @@ def test_doctor_finds_what_a_start_would_fail_for(
         ("uds", "a" * 120),
         ("host", "a b"),
         ("host", "192.0.2.1"),
+        ("speculate", "mtp"),
     ],
 )
 def test_doctor_names_the_code_and_the_fault_of_a_start(
