@@ -61,16 +61,26 @@ def listen_at(path: str) -> socket.socket:
 
     Raises `PortInUse` if another process listens there, or `ConfigError`.
     """
-    if is_left_at(path):
-        os.unlink(path)
+    is_left = is_left_at(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if is_left:
+            os.unlink(path)
         listener.bind(path)
         listener.listen(2048)
     except OSError as error:
         listener.close()
         raise _explain_path(error, path) from None
     return listener
+
+
+def check_at(path: str) -> None:
+    """Raises as `listen_at` would, and leaves everything as it is there."""
+    if not is_left_at(path):
+        listen_at(path).close()
+        os.unlink(path)
+    elif not os.access(os.path.dirname(os.path.abspath(path)), os.W_OK | os.X_OK):
+        raise _explain_path(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), path)
 
 
 def is_left_at(path: str) -> bool:

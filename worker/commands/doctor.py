@@ -24,7 +24,7 @@ from worker.devices.cpu import instructions
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan, memory_map
 from worker.devices.preflight import ChosenDevice, Findings, Questions
-from worker.errors import ConfigError, DownloadError, InsufficientVram, ModelError, WorkerError
+from worker.errors import DownloadError, InsufficientVram, ModelError, WorkerError
 from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
@@ -32,7 +32,7 @@ from worker.models.projector import NONE, resolve_projector
 from worker.models.resolve import BUNDLED, ResolvedModel, look_up, resolve_for
 from worker.setting_files import file_checks
 from worker.settings import Settings
-from worker.sockets import is_left_at, listen_on
+from worker.sockets import check_at, listen_on
 
 _GIB = 1 << 30
 _LEAST_CACHE_BYTES = 64 << 20
@@ -191,11 +191,8 @@ def _cache(settings: Settings) -> tuple[str, str | None]:
 
 def _port(settings: Settings) -> str:
     if (path := settings.socket_path) is not None:
-        folder = os.path.dirname(os.path.abspath(path))
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise ConfigError(f"--uds is {path!r}, whose folder cannot be written to.", field="uds")
-        is_left_at(path)
-        return f"{path} has a folder that can be written to"
+        check_at(path)
+        return f"{path} can be listened on"
     for listener in listen_on(settings.host, settings.port):
         listener.close()
     where = ", ".join(f"{host}:{settings.port}" for host in settings.host)

@@ -229,6 +229,8 @@ def test_doctor_finds_what_a_start_would_fail_for(
     [
         ("uds", "a-file"),
         ("uds", "a" * 120),
+        ("uds", "nowhere/a-socket"),
+        ("uds", "/proc/a-socket"),
         ("host", "a b"),
         ("host", "192.0.2.1"),
         ("speculate", "mtp"),
