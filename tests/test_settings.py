@@ -259,7 +259,7 @@ def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
         ("cuda_device = 1", ["llorch-cuda only"]),
         (r'chat_template = "a\u0000b"', ["chat_template", "has the character U+0000"]),
         (r'lora = ["a\u0000b"]', ["lora", "has the character U+0000"]),
-        ("samplers = 3", ["samplers is 3; it must be a text, or a list of texts"]),
+        ("samplers = 3", ["samplers in ", " is 3; it must be a text, or a list of texts"]),
         ("samplers = ['top_k', 3]", ["it must be a text, or a list of texts"]),
         ("config = 'other.toml'", ["config", "is not a setting"]),
         ("kv-cells = 512\nkv_cells = 1024", ["kv_cells", "is there twice"]),
@@ -269,8 +269,18 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path: Path, text: str, words: li
     config = tmp_path / "c.toml"
     config.write_text(text + "\n")
     message = refusal("--config", str(config))
-    for word in words:
+    for word in (*words, str(config)):
         assert word in message
+
+
+def test_what_a_variable_says_beside_a_file_is_not_the_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("port = 1\nslots = 1\n")
+    monkeypatch.setenv("CUDA_DEVICE", "x")
+    told = refusal("--config", str(config), backend="cuda")
+    assert "cuda_device is 'x'" in told and str(config) not in told
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:

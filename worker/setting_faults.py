@@ -75,14 +75,20 @@ def _nested(model: type[BaseModel], step: int | str) -> type[BaseModel] | None:
     return None
 
 
-def explain(error: ValidationError, flags: Mapping[str, Any], order: Sequence[str]) -> ConfigError:
+def explain(
+    error: ValidationError,
+    flags: Mapping[str, Any],
+    order: Sequence[str],
+    others: Mapping[str, str],
+) -> ConfigError:
     """The first fault as one sentence that names the value's origin; all are in `details`.
 
-    The faults come in `order`, that of the fields.
+    The faults come in `order`, that of the fields. `others` has the origins of values that no flag
+    and no variable gives.
     """
     faults = error.errors(include_url=False)
     faults.sort(key=lambda fault: (*order, _name(fault)).index(_name(fault)))
-    sentences = [_sentence(fault, flags) for fault in faults]
+    sentences = [_sentence(fault, flags, others) for fault in faults]
     fields = [_name(fault) for fault in faults]
     more = f" ({len(sentences) - 1} more: {', '.join(fields[1:])}.)" if len(sentences) > 1 else ""
     return ConfigError(sentences[0] + more, field=fields[0], errors=sentences)
@@ -99,7 +105,7 @@ def _name(fault: ErrorDetails) -> str:
     return str(fault["loc"][0]) if fault["loc"] else "configuration"
 
 
-def _sentence(fault: ErrorDetails, flags: Mapping[str, Any]) -> str:
+def _sentence(fault: ErrorDetails, flags: Mapping[str, Any], others: Mapping[str, str]) -> str:
     name = _name(fault)
     variable = variable_of(name)
     if name in flags:
@@ -107,7 +113,7 @@ def _sentence(fault: ErrorDetails, flags: Mapping[str, Any]) -> str:
     elif os.environ.get(variable):
         origin = variable
     else:
-        origin = name
+        origin = others.get(name, name)
     given = "a secret that cannot be sent" if name in ENV_ONLY else repr(fault["input"])
     if name.endswith("_url") and isinstance(fault["input"], str):
         given = repr(without_secrets(fault["input"]))

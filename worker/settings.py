@@ -441,7 +441,10 @@ class Settings(_TableFields):
         try:
             return cls(**{**flags, "backend": backend})
         except ValidationError as error:
-            raise explain(error, flags, list(FIELDS)) from None
+            file = flags.get("config") or os.environ.get(variable_of("config"))
+            in_file = FIELDS.keys() - _aliases(backend).keys() if file else set()
+            others = {name: f"{name} in {file}" for name in in_file}
+            raise explain(error, flags, list(FIELDS), others) from None
 
 
 def _media_host(text: str) -> tuple[str, int | None]:
