@@ -7,7 +7,8 @@ them into HTTP answers and into the last event of a stream, and `cli` into an ex
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 
@@ -213,6 +214,15 @@ class CallbackFailed(WorkerError):
 class CrashLoop(WorkerError):
     code = "ENGINE_CRASH_LOOP"
     exit_code = 8
+
+
+@contextmanager
+def of_flag(flag: str) -> Iterator[None]:
+    """Let a failure name the flag whose value leads to it."""
+    try:
+        yield
+    except WorkerError as error:
+        raise type(error)(f"{flag}: {error.message}", **error.details) from error.__cause__
 
 
 def not_utf8(error: UnicodeEncodeError) -> ConfigError:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from worker.errors import ModelError
+from worker.errors import ModelError, of_flag
 from worker.models.checkpoint_files import check_there
 from worker.models.conversion import content_key, convert_once
 from worker.models.gguf.constants import constants
@@ -41,11 +41,12 @@ async def resolve_adapters(
     found = []
     for adapter in wanted:
         path = Path(os.path.expanduser(adapter.path)).absolute()
-        if await asyncio.to_thread(os.path.isdir, path):
-            path = await _converted(path, base, cache_dir, on_progress)
-        await asyncio.to_thread(check_there, path)
-        header = await asyncio.to_thread(read_header, path)
-        check_adapter(header, base)
+        with of_flag("--lora"):
+            if await asyncio.to_thread(os.path.isdir, path):
+                path = await _converted(path, base, cache_dir, on_progress)
+            await asyncio.to_thread(check_there, path)
+            header = await asyncio.to_thread(read_header, path)
+            check_adapter(header, base)
         found.append(replace(adapter, path=str(path), size_bytes=header.size_bytes))
     return tuple(found)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from worker.errors import ConfigError, ModelError
+from worker.errors import ConfigError, ModelError, of_flag
 from worker.models.gguf.header import GgufHeader
 from worker.models.gguf.layout import GgufLayout, read_layout
 from worker.wire.engine_settings import EngineSettings
@@ -50,7 +50,8 @@ def read_directions(settings: EngineSettings, model: GgufHeader) -> Directions |
     total = np.zeros(((model.block_count or 1) - 1, model.embedding_length or 0), np.float32)
     for vector in settings.control_vectors:
         path = Path(os.path.expanduser(vector.path))
-        _add(total, read_layout(path), vector.scale, model)
+        with of_flag("--control-vector"):
+            _add(total, read_layout(path), vector.scale, model)
     total[: first - 1] = 0
     total[last:] = 0
     return total

@@ -253,7 +253,7 @@ def test_the_doctor_tells_an_adapter_that_a_start_would_refuse(warm_cache: Path)
 @pytest.mark.parametrize(
     ("values", "code", "words"),
     [
-        (["n=nowhere.gguf:0.5"], 3, "There is no file or folder"),
+        (["n=nowhere.gguf:0.5"], 3, "--lora: There is no file or folder"),
         (["n=a.gguf", "n=b.gguf"], 2, "'n' is there twice"),
         (["saves"], 3, "whole modules"),
     ],
@@ -275,6 +275,22 @@ def test_what_is_no_adapter_ends_with_a_sentence(
     assert ended.code == code
     assert words in ended.sentence
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("flag", ["--lora", "--control-vector"])
+def test_a_file_that_cannot_be_read_is_told_with_its_flag(
+    tmp_path: Path, warm_cache: Path, flag: str
+) -> None:
+    """By the engine and by the doctor, too."""
+    (tmp_path / "no-gguf").write_text("no GGUF")
+    for name in ("nowhere", "no-gguf"):
+        given = (flag, str(tmp_path / name))
+        ended = run_to_exit("--port", "0", *given, cache_dir=warm_cache)
+        assert ended.code == 3 and f"llorch-cpu: {flag}: " in ended.sentence
+        assert name in ended.sentence
+        checks = shown("doctor", warm_cache, *given, code=3)["checks"]
+        (told,) = [check["text"] for check in checks if check["status"] == "failed"]
+        assert told.startswith(f"{flag}: ")
 
 
 def test_a_folder_is_converted_once_and_again_when_its_file_is_damaged(
