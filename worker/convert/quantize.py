@@ -76,7 +76,10 @@ def encode(values: npt.NDArray[Any], kind: TensorType) -> npt.NDArray[np.uint8]:
 
 
 def is_finite(data: npt.NDArray[np.uint8], kind: TensorType) -> bool:
-    """Whether the bytes of a tensor hold no infinity and no NaN."""
+    """Whether the bytes of a tensor hold no infinity and no NaN, which is not asked of types whose
+    bytes are only ever copied."""
+    if kind not in _ENCODED:
+        return True
     if kind == "Q8_0":
         data, kind = np.ascontiguousarray(data.reshape(-1, Q8_BLOCK_BYTES)[:, :2]), "F16"
     exponent = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F800000}[kind]

@@ -7,12 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from worker.convert import chunks
 from worker.convert.output import OutputFile, PlacedTensor
 from worker.convert.prepare import Conversion, Options
-from worker.convert.quantize import encode, is_copied, is_finite, size_bytes
+from worker.convert.quantize import encode, is_copied, is_finite, size_bytes, to_float32
 from worker.convert.report import Report
 from worker.errors import ModelError
 from worker.llama.quantize import quantize
@@ -29,16 +30,23 @@ def write_tensors(
 
     def work(placed: PlacedTensor, values: npt.NDArray[Any], offset: int, _size: int) -> None:
         data = encode(values, placed.kind)
-        if not is_copied(values.dtype, placed.kind) and not is_finite(data, placed.kind):
-            raise ModelError(
-                f"tensor {placed.tensor.name} has a value that {placed.kind} cannot hold",
-                tensor=placed.tensor.name,
-            )
+        if not is_finite(data, placed.kind):
+            raise _not_finite(placed, values)
         out.write(data, offset)
 
     step = partial(report.step, "convert")
     chunks.run(work, out.placed, conversion.checkpoint, step, options.n_threads)
     out.seal()
+
+
+def _not_finite(placed: PlacedTensor, values: npt.NDArray[Any]) -> ModelError:
+    """Why the bytes of a tensor hold no finite numbers: its source has none, or its type cannot."""
+    name, kind = placed.tensor.name, placed.kind
+    if is_copied(values.dtype, kind) or not np.isfinite(to_float32(values)).all():
+        why = "has a NaN or an infinity in its source, with which no answer can be computed"
+    else:
+        why = f"has a value that {kind} cannot hold; f32 can"
+    return ModelError(f"tensor {name} {why}", tensor=name)
 
 
 def write_quantised(

@@ -155,6 +155,20 @@ def test_a_value_that_a_type_cannot_hold_is_found(
     assert "blk.1.ffn_up.weight" in sentence and "F16" in sentence
 
 
+@pytest.mark.parametrize("outtype", ["bf16", "f16", "f32", "q8_0", "q4_k_m"])
+@pytest.mark.parametrize("bits", [b"\xc0\x7f", b"\x80\xff"], ids=["NaN", "-inf"])
+def test_a_source_that_is_no_number_is_refused_for_every_type(
+    outtype: str, bits: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("llama", tmp_path)
+    path = source / "model.safetensors"
+    header, data = files.read(path)
+    begin = header["model.layers.1.mlp.up_proj.weight"]["data_offsets"][0]
+    files.write(path, header, data[:begin] + bits + data[begin + 2 :])
+    sentence = fails(source, capsys, "--outtype", outtype)
+    assert "blk.1.ffn_up.weight has a NaN or an infinity in its source" in sentence
+
+
 def test_a_head_that_the_configuration_ties_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
