@@ -29,7 +29,7 @@ from worker.convert.tokenizer import sentencepiece
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.pre_tokenizers import UNKNOWN, unknown
 from worker.convert.tokenizer.read import read_vocabulary
-from worker.convert.tokenizer.special_tokens import chat_templates, special_tokens
+from worker.convert.tokenizer.special_tokens import chat_templates, special_tokens, template_notes
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_file
@@ -229,7 +229,7 @@ def _add_vocabulary(made: Conversion, vocabulary: Vocabulary, *, embeds: bool) -
     if made.architecture == "gemma4" and vocabulary.model == "llama" and tokenizer:
         made.metadata |= sentencepiece.by_merges(tokenizer)
     made.vocabulary, made.chat_template = vocabulary, chat_templates(made.checkpoint)
-    made.notes += vocabulary.notes
+    made.notes += (*vocabulary.notes, *template_notes(made.chat_template))
 
 
 def _importance(options: Options) -> Metadata:

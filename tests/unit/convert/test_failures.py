@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -71,6 +72,32 @@ def leave_out(folder: Path, *names: str) -> None:
                 kept += values[slice(*span)]
                 entry["data_offsets"] = [first, len(kept)]
         files.write(file, header, kept)
+
+
+def edit_tokenizer(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    change(tokenizer)
+    path.write_text(json.dumps(tokenizer))
+
+
+def share_an_id(tokenizer: dict[str, Any]) -> None:
+    vocab = tokenizer["model"]["vocab"]
+    last, but_one = sorted(vocab, key=vocab.get)[:-3:-1]
+    vocab[last] = vocab[but_one]
+
+
+def end_nowhere(folder: Path) -> None:
+    """Without a name and a token that llama.cpp takes for an end."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).exists():
+            edit(folder / name, bos_token=None, eos_token=None, pad_token=None)
+    text = (folder / "tokenizer.json").read_text()
+    for end in ("<|end_of_text|>", "<|endoftext|>", "</s>", "<|im_end|>", "<|eot_id|>"):
+        text = text.replace(end, "<|other" + end[1:])
+    (folder / "tokenizer.json").write_text(text)
+    edit(folder / "config.json", eos_token_id=99999)
+    edit(folder / "generation_config.json", eos_token_id=[99999])
 
 
 UP = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1)]
@@ -181,6 +208,43 @@ def test_a_head_that_the_configuration_ties_is_named(
     converted(source, tmp_path / "m.gguf")
     said = capsys.readouterr().err
     assert "note: left out lm_head.weight: tie_word_embeddings has the embedding" in said
+
+
+def test_two_tokens_of_one_id_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(shutil.copytree(TINY, tmp_path / "shared"))
+    edit_tokenizer(source, share_an_id)
+    assert "both have the id" in fails(source, capsys)
+
+
+def test_ends_beyond_the_vocabulary_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that has no other would never stop."""
+    source = Path(shutil.copytree(TINY, tmp_path / "ends"))
+    edit(source / "generation_config.json", eos_token_id=[0, 99999])
+    converted(source, tmp_path / "m.gguf")
+    assert "note: left out eos_token_id 99999: the vocabulary has" in capsys.readouterr().err
+    end_nowhere(source)
+    assert "no other ends a text: the model would never stop" in fails(source, capsys)
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for m in messages %}", "the chat template is not valid (line 1: "),
+        ("{% generation %}{% break %}{% endgeneration %}", ""),
+    ],
+)
+def test_a_chat_template_that_is_none_is_told(
+    template: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = Path(shutil.copytree(TINY, tmp_path / "chat"))
+    (source / "chat_template.jinja").write_text(template)
+    converted(source, tmp_path / "m.gguf")
+    told = capsys.readouterr().err
+    assert words in told if words else "chat template" not in told
 
 
 @pytest.mark.parametrize("number", ["-1", "0", "1e3", "1025", ""])

@@ -6,7 +6,7 @@ Reads `tokenizer.json`, `tokenizer.model`, `tiktoken.model`, `added_tokens.json`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
     with told(checkpoint.folder / "tokenizer"):
         tokenizer = checkpoint.json("tokenizer.json") or other_definition(checkpoint.folder)
         vocabulary = _read(checkpoint, tokenizer, pre)
+        vocabulary.notes += _renamed(tokenizer)
         vocabulary.add(_added_tokens(checkpoint, tokenizer), vocab_size)
     vocabulary.fit(vocab_size)
     _check_unique(vocabulary, checkpoint.folder)
@@ -88,6 +89,31 @@ def _added_tokens(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[
         found[int(i)] = _added(entry)
     for entry in tokenizer.get("added_tokens") or []:
         found[int(entry["id"])] = _added(entry)
+    return found
+
+
+def _renamed(tokenizer: Mapping[str, Any]) -> list[str]:
+    """Notes on ids that an added token takes from another text.
+
+    Raises:
+        ModelError: two texts have one id, of which llama.cpp would know the second alone.
+    """
+    vocab = (tokenizer.get("model") or {}).get("vocab") or {}
+    is_list = isinstance(vocab, list)  # whose places are the ids
+    texts = _by_id(((e[0], i) for i, e in enumerate(vocab)) if is_list else vocab.items())
+    added = _by_id((e["content"], int(e["id"])) for e in tokenizer.get("added_tokens") or [])
+    return [
+        f"the token {texts[i]!r} is left out: the added token {text!r} has its id, {i}"
+        for i, text in added.items()
+        if texts.get(i, text) != text
+    ]
+
+
+def _by_id(tokens: Iterable[tuple[str, int]]) -> dict[int, str]:
+    found: dict[int, str] = {}
+    for text, i in tokens:
+        if found.setdefault(i, text) != text:
+            raise ModelError(f"tokenizer.json: {found[i]!r} and {text!r} both have the id {i}")
     return found
 
 

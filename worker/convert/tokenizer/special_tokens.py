@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
 from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
@@ -41,8 +45,8 @@ def special_tokens(
     The end token of a model that `embeds` is the one that its post-processor appends.
 
     Raises:
-        ModelError: a file names a BOS or EOS that the vocabulary does not have, or more ends than
-            llama.cpp can hold.
+        ModelError: a file names a BOS or EOS that the vocabulary does not have, no end that it has,
+            or more ends than llama.cpp can hold.
     """
     found: Metadata = {}
     ids = {role: i for role in _SLOTS if (i := _id_of(checkpoint, vocabulary, role)) is not None}
@@ -56,6 +60,9 @@ def special_tokens(
             ids["eos"], ends = last, [last]
     if "eos" not in ids and ends:
         ids["eos"] = ends[0]
+    lost = next((note for note in vocabulary.notes if "eos_token_id" in note), None)
+    if lost and "eos" not in ids and not embeds and _ENDS_BY_NAME.isdisjoint(vocabulary.tokens):
+        raise ModelError(f"{lost}, and no other ends a text: the model would never stop")
     for role, i in ids.items():
         found[_SLOTS[role]] = i
     # llama.cpp has three slots for ends, and knows some other ends by their text.
@@ -84,9 +91,45 @@ def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
     for file in (checkpoint.json("generation_config.json"), checkpoint.config, fallback):
         value = file.get("eos_token_id")
         for i in value if isinstance(value, list) else [value]:
-            if type(i) is int and 0 <= i < len(vocabulary.tokens) and i not in ends:
+            if _is_token(i, "eos", vocabulary) and i not in ends:
                 ends.append(i)
     return ends
+
+
+def _is_token(i: Any, role: str, vocabulary: Vocabulary) -> TypeGuard[int]:
+    """Whether a file's id of a role is a token's; one that is too large gets a note."""
+    if type(i) is not int:
+        return False
+    if i >= len(vocabulary.tokens):
+        said = f"left out {role}_token_id {i}: the vocabulary has {len(vocabulary.tokens)} tokens"
+        if said not in vocabulary.notes:
+            vocabulary.notes.append(said)
+    return 0 <= i < len(vocabulary.tokens)
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag around what a model is trained to say, which transformers adds to Jinja's."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def template_notes(templates: str | list[dict[str, str]] | None) -> Iterator[str]:
+    """What is wrong with chat templates, without which a model still completes texts."""
+    named = [{"template": templates}] if isinstance(templates, str) else templates or []
+    syntax = jinja2.Environment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
+    for each in named:
+        try:
+            syntax.parse(each["template"])
+        except jinja2.TemplateSyntaxError as error:
+            what = f"chat template {each['name']!r}" if "name" in each else "chat template"
+            yield (
+                f"the {what} is not valid (line {error.lineno}: {error.message}), so a worker "
+                "needs another one as --chat-template"
+            )
 
 
 def chat_templates(checkpoint: Checkpoint) -> str | list[dict[str, str]] | None:
@@ -152,7 +195,7 @@ def _id_of(checkpoint: Checkpoint, vocabulary: Vocabulary, role: str) -> int | N
         value = file.get(f"{role}_token_id")
         if isinstance(value, list):
             value = value[0] if value else None
-        if type(value) is int and 0 <= value < len(vocabulary.tokens):
+        if _is_token(value, role, vocabulary):
             return value
     return vocabulary.special_ids.get(role)
 
