@@ -250,6 +250,51 @@ def test_a_response_whole_and_streamed(client: OpenAI) -> None:
     assert [e.sequence_number for e in events] == sorted(e.sequence_number for e in events)
 
 
+def test_log_probabilities_of_a_response(client: OpenAI) -> None:
+    """The chat's own, whole and streamed, in OpenAI's models."""
+    said: Any = user(FRANCE)
+    chat = client.chat.completions.create(
+        model="m", messages=said, temperature=0, logprobs=True, top_logprobs=2
+    )
+    asked: Any = {"model": "m", "input": FRANCE, "temperature": 0, "top_logprobs": 2}
+    asked |= {"include": ["message.output_text.logprobs"]}
+    part: Any = client.responses.create(**asked).output[0]
+    [part] = part.content
+    assert chat.choices[0].logprobs and chat.choices[0].logprobs.content
+    told = [each.model_dump() for each in chat.choices[0].logprobs.content]
+    # A chat has the token that ends it, too.
+    assert [each.model_dump() for each in part.logprobs] == told[: len(part.logprobs)]
+    assert "".join(each.token for each in part.logprobs) == PARIS
+    with client.responses.stream(**asked) as stream:
+        events = list(stream)
+        streamed: Any = stream.get_final_response().output[0]
+    assert streamed.content[0].logprobs == part.logprobs
+    deltas = [e for e in events if e.type == "response.output_text.delta"]
+    [done] = [e for e in events if e.type == "response.output_text.done"]
+    tokens = [each.token for event in deltas for each in event.logprobs]
+    assert tokens == [each.token for each in done.logprobs]
+    assert "".join(tokens) == PARIS and len(done.logprobs[0].top_logprobs or ()) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "n_top"),
+    [
+        ({"include": ["message.output_text.logprobs"]}, 0),
+        ({"top_logprobs": 20}, 20),
+        ({"top_logprobs": 0}, None),
+        ({"include": ["reasoning.encrypted_content"]}, None),
+    ],
+)
+def test_which_log_probabilities_a_response_has(
+    worker: WorkerProcess, fields: dict[str, Any], n_top: int | None
+) -> None:
+    answer = worker.post("/v1/responses", {"input": FRANCE, "max_output_tokens": 2, **fields})
+    found = answer.json()["output"][0]["content"][0]["logprobs"]
+    assert {len(each["top_logprobs"]) for each in found} == (set() if n_top is None else {n_top})
+    ignored = answer.headers.get("x-ignored-fields", "")
+    assert ("include.reasoning.encrypted_content" in ignored) == ("reasoning" in str(fields))
+
+
 def test_a_response_is_parsed(client: OpenAI) -> None:
     answer = client.responses.parse(
         model="m", input="Invent a person.", text_format=Person, max_output_tokens=200
@@ -351,6 +396,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "a"}
             "text.format",
         ),
         ("/v1/responses", {"input": "a", "tool_choice": "required"}, "tool_choice"),
+        ("/v1/responses", {"input": "a", "top_logprobs": 21}, "top_logprobs"),
         ("/v1/responses", {"input": "a " * 2000}, "input"),
         ("/v1/messages", {"messages": [{"role": "assistant", "content": [USE]}]}, "messages[0]"),
         ("/v1/messages", {"messages": [{"role": "assistant", "content": [CALL]}]}, "messages"),

@@ -183,13 +183,16 @@ def join_message(stream: bytes) -> Any:
 def join_response(stream: bytes) -> Any:
     events = named(stream)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
-    output: list[str] = []
+    output: list[list[Any]] = []
     for event in events:
         if event["type"] == "response.output_item.added":
             assert event["output_index"] == len(output)
-            output.append("")
+            output.append(["", []])
         elif event["type"].endswith(".delta"):
-            output[event["output_index"]] += event["delta"]
+            output[event["output_index"]][0] += event["delta"]
+            output[event["output_index"]][1] += event.get("logprobs", ())
+        elif event["type"] == "response.output_text.done":
+            assert [event["text"], event["logprobs"]] == output[event["output_index"]]
     return output, events[-1]["response"]
 
 
@@ -197,7 +200,7 @@ def whole_response(answer: dict[str, Any]) -> Any:
     texts = []
     for item in answer["output"]:
         content = item.get("content") or [{"text": item.get("arguments")}]
-        texts.append(content[0]["text"])
+        texts.append([content[0]["text"], content[0].get("logprobs", [])])
     return texts, answer
 
 
@@ -304,6 +307,11 @@ CLIENTS = {
     "responses": Client(
         ResponsesBody, read_response, ResponseAnswer,
         {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]},
+        join_response, whole_response, RESPONSE_STREAM,
+    ),
+    "responses, scored": Client(
+        ResponsesBody, read_response, ResponseAnswer,
+        {"input": "Hi", "tools": [{"type": "function", **FUNCTION}], "top_logprobs": 1},
         join_response, whole_response, RESPONSE_STREAM,
     ),
     "llama-server": Client(
@@ -465,6 +473,21 @@ def test_a_stream_that_fails_ends_with_the_failure_alone(
     n_ends = [client.form.is_end(event) for event in events]
     assert n_ends == [False] * (len(events) - 1) + [True]
     assert b"The engine died." in events[-1]
+
+
+def test_a_response_has_the_scores_of_its_text_s_own_tokens() -> None:
+    """Neither those of reasoning, calls, marks and the end; also where a text came late."""
+    call = '{"name": "get_time", "arguments": {}}'
+    written = ["<think>", "Hm", "</think>", "One", " <", "tool", " two ", "<tool_call>", call]
+    events: list[StreamEvent] = [Started(0, 1)]
+    events += [Token(0, text, (n,), (score(text),)) for n, text in enumerate(written)]
+    events.append(Finished(0, "EOS", 9, 1.0, None, 1.0, (score("<|end|>"),)))
+    answer = answer_of(CLIENTS["responses, scored"])
+    texts, _ = join_response(b"".join(streamed(answer, [(0, [event]) for event in events])))
+    kinds = [block.kind for block in answer.choices[0].blocks]
+    assert kinds == ["reasoning", "text", "call"]
+    found = ["".join(each["token"] for each in scores) for _, scores in texts]
+    assert found == ["", "One <tool two ", ""]
 
 
 def test_the_count_of_tokens_is_that_of_what_was_read() -> None:

@@ -25,6 +25,7 @@ from starlette.responses import Response
 from worker.api.chat.delta import Arguments, Delta, Reasoning, Text
 from worker.api.chat.message import Block, Choice
 from worker.api.chat.request import Generate
+from worker.api.chat.scored import count_scores
 from worker.api.http.encoding import sse
 from worker.api.http.operation import SSE, StreamForm
 from worker.api.http.state import AppState
@@ -57,6 +58,10 @@ class Answer(ABC, Generic[Body]):
     @abstractmethod
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         """What a delta adds to a stream; empty if it is not shown. `choice` is the sum so far."""
+
+    def n_scores(self, delta: Delta) -> int:
+        """How many log-probabilities a delta, which was added to its choice, puts into a stream."""
+        return count_scores(getattr(delta, "logprobs", ()))
 
     def ending(self) -> bytes:
         """What follows the last delta of a stream."""
@@ -95,9 +100,12 @@ class BlockAnswer(Answer[Body]):
     def encoded(self, event: Event) -> bytes:
         return sse(event)
 
+    def ends_block(self, delta: Delta) -> bool:
+        return len(self.choice.blocks) > self._n_begun or isinstance(delta, Finished)
+
     def _events(self, delta: Delta) -> Iterator[Event]:
         n_blocks = len(self.choice.blocks)
-        if n_blocks > self._n_begun or isinstance(delta, Finished):
+        if self.ends_block(delta):
             yield from self._step("stop", self._n_begun - 1)
         if n_blocks > self._n_begun:
             self._n_begun = n_blocks

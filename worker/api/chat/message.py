@@ -6,7 +6,8 @@ sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ class Block:
     name: str = ""
     """The function that a call is of."""
     parts: list[str] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
+    """Of a text's own tokens, where log-probabilities are wanted."""
 
     @property
     def text(self) -> str:
@@ -80,6 +83,8 @@ class Choice:
     """Those of the reasoning, its end mark included."""
     _n_read: int = 0
     """Tokens of the answer so far."""
+    _undecided: list[TokenLogprob] = field(default_factory=list)
+    """Of tokens whose text has not come: it may be text that is held back, or a mark."""
     _parser: AnswerParser | None = None
 
     def read(self, event: StreamEvent) -> list[Delta]:
@@ -128,11 +133,17 @@ class Choice:
                     self.blocks.append(Block(kind))
                 if text:
                     self.blocks[-1].parts.append(text)
+                if isinstance(delta, Text):
+                    self._score(delta)
+                else:
+                    self._undecided.clear()
             case Call(_, id, name):
                 self.calls.append(Block("call", id, name))
                 self.blocks.append(self.calls[-1])
+                self._undecided.clear()
             case Arguments(call, text):
                 self.calls[call].parts.append(text)
+                self._undecided.clear()
             case Echo():
                 self.echo = delta
             case PromptScored(_, logprobs):
@@ -142,6 +153,17 @@ class Choice:
             case Finished():
                 self.finished = delta
 
+    def _score(self, delta: Text) -> None:
+        """Log-probabilities go to the block of the text that the tokens wrote, and to none if they
+        wrote marks, reasoning, calls or the end."""
+        if delta.text:
+            scores = self.blocks[-1].scores
+            scores += _within(delta.text, self._undecided)
+            scores += delta.logprobs
+            self._undecided.clear()
+        else:
+            self._undecided += delta.logprobs
+
     def forget_scores(self) -> None:
         """Once they are sent. To free those of many at once would hold up others."""
         self.prompt_logprobs = ()
@@ -149,6 +171,9 @@ class Choice:
             self.echo = Echo(self.echo.text)
         while self.scored:
             self.scored.pop()
+        for block in self.blocks:
+            while block.scores:
+                block.scores.pop()
 
     @property
     def text(self) -> str:
@@ -174,6 +199,16 @@ class Choice:
         if self.finished.stop_reason == "MAX_TOKENS":
             return "length"
         return "tool_calls" if self.calls else "stop"
+
+
+def _within(text: str, scores: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
+    """The last of the tokens that together stand in the text; a mark before them does not."""
+    shown = text.encode()
+
+    def stands(first: int) -> bool:
+        return b"".join(each.piece for each in scores[first:]) in shown
+
+    return scores[bisect_left(range(len(scores)), True, key=stands) :]
 
 
 def _scored(deltas: list[Delta], logprobs: tuple[TokenLogprob, ...]) -> list[Delta]:

@@ -24,6 +24,7 @@ from worker.api.chat.links import with_media
 from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
+from worker.api.chat.scored import count_scores
 from worker.api.http.body import deadline_of, in_background, read_as
 from worker.api.http.encoding import KEEPALIVE, in_parts, sliced
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
@@ -35,7 +36,6 @@ from worker.api.http.stream_log import StreamLog
 from worker.errors import Cancelled, WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Inbox, Job, StreamEvent
-from worker.wire.messages import TokenLogprob
 from worker.wire.work import ChatPrompt, CountPrompt, Detokenize, InferenceRequest, Work
 
 STREAMING = (*KEEPING, LATE_HEAD)
@@ -134,8 +134,8 @@ async def _streamed(
                 for delta in choice.read(event):
                     choice.add(delta)
                     parts.append(
-                        await _encoded(answer, choice, delta)
-                        if getattr(delta, "logprobs", None)
+                        await _encoded(answer, choice, delta, n_scores)
+                        if (n_scores := answer.n_scores(delta))
                         else answer.encode(choice, delta)
                     )
         except WorkerError as error:
@@ -147,9 +147,9 @@ async def _streamed(
         yield ending
 
 
-async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta) -> bytes:
+async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: int) -> bytes:
     """A delta with log-probabilities as bytes of a stream; others have their turns meanwhile."""
-    if _count(getattr(delta, "logprobs", ())) >= _MANY_SCORES:
+    if n_scores >= _MANY_SCORES:
         encoded = await in_background(partial(answer.encode, choice, delta))
     else:
         await asyncio.sleep(0)
@@ -160,12 +160,7 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta) -> bytes:
 
 def _count_scores(choice: Choice) -> int:
     echo = choice.echo.logprobs if choice.echo else ()
-    return sum(map(_count, (choice.logprobs, choice.prompt_logprobs, echo)))
-
-
-def _count(scores: Sequence[TokenLogprob]) -> int:
-    """Alternatives included; of a prompt, the first token has none."""
-    return len(scores) * (1 + len(scores[-1].top)) if scores else 0
+    return sum(map(count_scores, (choice.logprobs, choice.prompt_logprobs, echo)))
 
 
 # --- jobs ----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from worker.wire.messages import TokenLogprob
@@ -22,6 +22,11 @@ def scored_tokens(entries: Iterable[TokenLogprob]) -> Iterator[dict[str, Any]]:
     for each in entries:
         top = [scored_piece(piece, logprob) for _, piece, logprob in each.top]
         yield scored_piece(each.piece, each.logprob) | {"top_logprobs": top}
+
+
+def count_scores(entries: Sequence[TokenLogprob]) -> int:
+    """Alternatives included; of a prompt, the first token has none."""
+    return len(entries) * (1 + len(entries[-1].top)) if entries else 0
 
 
 def piece_text(piece: bytes) -> str:

@@ -72,6 +72,11 @@ def large_event(value: object) -> bytes:
     return b"data: %b\n\n" % b"".join(in_parts(value))
 
 
+def large_sse(event: Mapping[str, object]) -> bytes:
+    """As `sse`, written so."""
+    return f"event: {event['type']}\n".encode() + large_event(event)
+
+
 def json_line(value: object) -> bytes:
     return f"{dumps(value)}\n".encode()
 

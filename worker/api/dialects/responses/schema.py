@@ -20,7 +20,15 @@ from worker.api.chat.chat_fields import (
     content_of,
     with_allowed,
 )
-from worker.api.chat.fields import ANY_OBJECT, ByKind, OwnFields, Text, needed_by
+from worker.api.chat.fields import (
+    ANY_OBJECT,
+    MAX_TOP_LOGPROBS,
+    ByKind,
+    Many,
+    OwnFields,
+    Text,
+    needed_by,
+)
 from worker.api.chat.prompt import text_of
 from worker.api.chat.request import (
     Chat,
@@ -120,6 +128,10 @@ class ToolChoice(OpenBody):
     _has_mode = needed_by("allowed_tools", "mode")
 
 
+LOGPROBS = "message.output_text.logprobs"
+MAX_INCLUDED = 64
+
+
 class ResponsesBody(SamplingFields, OwnFields):
     """`POST /v1/responses`."""
 
@@ -133,9 +145,22 @@ class ResponsesBody(SamplingFields, OwnFields):
     parallel_tool_calls: Flag | None = None
     text: TextOptions = TextOptions()
     reasoning: Effort = Effort()
+    include: Many[str] = Field(
+        (), max_length=MAX_INCLUDED, description=f"{LOGPROBS}; nothing else is included"
+    )
+    top_logprobs: Integer = Field(
+        0,
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="so many alternatives of each token; any of them include its log-probability",
+    )
     previous_response_id: str | None = None
     conversation: Any = Field(None, description="not honoured; nothing is stored")
     prompt: Any = Field(None, description="not honoured; nothing is stored")
+
+    @property
+    def logprobs(self) -> int | None:
+        return self.top_logprobs if self.top_logprobs or LOGPROBS in self.include else None
 
 
 def read(body: ResponsesBody, state: AppState) -> Generate:
@@ -147,13 +172,16 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
     return Generate(
         id=id,
         input=chat_of(body),
-        sampling=body.sampling(state),
+        sampling=body.sampling(state, body.logprobs),
         model=body.model,
         max_tokens=body.max_output_tokens,
         format=_format_of(body.text.format),
         streams=body.stream,
-        # Tools that OpenAI itself would run; this worker has none.
-        ignored=tuple(f"tools.{tool.type}" for tool in body.tools if tool.type != "function"),
+        # Tools that OpenAI itself would run, and what comes of them; this worker has none.
+        ignored=(
+            *(f"tools.{tool.type}" for tool in body.tools if tool.type != "function"),
+            *(f"include.{name}" for name in body.include if name != LOGPROBS),
+        ),
         **body.own(id),
     )
 

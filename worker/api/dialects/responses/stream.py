@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from worker.api.chat.delta import Delta
 from worker.api.chat.dialect import BlockAnswer, Event, What
 from worker.api.chat.message import Block
 from worker.api.chat.run import counting, generation
+from worker.api.chat.scored import count_scores, scored_tokens
 from worker.api.chat.timings import timings
 from worker.api.dialects.responses.schema import ResponsesBody, ToolChoice, chat_of, read
-from worker.api.http.encoding import sse
+from worker.api.http.encoding import large_sse, sse
 from worker.api.http.errors import NESTED, error_object
 from worker.api.http.operation import SSE, Dialect, StreamForm
 from worker.errors import WorkerError
+from worker.wire.messages import TokenLogprob
 
 _DELTAS = {
     "text": "response.output_text",
@@ -32,6 +35,9 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         self._created = int(time.time())
         self._ids: dict[int, str] = {}
         self._n_events = 0
+        self._sent: dict[int, list[TokenLogprob]] = {}
+        """By its index, the log-probabilities of a block that its events had. The end of the block
+        and that of the stream have them again."""
 
     def whole(self) -> dict[str, Any]:
         return self._response(self._end_status)
@@ -42,7 +48,12 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
 
     def encoded(self, event: Event) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
-        return sse({**event, "sequence_number": number})
+        numbered = {**event, "sequence_number": number}
+        return sse(numbered) if self.asked.sampling.logprobs is None else large_sse(numbered)
+
+    def n_scores(self, delta: Delta) -> int:
+        told_again = self._sent.values() if self.ends_block(delta) else ()
+        return super().n_scores(delta) + sum(map(count_scores, told_again))
 
     def first_events(self) -> Iterator[Event]:
         for kind in ("created", "in_progress"):
@@ -62,19 +73,23 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
                 begun = self._item(index, "in_progress")
                 yield {"type": "response.output_item.added", "output_index": index, "item": begun}
                 if block.kind == "text":
-                    yield {"type": "response.content_part.added", **place, "part": _part("")}
+                    yield {"type": "response.content_part.added", **place, "part": _part("", [])}
             case "delta":
-                extra: Event = {"logprobs": []} if block.kind == "text" else {}
+                extra: Event = {}
+                if block.kind == "text":
+                    scores, block.scores = block.scores, []
+                    self._sent.setdefault(index, []).extend(scores)
+                    extra = {"logprobs": scored_tokens(scores)}
                 yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": text, **extra}
             case "stop":
                 whole: Event = {"arguments" if block.kind == "call" else "text": block.text}
                 if block.kind == "text":
-                    whole["logprobs"] = []
+                    whole["logprobs"] = self._scored(index)
                 if block.kind == "call":
                     whole["name"] = block.name
                 yield {"type": f"{_DELTAS[block.kind]}.done", **place, **whole}
                 if block.kind == "text":
-                    part = _part(block.text)
+                    part = _part(block.text, self._scored(index))
                     yield {"type": "response.content_part.done", **place, "part": part}
                 ended = self._ended_item(index)
                 yield {"type": "response.output_item.done", "output_index": index, "item": ended}
@@ -89,6 +104,9 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         prefix = _PREFIXES[self.choice.blocks[index].kind]
         return self._ids.setdefault(index, f"{prefix}_{uuid.uuid4().hex}")
 
+    def _scored(self, index: int) -> Iterator[dict[str, Any]]:
+        return scored_tokens((*self._sent.get(index, ()), *self.choice.blocks[index].scores))
+
     def _ended_item(self, index: int) -> dict[str, Any]:
         """A finished item; the last one of an answer that was cut off is incomplete."""
         finished, is_last = self.choice.finished, index == len(self.choice.blocks) - 1
@@ -101,7 +119,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         head = {"id": self._id_of(index), "status": status}
         match block.kind:
             case "text":
-                content = [_part(text)] if text else []
+                content = [_part(text, self._scored(index))] if text else []
                 return {**head, "type": "message", "role": "assistant", "content": content}
             case "reasoning":
                 thought = [{"type": "reasoning_text", "text": text}] if text else []
@@ -130,6 +148,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "max_output_tokens": body.max_output_tokens,
             "temperature": self.asked.sampling.temperature,
             "top_p": self.asked.sampling.top_p,
+            "top_logprobs": body.top_logprobs,
             "tools": [tool.model_dump() for tool in body.tools],
             "tool_choice": choice.model_dump(exclude_unset=True)
             if isinstance(choice, ToolChoice)
@@ -155,8 +174,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         }
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _part(text: str, logprobs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 # --- the end of a stream, seen from outside ------------------------------------------------
