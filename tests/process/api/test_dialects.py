@@ -377,6 +377,13 @@ def test_a_response_that_is_cut_off_is_incomplete(worker: WorkerProcess) -> None
 USE = {"type": "tool_use", "id": "1", "input": {}}
 CALL = USE | {"name": "look"}
 RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "a"}
+SEEN: Any = {"type": "image", "source": PICTURE}
+SEEN = {"type": "search_result", "source": "a", "content": [SEEN]}
+SOURCE = "messages[0].content[0].source.type"
+
+
+def read_of(source: Any, kind: str = "document") -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": kind, "source": source}]}]}
 
 
 @pytest.mark.parametrize(
@@ -407,6 +414,14 @@ RESULT = {"type": "tool_result", "tool_use_id": "1", "content": "a"}
         ),
         ("/v1/chat/completions", {"messages": user("a " * 2000)}, "messages"),
         ("/v1/messages", {"messages": [{"role": "user", "content": [RESULT] * 4097}]}, "messages"),
+        ("/v1/messages", read_of({"type": "base64", "media_type": "application/pdf"}), SOURCE),
+        ("/v1/messages", read_of({"type": "url", "url": "https://a.b/c.pdf"}), SOURCE),
+        ("/v1/messages", read_of({"type": "file", "file_id": "1"}), SOURCE),
+        ("/v1/messages", read_of({"type": "text", "data": "a"}, "image"), SOURCE),
+        ("/v1/messages", read_of("a", "document"), "content[0].source"),
+        ("/v1/messages", read_of(None, "document"), "messages[0].content[0]"),
+        ("/v1/messages", read_of({"type": "text"}, "search_result"), "content[0].source"),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [SEEN]}]}, "content[0].type"),
         (
             "/v1/messages",
             {"messages": user("a"), "tool_choice": {"type": "any"}},
@@ -439,6 +454,38 @@ def test_a_turn_is_put_together_as_the_model_wrote_it(worker: WorkerProcess) -> 
     ]
     counted = worker.post("/v1/messages/count_tokens", {"messages": turns}).json()
     assert counted["input_tokens"] == n_tokens
+
+
+def test_documents_and_search_results_are_read_as_text(worker: WorkerProcess) -> None:
+    """Each is a paragraph, with its title and what is told of it on lines before it."""
+
+    def counted(content: Any) -> tuple[int, str]:
+        answer = worker.post(
+            "/v1/messages/count_tokens", {"messages": [{"role": "user", "content": content}]}
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()["input_tokens"], answer.headers.get("x-ignored-fields", "")
+
+    def text(said: str) -> dict[str, Any]:
+        return {"type": "text", "text": said}
+
+    plain = {"type": "text", "media_type": "text/plain", "data": "The sun is red."}
+    parts = {"type": "content", "content": [text("The sun"), text("is red.")]}
+    found: Any = {"type": "search_result", "source": "https://a.b", "title": "Sun"}
+    found |= {"content": [text("It is hot.")]}
+    document = {"type": "document", "title": "Sky", "context": "A tale.", "source": plain}
+    cited = {"citations": {"enabled": True}}
+    asked = [text("Read!"), document, found, text("What is red?")]
+    said = "Read!\n\nSky\nA tale.\nThe sun is red.\n\nSun\nhttps://a.b\nIt is hot.\n\nWhat is red?"
+    assert counted(asked) == counted(said)
+    for index in (1, 2):
+        cites = [*asked[:index], asked[index] | cited, *asked[index + 1 :]]
+        n_tokens, ignored = counted(cites)
+        assert n_tokens == counted(said)[0] and "citations" in ignored
+    assert counted([{"type": "document", "source": parts}]) == counted("The sun\nis red.")
+    told = {**RESULT, "content": said.removeprefix("Read!\n\n").removesuffix("\n\nWhat is red?")}
+    of_the_tool = {**RESULT, "content": [document, found]}
+    assert counted([of_the_tool]) == counted([told])
 
 
 # --- failures ----------------------------------------------------------------------------

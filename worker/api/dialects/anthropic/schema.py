@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
-from worker.api.chat.fields import MAX_STOPS, OwnFields, TextOrMany, needed_by
+from worker.api.chat.fields import MAX_STOPS, OwnFields, TextOr, TextOrMany, needed_by
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import (
     Chat,
@@ -31,19 +31,34 @@ from worker.api.http.state import AppState
 from worker.wire.work import Medium
 
 
-class PictureSource(OpenBody):
-    type: Literal["base64", "url"]
+class PlainText(OpenBody):
+    type: Literal["text"]
+    text: str = ""
+
+
+class Source(OpenBody):
+    """Of a picture, base64 or a URL; of a document, text or content."""
+
+    type: Literal["base64", "url", "text", "content"]
     media_type: str = ""
     data: str = ""
     url: str = ""
+    content: TextOrMany[PlainText] = ""
 
 
 class TextBlock(OpenBody):
-    type: Literal["text", "image", "thinking", "redacted_thinking", "tool_use", "tool_result"]
+    type: Literal[
+        "text", "image", "document", "search_result",
+        "thinking", "redacted_thinking", "tool_use", "tool_result",
+    ]  # fmt: skip
     text: str = ""
-    source: PictureSource | None = None
+    source: TextOr[Source] | None = Field(None, description="of a search_result, a string")
+    title: str = ""
+    context: str = Field("", description="of a document: what the model is told of it")
+    content: TextOrMany[PlainText] = Field("", description="of a search_result")
 
     _has_source = needed_by("image", "source")
+    _has_text = needed_by("document", "source")
 
 
 TextContent = TextOrMany[TextBlock]
@@ -56,7 +71,7 @@ class ContentBlock(TextBlock):
     name: str = Field("", max_length=256)
     input: JsonObject = Field(default_factory=dict)
     tool_use_id: str = ""
-    content: TextContent = ""
+    content: TextContent = ""  # type: ignore[assignment]
     is_error: Flag = Field(
         False, description="the model is told: the result's text then begins with 'Error: '"
     )
@@ -161,7 +176,8 @@ def chat_of(body: PromptBody) -> Chat:
     """The chat of the messages. The answer continues a last message of the assistant.
 
     Raises:
-        InvalidRequest: the messages and their tool results are too many, or a picture is none.
+        InvalidRequest: the messages and their tool results are too many, or a picture or document
+            is none that can be taken.
     """
     system = [Message("system", _content(body.system, "system"))] if body.system else []
     given = ((f"messages[{index}].content", each) for index, each in enumerate(body.messages))
@@ -290,18 +306,78 @@ def _content(given: str | Sequence[TextBlock] | None, path: str) -> str | tuple[
     return given or "" if given is None or isinstance(given, str) else _parts(given, path)
 
 
+_READ = ("document", "search_result")
+"""Blocks that a model reads as text."""
+
+
 def _parts(blocks: Sequence[TextBlock], path: str) -> tuple[Part, ...]:
-    """The texts and pictures among the blocks."""
-    return tuple(
-        Part(medium=_picture(block.source, f"{path}[{index}].source"))
-        if block.source is not None and block.type == "image"
-        else Part(block.text)
-        for index, block in enumerate(blocks)
-        if block.type in ("text", "image")
-    )
+    """The texts and pictures among the blocks; what is read is a paragraph of its own."""
+    parts: tuple[Part, ...] = ()
+    is_apart = False
+    for index, block in enumerate(blocks):
+        if block.type not in ("text", "image", *_READ):
+            continue
+        part, was_apart, is_apart = _part(block, f"{path}[{index}]"), is_apart, block.type in _READ
+        if parts and (was_apart or is_apart):
+            joined = _content_joined((parts[-1],), (part,))
+            assert isinstance(joined, tuple), "both are parts"
+            parts = (*parts[:-1], *joined)
+        else:
+            parts = (*parts, part)
+    return parts
 
 
-def _picture(source: PictureSource, path: str) -> Medium:
-    if source.type == "url":
-        return named_medium("image", source.url, f"{path}.url")
-    return medium_of("image", source.data, f"{path}.data")
+def _part(block: TextBlock, path: str) -> Part:
+    match block.type:
+        case "image":
+            return Part(medium=_picture(_source(block, path), f"{path}.source"))
+        case "document":
+            text = _document(_source(block, path), f"{path}.source")
+            return Part(_in_lines(block.title, block.context, text))
+        case "search_result":
+            if isinstance(block.source, Source):
+                raise refusal(f"{path}.source", "type", "of a search_result must be a string")
+            text = _text(block.content, f"{path}.content")
+            return Part(_in_lines(block.title, block.source or "", text))
+        case _:
+            return Part(block.text)
+
+
+def _source(block: TextBlock, path: str) -> Source:
+    if isinstance(block.source, Source):
+        return block.source
+    raise refusal(f"{path}.source", "type", "must be an object")
+
+
+def _picture(source: Source, path: str) -> Medium:
+    match source.type:
+        case "url":
+            return named_medium("image", source.url, f"{path}.url")
+        case "base64":
+            return medium_of("image", source.data, f"{path}.data")
+        case _:
+            raise refusal(f"{path}.type", "unsupported", "of an image must be base64 or url")
+
+
+def _document(source: Source, path: str) -> str:
+    match source.type:
+        case "text":
+            return source.data
+        case "content":
+            return _text(source.content, f"{path}.content")
+        case _:
+            what = "of a document must be text or content: no PDF is read, and no URL of one"
+            raise refusal(f"{path}.type", "unsupported", what)
+
+
+def _text(given: str | Sequence[PlainText | TextBlock], path: str) -> str:
+    if isinstance(given, str):
+        return given
+    for index, block in enumerate(given):
+        if block.type != "text":
+            raise refusal(f"{path}[{index}].type", "enum", "must be text")
+    return _in_lines(*(block.text for block in given))
+
+
+def _in_lines(*texts: str) -> str:
+    return "\n".join(filter(None, texts))
