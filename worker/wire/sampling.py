@@ -8,6 +8,7 @@ no dialect has a list of its own. Shared by both processes.
 # ruff: noqa: E501 - the parameters are a table, one a line
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_type_hints
@@ -30,6 +31,8 @@ class Parameter:
     """llama.cpp's default, if that is not `Sampling`'s."""
     widest: tuple[float, float] | None = None
     """The range that other dialects take; below `low`, a number stands for the default."""
+    nearest_in: tuple[float, float] | None = None
+    """llama-server takes a number beyond this range as the nearest one in it."""
     theirs: str = ""
     """llama-server's name, if it is another."""
     names: tuple[str, ...] = ()
@@ -40,6 +43,13 @@ class Parameter:
     @property
     def range(self) -> tuple[float, float]:
         return self.widest or (self.low, self.high)
+
+    def nearest(self, given: float) -> float:
+        """The number that llama-server takes a given one for."""
+        if self.nearest_in is None:
+            return given
+        low, high = self.nearest_in
+        return low if given < low else min(given, high)
 
 
 ORDER = tuple("penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature".split())
@@ -83,14 +93,14 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     """How the next token is drawn. Ranges are checked before this is built."""
 
     seed: int
-    temperature: Annotated[float, Parameter(0, 2, "0 is greedy", usual=0.8, widest=(0, 1000), key="temp")] = 1.0
+    temperature: Annotated[float, Parameter(0, 2, "0 is greedy", usual=0.8, widest=(0, 1000), key="temp", nearest_in=(0, math.inf))] = 1.0
     top_k: Annotated[int, Parameter(0, _MOST, "the so many likeliest tokens are kept; 0 is off", usual=40, widest=(-_MOST, _MOST), key="top_k")] = 0
-    top_p: Annotated[float, Parameter(0, 1, "the likeliest tokens that have this probability together are kept; 1 is off", usual=0.95, key="top_p")] = 1.0
-    min_p: Annotated[float, Parameter(0, 1, "tokens are kept that have this share of the likeliest one's probability; 0 is off", usual=0.05, key="min_p")] = 0.0
+    top_p: Annotated[float, Parameter(0, 1, "the likeliest tokens that have this probability together are kept; 1 is off", usual=0.95, key="top_p", nearest_in=(0, 1))] = 1.0
+    min_p: Annotated[float, Parameter(0, 1, "tokens are kept that have this share of the likeliest one's probability; 0 is off", usual=0.05, key="min_p", nearest_in=(0, 1))] = 0.0
     typical_p: Annotated[float, Parameter(0, 1, "the tokens of the most typical surprise that have this probability together are kept; 1 is off", widest=(0, 1000), names=("typical",))] = 1.0
     top_n_sigma: Annotated[float, Parameter(-1, 1000, "tokens are kept whose logit is so many standard deviations below the largest, or less; 0 and -1 are off", widest=(-1000, 1000), names=("nsigma",))] = -1.0
-    xtc_probability: Annotated[float, Parameter(0, 1, "the chance that all but the least likely of the tokens above xtc_threshold are dropped; 0 is off", key="xtc_probability")] = 0.0
-    xtc_threshold: Annotated[float, Parameter(0, 1, "the probability from which on xtc drops tokens; above 0.5 is off", key="xtc_threshold")] = 0.1
+    xtc_probability: Annotated[float, Parameter(0, 1, "the chance that all but the least likely of the tokens above xtc_threshold are dropped; 0 is off", key="xtc_probability", nearest_in=(0, 1))] = 0.0
+    xtc_threshold: Annotated[float, Parameter(0, 1, "the probability from which on xtc drops tokens; above 0.5 is off", key="xtc_threshold", nearest_in=(0, 1))] = 0.1
     min_keep: Annotated[int, Parameter(0, _MOST, "top_p, min_p, typical_p and xtc keep so many tokens at least")] = 0
     dynatemp_range: Annotated[float, Parameter(0, 1000, "the temperature is so much lower where the model is sure and so much higher where it is not; 0 is off", widest=(-1000, 1000))] = 0.0
     dynatemp_exponent: Annotated[float, Parameter(0, 1000, "how the model's sureness counts for dynatemp_range")] = 1.0
@@ -104,10 +114,10 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     dry_base: Annotated[float, Parameter(1, 1000, "to the power of the repetition's length above dry_allowed_length, times dry_multiplier, is taken from the logit", widest=(-1000, 1000))] = 1.75
     dry_allowed_length: Annotated[int, Parameter(0, _MOST, "a repetition of so many tokens is not punished yet")] = 2
     dry_penalty_last_n: Annotated[int, Parameter(-1, _MOST, "dry looks for repetitions in the last so many tokens; -1 is all of them, 0 none")] = 64
-    mirostat: Annotated[int, Parameter(0, 2, "1 and 2 are versions of mirostat, which takes the place of all samplers but the temperature; 0 is off", names=("mirostat_mode",), key="mirostat")] = 0
+    mirostat: Annotated[int, Parameter(0, 2, "1 and 2 are versions of mirostat, which takes the place of all samplers but the temperature; 0 is off", names=("mirostat_mode",), key="mirostat", nearest_in=(0, 2))] = 0
     mirostat_tau: Annotated[float, Parameter(0, 1000, "the surprise, in bits, that mirostat aims at", key="mirostat_tau")] = 5.0
     mirostat_eta: Annotated[float, Parameter(0, 1000, "how fast mirostat adapts", key="mirostat_eta")] = 0.1
-    adaptive_target: Annotated[float, Parameter(-1, 1, "the probability of the tokens that adaptive_p draws; -1 is off", widest=(-_MOST, 1))] = -1.0
+    adaptive_target: Annotated[float, Parameter(-1, 1, "the probability of the tokens that adaptive_p draws; -1 is off", widest=(-_MOST, 1), nearest_in=(-math.inf, 1))] = -1.0
     adaptive_decay: Annotated[float, Parameter(0, 0.99, "how long adaptive_p remembers what was drawn")] = 0.9
     # fmt: on
     samplers: tuple[str, ...] = ORDER

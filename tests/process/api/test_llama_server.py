@@ -135,6 +135,35 @@ def test_tokens_with_their_texts(worker: WorkerProcess) -> None:
     assert [token["id"] for token in tokens] == plain
 
 
+def test_of_nothing_there_is_nothing(worker: WorkerProcess) -> None:
+    """A text that is absent is an empty one, and no beginning stands before it."""
+    texts: list[Any] = [{}, {"add_special": True}, {"content": ""}]
+    for body in texts:
+        assert worker.post("/tokenize", body).json()["tokens"] == []
+    ids: list[Any] = [{}, {"tokens": []}]
+    for body in ids:
+        assert worker.post("/detokenize", body).json() == {"content": ""}
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"temperature": -1}, {"temperature": 0}),
+        ({"top_p": 1.5, "min_p": -1, "temperature": 0}, {"top_p": 1, "min_p": 0}),
+        ({"xtc_probability": -1, "xtc_threshold": 2}, {"xtc_probability": 0, "xtc_threshold": 1}),
+        ({"mirostat": -1, "adaptive_target": 2}, {"mirostat": 0, "adaptive_target": 1}),
+        ({"frequency_penalty": -2.5, "presence_penalty": 3}, {}),
+        ({"n_probs": -1}, {"n_probs": 0}),
+    ],
+)
+def test_a_number_beyond_its_range_is_what_llama_server_takes_it_for(
+    worker: WorkerProcess, given: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    body = {"prompt": PROMPT, "n_predict": 2} | given
+    settings = worker.post("/completion", body).json()["generation_settings"]
+    assert {name: settings[name] for name in given} == given | meant
+
+
 def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
     """`min_tokens` holds off the end, stops and `stop_token_ids`; later they count."""
     first = completed(worker, return_tokens=True)
@@ -242,9 +271,8 @@ def test_a_chat_is_tokenised_as_the_template_writes_it(worker: WorkerProcess) ->
     counted = worker.post("/v1/chat/completions/input_tokens", {"messages": messages}).json()
     assert answer["count"] == len(answer["tokens"]) == counted["input_tokens"]
     assert answer["max_model_len"] == worker.get("/health").json()["context_length"]
-    for wrong in ({}, {"content": "a", "messages": messages}):
-        refused = worker.post("/tokenize", wrong)
-        assert refused.status_code == 400 and "content or messages" in refused.text
+    refused = worker.post("/tokenize", {"content": "a", "messages": messages})
+    assert refused.status_code == 400 and "content must not be given" in refused.text
 
 
 def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: WorkerProcess) -> None:
@@ -277,8 +305,7 @@ def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: Worke
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("/tokenize", {}, "content"),
-        ("/detokenize", {}, "tokens"),
+        ("/tokenize", {"content": "a", "messages": [{"role": "user"}]}, "content"),
         ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
         ("/apply-template", {}, "messages"),
         ("/lora-adapters", [{"id": 0, "scale": 1}], "lora[0].id"),

@@ -28,6 +28,7 @@ MAX_BIASES = 1024
 MAX_BIAS_CHARS = 16 * 1024
 """Of all texts in `logit_bias`: each is a word or so, and is tokenised."""
 MAX_BIAS = 100
+MAX_LLAMA_CPP_BIAS = 10**6
 MAX_BREAKERS = 32
 MAX_TOKEN_ID = 2**31 - 1
 _DIGITS = re.compile(r"[0-9]{1,11}")
@@ -67,12 +68,12 @@ def _texts(given: Any) -> tuple[str, ...]:
     return tuple(filter(None, given))
 
 
-def _biases(given: Any) -> tuple[tuple[int | str, float], ...]:
+def _biases(given: Any, most: int = MAX_BIAS) -> tuple[tuple[int | str, float], ...]:
     """An object of numbers by token, or a list of pairs; a text stands for all of its tokens."""
     pairs = given.items() if isinstance(given, Mapping) else given
     if not isinstance(pairs, Iterable) or isinstance(pairs, str):
         raise _must("an object of numbers by token, or a list of [token, number]")
-    found = [_bias(pair) for pair in pairs]
+    found = [_bias(pair, most) for pair in pairs]
     if len(found) > MAX_BIASES:
         raise _must(f"of at most {MAX_BIASES} tokens")
     if sum(len(token) for token, _ in found if isinstance(token, str)) > MAX_BIAS_CHARS:
@@ -80,7 +81,7 @@ def _biases(given: Any) -> tuple[tuple[int | str, float], ...]:
     return tuple(found)
 
 
-def _bias(pair: Any) -> tuple[int | str, float]:
+def _bias(pair: Any, most: int) -> tuple[int | str, float]:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise _must("an object of numbers by token, or a list of [token, number]")
     token, added = pair
@@ -90,8 +91,8 @@ def _bias(pair: Any) -> tuple[int | str, float]:
         raise _must("by token ids or by texts")
     if added is False:
         return token, -math.inf
-    if not is_number(added) or abs(added) > MAX_BIAS:
-        raise _must(f"of numbers from -{MAX_BIAS} to {MAX_BIAS}; false forbids a token")
+    if not is_number(added) or abs(added) > most:
+        raise _must(f"of numbers from -{most} to {most}; false forbids a token")
     return token, added
 
 
@@ -125,6 +126,12 @@ Biases = Annotated[
     _FAIL_FAST,
     BeforeValidator(_biases, dict[str, Any] | list[list[Any]]),
 ]
+LlamaCppBiases = Annotated[
+    tuple[tuple[Any, Any], ...],
+    _FAIL_FAST,
+    BeforeValidator(partial(_biases, most=MAX_LLAMA_CPP_BIAS), dict[str, Any] | list[list[Any]]),
+]
+"""llama-server has no limit; these are far from where a float32 adds nothing more."""
 Banned = Annotated[tuple[int, ...], _FAIL_FAST, BeforeValidator(_banned, str | list[int])]
 
 
@@ -216,7 +223,8 @@ class SamplingFields(_Numbers):
         found: dict[str, Any] = {"repeat_last_n": self.counted_tokens, **state.served.sampling}
         for name, known in PARAMETERS.items():
             if (value := getattr(self, name)) is not None:
-                found[name] = known.default if value < known.parameter.low else value
+                is_off = known.parameter.widest is not None and value < known.parameter.low
+                found[name] = known.default if is_off else value
         found["top_k"] = min(found["top_k"], state.served.vocab_size)
         if not self.do_sample:
             found["temperature"] = 0.0

@@ -57,8 +57,8 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
     Raises:
         InvalidRequest: so many log-probabilities are no answer.
     """
-    # Clients that send every field write 0 for "off".
-    logprobs = min(body.n_probs or 0, state.served.vocab_size) or None
+    # Clients that send every field write 0 for "off", or less.
+    logprobs = min(max(body.n_probs or 0, 0), state.served.vocab_size) or None
     n_tokens = state.served.max_tokens_out
     if body.max_tokens is not None and body.max_tokens >= 0:
         n_tokens = min(body.max_tokens, n_tokens)

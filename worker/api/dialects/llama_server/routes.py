@@ -23,7 +23,7 @@ from worker.api.dialects.llama_server.schema import (
 )
 from worker.api.http.body import OpenBody, read, read_as
 from worker.api.http.encoding import dumps, sliced
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import refusal
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
 from worker.supervisor.status import Activity
@@ -47,7 +47,8 @@ async def tokenize(request: Request, state: AppState) -> Response:
         text = await answered(request, state, ApplyTemplate(chat))
     work = Tokenize(
         text,
-        add_special=body.add_special or chat is not None,
+        # Where no text was given, as llama-server has it, nothing is added to none.
+        add_special=chat is not None or (body.add_special and body.content is not None),
         parse_special=body.parse_special,
         with_pieces=body.with_pieces,
     )
@@ -58,10 +59,10 @@ async def tokenize(request: Request, state: AppState) -> Response:
 def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatPrompt | None]:
     """
     Raises:
-        InvalidRequest: there is no text and no chat, or both.
+        InvalidRequest: there is a text and a chat.
     """
-    if (body.content is None) == (not body.messages):
-        raise invalid([fault("content", "required", "either content or messages must be given")])
+    if body.content is not None and body.messages:
+        raise refusal("content", "conflict", "must not be given beside messages")
     return body, chat_prompt(body.reasoning_chat(), state) if body.messages else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, model_validator
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MessageFields, ReasoningChatFields
 from worker.api.chat.fields import (
@@ -17,11 +17,13 @@ from worker.api.chat.fields import (
     TokenId,
     prompts_of_at_most,
 )
-from worker.api.chat.sampling import LLAMA_CPP_WINDOW
-from worker.api.http.body import Flag, Integer, OpenBody
+from worker.api.chat.sampling import LLAMA_CPP_WINDOW, LlamaCppBiases, SamplingFields
+from worker.api.http.body import Flag, Integer, Number, OpenBody
 from worker.api.http.errors import NESTED, nested_error
+from worker.api.http.faults import is_number
 from worker.api.http.operation import ErrorForm
 from worker.errors import ContextLengthExceeded, WorkerError
+from worker.wire.sampling import PARAMETERS
 
 MAX_LOGPROBS = 2**20
 """Of one answer, beyond those that every answer may have."""
@@ -48,7 +50,15 @@ class TokenizeBody(ReasoningChatFields):
 
 
 class DetokenizeBody(OpenBody):
-    tokens: tuple[TokenId, ...] = Field(fail_fast=True)
+    tokens: tuple[TokenId, ...] = Field((), fail_fast=True)
+
+
+_NEAREST = {
+    name: known.parameter.nearest
+    for known in PARAMETERS.values()
+    for name in known.names
+    if known.parameter.nearest_in is not None
+}
 
 
 class TextBody(GenerationFields):
@@ -56,10 +66,26 @@ class TextBody(GenerationFields):
 
     n_probs: Integer | None = Field(
         None,
-        ge=0,
+        ge=-(2**31),
         le=2**31 - 1,
         validation_alias=AliasChoices("n_probs", "logprobs"),
-        description="log-probabilities of the answer's tokens and of so many alternatives",
+        description="log-probabilities of the answer's tokens and of so many alternatives; none "
+        "of 0 or fewer",
+    )
+    frequency_penalty: Number | None = Field(
+        None,
+        ge=-1000,
+        le=1000,
+        description=PARAMETERS["frequency_penalty"].parameter.text,
+    )
+    presence_penalty: Number | None = Field(
+        None,
+        ge=-1000,
+        le=1000,
+        description=PARAMETERS["presence_penalty"].parameter.text,
+    )
+    logit_bias: LlamaCppBiases = Field(
+        (), description=SamplingFields.model_fields["logit_bias"].description
     )
     post_sampling_probs: Flag = Field(
         False, description="probabilities at the end of the samplers, in place of n_probs' own"
@@ -72,6 +98,17 @@ class TextBody(GenerationFields):
     )
 
     counted_tokens = LLAMA_CPP_WINDOW
+
+    @model_validator(mode="before")
+    @classmethod
+    def _taken(cls, value: Any) -> Any:
+        """Numbers beyond their ranges as llama-server takes them."""
+        if not isinstance(value, dict):
+            return value
+        return {
+            name: _NEAREST[name](given) if name in _NEAREST and is_number(given) else given
+            for name, given in value.items()
+        }
 
 
 class AdaptersBody(OpenBody):
