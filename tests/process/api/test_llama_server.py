@@ -100,6 +100,16 @@ def test_an_answer_says_what_it_was_sampled_with(worker: WorkerProcess) -> None:
     assert json.loads(last)["has_new_line"] is True
 
 
+def test_what_is_told_as_default_is_what_a_silent_request_has(worker: WorkerProcess) -> None:
+    told = worker.get("/props").json()["default_generation_settings"]["params"]
+    answer = worker.post("/completion", {"prompt": PROMPT, "stop": "a", "n_predict": 1}).json()
+    used = answer["generation_settings"]
+    own = {"seed": -1, "max_tokens": -1, "n_predict": -1, "stop": []}
+    ignored = {"n_keep": 0, "n_discard": 0, "backend_sampling": False}
+    assert told == used | own | ignored
+    assert told["lora"] == [] and told["ignore_eos"] is False and told["n_probs"] == 0
+
+
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
 def test_a_long_prompt_tells_how_far_it_is(worker: WorkerProcess, path: str) -> None:
     text = path + "".join(f"The fox met bird number {n} by the river. " for n in range(40))

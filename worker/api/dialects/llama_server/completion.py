@@ -30,8 +30,9 @@ from worker.api.http.errors import nested_events
 from worker.api.http.faults import refusal
 from worker.api.http.operation import SSE, Dialect
 from worker.api.http.state import AppState
+from worker.wire.adapters import Applied
 from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
-from worker.wire.sampling import PARAMETERS
+from worker.wire.sampling import PARAMETERS, Sampling
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 STREAM = nested_events(lambda event: b'"stop":true' in event)
@@ -150,7 +151,9 @@ class TextAnswer(Answer[TextBody]):
             "tokens_cached": job.prompt_tokens
             + finished.tokens_out
             - (finished.stop_reason != "EOS"),
-            "generation_settings": _settings(job.work, self.body),
+            "generation_settings": settings_of(
+                job.work.sampling, self.body, job.work.max_tokens, job.work.stop, job.work.adapters
+            ),
             "has_new_line": "\n" in choice.text,
             "truncated": False,
             "stop_type": _STOP_TYPES[finished.stop_reason],
@@ -168,17 +171,18 @@ def _sampled_piece(piece: bytes, logprob: float) -> dict[str, Any]:
     return scored | {"prob": math.exp(logprob)}
 
 
-def _settings(request: InferenceRequest, body: TextBody) -> dict[str, Any]:
-    """What the answer was really sampled with, under llama-server's names."""
-    sampling = request.sampling
+def settings_of(
+    sampling: Sampling, body: TextBody, max_tokens: int, stop: Sequence[str], adapters: Applied
+) -> dict[str, Any]:
+    """What an answer is really sampled with, under llama-server's names."""
     return {
         "seed": sampling.seed,
         **{known.theirs: getattr(sampling, name) for name, known in PARAMETERS.items()},
         "samplers": sampling.samplers,
         "dry_sequence_breakers": sampling.dry_sequence_breakers,
-        "stop": request.stop,
-        "max_tokens": request.max_tokens,
-        "n_predict": request.max_tokens,
+        "stop": stop,
+        "max_tokens": max_tokens,
+        "n_predict": max_tokens,
         "ignore_eos": sampling.ignore_eos,
         "logit_bias": [
             {"token": token, "bias": max(bias, LOWEST)} for token, bias in sampling.logit_bias
@@ -187,7 +191,7 @@ def _settings(request: InferenceRequest, body: TextBody) -> dict[str, Any]:
         "n_probs": sampling.logprobs or 0,
         "post_sampling_probs": sampling.post_sampling_probs,
         "stream": body.stream,
-        "lora": [{"id": number, "scale": scale} for number, scale in request.adapters],
+        "lora": [{"id": number, "scale": scale} for number, scale in adapters],
         "timings_per_token": body.timings_per_token,
     }
 

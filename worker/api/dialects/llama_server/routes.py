@@ -13,11 +13,12 @@ from starlette.responses import Response
 from worker.api.chat.chat_fields import ReasoningChatFields
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import answered
-from worker.api.chat.sampling import LLAMA_CPP_WINDOW
+from worker.api.dialects.llama_server.completion import settings_of
 from worker.api.dialects.llama_server.schema import (
     ERRORS,
     REFERENCE,
     AdaptersBody,
+    CompletionBody,
     DetokenizeBody,
     TokenizeBody,
 )
@@ -27,7 +28,6 @@ from worker.api.http.faults import refusal
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
 from worker.supervisor.status import Activity
-from worker.wire.sampling import PARAMETERS
 from worker.wire.work import (
     MEDIA_MARKER,
     ApplyTemplate,
@@ -108,23 +108,23 @@ async def apply_template(request: Request, state: AppState) -> object:
 
 async def props(request: Request, state: AppState) -> object:
     status, info = state.supervisor.status(), state.loaded()
-    others = {"n_predict": -1, "max_tokens": -1}
-    sampling = {known.theirs: known.default for known in PARAMETERS.values()}
-    sampling["repeat_last_n"] = LLAMA_CPP_WINDOW
-    sampling |= {
-        PARAMETERS[name].theirs if name in PARAMETERS else name: value
-        for name, value in state.served.sampling.items()
-    }
+    silent = CompletionBody.model_validate({"prompt": ""})
+    adapters = state.adapters.of(None, None)
+    params = settings_of(silent.sampling(state), silent, -1, (), adapters)
+    # A seed is drawn for each request. The last three are ignored in requests.
+    params |= {"seed": -1, "n_keep": 0, "n_discard": 0, "backend_sampling": False}
     return {
         "default_generation_settings": {
             "n_ctx": status.context_length,
-            "params": sampling | others,
+            "params": params,
         },
         "total_slots": status.slots,
         "model_alias": state.model_name,
         "model_ftype": info.model.quant_kind,
         "model_path": state.model_file,  # A folder of this machine is not for clients.
         "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
+        # The one of them that is known: how else a template takes a chat is tried, not told.
+        "chat_template_caps": {"supports_tools": info.model.template_takes_tools},
         "media_marker": MEDIA_MARKER,
         "modalities": {**state.served.modalities, "video": False},
         "bos_token": info.model.bos_token,
