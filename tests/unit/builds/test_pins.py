@@ -85,6 +85,7 @@ def test_a_native_build_has_the_options_of_llama_cpps_variant(
         assert on == {
             "GGML_BACKEND_DL",
             "LLAVA_BUILD",
+            "LLORCH_QUICK",
             *(f"GGML_{option}" for option in options.split()),
         }
         assert flags["GGML_NATIVE"] == "OFF"

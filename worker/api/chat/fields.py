@@ -12,6 +12,7 @@ from pydantic import (
     AfterValidator,
     AliasChoices,
     BaseModel,
+    BeforeValidator,
     Discriminator,
     Field,
     Tag,
@@ -61,15 +62,20 @@ TextOr = Annotated[Text | Annotated[Item, Tag("~object")], ByKind]
 TextOrMany = Annotated[Text | Annotated[Many[Item], Tag("~list")], ByKind]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(fail_fast=True, min_length=1)]
+
+
+def _stops(given: object) -> object:
+    """One text or several; an empty one, as some clients send it, ends no answer."""
+    texts = [given] if isinstance(given, str) else given
+    return [each for each in texts if each != ""] if isinstance(texts, list) else given
+
+
 Stops = Annotated[
-    Text | Annotated[tuple[str, ...], Field(fail_fast=True, max_length=MAX_STOPS), Tag("~list")],
-    ByKind,
+    tuple[str, ...],
+    Field(fail_fast=True, max_length=MAX_STOPS),
+    BeforeValidator(_stops, json_schema_input_type=str | tuple[str, ...]),
 ]
-
-
-def stops_of(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The texts that end an answer; an empty one, as some clients send it, ends none."""
-    return tuple(stop for stop in ((given,) if isinstance(given, str) else given or ()) if stop)
+"""The texts that end an answer."""
 
 
 def needed_by(kind: str, name: str, field: str | None = None) -> Any:
@@ -285,7 +291,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         validation_alias=AliasChoices("n", "n_cmpl"),
         description="choices for each prompt",
     )
-    stop: Stops | None = Field(None, validation_alias=AliasChoices("stop", "stopping_strings"))
+    stop: Stops = Field((), validation_alias=AliasChoices("stop", "stopping_strings"))
     stream: Flag = False
     stream_options: StreamOptions = StreamOptions()
     reasoning_budget_message: str | None = Field(
@@ -340,7 +346,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             model=self.model,
             max_tokens=None if limit == -1 else limit,
             format=self.format if self.model_fields_set & self.format_fields else None,
-            stop=stops_of(self.stop),
+            stop=self.stop,
             lines=LineLimits(max(self.n_indent, 0), max(self.t_max_predict_ms, 0)),
             reasoning=UNASKED
             if isinstance(input, Chat)

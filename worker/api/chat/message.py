@@ -133,9 +133,9 @@ class Choice:
                     self.blocks.append(Block(kind))
                 if text:
                     self.blocks[-1].parts.append(text)
-                if isinstance(delta, Text):
+                if isinstance(delta, Text) and (delta.logprobs or self._undecided):
                     self._score(delta)
-                else:
+                elif self._undecided:
                     self._undecided.clear()
             case Call(_, id, name):
                 self.calls.append(Block("call", id, name))

@@ -126,6 +126,8 @@ async def _streamed(
 ) -> AsyncIterator[bytes]:
     """An empty frame is a silence."""
     by_id = {choice.job.request_id: choice for choice in answer.choices}
+    asked = answer.asked
+    is_scored = asked.sampling.logprobs is not None or asked.prompt_logprobs is not None
     async for events in frames:
         parts: list[bytes] = []
         try:
@@ -135,7 +137,7 @@ async def _streamed(
                     choice.add(delta)
                     parts.append(
                         await _encoded(answer, choice, delta, n_scores)
-                        if (n_scores := answer.n_scores(delta))
+                        if is_scored and (n_scores := answer.n_scores(delta))
                         else answer.encode(choice, delta)
                     )
         except WorkerError as error:

@@ -26,7 +26,6 @@ from worker.api.chat.fields import (
     OwnFields,
     Stops,
     refused,
-    stops_of,
 )
 from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
 from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, Reasoning
@@ -55,7 +54,7 @@ class Options(SamplingFields):
     num_predict: Integer | None = Field(
         None, ge=-(2**31), le=2**31 - 1, description="below 1 is all that the context leaves"
     )
-    stop: Stops | None = None
+    stop: Stops = ()
 
     counted_tokens = LLAMA_CPP_WINDOW
 
@@ -125,7 +124,7 @@ class GenerationBody(OwnFields):
             model=served(self.model, state),
             max_tokens=limit if limit is not None and limit > 0 else None,
             format=self._format,
-            stop=stops_of(options.stop),
+            stop=options.stop,
             streams=self.stream,
             **self.own(id),
         )
