@@ -13,9 +13,8 @@ from functools import cache
 from pathlib import Path
 
 from builds import pins, store
-from builds.errors import BuildError
 from tools.bench import agents, beside, chart, forms, report, texts
-from tools.bench.errors import BenchError
+from tools.bench.errors import BenchError, exit_code
 from tools.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
 from tools.bench.model import SIZES, bench_model
 from tools.bench.peer_build import Peers, build_peers
@@ -194,14 +193,7 @@ def _default_json() -> Path:
 
 
 def main(argv: list[str]) -> int:
-    try:
-        run(parse(argv))
-    except (BenchError, BuildError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":

@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from builds import pins
-from builds.errors import BuildError
 from tests.support.worker import ROOT
 from tools.bench import report
-from tools.bench.errors import BenchError
+from tools.bench.errors import BenchError, exit_code
 from tools.bench.model import INSTRUCT, bench_model
 from tools.bench.peer_build import build_peers
 from tools.bench.servers import HOST, RunningServer, llama_server_kind, worker_kind
@@ -180,14 +179,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    try:
-        run(parse(argv))
-    except (BenchError, BuildError) as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return exit_code(lambda: run(parse(argv)))
 
 
 if __name__ == "__main__":
