@@ -242,6 +242,11 @@ KNOWN = (
         ("*.default_generation_settings.params.*",),
         "theirs",
     ),
+    Known(
+        "the settings of a silent request are told as those of an answer are, all of them",
+        ("*.default_generation_settings.params.*",),
+        "ours",
+    ),
     Known("/api/tags lists it for Ollama's clients", ("answer.models",), "theirs"),
     Known("what routers and pickers read", ("answer.data.root", "answer.data.parent",
           "answer.data.architecture", "answer.data.status"), "ours"),

@@ -104,7 +104,7 @@ def test_what_is_told_as_default_is_what_a_silent_request_has(worker: WorkerProc
     told = worker.get("/props").json()["default_generation_settings"]["params"]
     answer = worker.post("/completion", {"prompt": PROMPT, "stop": "a", "n_predict": 1}).json()
     used = answer["generation_settings"]
-    own = {"seed": -1, "max_tokens": -1, "n_predict": -1, "stop": []}
+    own = {"seed": 2**32 - 1, "max_tokens": -1, "n_predict": -1, "stop": []}
     ignored = {"n_keep": 0, "n_discard": 0, "backend_sampling": False}
     assert told == used | own | ignored
     assert told["lora"] == [] and told["ignore_eos"] is False and told["n_probs"] == 0

@@ -111,8 +111,8 @@ async def props(request: Request, state: AppState) -> object:
     silent = CompletionBody.model_validate({"prompt": ""})
     adapters = state.adapters.of(None, None)
     params = settings_of(silent.sampling(state), silent, -1, (), adapters)
-    # A seed is drawn for each request. The last three are ignored in requests.
-    params |= {"seed": -1, "n_keep": 0, "n_discard": 0, "backend_sampling": False}
+    # This number stands for a seed that is drawn for each request; what follows it is ignored.
+    params |= {"seed": 2**32 - 1, "n_keep": 0, "n_discard": 0, "backend_sampling": False}
     return {
         "default_generation_settings": {
             "n_ctx": status.context_length,
@@ -123,8 +123,6 @@ async def props(request: Request, state: AppState) -> object:
         "model_ftype": info.model.quant_kind,
         "model_path": state.model_file,  # A folder of this machine is not for clients.
         "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
-        # The one of them that is known: how else a template takes a chat is tried, not told.
-        "chat_template_caps": {"supports_tools": info.model.template_takes_tools},
         "media_marker": MEDIA_MARKER,
         "modalities": {**state.served.modalities, "video": False},
         "bos_token": info.model.bos_token,
