@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 
@@ -13,7 +14,11 @@ class BenchError(Exception):
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Runs a command; what it fails for is a sentence on stderr."""
+    """Runs a command; what it fails for is a sentence on stderr.
+
+    SIGTERM ends it as Ctrl-C does, with the servers that it started.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run()
     except (BenchError, BuildError) as error:
@@ -21,4 +26,6 @@ def exit_code(run: Callable[[], None]) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return 0
