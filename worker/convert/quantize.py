@@ -83,8 +83,11 @@ def is_finite(data: npt.NDArray[np.uint8], kind: TensorType) -> bool:
     if kind == "Q8_0":
         data, kind = np.ascontiguousarray(data.reshape(-1, Q8_BLOCK_BYTES)[:, :2]), "F16"
     exponent = {"F16": 0x7C00, "BF16": 0x7F80, "F32": 0x7F800000}[kind]
-    ones: Any = np.uint32(exponent) if kind == "F32" else np.uint16(exponent)
-    return not bool(((data.view(ones.dtype) & ones) == ones).any())
+    n_bits = 32 if kind == "F32" else 16
+    # As integers, what is not finite is the largest of its sign. Two maxima read the tensor at the
+    # speed of memory; to pick the exponent of each value out takes ten times as long and more.
+    positive, every = (data.view(f"{sign}{n_bits // 8}").max(initial=0) for sign in "iu")
+    return bool(positive < exponent and every < exponent + (1 << n_bits - 1))
 
 
 @cache

@@ -116,3 +116,18 @@ def test_no_value_makes_numpy_write_to_stderr() -> None:
     """What cannot be held is told in the converter's own sentence."""
     every = np.arange(1 << 16, dtype=np.uint16).reshape(-1, 32)
     assert not is_finite(encode(every, "Q8_0"), "Q8_0")
+
+
+def test_what_is_not_finite_is_found_among_all_values() -> None:
+    """As NumPy tells it; a BF16 is the upper half of a float32."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+    wide = every.astype(np.uint32) << 16
+    for kind, numbers, values in (
+        ("F16", every.view(np.float16), every),
+        ("BF16", wide.view(np.float32), every),
+        ("F32", wide.view(np.float32), wide),
+    ):
+        for value, expected in zip(values, np.isfinite(numbers), strict=True):
+            one = np.array([0, value], dtype=values.dtype)
+            assert is_finite(one.view(np.uint8), kind) == expected, (kind, hex(value))
+    assert is_finite(np.empty(0, np.uint8), "BF16")
