@@ -149,6 +149,10 @@ def _many() -> Bodies:
     parts = chat(messages=[{"role": "user", "content": [part] * 16_000}])
     yield "parts", CHAT, parts
     yield "Anthropic's parts", "/v1/messages", {"model": "m", **parts}
+    source = {"type": "text", "media_type": "text/plain", "data": "a" * 128}
+    document = {"type": "document", "source": source}
+    read = chat(messages=[{"role": "user", "content": [document] * 16_000}])
+    yield "Anthropic's documents", "/v1/messages", {"model": "m", **read}
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     called = [{"role": "assistant", "tool_calls": [call] * 250}] * 30
     yield "calls", CHAT, chat(messages=[*FRANCE, *called, *FRANCE])

@@ -312,19 +312,23 @@ _READ = ("document", "search_result")
 
 def _parts(blocks: Sequence[TextBlock], path: str) -> tuple[Part, ...]:
     """The texts and pictures among the blocks; what is read is a paragraph of its own."""
-    parts: tuple[Part, ...] = ()
-    is_apart = False
+    runs: list[list[str] | Part] = []
+    was_apart = False
     for index, block in enumerate(blocks):
         if block.type not in ("text", "image", *_READ):
             continue
-        part, was_apart, is_apart = _part(block, f"{path}[{index}]"), is_apart, block.type in _READ
-        if parts and (was_apart or is_apart):
-            joined = _content_joined((parts[-1],), (part,))
-            assert isinstance(joined, tuple), "both are parts"
-            parts = (*parts[:-1], *joined)
+        part, is_apart = _part(block, f"{path}[{index}]"), block.type in _READ
+        last = runs[-1] if runs else None
+        if part.medium is not None:
+            runs.append(part)
+        elif isinstance(last, list) and (was_apart or is_apart):
+            last.append(part.text)
         else:
-            parts = (*parts, part)
-    return parts
+            runs.append([part.text])
+        was_apart = is_apart
+    return tuple(
+        Part("\n\n".join(filter(None, run))) if isinstance(run, list) else run for run in runs
+    )
 
 
 def _part(block: TextBlock, path: str) -> Part:
