@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 import shutil
@@ -27,6 +28,7 @@ from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.http.page import pages
 from worker.errors import WorkerError
 from worker.flags import _OTHER_NAMES, _flag_hint, _parser
+from worker.observability.metrics import Metrics
 from worker.setting_faults import ENV_ONLY, flag
 from worker.settings import FIELDS
 from worker.wire.backends import BACKENDS
@@ -144,6 +146,42 @@ def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
     section = TEXTS["docs/operations.md"].partition("## Exit codes")[2].partition("\n## ")[0]
     listed = set(map(int, re.findall(r"^\| (\d+) \|", section, re.MULTILINE)))
     assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
+
+
+def test_each_code_of_an_error_is_listed() -> None:
+    """With its status where a request meets it, with its exit code where a start does."""
+    kinds = {each.code: each for each in WorkerError.__subclasses__()}
+    refusals = re.findall(
+        r"^\| `([A-Z_]+)` \| (\d+) \| (yes|no) \|", TEXTS["docs/api.md"], re.MULTILINE
+    )
+    exits = re.findall(r"^\| (\d+) \| `([A-Z_]+)` \|", TEXTS["docs/operations.md"], re.MULTILINE)
+    assert {each[0] for each in refusals} | {each[1] for each in exits} == set(kinds)
+    for code, status, again in refusals:
+        assert (int(status), again == "yes") == (kinds[code].status, kinds[code].retriable), code
+    for number, code in exits:
+        assert int(number) == kinds[code].exit_code, code
+
+
+def test_metrics_that_are_named_exist() -> None:
+    names = {each.name for each in Metrics("", n_adapters=1).registry.collect()}
+    for page, text in TEXTS.items():
+        for name in re.findall(r"`((?:worker_|vllm:)\w+)`", text):
+            assert name.removesuffix("_total") in names or name in FIELDS, (page, name)
+
+
+def test_messages_that_an_operator_sees_are_the_codes() -> None:
+    """What the page of operations quotes; `…` stands for what differs."""
+    section = TEXTS["docs/operations.md"].partition("## When something is wrong")[2]
+    quoted = re.findall(r'"([^"]+)"', section.partition("\n## ")[0])
+    assert quoted
+    said = {
+        node.value
+        for path in (ROOT / "worker").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    for part in (part.strip() for text in quoted for part in text.split("…")):
+        assert any(part in each for each in said), part
 
 
 def test_the_programs_are_found() -> None:

@@ -52,7 +52,7 @@ def _read_stream(body: InferenceBody, state: AppState) -> Generate:
 async def cancel(request: Request, state: AppState) -> Done:
     body = await read(request, state, CancelBody)
     if not state.supervisor.cancel(body.job_id):
-        raise JobNotFound("no job of that id was ever accepted by this worker")
+        raise JobNotFound("this worker knows no job of that id")
     return {"job_id": body.job_id, "status": "cancelled"}
 
 
