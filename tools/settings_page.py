@@ -23,11 +23,12 @@ the start with a sentence that names it. `MODEL_PATH` is read as `LLORCH_MODEL`,
 (HOST:PORT) as `LLORCH_HOST` and `LLORCH_PORT`, and `CUDA_DEVICE` as `LLORCH_CUDA_DEVICE`, unless
 these are set.
 
-A switch, whose default is `on` or `off` or, of `--mmap` and `--kv-unified`, the worker's choice, is
-given as `--page` or `--no-page`, `LLORCH_PAGE=off` or `page = false`. Where values are listed, one
-of them is given: `--blas on`. What may be repeated is a list in the file,
-`lora = ["sql=sql.gguf", "law=./folder:0.8"]`, and has commas in a variable,
-`LLORCH_ALLOW_HOST=a.example,b.example`. Tokens are variables alone.
+- A switch is given as `--page` or `--no-page`, `LLORCH_PAGE=off` or `page = false`. Its default is
+  `on` or `off`; of `--mmap` and `--kv-unified` it is the worker's choice.
+- Where values are listed, one of them is given: `--blas on`.
+- What may be repeated is a list in the file, `lora = ["sql=sql.gguf", "law=./folder:0.8"]`, and has
+  commas in a variable, `LLORCH_ALLOW_HOST=a.example,b.example`.
+- Tokens are variables alone.
 
 `.venv/bin/python -m tools.settings_page` writes this page; a test compares it.
 """

@@ -23,8 +23,8 @@ GROUPS = {
     "device": "the device",
     "engine": "the engine",
     "limits": "limits",
-    "sampling": "sampling, where a request leaves it open, but not on /execute and /v1/inference; "
-    "else as the file says, or as llama.cpp",
+    "sampling": "sampling, where a request leaves it open (not on /execute and /v1/inference); "
+    "without a flag as the file says, else as llama.cpp",
     "chat": "chats, where a request says nothing",
     "server": "the server",
     "pool": "the pool manager",

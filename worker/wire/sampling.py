@@ -94,26 +94,26 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
 
     seed: int
     temperature: Annotated[float, Parameter(0, 2, "0 is greedy", usual=0.8, widest=(0, 1000), key="temp", nearest_in=(0, math.inf))] = 1.0
-    top_k: Annotated[int, Parameter(0, _MOST, "the so many likeliest tokens are kept; 0 is off", usual=40, widest=(-_MOST, _MOST), key="top_k")] = 0
+    top_k: Annotated[int, Parameter(0, _MOST, "how many of the likeliest tokens are kept; 0 is off", usual=40, widest=(-_MOST, _MOST), key="top_k")] = 0
     top_p: Annotated[float, Parameter(0, 1, "the likeliest tokens that have this probability together are kept; 1 is off", usual=0.95, key="top_p", nearest_in=(0, 1))] = 1.0
     min_p: Annotated[float, Parameter(0, 1, "tokens are kept that have this share of the likeliest one's probability; 0 is off", usual=0.05, key="min_p", nearest_in=(0, 1))] = 0.0
     typical_p: Annotated[float, Parameter(0, 1, "the tokens of the most typical surprise that have this probability together are kept; 1 is off", widest=(0, 1000), names=("typical",))] = 1.0
-    top_n_sigma: Annotated[float, Parameter(-1, 1000, "tokens are kept whose logit is so many standard deviations below the largest, or less; 0 and -1 are off", widest=(-1000, 1000), names=("nsigma",))] = -1.0
+    top_n_sigma: Annotated[float, Parameter(-1, 1000, "tokens are kept whose logit is at most this many standard deviations below the largest; 0 and -1 are off", widest=(-1000, 1000), names=("nsigma",))] = -1.0
     xtc_probability: Annotated[float, Parameter(0, 1, "the chance that all but the least likely of the tokens above xtc_threshold are dropped; 0 is off", key="xtc_probability", nearest_in=(0, 1))] = 0.0
-    xtc_threshold: Annotated[float, Parameter(0, 1, "the probability from which on xtc drops tokens; above 0.5 is off", key="xtc_threshold", nearest_in=(0, 1))] = 0.1
-    min_keep: Annotated[int, Parameter(0, _MOST, "top_p, min_p, typical_p and xtc keep so many tokens at least")] = 0
-    dynatemp_range: Annotated[float, Parameter(0, 1000, "the temperature is so much lower where the model is sure and so much higher where it is not; 0 is off", widest=(-1000, 1000))] = 0.0
-    dynatemp_exponent: Annotated[float, Parameter(0, 1000, "how the model's sureness counts for dynatemp_range")] = 1.0
-    repetition_penalty: Annotated[float, Parameter(0, 2, "tokens of the text so far are so much less likely; 1 is off", widest=(0, 1000), theirs="repeat_penalty", names=("rep_pen",), key="penalty_repeat")] = 1.0
-    frequency_penalty: Annotated[float, Parameter(-2, 2, "taken from a token's logit for each time that it was said; 0 is off")] = 0.0
+    xtc_threshold: Annotated[float, Parameter(0, 1, "the least probability of tokens that xtc drops; above 0.5 is off", key="xtc_threshold", nearest_in=(0, 1))] = 0.1
+    min_keep: Annotated[int, Parameter(0, _MOST, "how many tokens top_p, min_p, typical_p and xtc keep at least")] = 0
+    dynatemp_range: Annotated[float, Parameter(0, 1000, "how much lower the temperature is where the model is sure, and how much higher where it is not; 0 is off", widest=(-1000, 1000))] = 0.0
+    dynatemp_exponent: Annotated[float, Parameter(0, 1000, "how strongly the model's sureness counts for dynatemp_range")] = 1.0
+    repetition_penalty: Annotated[float, Parameter(0, 2, "how much less likely tokens of the text so far become; 1 is off", widest=(0, 1000), theirs="repeat_penalty", names=("rep_pen",), key="penalty_repeat")] = 1.0
+    frequency_penalty: Annotated[float, Parameter(-2, 2, "taken from a token's logit each time that it was said; 0 is off")] = 0.0
     presence_penalty: Annotated[float, Parameter(-2, 2, "taken from a token's logit if it was said; 0 is off")] = 0.0
-    repeat_last_n: Annotated[int | None, Parameter(-1, _MOST, "the three penalties count the last so many tokens, the prompt's too; -1 is all of them, 0 none", names=("repetition_penalty_range", "rep_pen_range"), key="penalty_last_n")] = None
+    repeat_last_n: Annotated[int | None, Parameter(-1, _MOST, "how many of the last tokens the three penalties count, the prompt's too; -1 is all of them, 0 none", names=("repetition_penalty_range", "rep_pen_range"), key="penalty_last_n")] = None
     """`None`: the repetition penalty counts prompt and answer, as in transformers and vLLM; the
     other two count the answer only, as at OpenAI."""
-    dry_multiplier: Annotated[float, Parameter(0, 1000, "how much less likely the token is that would go on with a repetition; 0 is off", widest=(-1000, 1000))] = 0.0
-    dry_base: Annotated[float, Parameter(1, 1000, "to the power of the repetition's length above dry_allowed_length, times dry_multiplier, is taken from the logit", widest=(-1000, 1000))] = 1.75
-    dry_allowed_length: Annotated[int, Parameter(0, _MOST, "a repetition of so many tokens is not punished yet")] = 2
-    dry_penalty_last_n: Annotated[int, Parameter(-1, _MOST, "dry looks for repetitions in the last so many tokens; -1 is all of them, 0 none")] = 64
+    dry_multiplier: Annotated[float, Parameter(0, 1000, "how much less likely a token becomes that continues a repetition; 0 is off", widest=(-1000, 1000))] = 0.0
+    dry_base: Annotated[float, Parameter(1, 1000, "raised to the repetition's length beyond dry_allowed_length, times dry_multiplier, this is taken from the logit", widest=(-1000, 1000))] = 1.75
+    dry_allowed_length: Annotated[int, Parameter(0, _MOST, "the longest repetition, in tokens, that is not punished")] = 2
+    dry_penalty_last_n: Annotated[int, Parameter(-1, _MOST, "how many of the last tokens dry searches for repetitions; -1 is all of them, 0 none")] = 64
     mirostat: Annotated[int, Parameter(0, 2, "1 and 2 are versions of mirostat, which takes the place of all samplers but the temperature; 0 is off", names=("mirostat_mode",), key="mirostat", nearest_in=(0, 2))] = 0
     mirostat_tau: Annotated[float, Parameter(0, 1000, "the surprise, in bits, that mirostat aims at", key="mirostat_tau")] = 5.0
     mirostat_eta: Annotated[float, Parameter(0, 1000, "how fast mirostat adapts", key="mirostat_eta")] = 0.1
