@@ -192,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_pre_tokenizer(convert)
     convert.add_argument(
-        "--threads", type=_n_threads, metavar="N", help="without it one more than processors"
+        "--threads", type=_n_threads, metavar="N", help="default: one more than processors"
     )
     convert.set_defaults(run=_convert)
 
@@ -221,7 +221,10 @@ def _parser() -> argparse.ArgumentParser:
         "--remove", nargs="+", default=[], metavar="KEY", help="the beginning of one or more keys"
     )
     cache.add_argument(
-        "--older-than", type=_days, metavar="DAYS", help="remove what was not used for so long"
+        "--older-than",
+        type=_days,
+        metavar="DAYS",
+        help="remove what was not used for this many days",
     )
     cache.set_defaults(run=_cache)
 

@@ -78,7 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     roll.set_defaults(act=_roll)
     for command in (scale, roll):
         command.add_argument(
-            "group", nargs="?", metavar="NAME", help="of this name in the file, if it has several"
+            "group",
+            nargs="?",
+            metavar="NAME",
+            help="the group's name in the file, where there are several",
         )
     scale.add_argument("count", type=_count, metavar="N", help="the number of workers")
     down = commands.add_parser("down", help="drain and end all workers; the local cluster too")
