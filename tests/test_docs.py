@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from builds import pins, sdist
-from tests.support.worker import WorkerProcess
+from tests.support.worker import WorkerProcess, installed
 from tools import settings_page
 from worker.api.app import DIALECTS
 from worker.api.dialects.anthropic.schema import MessagesBody
@@ -169,6 +169,14 @@ def test_metrics_that_are_named_exist() -> None:
     for page, text in TEXTS.items():
         for name in re.findall(r"`((?:worker_|vllm:)\w+)`", text):
             assert name.removesuffix("_total") in names or name in FIELDS, (page, name)
+
+
+def test_each_row_of_a_plan_is_explained(tmp_path: Path) -> None:
+    flags = ["--json", "--draft", "tiny-model", "--kv-store", str(tmp_path)]
+    done = subprocess.run([*installed(), "plan", *flags], capture_output=True, check=True)
+    listed = re.findall(r"^\| (`.+?`) \|", TEXTS["docs/memory.md"], re.MULTILINE)
+    parts = json.loads(done.stdout)["parts"]
+    assert len(parts) > 6 and set(parts) <= set(re.findall(r"`(\w+)`", " ".join(listed)))
 
 
 def test_messages_that_an_operator_sees_are_the_codes() -> None:
