@@ -25,6 +25,7 @@ from worker.api.dialects.llama_server.running import LookupBody
 from worker.api.dialects.openai.embeddings import EmbeddingBody
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.responses.schema import ResponsesBody
+from worker.api.http import headers
 from worker.api.http.page import pages
 from worker.errors import WorkerError
 from worker.flags import _OTHER_NAMES, _flag_hint, _parser
@@ -146,6 +147,27 @@ def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
     section = TEXTS["docs/operations.md"].partition("## Exit codes")[2].partition("\n## ")[0]
     listed = set(map(int, re.findall(r"^\| (\d+) \|", section, re.MULTILINE)))
     assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
+
+
+def test_a_stream_that_is_shown_is_what_comes(worker: WorkerProcess) -> None:
+    """But for the times, and how much of the prompt is known already."""
+    [shown] = [block for _, block in blocks() if block.startswith("event: started")]
+    [body] = re.findall(r'`(\{"job_id":.*?\})`', TEXTS["docs/api.md"])
+    come = worker.post("/execute", json.loads(body)).text
+    events = [
+        [json.loads(data) for data in re.findall(r"^data: (.*)$", text, re.MULTILINE)]
+        for text in (shown, come)
+    ]
+    varying = ("started_at", "decode_time_ms", "cached_tokens")
+    without = [[{k: v for k, v in e.items() if k not in varying} for e in each] for each in events]
+    assert without[0] == without[1]
+
+
+def test_each_header_of_ours_is_on_a_page() -> None:
+    known = " ".join(TEXTS.values())
+    for header in headers.ALL:
+        if header.asked or header.told:
+            assert f"`{header.name}" in known, header.name
 
 
 def test_each_code_of_an_error_is_listed() -> None:
