@@ -193,6 +193,15 @@ def test_metrics_that_are_named_exist() -> None:
             assert name.removesuffix("_total") in names or name in FIELDS, (page, name)
 
 
+def test_each_loss_that_is_listed_was_measured() -> None:
+    table, _, rest = TEXTS["docs/benchmarks.md"].partition("\n## ")[2].partition("\n## ")
+    assert table.startswith("Where the worker loses")
+    ratios = re.findall(r"\d+\.\d+", " ".join(re.findall(r"\| ([\d., ]+) \|", table)))
+    assert len(ratios) > 10
+    for ratio in ratios:
+        assert re.search(rf"(?<![\d.]){re.escape(ratio)}(?!\d)", rest), ratio
+
+
 def test_each_row_of_a_plan_is_explained(tmp_path: Path) -> None:
     flags = ["--json", "--draft", "tiny-model", "--kv-store", str(tmp_path)]
     done = subprocess.run([*installed(), "plan", *flags], capture_output=True, check=True)
