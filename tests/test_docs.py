@@ -48,6 +48,18 @@ def test_the_map_is_the_tree() -> None:
     assert sorted(found) == sorted({*rooms, "worker/assets", "builds"})
 
 
+def test_a_requests_way_leads_through_what_is_there() -> None:
+    """Each step is a room, a file, or a method of one."""
+    text = TEXTS["docs/architecture.md"].partition("One request, in order:")[2]
+    steps = re.findall(r"`([\w/.]+?)(?:/…)?`", text.partition("\n\n")[0])
+    assert len(steps) > 10
+    for step in steps:
+        path, _, method = step.partition(".")
+        room, file = ROOT / "worker" / path, ROOT / "worker" / f"{path}.py"
+        sources = [each.read_text("utf-8") for each in (*room.glob("*.py"), file) if each.exists()]
+        assert sources and (not method or any(f"def {method}(" in each for each in sources)), step
+
+
 def test_the_readme_is_read_in_one_sitting() -> None:
     assert README.count("\n") <= 150
 
