@@ -155,10 +155,12 @@ def test_messages_that_are_shown_are_taken(worker: WorkerProcess) -> None:
 
 
 def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
-    """And those of a clean stop and of Ctrl-C."""
+    """And those of a clean stop and of Ctrl-C; `--help` leaves the last one out."""
     section = TEXTS["docs/operations.md"].partition("## Exit codes")[2].partition("\n## ")[0]
     listed = set(map(int, re.findall(r"^\| (\d+) \|", section, re.MULTILINE)))
     assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
+    told = (_parser("cpu", None).epilog or "").partition("exit codes:")[2]
+    assert {*map(int, re.findall(r"\b(\d+) ", told))} == listed - {130}
 
 
 def test_a_stream_that_is_shown_is_what_comes(worker: WorkerProcess) -> None:
