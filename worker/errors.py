@@ -54,6 +54,11 @@ class InvalidRequest(WorkerError):
     code = "INVALID_REQUEST"
     status = 400
 
+    @classmethod
+    def of_field(cls, field: str, why: str) -> InvalidRequest:
+        """A request whose `field` cannot be taken."""
+        return cls(f"{field}: {why}", field=field)
+
 
 class Unauthorized(WorkerError):
     code = "UNAUTHORIZED"

@@ -194,22 +194,19 @@ class Intake:
 
     def _sequence(self, request_id: int, request: InferenceRequest) -> Sequence:
         if self._pooling is not None:
-            raise InvalidRequest(
-                "model: this model makes embeddings and generates no text", field="model"
-            )
+            why = "this model makes embeddings and generates no text"
+            raise InvalidRequest.of_field("model", why)
         if request.deterministic and self._kv_unified:
-            raise InvalidRequest(
-                "deterministic: not with a unified KV cache, where other requests' cells change "
-                "the order of the sums; start the worker with --no-kv-unified",
-                field="deterministic",
+            raise InvalidRequest.of_field(
+                "deterministic",
+                "not with a unified KV cache, where other requests' cells change the order of the "
+                "sums; start the worker with --no-kv-unified",
             )
         prompt = self._prompts.read(request.prompt, partial(self._check_wanted, request_id))
         tokens = prompt.ids
         if prompt.spans and request.prompt_logprobs is not None:
-            raise InvalidRequest(
-                "prompt_logprobs: pictures and sounds have no tokens, and so no log-probabilities",
-                field="prompt_logprobs",
-            )
+            why = "pictures and sounds have no tokens, and so no log-probabilities"
+            raise InvalidRequest.of_field("prompt_logprobs", why)
         texts = [token for token in tokens if token >= 0] if prompt.spans else tokens
         sampler = self._make_sampler(request.sampling, texts)
         sampler.follow_produced(request.produced, request.learned)
@@ -249,16 +246,15 @@ class Intake:
         """Give texts, which are tokenised as they are read, to the engine thread."""
         pooling = self._pooling
         if pooling is None:
-            raise InvalidRequest(
-                "model: this model generates text and makes no embeddings", field="model"
-            )
+            why = "this model generates text and makes no embeddings"
+            raise InvalidRequest.of_field("model", why)
         tokens = list(texts)
         n_tokens = sum(map(len, tokens))
         if (n_bytes := n_tokens * pooling.token_bytes) > MOST_OUTPUT_BYTES:
-            raise InvalidRequest(
-                f"input: embeddings of {n_tokens:,} tokens have {n_bytes:,} bytes, more than "
+            raise InvalidRequest.of_field(
+                "input",
+                f"embeddings of {n_tokens:,} tokens have {n_bytes:,} bytes, more than "
                 f"{MOST_OUTPUT_BYTES:,}; send fewer texts at once",
-                field="input",
             )
         take = partial(pooling.take, request_id, tokens, norm, adapters)
         self._hand_over(request_id, n_tokens, b"", take)

@@ -268,11 +268,8 @@ def _bias(model: Model, sampling: Sampling) -> dict[int, float]:
         elif 0 <= given < model.n_vocab:
             bias[given] = added
         else:
-            raise InvalidRequest(
-                f"logit_bias: token id {given} is outside of the vocabulary "
-                f"(0..{model.n_vocab - 1})",
-                field="logit_bias",
-            )
+            why = f"token id {given} is outside of the vocabulary (0..{model.n_vocab - 1})"
+            raise InvalidRequest.of_field("logit_bias", why)
     if sampling.ignore_eos:
         bias.update(dict.fromkeys(model.eog, _FORBIDDEN))
     return bias

@@ -70,8 +70,7 @@ class Decoder(BoundedProgram):
             late = error.why == "time"
             answer = Refusal("it takes too long to decode" if late else "it cannot be decoded")
         if isinstance(answer, Refusal):
-            field = medium.field
-            raise InvalidRequest(f"{field}: {answer.why}", field=field)
+            raise InvalidRequest.of_field(medium.field, answer.why)
         return answer
 
 

@@ -67,10 +67,10 @@ class MediaReader:
                 prompt.ids += piece
                 continue
             if piece.at_once and piece.n_tokens > self._micro_batch:
-                raise InvalidRequest(
-                    f"{medium.field}: it has {piece.n_tokens} tokens that are computed at once, "
-                    f"and --micro-batch is {self._micro_batch}",
-                    field=medium.field,
+                raise InvalidRequest.of_field(
+                    medium.field,
+                    f"it has {piece.n_tokens} tokens that are computed at once, and --micro-batch "
+                    f"is {self._micro_batch}",
                 )
             key = key_of(name, part)
             if not prompt.is_counted:
@@ -80,7 +80,7 @@ class MediaReader:
             part += 1
 
     def _pieces(self, medium: Medium, prompt: PromptTokens, room: int) -> list[Piece]:
-        projector, field = self._projector, medium.field
+        projector = self._projector
         try:
             rate = self._least_rate if medium.kind == "audio" else 0.0
             most_seconds = max(_PERIOD, room / rate) if rate else math.inf
@@ -92,7 +92,7 @@ class MediaReader:
                 return projector.picture(decoded.width, decoded.height, decoded.pixels)
             return projector.sound(np.frombuffer(decoded.samples, np.float32))
         except InferenceFailed as error:
-            raise InvalidRequest(f"{field}: {error.message}", field=field) from error
+            raise InvalidRequest.of_field(medium.field, error.message) from error
 
     @cached_property
     def _least_rate(self) -> float:

@@ -140,7 +140,7 @@ class Reading:
                 self.template.read(without)._rendered()
                 field = f"{self.prompt.field}{place}"
                 what = "it is no JSON object, and the model's chat template takes nothing else"
-                return InvalidRequest(f"{field}: {what}", field=field)
+                return InvalidRequest.of_field(field, what)
         return _refused(self.prompt.field, reason)
 
 
@@ -155,9 +155,7 @@ def _before_end(text: str) -> str:
 
 
 def _refused(field: str, reason: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"{field}: the model's chat template refuses this chat: {reason}", field=field
-    )
+    return InvalidRequest.of_field(field, f"the model's chat template refuses this chat: {reason}")
 
 
 # --- which template ----------------------------------------------------------------------------

@@ -79,7 +79,7 @@ class PromptBuilder:
             tokens.ids = [self._vocabulary.bos or 0]  # an empty text keeps its place among others
         field = self._field_of(prompt)
         if not tokens.ids:
-            raise InvalidRequest(f"{field}: there is nothing to continue from", field=field)
+            raise InvalidRequest.of_field(field, "there is nothing to continue from")
         self._fitting(tokens.ids, field)
         return tokens
 
@@ -219,10 +219,10 @@ class PromptBuilder:
         """
         tokens = self._vocabulary.infill
         if tokens is None:
-            raise InvalidRequest(
-                f"{prompt.fields[1]}: this model has no fill-in-the-middle tokens; send what comes "
-                f"before the gap alone, as {prompt.fields[0]}",
-                field=prompt.fields[1],
+            raise InvalidRequest.of_field(
+                prompt.fields[1],
+                "this model has no fill-in-the-middle tokens; send what comes before the gap "
+                f"alone, as {prompt.fields[0]}",
             )
 
         def plain(text: str, field: str) -> list[int]:
@@ -287,27 +287,21 @@ class PromptBuilder:
                 if number is not None:
                     medium = left.pop(int(number or len(media) - len(left)), None)
                     if medium is None:
-                        raise InvalidRequest(
-                            f"{field}: there are more marks of media than the {len(media)} media",
-                            field=field,
-                        )
+                        why = f"there are more marks of media than the {len(media)} media"
+                        raise InvalidRequest.of_field(field, why)
                     self._with_bos(prompt.ids)
                     self._read_medium(medium, prompt)
                 prompt.ids += self._vocabulary.tokenize(
                     text, add_special=False, parse_special=has_control
                 )
         for medium in left.values():
-            raise InvalidRequest(
-                f"{medium.field}: the prompt has no place for it", field=medium.field
-            )
+            raise InvalidRequest.of_field(medium.field, "the prompt has no place for it")
         self._with_bos(prompt.ids)
 
     def _read_medium(self, medium: Medium, prompt: PromptTokens) -> None:
         if self._media is None:
-            raise InvalidRequest(
-                f"{medium.field}: this model is served without a projector and reads text only",
-                field=medium.field,
-            )
+            why = "this model is served without a projector and reads text only"
+            raise InvalidRequest.of_field(medium.field, why)
         # A small file may be a large picture, or a long sound: no more than fits is prepared.
         before, most = len(prompt.ids), self._context_length
         if prompt.is_counted:
@@ -317,10 +311,10 @@ class PromptBuilder:
         except DoesNotFit as error:
             n_tokens, field = before + error.n_tokens, medium.field
             if prompt.is_counted:
-                raise InvalidRequest(
-                    f"{field}: with what precedes it, the request's pictures and sounds have at "
-                    f"least {n_tokens} tokens, and {most} of them are counted here",
-                    field=field,
+                raise InvalidRequest.of_field(
+                    field,
+                    "with what precedes it, the request's pictures and sounds have at least "
+                    f"{n_tokens} tokens, and {most} of them are counted here",
                 ) from None
             raise self._exceeded(
                 n_tokens, field, f"at least {n_tokens} tokens with all that precedes it"
@@ -352,11 +346,8 @@ class PromptBuilder:
 
     def _read(self, prompt: ChatPrompt, marks: Iterator[str]) -> Reading:
         if self._template is None:
-            raise InvalidRequest(
-                f"{prompt.field}: this model has no chat template; send a prompt to "
-                "/v1/completions",
-                field=prompt.field,
-            )
+            why = "this model has no chat template; send a prompt to /v1/completions"
+            raise InvalidRequest.of_field(prompt.field, why)
         if prompt.media:
             messages = (
                 {
@@ -380,13 +371,11 @@ class PromptBuilder:
         return b"".join(pieces).decode("utf-8", "replace")
 
     def check_ids(self, tokens: Iterable[int], field: str) -> None:
+        n_vocab = self._vocabulary.n_vocab
         for token in tokens:
-            if not 0 <= token < self._vocabulary.n_vocab:
-                raise InvalidRequest(
-                    f"{field}: {token} is no token id of this model "
-                    f"(0..{self._vocabulary.n_vocab - 1})",
-                    field=field,
-                )
+            if not 0 <= token < n_vocab:
+                why = f"{token} is no token id of this model (0..{n_vocab - 1})"
+                raise InvalidRequest.of_field(field, why)
 
 
 def _with_media_marked(content: Any, marks: Iterator[str]) -> Any:
@@ -412,8 +401,8 @@ def _check_characters(text: str, field: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidRequest(
-            f"{field}: U+{ord(text[error.start]):04X} in it is half of a surrogate pair and no "
-            "character; send the whole character",
-            field=field,
+        raise InvalidRequest.of_field(
+            field,
+            f"U+{ord(text[error.start]):04X} in it is half of a surrogate pair and no character; "
+            "send the whole character",
         ) from None

@@ -46,18 +46,15 @@ class Spellings:
         try:
             _mapped(list(chat.values()), texts.append)
         except RecursionError:
-            raise InvalidRequest(
-                f"{field}: the arguments of a call are nested too deeply", field=field
-            ) from None
+            why = "the arguments of a call are nested too deeply"
+            raise InvalidRequest.of_field(field, why) from None
         spelled = self._pattern("\0".join(texts))
         if spelled is None:
             return None
         mark = _unused_character("".join(texts))
         if mark is None:
-            raise InvalidRequest(
-                f"{field}: a control token is spelled beside every character for private use",
-                field=field,
-            )
+            why = "a control token is spelled beside every character for private use"
+            raise InvalidRequest.of_field(field, why)
         # After the first character of each spelling, even of one that begins within another.
         begins = re.compile(f"(?=(?:{spelled}))(.)", re.DOTALL)
 

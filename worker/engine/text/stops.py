@@ -68,11 +68,8 @@ class StopMatcher:
             InvalidRequest: the stops are too long.
         """
         if (n_chars := sum(map(len, stops))) > MAX_STOP_CHARS:
-            raise InvalidRequest(
-                f"stop: all stops together must have at most {MAX_STOP_CHARS} characters; "
-                f"they have {n_chars}",
-                field="stop",
-            )
+            most = f"all stops together must have at most {MAX_STOP_CHARS} characters"
+            raise InvalidRequest.of_field("stop", f"{most}; they have {n_chars}")
         self._start = self._state = _automaton(tuple(stops)) if stops else None
         self._held = ""
 
