@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Guess
+from worker.engine.speculation import Drafter, Guess
 from worker.engine.tokens import common_length
 from worker.llama.batch import Batch
 from worker.llama.context import Context
@@ -19,8 +19,8 @@ _MOST_BEHIND = 16
 """Tokens that are taken in together with the next guess, if a batch holds as many."""
 
 
-class DraftModel:
-    """A `Drafter` with one sequence of cells; what a stream shares with the last one stays there.
+class DraftModel(Drafter):
+    """With one sequence of cells; what a stream shares with the last one stays there.
 
     Nothing of another tenant (`cache_salt`) does: the time to the first guess would tell of it.
     """
@@ -65,10 +65,6 @@ class DraftModel:
                 break
             guesses += behind
         return [Guess(token, 0) for token in guesses]
-
-    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
-
-    def forget(self, sequence: Sequence) -> None: ...
 
     def _turn_to(self, sequence: Sequence) -> None:
         if sequence.request_id != self._request_id:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Guess
+from worker.engine.speculation import Drafter, Guess
 
 N_GRAM = 3
 _LENGTHS = (N_GRAM, 5, 8, 16)
@@ -59,8 +59,8 @@ class Text:
         return _Place(self, at, length)
 
 
-class Lookup:
-    """A `Drafter` that knows each running stream, and the last answers to the same tenant
+class Lookup(Drafter):
+    """Knows each running stream, and the last answers to the same tenant
     (`cache_salt`): the time that another one's would save would tell of it."""
 
     kinds: Rows[float] = (0.25, 0.4, 0.6, 0.85)
@@ -78,8 +78,6 @@ class Lookup:
             text = self._texts[sequence.request_id] = Text(sequence.tokens)
         text.take_in()
         return True
-
-    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
 
     def forget(self, sequence: Sequence) -> None:
         if self._texts.pop(sequence.request_id, None) is None or not self._keeps:

@@ -19,8 +19,8 @@ from worker.wire.adapters import Applied
 
 
 class Head(DraftModel):
-    """A `Drafter` whose cells hold a token each with the state before it, from some token on: what
-    was not read along is not known."""
+    """Its cells hold a token each with the state before it, from some token on: what was not read
+    along is not known."""
 
     def __init__(self, context: Context, trunk: Context, *, keeps: bool = True) -> None:
         """`context` has the layers for multi-token prediction; `trunk` computes the streams."""

@@ -13,9 +13,7 @@ from worker.wire.transport import SyncChannel
 
 
 class Outbox:
-    """Sends the loop's frames on a thread of its own.
-
-    Sending wakes the parent, and the system tends to run it on the sender's core. On the engine
+    """Sending wakes the parent, and the system tends to run it on the sender's core. On the engine
     thread's core it would delay the next step on all threads.
     """
 

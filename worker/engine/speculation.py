@@ -70,10 +70,12 @@ class Drafter(Protocol):
 
     def read(self, sequence: Sequence, start: int, n_rows: int) -> None:
         """The last pass was this sequence's alone, and has computed the tokens from `start` on; the
-        rows behind these are of wrong guesses."""
+        rows behind these are of wrong guesses. Most drafters read nothing."""
+        return
 
     def forget(self, sequence: Sequence) -> None:
         """The stream has ended."""
+        return
 
 
 class _Row(NamedTuple):

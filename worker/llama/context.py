@@ -36,6 +36,7 @@ KV_TYPES: Mapping[KvType, int] = {
     "bf16": 30,
 }
 """ggml type numbers of the KV cache."""
+_OUTCOMES: dict[int, DecodeOutcome] = {0: "ok", 1: "no_room", 2: "aborted"}
 _LOGITS_BYTES = 64 << 20
 """Of all rows with logits in one compute graph…"""
 _LEAST_ROWS = 8
@@ -205,14 +206,9 @@ class Context:
         self._unsettled.clear()
         if result == 0:
             self._flat.llama_synchronize(self.pointer)  # on a CPU, the decode has waited
-            return "ok"
-        if result == 1:
-            return "no_room"
-        if result == 2:
-            return "aborted"
         if result == -1:
             raise InferenceFailed("llama.cpp refuses a batch as malformed")
-        return "failed"
+        return _OUTCOMES.get(result, "failed")
 
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """The logits of a row that requested them: (vocabulary,), valid until the next `decode`."""

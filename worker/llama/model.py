@@ -214,17 +214,22 @@ class Model:
 
     # --- vocabulary --------------------------------------------------------------------
 
+    def _special(self, name: str) -> int | None:
+        """The token that llama.cpp's vocabulary has under this name, if it has one."""
+        token = int(getattr(self._flat, f"llama_vocab_{name}")(self.vocab))
+        return token if token >= 0 else None
+
     @cached_property
     def bos(self) -> int | None:
-        token = int(self._flat.llama_vocab_bos(self.vocab))
-        return token if token >= 0 else None
+        return self._special("bos")
 
     @cached_property
     def pair_ends(self) -> list[int]:
         """Tokens between the texts of a ranked pair; the first one also ends the second text."""
         flat, vocab = self._flat, self.vocab
-        eos, sep = int(flat.llama_vocab_eos(vocab)), int(flat.llama_vocab_sep(vocab))
-        ends = [eos if eos >= 0 else sep] if flat.llama_vocab_get_add_eos(vocab) else []
+        sep = int(flat.llama_vocab_sep(vocab))
+        eos = sep if self.eos is None else self.eos
+        ends = [eos] if flat.llama_vocab_get_add_eos(vocab) else []
         return [*ends, sep] if flat.llama_vocab_get_add_sep(vocab) else ends
 
     @cached_property
@@ -233,14 +238,13 @@ class Model:
 
     @property
     def eos(self) -> int | None:
-        token = int(self._flat.llama_vocab_eos(self.vocab))
-        return token if token >= 0 else None
+        return self._special("eos")
 
     @cached_property
     def end_of_turn(self) -> int:
         """The token that ends a turn, or else a text."""
-        token = int(self._flat.llama_vocab_eot(self.vocab))
-        return token if token >= 0 else min(self.eog, default=0) if self.eos is None else self.eos
+        found = (each for each in (self._special("eot"), self.eos) if each is not None)
+        return next(found, min(self.eog, default=0))
 
     @cached_property
     def eog(self) -> frozenset[int]:
@@ -273,13 +277,11 @@ class Model:
     @cached_property
     def infill(self) -> InfillTokens | None:
         """The marks of a gap; `None` unless the vocabulary has all that are needed."""
-        prefix, suffix, middle, repository, file = (
-            getattr(self._flat, f"llama_vocab_fim_{part}")(self.vocab)
-            for part in ("pre", "suf", "mid", "rep", "sep")
+        prefix, suffix, middle, *others = (
+            self._special(f"fim_{part}") for part in ("pre", "suf", "mid", "rep", "sep")
         )
-        if min(prefix, suffix, middle) < 0:
+        if prefix is None or suffix is None or middle is None:
             return None
-        others = (token if token >= 0 else None for token in (repository, file))
         return InfillTokens(prefix, suffix, middle, *others)
 
     def token_text(self, token: int) -> str:

@@ -60,7 +60,7 @@ def _output(model: Model, context: Context) -> npt.NDArray[np.float32]:
     """A copy of the output of a single token."""
     batch = Batch(context.options.n_batch)
     try:
-        row = batch.add(0, 0, [model.bos if model.bos is not None else 0], logits=True)
+        row = batch.add(0, 0, [model.bos or 0], logits=True)
         _check(context.decode(batch))
         if not context.options.embeddings:
             return context.logits(row).copy()
@@ -73,10 +73,9 @@ def _warm_up(model: Model, context: Context) -> float:
     options = context.options
     n_per_slot = context.n_ctx if options.kv_unified else context.n_ctx // options.n_seq_max
     n_first = min(options.n_ubatch, options.n_batch, n_per_slot - 1) if options.offload else 1
-    token = model.bos if model.bos is not None else 0
     batch = Batch(options.n_batch)
     try:
-        row = batch.add(0, 0, [token] * n_first, logits=True)
+        row = batch.add(0, 0, [model.bos or 0] * n_first, logits=True)
         _check(context.decode(batch))
         drawn = int(context.logits(row).argmax())
         if not options.offload:

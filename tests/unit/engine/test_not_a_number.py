@@ -19,7 +19,7 @@ from tests.unit.engine.test_constraints import constraint
 from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Guess
+from worker.engine.speculation import Drafter, Guess
 from worker.llama.context import Context, ContextOptions
 from worker.llama.draw import NotANumber
 from worker.llama.model import LoadOptions, Model
@@ -112,8 +112,8 @@ def test_a_draft_model_that_computes_it_guesses_nothing(broken: tuple[Path, int]
     plain.close()
 
 
-class Guesser:
-    """A `Drafter` that guesses one token."""
+class Guesser(Drafter):
+    """Guesses one token."""
 
     kinds: Rows[float] = (0.99,)
     computes = False
@@ -126,12 +126,6 @@ class Guesser:
 
     def guess(self, sequence: Sequence, most: int) -> list[Guess]:
         return [Guess(self._token, 0)] * min(most, 1)
-
-    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
-
-    def forget(self, sequence: Sequence) -> None: ...
-
-    def close(self) -> None: ...
 
 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])

@@ -37,17 +37,13 @@ STORY = "Once upon a time, there was a brave fox named Otto. Otto loved to sing.
 LIST = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
 
 
-class Prophet:
+class Prophet(Drafter):
     """Guesses right up to a chosen token, and wrong from there on."""
 
     kinds: Rows[float] = (1.0,)
 
     def __init__(self, seed: int, *, computes: bool = False) -> None:
         self._random, self.computes = random.Random(seed), computes
-
-    def forget(self, sequence: Sequence) -> None: ...
-
-    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
 
     def follow(self, sequence: Sequence) -> bool:
         return self._random.random() < 0.9
@@ -442,7 +438,7 @@ def test_guesses_that_are_right_win() -> None:
     assert played(0.2, 0.95) > 1.3
 
 
-class Guesser:
+class Guesser(Drafter):
     """Guesses one token again and again, on a clock that shows what that takes."""
 
     kinds: Rows[float] = (0.6,)
@@ -453,8 +449,6 @@ class Guesser:
         self._to_read, self._a_guess = seconds_to_read, seconds_a_guess
         self._request_id = -1
 
-    def read(self, sequence: Sequence, start: int, n_rows: int) -> None: ...
-
     def follow(self, sequence: Sequence) -> bool:
         self.now += self._to_read * (sequence.request_id != self._request_id)
         self._request_id = sequence.request_id
@@ -463,8 +457,6 @@ class Guesser:
     def guess(self, sequence: Sequence, most: int) -> list[Guess]:
         self.now += self._a_guess * most
         return [Guess(7, 0)] * most
-
-    def forget(self, sequence: Sequence) -> None: ...
 
 
 def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: int = 60) -> float:

@@ -179,7 +179,7 @@ class Cache:
         """
         source, n_ready, snapshot = match.source, match.n_ready, match.snapshot
         touched = self.read | self.written if is_busy or source is not None else set[int]()
-        idle = [slot for slot in self.slots if slot.is_idle and slot.index not in touched]
+        idle = [slot for slot in self.slots if slot.owner is None and slot.index not in touched]
         others = [slot for slot in idle if slot is not source]
         if isinstance(source, Slot) and source.index in self.written:
             return False
@@ -298,7 +298,7 @@ class Cache:
         that take longer than the copy (see `_order`). False if none is moved."""
         touched = self.read | self.written
         untouched = [slot for slot in self.slots if slot.index not in touched]
-        idle = [slot for slot in untouched if slot.is_idle]
+        idle = [slot for slot in untouched if slot.owner is None]
         moves: list[tuple[int, bool, int, int, int]] = []
         for source in untouched:
             stream = source.owner
@@ -474,7 +474,7 @@ class Cache:
 
     def _takes_over(self, slot: Slot, n_ready: int) -> bool:
         """Whether a prompt goes on in this slot itself, and what else it keeps is lost."""
-        return slot.is_idle and 2 * n_ready >= len(slot.kept)
+        return slot.owner is None and 2 * n_ready >= len(slot.kept)
 
     def _partners(self, sequence: Sequence) -> set[int]:
         """The indices of the slots whose owners may share a batch with a sequence."""

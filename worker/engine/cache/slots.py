@@ -50,10 +50,6 @@ class Slot:
         return self.owner.n_computed if self.owner is not None else len(self.kept)
 
     @property
-    def is_idle(self) -> bool:
-        return self.owner is None
-
-    @property
     def n_shared(self) -> int:
         return sum([each.n_cells for each in self.shared])
 

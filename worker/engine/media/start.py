@@ -27,18 +27,14 @@ _PROBE = 64
 """Pixels of each side of a picture that shows which tokens stand around its parts."""
 
 
-Senses = tuple[Projector | None, ProjectorInfo | None, Residency]
-"""The residency is that of the model, and of the projector where there is one."""
-
-
 def start_projector(
     file: ProjectorFile | None,
     model: Model,
     residency: Residency,
     selected: Selected,
     threads: int,
-) -> Senses:
-    """The projector, if there is one that can be used.
+) -> tuple[Projector | None, ProjectorInfo | None, Residency]:
+    """The projector, if there is one that can be used, and the residency with it.
 
     Raises:
         ModelError: the one that the user named cannot be loaded, or does not go with the model.
