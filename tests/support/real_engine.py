@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from tests.support import books
 from tests.support.bundled import bundled_gguf
@@ -43,6 +43,8 @@ CONTEXT = 512
 
 class RealEngine:
     """The bundled model, or the one of `path`; `n_cells` for all slots, or `CONTEXT` for each."""
+
+    running: ClassVar[set[RealEngine]] = set()
 
     def __init__(
         self,
@@ -116,6 +118,7 @@ class RealEngine:
         self.events: dict[int, list[Event]] = defaultdict(list)
         self.stats: Stats | None = None
         self._next = 0
+        self.running.add(self)
 
     def _receive(self, events: list[Event]) -> None:
         for event in events:
@@ -208,3 +211,4 @@ class RealEngine:
         if self.head is not None:
             self.head.close()
         self.model.close()
+        self.running.discard(self)

@@ -9,6 +9,14 @@ import pytest
 from tests.support.real_engine import RealEngine
 
 
+@pytest.fixture(autouse=True)
+def closes_its_engines() -> Iterator[None]:
+    before = set(RealEngine.running)
+    yield
+    for engine in RealEngine.running - before:
+        engine.close()
+
+
 @pytest.fixture(scope="module")
 def engine() -> Iterator[RealEngine]:
     engine = RealEngine()

@@ -305,15 +305,6 @@ def test_a_result_keeps_the_id_of_its_call(ids: tuple[str | None, ...]) -> None:
     assert [(where, answered[id]) for id, where in called] == [(A, C), (B, D)]
 
 
-def test_results_without_an_id_follow_the_calls_in_their_order() -> None:
-    source = TEMPLATES / "meta-llama-Llama-3.1-8B-Instruct.jinja"
-    template = ChatTemplate(source.read_text(), SPECIAL)
-    calls = named(calling(call(1, A), call(2, B)), None, None)
-    results = [named(result(1, C), None), named(result(2, D), None)]
-    text = prompt_of(template, [HI, calls, *results], has_tools=True)
-    assert sorted((A, B, C, D), key=text.index) == [A, C, B, D]
-
-
 def test_a_call_without_a_result_is_told_too() -> None:
     source = TEMPLATES / "meta-llama-Llama-3.1-8B-Instruct.jinja"
     template = ChatTemplate(source.read_text(), SPECIAL)
@@ -329,13 +320,6 @@ def test_each_call_of_a_turn_of_its_own_has_its_result(ids: tuple[str | None, st
     messages = _one_call_a_turn(chat)["messages"]
     assert [each["role"] for each in messages] == ["user", *["assistant", "tool"] * 2]
     assert [each["content"] for each in messages if each["role"] == "tool"] == [A, B]
-
-
-def test_words_before_calls_arrive_where_they_did() -> None:
-    """Beside a call, this template would drop them."""
-    chat = [HI, said("assistant", A), calling(call(1)), result(1, B)]
-    source = (TEMPLATES / "meta-llama-Llama-3.1-8B-Instruct.jinja").read_text()
-    assert fault(ChatTemplate(source, SPECIAL), chat, has_tools=True) is None
 
 
 @pytest.mark.parametrize(

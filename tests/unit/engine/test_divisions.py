@@ -89,14 +89,22 @@ def test_the_cells_are_laid_out_for_those_who_are_there(events: list[tuple[str, 
             del each.tokens[each.n_prompt :]
 
 
-def test_parts_last_as_long_as_all_fit() -> None:
+@pytest.mark.parametrize(
+    ("prompts", "max_tokens", "layouts"),
+    [
+        ([SHORT[: 10 + n] for n in range(6)], 16, [4]),
+        ([SHORT[:20], bytes(97 + n % 7 for n in range(150))], 16, [4, 0]),
+        ([bytes([98 + n]) * 12 for n in range(3)], 70, [4, 2]),
+    ],
+    ids=["as long as all fit", "for what fits in no part", "for answers that outgrow theirs"],
+)
+def test_the_layout_changes(prompts: list[bytes], max_tokens: int, layouts: list[int]) -> None:
     engine = divided_engine()
-    prompts = {n: SHORT[: 10 + n] for n in range(6)}
-    for request_id, prompt in prompts.items():
-        engine.submit(request_id, prompt)
+    for request_id, prompt in enumerate(prompts):
+        engine.submit(request_id, prompt, max_tokens=max_tokens)
     engine.run()
-    check_answers(engine, prompts)
-    assert n_slots(engine) == [4]
+    check_answers(engine, dict(enumerate(prompts)), max_tokens)
+    assert n_slots(engine) == layouts
 
 
 def test_a_long_prompt_gets_a_longer_part_and_streams_go_on_from_their_cells() -> None:
@@ -128,25 +136,6 @@ def test_streams_leave_slots_that_longer_parts_do_not_have(has_still_tokens: boo
     engine.run()
     check_answers(engine, prompts)
     assert n_slots(engine)[:2] == [4, 2]
-
-
-def test_one_pool_serves_what_fits_in_no_part() -> None:
-    engine = divided_engine()
-    prompts = {0: SHORT[:20], 1: bytes(97 + n % 7 for n in range(150))}
-    for request_id, prompt in prompts.items():
-        engine.submit(request_id, prompt)
-    engine.run()
-    check_answers(engine, prompts)
-    assert n_slots(engine) == [4, 0]
-
-
-def test_an_answer_that_outgrows_its_part_goes_on_in_a_longer_one() -> None:
-    engine = divided_engine()
-    prompts = {n: bytes([98 + n]) * 12 for n in range(3)}
-    for request_id, prompt in prompts.items():
-        engine.submit(request_id, prompt, max_tokens=70)
-    engine.run()
-    check_answers(engine, prompts, max_tokens=70)
 
 
 def test_idle_conversations_outlive_a_change_in_memory() -> None:

@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.support.random_models import KINDS, Kind, random_model
 from tests.support.real_engine import CONTEXT, RealEngine
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.request import Choices, ForcedCalls, JsonSchema, Tool
@@ -159,7 +158,6 @@ def test_streams_beside_each_other_say_what_they_say_alone(
     assert several.scheduler.preempt_youngest() is not None
     several.run()
     assert [several.ids(each) for each in together] == [engine.ids(each) for each in alone]
-    several.close()
 
 
 def test_given_tokens_and_prompts_share_a_batch(engine: RealEngine) -> None:
@@ -175,20 +173,6 @@ def test_given_tokens_and_prompts_share_a_batch(engine: RealEngine) -> None:
     engine.run()
     assert [small.text(each) for each in asked[:2]] == [engine.text(each) for each in alone]
     assert len(small.ids(asked[2])) == 4
-    small.close()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_memory_takes_forced_tokens(kind: Kind) -> None:
-    engine = RealEngine(path=random_model(kind))
-    both = [submitted(engine, 4, 0.0), submitted(engine, 5, 0.0)]
-    engine.run()
-    plain = [drawn(engine, 4, 0.0), drawn(engine, 5, 0.0)]
-    engine.run()
-    for ours, theirs, seed in zip(both, plain, (4, 5), strict=True):
-        if is_canonical(engine, seed, engine.ids(theirs)):
-            assert engine.text(ours) == engine.text(theirs)
-    engine.close()
 
 
 def test_stops_limits_and_log_probabilities_hold_within_forced_text(engine: RealEngine) -> None:

@@ -16,7 +16,7 @@ from tests.unit.engine.test_kv_files import files
 from tests.unit.engine.test_loop import Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, CASES, Alone
 from worker.engine.cache import carrier
-from worker.wire.messages import Failed, Started
+from worker.wire.messages import Failed
 
 # --- on the real engine ----------------------------------------------------------------------
 
@@ -69,17 +69,9 @@ def test_a_conversation_goes_on_in_the_next_engine(
         path.write_bytes(content)
     fourth = engine()
     assert ask(fourth, told[0] + some(10))[0] == 0, "it is damaged"
-    fourth.close()
-    alone.close()
 
 
 # --- in the loop -----------------------------------------------------------------------------
-
-
-def started(engine: Engine, request_id: int) -> Started:
-    first = engine.events[request_id][0]
-    assert isinstance(first, Started)
-    return first
 
 
 @pytest.mark.parametrize("options", [{}, {"recurrent": True}, {"window": 8}])
@@ -99,7 +91,7 @@ def test_more_conversations_than_slots_are_found_again(
     engine.drain()
     for number, prompt in enumerate(longer):
         assert engine.text(10 + number).encode() == expected_answer(prompt, 8, 96)
-        assert started(engine, 10 + number).cached_tokens >= len(prompts[number]) - 16
+        assert engine.cached_tokens(10 + number) >= len(prompts[number]) - 16
 
 
 def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Path) -> None:
@@ -143,11 +135,11 @@ def test_a_read_that_nobody_waits_for_any_more_is_ended(
     assert memory.locked_bytes == 0 and memory.states
     while not engine.has_ended(2):
         engine.turn()
-    assert started(engine, 2).cached_tokens >= 40
+    assert engine.cached_tokens(2) >= 40
     assert not engine.scheduler.has_work, "the loop sleeps while the third is read"
     begun[1]()
     engine.drain()
-    assert started(engine, 3).cached_tokens >= 40 and len(begun) == 2
+    assert engine.cached_tokens(3) >= 40 and len(begun) == 2
     assert not engine.loop.carrier.is_reading and memory.locked_bytes == 0
     for number, prompt in ((2, b"a" * 40 + b"second"), (3, b"b" * 40 + b"third")):
         assert engine.text(number).encode() == expected_answer(prompt, 4, 96)
@@ -183,4 +175,4 @@ def test_nobody_waits_for_a_disk_that_hangs(
     engine = Engine(folder=tmp_path, n_slots=1)
     engine.submit(5, b"c" * 40 + b"more", max_tokens=4)
     engine.drain()
-    assert started(engine, 5).cached_tokens >= 40
+    assert engine.cached_tokens(5) >= 40

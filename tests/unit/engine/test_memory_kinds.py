@@ -70,9 +70,6 @@ class Alone:
                 return None if margin < ROUNDING else f"token {index} differs by {margin:.3g}"
         return None
 
-    def close(self) -> None:
-        self._engine.close()
-
 
 @pytest.mark.parametrize(("kind", "kv_unified"), CASES)
 def test_what_was_computed_is_used_again(kind: Kind, kv_unified: bool) -> None:
@@ -108,8 +105,6 @@ def test_what_was_computed_is_used_again(kind: Kind, kv_unified: bool) -> None:
     ask(beginning + some(60))
     n_cached, _ = ask(beginning + some(60))
     assert n_cached == len(beginning)
-    alone.close()
-    engine.close()
 
 
 @pytest.mark.parametrize(("kind", "kv_unified"), CASES)
@@ -141,8 +136,6 @@ def test_a_prompt_cancelled_within_its_batch_leaves_nothing_wrong(
         assert alone.differs(short, engine.ids(beside)) is None
     engine.loop.call(is_over.set)
     thread.join()
-    alone.close()
-    engine.close()
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
@@ -164,4 +157,3 @@ def test_no_state_is_read_or_written_where_a_copy_waits(kind: Kind) -> None:
     copied = backend.state(2, backend.state_bytes(2))
     assert backend.truncate(2, 0) and backend.restore(2, state)
     assert copied == backend.state(2, backend.state_bytes(2))
-    engine.close()

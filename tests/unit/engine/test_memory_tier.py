@@ -22,7 +22,6 @@ from worker.engine.cache.moves import Snapshot, State
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
-from worker.wire.messages import Started
 
 SECOND_PER_TOKEN = 1.0
 
@@ -38,9 +37,7 @@ def ask(engine: Engine, request_id: int, prompt: bytes, salt: str | None = None)
     engine.submit(request_id, prompt, max_tokens=8, cache_salt=salt)
     engine.run()
     assert engine.text(request_id).encode() == expected_answer(prompt, 8, CONTEXT)
-    first = engine.events[request_id][0]
-    assert isinstance(first, Started)
-    return first.cached_tokens
+    return engine.cached_tokens(request_id)
 
 
 @pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
@@ -173,7 +170,7 @@ def test_agents_compute_only_what_is_new(
     system = choose.randbytes(n_system)
     told = [system + choose.randbytes(60) for _ in range(20)]
     n_turns, live = [0] * 20, dict[int, int]()
-    n_prompt = n_cached = 0
+    n_prompt = 0
     for request_id in range(20 * 5):
         while len(live) == at_once:
             engine.turn()
@@ -186,9 +183,7 @@ def test_agents_compute_only_what_is_new(
         n_prompt += len(told[number])
         engine.submit(request_id, told[number], max_tokens=10)
     engine.run()
-    for request_id in range(20 * 5):
-        assert isinstance(first := engine.events[request_id][0], Started)
-        n_cached += first.cached_tokens
+    n_cached = sum(map(engine.cached_tokens, range(20 * 5)))
     # Of each turn 30 tokens are new, of the first turns 60 and the common beginning.
     n_new = n_system + 20 * 60 + 80 * 30
     assert n_prompt - n_cached < 1.1 * n_new
@@ -249,8 +244,6 @@ def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
             assert engine.cached_tokens(request_id) >= (len(so_far) - 20 if turn else 0)
             assert engine.cache.cells_cached < len(so_far) + ANSWER, "only its own"
             told[number] = so_far + tuple(answer) + some(10)
-    engine.close()
-    alone.close()
 
 
 @pytest.mark.parametrize("kind", ["dense", "hybrid"])
@@ -275,8 +268,6 @@ def test_a_copy_and_a_state_that_come_together_do_not_mix(kind: Kind) -> None:
     for request_id, prompt in zip(ids, prompts, strict=True):
         assert alone.differs(prompt, engine.ids(request_id)) is None
     assert [engine.cached_tokens(each) for each in ids] == [100, 150 if kind == "dense" else 134]
-    engine.close()
-    alone.close()
 
 
 # --- requests that wait ----------------------------------------------------------------------
@@ -297,7 +288,7 @@ def test_a_request_does_not_start_before_it_fits() -> None:
     engine.submit(2, long_answer(common + b"another", 30), max_tokens=30)
     while not engine.text(2):
         engine.turn()
-    assert isinstance(first := engine.events[2][0], Started) and first.cached_tokens == len(common)
+    assert engine.cached_tokens(2) == len(common)
     engine.loop.cancel(1)
     engine.turn()
     engine.submit(3, bytes(60), max_tokens=4)

@@ -72,7 +72,6 @@ def test_a_stream_says_the_same_with_guesses(
             assert at == N_OUT or margin(plain, prompt, said[:at]) < 0.02, "but for a near tie"
     assert n_rounded <= 1, "drawn at the edge of two tokens"
     assert 0 < speculation.n_accepted < speculation.n_drafted
-    engine.close()
 
 
 def logits_of_head(engine: RealEngine, request_id: int, token: int) -> npt.NDArray[np.float32]:
@@ -122,8 +121,6 @@ def test_what_was_read_in_pieces_is_what_is_read_at_once(kv_unified: bool) -> No
     for _ in range(2):
         engine.submit(some(40), max_tokens=20, ignore_eos=True)
     engine.run()
-    engine.close()
-    fresh.close()
 
 
 def test_streams_that_come_and_go_say_what_they_say_without(plain: RealEngine) -> None:
@@ -156,7 +153,6 @@ def test_streams_that_come_and_go_say_what_they_say_without(plain: RealEngine) -
             assert margin(plain, text, whole[:at]) < 0.02, "but for a near tie"
     assert speculation.n_accepted
     assert not speculation._streams
-    engine.close()
 
 
 def test_what_was_read_is_kept_for_the_same_tenant_and_adapters_alone(tmp_path: Path) -> None:
@@ -185,7 +181,6 @@ def test_what_was_read_is_kept_for_the_same_tenant_and_adapters_alone(tmp_path: 
         n_rows = 0
         engine.generate(STORY, max_tokens=3, cache_salt=salt, adapters=adapters, ignore_eos=True)
         assert 0 < n_rows < 10 if is_kept else n_rows >= n_prompt - 1, (salt, adapters)
-    engine.close()
 
 
 def test_hidden_states_have_the_names_that_are_looked_up() -> None:

@@ -76,7 +76,6 @@ def test_the_others_say_what_they_say_alone(
         late = engine.submit(STORY + " went", max_tokens=4)
         engine.run()
         assert not isinstance(last_of(engine, late), Failed)
-    engine.close()
 
 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
@@ -108,8 +107,6 @@ def test_a_draft_model_that_computes_it_guesses_nothing(broken: tuple[Path, int]
         engine.run()
         plain.run()
         assert engine.ids(told[0]) == plain.ids(told[1]) and len(plain.ids(told[1])) > 1
-    engine.close()
-    plain.close()
 
 
 class Guesser(Drafter):
@@ -140,8 +137,6 @@ def test_a_guess_that_makes_it_costs_nothing_that_was_said(
     told = [engine.submit(STORY, max_tokens=40) for _ in range(n_streams)]
     engine.run()
     assert [engine.text(each) for each in told] == [alone] * n_streams
-    plain.close()
-    engine.close()
 
 
 def test_tokens_that_a_grammar_gives_do_not_hide_it(broken: tuple[Path, int]) -> None:
@@ -156,7 +151,6 @@ def test_tokens_that_a_grammar_gives_do_not_hide_it(broken: tuple[Path, int]) ->
     engine.run()
     assert isinstance(last_of(engine, bad), Failed) and not engine.ids(bad)
     assert engine.text(good) == engine.text(late) == alone
-    engine.close()
 
 
 def test_one_that_is_cancelled_leaves_nothing_to_blame_the_next_for(
@@ -172,7 +166,6 @@ def test_one_that_is_cancelled_leaves_nothing_to_blame_the_next_for(
     engine.loop.cancel(bad)
     engine.run()
     assert engine.text(good) == alone
-    engine.close()
 
 
 @pytest.mark.parametrize("produced", [(), (5,) * 20])
@@ -195,8 +188,6 @@ def test_a_prompts_log_probabilities_are_numbers(
     assert isinstance(last_of(engine, bad), Failed)
     assert not any(isinstance(event, PromptScored) for event in engine.events[bad])
     assert scored(engine, good[0]) == pytest.approx(scored(plain, good[1]), abs=1e-3)
-    engine.close()
-    plain.close()
 
 
 def test_layers_that_predict_go_on_after_it(tmp_path: Path) -> None:
@@ -209,8 +200,6 @@ def test_layers_that_predict_go_on_after_it(tmp_path: Path) -> None:
         assert isinstance(last_of(engine, bad), Failed)
         alone = plain.generate(STORY[:length], max_tokens=40)
         assert engine.generate(STORY[:length], max_tokens=40) == alone
-    engine.close()
-    plain.close()
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -244,7 +233,6 @@ def test_whatever_comes_in_whatever_order(broken: tuple[Path, int], seed: int) -
     engine.run()
     assert all(isinstance(last_of(engine, each), Failed) for each in bad)
     assert {r: engine.text(r) for r in told} == {r: alone[each] for r, each in told.items()}
-    engine.close()
 
 
 def test_a_stream_that_is_no_number_again_ends(broken: tuple[Path, int]) -> None:
@@ -255,4 +243,3 @@ def test_a_stream_that_is_no_number_again_ends(broken: tuple[Path, int]) -> None
     engine.run()
     assert isinstance(last_of(engine, forced), Failed) and len(engine.ids(forced)) == 1
     assert engine.text(other) == engine.generate(STORY, max_tokens=24)
-    engine.close()

@@ -365,4 +365,3 @@ def test_a_walk_on_llama_cpp(
     cells, stores = layout
     walk = RealWalk(11, tmp_path if stores else None, kind, cells=cells)
     walk.go(n_steps)
-    walk.alone.close()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import pytest
 
-from tests.support.bundled import bundled_gguf
 from tests.support.real_engine import RealEngine
-from worker.errors import InferenceFailed, InvalidRequest
-from worker.wire.messages import Failed
+from worker.errors import InvalidRequest
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"
@@ -32,7 +27,6 @@ def test_a_prompt_in_small_pieces_gives_the_same_answer() -> None:
     engine.run()
     assert engine.text(running) == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12."
     assert engine.text(joined) == "The capital of France is Paris."
-    engine.close()
 
 
 def test_deterministic_requests_repeat_bit_by_bit_among_other_streams(engine: RealEngine) -> None:
@@ -64,7 +58,6 @@ def test_a_deterministic_prompt_is_computed_in_the_same_parts_beside_others(n_to
         asked = engine.submit(prompt, max_tokens=6, **options)
         engine.run()
         told.append([each.logprob for each in engine.logprobs(asked)])
-        engine.close()
     assert told[0] == told[1]
 
 
@@ -83,7 +76,6 @@ def test_a_long_state_in_memory_is_given_up_for_a_short_computation() -> None:
         engine.turn()
     assert engine.events[begun] and len(engine.ids(stream)) < 50, "nobody waits for the stream"
     engine.run()
-    engine.close()
 
 
 def test_seeds(engine: RealEngine) -> None:
@@ -106,18 +98,10 @@ def test_logit_bias_bans_and_forces(engine: RealEngine) -> None:
     assert engine.ids(forced) == [paris] * 3
 
 
-@pytest.mark.parametrize(
-    ("field", "sampling"),
-    [
-        ("logit_bias", {"logit_bias": ((999_999, 1.0),)}),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_name(
-    engine: RealEngine, field: str, sampling: dict[str, Any]
-) -> None:
+def test_a_bias_of_no_token_is_refused_by_name(engine: RealEngine) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        engine.submit(CAPITAL, **sampling)
-    assert caught.value.details["field"] == field
+        engine.submit(CAPITAL, logit_bias=((999_999, 1.0),))
+    assert caught.value.details["field"] == "logit_bias"
 
 
 def test_logprobs_are_those_of_the_logits(engine: RealEngine) -> None:
@@ -147,7 +131,6 @@ def test_a_cancelled_prompt_is_abandoned_within_its_batch() -> None:
     again = engine.submit(CAPITAL)
     engine.run()
     assert engine.text(again) == "The capital of France is Paris."
-    engine.close()
 
 
 def test_special_tokens_in_a_prompt_are_recognised_and_bos_is_there_once(
@@ -165,20 +148,3 @@ def test_control_tokens_are_shown_where_they_are_asked_for(engine: RealEngine) -
     assert len(start) == 1 and engine.backend.piece(start[0]) == b""
     assert engine.backend.piece(start[0], ("<|im_start|>",)) == b"<|im_start|>"
     assert engine.prompts.detokenize((*start, *start)) == "<|im_start|>" * 2
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_weights_that_are_no_numbers_fail_the_request_by_name(
-    tmp_path: Path, temperature: float
-) -> None:
-    broken = tmp_path / "broken.gguf"
-    shutil.copy(bundled_gguf("f32"), broken)
-    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(broken, "r+").tensors}
-    tensors["output_norm.weight"].data[0] = np.nan
-    engine = RealEngine(path=broken)
-    request_id = engine.submit("Once upon a time", temperature=temperature)
-    engine.run()
-    (*_, last) = engine.events[request_id]
-    assert isinstance(last, Failed) and isinstance(last.error, InferenceFailed)
-    assert "NaN: its weights" in last.error.message
-    engine.close()

@@ -88,15 +88,12 @@ def test_every_kind_of_memory_takes_given_tokens(kind: Kind) -> None:
     closed = n_spent + len(closing)
     assert 5 <= n_spent <= 8 and bounded[:closed] == free[:n_spent] + closing
     assert said(engine, 5, produced=tuple(bounded[:closed])).ids == bounded[closed:]
-    engine.close()
 
 
 def test_guesses_ahead_change_nothing() -> None:
     plain, guessing = RealEngine(slots=1), RealEngine(slots=1, drafter=Lookup())
     for budget in (0, 4, 9):
         assert said(guessing, budget).ids == said(plain, budget).ids
-    plain.close()
-    guessing.close()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -119,7 +116,6 @@ def test_a_preempted_stream_goes_on(engine: RealEngine) -> None:
     assert tight.scheduler.preempt_youngest() is not None
     tight.run()
     assert [tight.ids(each) for each in both] == [alone, alone]
-    tight.close()
 
 
 def test_a_constraint_begins_behind_the_closing(engine: RealEngine) -> None:
@@ -182,8 +178,9 @@ MISTRAL = next(each for each in THINKING if each.begin == "[THINK]")
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(PARTS), max_size=12), st.sampled_from([THINK, MISTRAL]))
-def test_engine_and_parser_agree_where_reasoning_is(parts: list[str], thinking: Thinking) -> None:
-    engine = shared_engine()
+def test_engine_and_parser_agree_where_reasoning_is(
+    engine: RealEngine, parts: list[str], thinking: Thinking
+) -> None:
     wish = Reasoning((thinking.begin,), thinking.end, thinking.end, anywhere=thinking.anywhere)
     track = ReasoningTrack(wish, engine.model, ())
     text = "".join(parts)
@@ -194,12 +191,3 @@ def test_engine_and_parser_agree_where_reasoning_is(parts: list[str], thinking: 
     deltas = [*parser.feed(text + "Q."), *parser.finish()]
     is_thought = isinstance(deltas[-1], Thought)
     assert track.is_open == is_thought
-
-
-_ENGINES: list[RealEngine] = []
-
-
-def shared_engine() -> RealEngine:
-    if not _ENGINES:
-        _ENGINES.append(RealEngine(slots=1))
-    return _ENGINES[0]

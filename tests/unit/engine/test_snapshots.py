@@ -1,4 +1,4 @@
-"""Where snapshots of memory that cannot be cut back are taken, and which of them stay."""
+"""Where snapshots of memory that cannot be cut back are taken."""
 
 from __future__ import annotations
 
@@ -11,14 +11,9 @@ from tests.support.bundled import bundled_gguf
 from tests.support.byte_backend import expected_answer, make_sequence
 from tests.unit.engine.test_loop import Engine
 from worker.engine.cache import cache
-from worker.engine.cache.memory import Memory
-from worker.engine.cache.moves import Snapshot
-from worker.engine.cache.slots import Slot
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
-from worker.llama.memory_kind import MemoryKind
 from worker.llama.model import Model
-from worker.wire.messages import Started
 from worker.wire.work import ChatPrompt
 
 KINDS = [{"recurrent": True}, {"window": 8}]
@@ -31,9 +26,7 @@ def ask(engine: Engine, request_id: int, prompt: bytes, n_system: int = 0) -> in
     engine.loop.submit(sequence)
     engine.run()
     assert engine.text(request_id).encode() == expected_answer(prompt, 4, 96)
-    started = engine.events[request_id][0]
-    assert isinstance(started, Started)
-    return started.cached_tokens
+    return engine.cached_tokens(request_id)
 
 
 @pytest.mark.parametrize("options", KINDS)
@@ -52,24 +45,6 @@ def test_a_prompt_that_leaves_another_in_its_middle(
     engine = Engine(**options)
     assert ask(engine, 1, bytes(range(90))) == 0
     assert ask(engine, 2, bytes(range(70)) + b"something else") == 64
-
-
-def test_what_is_unlikely_to_be_used_goes_first_then_what_was_not_used_for_longest() -> None:
-    slots = [Slot(0), Slot(1)]
-    memory = Memory(30, slots, MemoryKind())
-
-    def keep(slot: int, length: int, last_used: int, n_bytes: int = 10) -> None:
-        slots[slot].snapshots.append(Snapshot(length, bytes(n_bytes), last_used))
-        memory.fit()
-
-    for slot, length, last_used in ((0, 1, 5), (1, 2, 0), (0, 3, 4)):
-        keep(slot, length, last_used)
-    keep(0, 4, 6)
-    assert [[each.length for each in slot.snapshots] for slot in slots] == [[1, 3, 4], []]
-    keep(1, 5, 7)
-    assert [[each.length for each in slot.snapshots] for slot in slots] == [[1, 4], [5]]
-    slots[1].snapshots += slots[0].snapshots
-    assert memory.n_bytes == 30, "what slots share counts once"
 
 
 TEMPLATE = (

@@ -153,7 +153,6 @@ def test_guesses_fit_a_small_batch(plain: RealEngine, batch: int) -> None:
     engine.run()
     assert engine.text(again) == plain.text(asked)
     assert speculation.n_accepted
-    engine.close()
 
 
 DRAFTERS: dict[str, Callable[[], Drafter]] = {
@@ -261,7 +260,6 @@ def test_what_cannot_follow_a_guess_fails_nobody_before_its_turn(
     engine.run()
     assert engine.text(again) == plain.text(asked) == ("one " if stop else "one two")
     assert isinstance(engine.events[again][-1], Finished if stop else Failed)
-    engine.close()
 
 
 def test_a_sampler_that_breaks_behind_right_guesses_ends_its_request_alone() -> None:
@@ -598,7 +596,6 @@ def test_several_streams_in_one_pool_are_guessed_for(temperature: float) -> None
             texts.append([engine.text(each) for each in asked])
         if engine.loop.speculation is not None:
             assert engine.loop.speculation.n_accepted > 60
-        engine.close()
     assert texts == [texts[0]] * 4
 
 
@@ -639,5 +636,3 @@ def test_wrong_guesses_are_taken_back_from_every_memory(kind: Kind, unified: boo
             assert at == len(theirs) or margin(plain, prompt, theirs[:at]) < 0.02, "but for a tie"
             prompt += tuple(theirs[:40])
     assert 0 < speculation.n_accepted < speculation.n_drafted
-    plain.close()
-    guessing.close()

@@ -43,15 +43,6 @@ def test_an_emoji_comes_whole() -> None:
     assert stream([bytes([byte]) for byte in "🦊!".encode()]) == ["", "", "", "🦊", "!", ""]
 
 
-STOPS = [
-    *("\n", "\n\n", "###", "<|im_end|>", "User:", "</s>", "END", "stop", "aab", "aaab"),
-    *("abab", "ababc", "🦊", "🦊🦊", "é", "naïve", "。", "世界", "مرحبا", "```"),
-    *("```\n", "[/INST]", "<|eot_id|>", "\n\nHuman:", "---", "====", "}", "}\n", "\t", "  "),
-    *("a", "aa", "ab", "xyz", "Question:", "Q:", "\r\n", "\u200d", "👩‍👩‍👧", "0", "12", "123"),
-    *("THE END", "the end", ".", "...", "?!", "; ;", "//", "/*"),
-]
-
-
 def run_stops(text: str, stops: list[str], cuts: list[int]) -> tuple[str, str | None]:
     matcher = StopMatcher(stops)
     sent = ""
@@ -61,33 +52,6 @@ def run_stops(text: str, stops: list[str], cuts: list[int]) -> tuple[str, str | 
         if stop is not None:
             return sent, stop
     return sent + matcher.finish(), None
-
-
-def test_fifty_stops_at_every_split_position() -> None:
-    assert len(set(STOPS)) == 50
-    for stop in STOPS:
-        before = "~before" if not set(stop) & set("befor") else "~~~"
-        text = f"{before}{stop}~after"
-        for cut in range(len(text) + 1):
-            assert run_stops(text, [stop], [cut]) == (before, stop), (stop, cut)
-        every = list(range(1, len(text)))
-        assert run_stops(text, [stop], every) == (before, stop)
-
-
-@given(
-    st.text("ab\n", max_size=30),
-    st.lists(st.text("ab\n", min_size=1, max_size=4), min_size=1, max_size=4),
-    st.data(),
-)
-def test_the_result_does_not_depend_on_the_cuts(
-    text: str, stops: list[str], data: st.DataObject
-) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    whole = run_stops(text, stops, [])
-    assert run_stops(text, stops, cuts) == whole
-    sent, stop = whole
-    assert all(s not in sent for s in stops)
-    assert text.startswith(sent + (stop or ""))
 
 
 def test_only_what_may_become_a_stop_is_held_back() -> None:
@@ -138,8 +102,12 @@ def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
 
 
 @given(
-    st.text("ab", max_size=40),
-    st.lists(st.text("ab", min_size=1, max_size=6), min_size=1, max_size=6),
+    st.text("ab\n", max_size=40),
+    st.lists(st.text("ab\n", min_size=1, max_size=6), min_size=1, max_size=6),
+    st.data(),
 )
-def test_a_stop_is_found_by_its_definition(text: str, stops: list[str]) -> None:
-    assert run_stops(text, stops, list(range(1, len(text)))) == naive(text, stops)
+def test_a_stop_is_found_by_its_definition_wherever_the_text_is_cut(
+    text: str, stops: list[str], data: st.DataObject
+) -> None:
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    assert run_stops(text, stops, cuts) == naive(text, stops)

@@ -14,6 +14,12 @@ from worker.llama import library
 from worker.wire.sampling import Sampling
 
 Row = npt.NDArray[np.float32]
+FORBIDDEN = np.float32(-np.inf)
+
+
+def row(n_vocab: int, spread: float = 2.5, seed: int = 0) -> Row:
+    """Logits that are all possible."""
+    return (np.random.default_rng(seed).standard_normal(n_vocab) * spread).astype(np.float32)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
@@ -20,7 +19,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from tests.support.bundled import bundled_gguf
-from tests.unit.llama.native_chain import applied, native_chain
+from tests.unit.llama.native_chain import FORBIDDEN, Row, applied, native_chain, row
 from worker.errors import InferenceFailed
 from worker.llama import library
 from worker.llama.chain import Chain, Undo, infill
@@ -29,19 +28,12 @@ from worker.llama.model import Model
 from worker.llama.penalties import Bias, Dry, Penalties, breakers_of
 from worker.wire.sampling import DEFAULT_BREAKERS, ORDER, SAMPLERS, Sampling
 
-Row = npt.NDArray[np.float32]
-FORBIDDEN = np.float32(-np.inf)
-
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[Model]:
     model = Model(str(bundled_gguf("f32")))
     yield model
     model.close()
-
-
-def row(n_vocab: int, spread: float = 2.5, seed: int = 0) -> Row:
-    return (np.random.default_rng(seed).standard_normal(n_vocab) * spread).astype(np.float32)
 
 
 def chain_of(

@@ -9,25 +9,18 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from msgspec.structs import replace
 
-from tests.unit.llama.native_chain import applied, left_by, native_chain
+from tests.unit.llama.native_chain import FORBIDDEN, Row, applied, left_by, native_chain, row
 from worker.errors import InferenceFailed
 from worker.llama.chain import Chain, Kept, Undo, top_p
 from worker.llama.draw import dice, largest
 from worker.llama.penalties import Penalties
 from worker.wire.sampling import Sampling
 
-Row = npt.NDArray[np.float32]
 SMALL, BLOCKS = 700, 9_001
 """Vocabularies below and above what is summed in blocks."""
-FORBIDDEN = np.float32(-np.inf)
-
-
-def row(n_vocab: int, spread: float = 2.5, seed: int = 0) -> Row:
-    return (np.random.default_rng(seed).standard_normal(n_vocab) * spread).astype(np.float32)
 
 
 def native(logits: Row, sampling: Sampling) -> dict[int, float]:
