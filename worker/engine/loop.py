@@ -165,7 +165,6 @@ class Loop:
         return chunks
 
     def _guess(self, speculation: Speculation, chunks: list[Chunk]) -> dict[Sequence, list[int]]:
-        """What may follow the chunks, to be computed beside them."""
         if chunks[0].sequence.is_on_trial:  # NaN may come of a guess
             return {}
         is_alone = len(chunks) == len(self._scheduler.running) == 1
@@ -311,7 +310,6 @@ class Loop:
     # --- one sequence --------------------------------------------------------------------------
 
     def _accept(self, drawn: list[Drawn]) -> None:
-        """Append the drawn tokens to their sequences, and finish the sequences that they end."""
         now, events, answers = self._clock(), self._events, self._answers
         for sequence, index, token in answers.take_plain(drawn, events):
             self._in_hand[LOOP] = sequence.request_id
@@ -370,7 +368,6 @@ class Loop:
             sequence.sampler.end_reasoning(sequence.tokens[sequence.n_prompt :])
 
     def _fail_expired(self, now: float) -> None:
-        """Fail the requests whose deadline has passed."""
         for sequence in list(self._sequences.values()):
             deadline = sequence.request.deadline
             if deadline is not None and now >= deadline:

@@ -98,7 +98,6 @@ class Pooling:
             self._call(self._turn)
 
     def _turn(self) -> None:
-        """Compute one group of texts."""
         self._is_due = False
         group = self._group()
         if group:
@@ -109,9 +108,7 @@ class Pooling:
         self._ask_for_turn()
 
     def _group(self) -> Group:
-        """What is computed now.
-
-        The requests with the least left come first, so that one short text does not wait for a
+        """The requests with the least left come first, so that one short text does not wait for a
         hundred long ones. In every other turn the oldest request is the first: each moves on. All
         have the adapters of the first.
         """

@@ -440,7 +440,6 @@ class Cache:
     # --- one slot ----------------------------------------------------------------------------
 
     def _of_slot(self, slot: Slot, n_common: int) -> Match:
-        """What a slot has of a prompt's first `n_common` tokens."""
         n_ready, owner = min(n_common, slot.n_cells), slot.owner
         snapshot: Snapshot | None = None
         if not self.limits.can_cut(n_ready, slot.n_cells, slot.first):
@@ -454,7 +453,6 @@ class Cache:
         return Match(slot if n_ready else None, n_ready, snapshot, n_common, awaited)
 
     def _of_state(self, state: State, tokens: list[int], most: int) -> Match:
-        """What a state has of a prompt's first `most` tokens."""
         n_common = common_length(state.tokens, tokens, most)
         if self.limits.cuts_anywhere or n_common == len(state.tokens):
             return Match(state, n_common, None, n_common)

@@ -281,11 +281,8 @@ def open_disk(
     kind: MemoryKind,
     projector: Path | None,
 ) -> Disk | None:
-    """The third tier of the engine's cache; `None` if states are not to be stored.
-
-    Raises:
-        ConfigError: the folder cannot be used, or other users could put files into it.
-    """
+    """The third tier of the engine's cache; `None` if states are not to be stored. Raises as
+    `Disk`."""
     if settings.kv_store is None or info.kv_store_bytes is None:
         return None
 

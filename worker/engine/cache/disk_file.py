@@ -57,7 +57,6 @@ class Entry:
     tokens: array[int]
     state_bytes: int
     snapshots: tuple[tuple[int, int], ...]
-    """The number of tokens and the number of bytes of each."""
 
 
 def write(path: Path, state: State, salt: str, key: bytes) -> Entry:

@@ -84,7 +84,6 @@ class PromptBuilder:
         return tokens
 
     def _field_of(self, prompt: Prompt) -> str:
-        """The request's field of the prompt, for errors."""
         match prompt:
             case ChatPrompt(field=field) | MarkedPrompt(field=field):
                 return field
