@@ -208,7 +208,11 @@ class ByteBackend:
     def tokens_of(self, slot: int) -> list[int]:
         return [self.contents[cell] for cell in self.held[slot]]
 
-    def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
+    def truncate(
+        self, slot: int, length: int, snapshot: bytes | None = None, *, is_recent: bool = False
+    ) -> bool:
+        if is_recent:
+            return self._take_back(slot, length)
         if snapshot is not None:
             state = _tokens(snapshot)
             assert len(state) == length, "a snapshot is of the tokens that are kept"
@@ -221,7 +225,7 @@ class ByteBackend:
             self.longest[slot] = 0
         return True
 
-    def take_back(self, slot: int, length: int) -> bool:
+    def _take_back(self, slot: int, length: int) -> bool:
         start = next(c.start for c in self._chunks if c.sequence.slot == slot)
         if self.recurrent and len(self.held[slot]) - length > self.memory_kind.most_back:
             return False

@@ -73,8 +73,9 @@ class Backend(Protocol):
     # --- as `Context` has them; lengths are positions ---
 
     def first_position(self, slot: int) -> int: ...
-    def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool: ...
-    def take_back(self, slot: int, length: int) -> bool: ...
+    def truncate(
+        self, slot: int, length: int, snapshot: bytes | None = None, *, is_recent: bool = False
+    ) -> bool: ...
     def copy(
         self, source: int, target: int, length: int, snapshot: bytes | None = None
     ) -> bool: ...
@@ -111,7 +112,6 @@ class LlamaBackend:
         self.resume = context.resume
         self.first_position = context.first_position
         self.truncate = context.truncate
-        self.take_back = context.take_back
         self.copy = context.copy
         self.snapshot = context.snapshot
         self.state_bytes = context.state_bytes

@@ -14,7 +14,7 @@ from worker.engine.answers import Answers, Drawn, prompt_events
 from worker.engine.backend import Backend
 from worker.engine.cache.carrier import Carrier
 from worker.engine.cache.disk import Counts, Disk
-from worker.engine.cache.moves import TakeBack, Truncate
+from worker.engine.cache.moves import Truncate
 from worker.engine.media.span import Span
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
@@ -329,7 +329,8 @@ class Loop:
         n_held = self._n_held.pop(sequence, 0)
         sequence.n_computed = min(sequence.n_computed, len(sequence.tokens))
         if sequence.slot is not None and n_held > sequence.n_computed:
-            self.carrier.carry_out([TakeBack(sequence.slot, sequence.n_computed)])
+            taken_back = Truncate(sequence.slot, sequence.n_computed, is_recent=True)
+            self.carrier.carry_out([taken_back])
 
     def _fail(self, sequence: Sequence, error: WorkerError) -> None:
         self._events.append(Failed(sequence.request_id, error))

@@ -276,27 +276,21 @@ class Context:
             kind = replace(kind, most_back=int(self._flat.llama_n_rs_seq(self.pointer)))
         return replace(kind, moves_states=kind.cuts_anywhere and n_caches == 1)
 
-    def truncate(self, slot: int, length: int, snapshot: bytes | None = None) -> bool:
+    def truncate(
+        self, slot: int, length: int, snapshot: bytes | None = None, *, is_recent: bool = False
+    ) -> bool:
         """Keep the first `length` positions of a sequence, with a snapshot of that length if one is
-        given.
+        given. `is_recent`: the last pass has computed the newest of them and all that go.
 
         Returns false if the memory cannot be cut there. A cut to 0 always works.
         """
         only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         if snapshot is not None and not (snapshot and self._put(slot, snapshot, only_partial)):
             return False
-        if length and not self.memory_kind.cuts_anywhere:
+        if length and not (is_recent or self.memory_kind.cuts_anywhere):
             n_held, first = self.last_position(slot) + 1, self.first_position(slot)
             if not self.memory_kind.can_cut(length, n_held, first):
                 return False
-        return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))
-
-    def take_back(self, slot: int, length: int) -> bool:
-        """Keep the first `length` positions of a sequence, of which the last pass has computed the
-        newest and all that go.
-
-        Returns false if the memory cannot take back so many.
-        """
         return bool(self._flat.llama_memory_seq_rm(self._memory, slot, length, -1))
 
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:

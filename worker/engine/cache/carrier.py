@@ -14,7 +14,7 @@ from worker.engine.backend import Backend
 from worker.engine.cache.cache import MIN_SHARED_TOKENS, MOST_SECONDS, Cache
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Entry
-from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, State, TakeBack, Truncate
+from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, State, Truncate
 from worker.engine.sequence import Sequence
 from worker.observability.logs import get_logger
 
@@ -69,14 +69,11 @@ class Carrier:
                 seconds = round(self._clock() - began, 3)
                 log.info("engine.cells_divided", **move._asdict(), seconds=seconds)
                 continue
-            snapshot = None if isinstance(move, TakeBack) else move.snapshot
-            data = snapshot.data if snapshot is not None else None
+            data = move.snapshot.data if move.snapshot is not None else None
             length = cache.position(move.slot, move.length)
             match move:
-                case TakeBack(slot):
-                    done = backend.take_back(slot, length)
-                case Truncate(slot):
-                    done = backend.truncate(slot, length, data)
+                case Truncate(slot, is_recent=is_recent):
+                    done = backend.truncate(slot, length, data, is_recent=is_recent)
                 case Copy(source, slot):
                     done = backend.copy(source, slot, length, data)
                 case Restore(slot, state):

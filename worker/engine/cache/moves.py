@@ -53,14 +53,8 @@ class Truncate(NamedTuple):
     slot: int
     length: int
     snapshot: Snapshot | None = None
-
-
-class TakeBack(NamedTuple):
-    """Keep the first `length` tokens of a slot, of which the last batch has computed the newest and
-    all that go."""
-
-    slot: int
-    length: int
+    is_recent: bool = False
+    """Whether the last batch has computed the newest of them and all that go."""
 
 
 class Copy(NamedTuple):
@@ -96,4 +90,4 @@ class Divide(NamedTuple):
     unified: bool
 
 
-Move = Truncate | TakeBack | Copy | Save | Restore | Divide
+Move = Truncate | Copy | Save | Restore | Divide
