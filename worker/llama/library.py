@@ -148,15 +148,17 @@ def log_callback() -> Any:
 def bindings() -> ModuleType:
     """The bindings alone, which use no device; raises `BackendMismatch` without a sound wheel."""
     check_engine()
+    return imported("llama_cpp", "llama-cpp-python", "install the wheel of this backend")
+
+
+def imported(module: str, what: str, remedy: str) -> ModuleType:
+    """A module of llama_cpp; raises `BackendMismatch` with `what` and `remedy` if it is absent."""
     try:
         # The package's own `__init__` would import a whole application.
         with without_init("llama_cpp"):
-            flat: ModuleType = importlib.import_module("llama_cpp.llama_cpp")
+            return importlib.import_module(f"llama_cpp.{module}")
     except (ImportError, OSError, RuntimeError) as error:
-        raise BackendMismatch(
-            f"llama-cpp-python cannot be loaded: {error}; install the wheel of this backend"
-        ) from error
-    return flat
+        raise BackendMismatch(f"{what} cannot be loaded: {error}; {remedy}") from error
 
 
 def on_abort(listener: Callable[[str], None]) -> None:

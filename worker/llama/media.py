@@ -7,7 +7,6 @@ libmtmd's decoders is used, of which one gives what it does not know to another 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import weakref
 from dataclasses import dataclass
 from functools import cache
@@ -17,8 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.errors import BackendMismatch, InferenceFailed, ModelError
-from worker.lean_imports import without_init
+from worker.errors import InferenceFailed, ModelError
 from worker.llama import library
 from worker.llama.draw import NotANumber
 from worker.llama.model import Model
@@ -199,14 +197,7 @@ class _Owned:
 
 @cache
 def _bindings() -> ModuleType:
-    log = library.log_callback()
-    try:
-        with without_init("llama_cpp"):
-            mtmd: ModuleType = importlib.import_module("llama_cpp.mtmd_cpp")
-    except (ImportError, OSError, RuntimeError) as error:
-        raise BackendMismatch(
-            f"libmtmd, which pictures and sounds need, cannot be loaded: {error}; install a wheel "
-            "that has it"
-        ) from error
+    log, what = library.log_callback(), "libmtmd, which pictures and sounds need,"
+    mtmd = library.imported("mtmd_cpp", what, "install a wheel that has it")
     mtmd.mtmd_helper_log_set(log, None)  # the helpers' log and libmtmd's own
     return mtmd

@@ -13,6 +13,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Literal
 
 from worker.errors import ModelError
@@ -109,22 +110,17 @@ class SourceWords:
             raise ModelError(f"{SPLIT} must be a JSON list of expressions: {error}") from None
         self._split = Sequence(steps)
         self._encode, self._whole = encode, whole
-        self._known: dict[str, list[int]] = {}
+        self._cached = lru_cache(_MAX_CACHED_WORDS)(self._ids_of)
 
     def ids(self, text: str) -> list[int]:
         found: list[int] = []
         for word, _ in self._split.pre_tokenize_str(text):
-            found += self._known.get(word) or self._ids_of(word)
+            found += self._cached(word) if len(word) <= _MAX_CACHED_CHARS else self._ids_of(word)
         return found
 
     def _ids_of(self, word: str) -> list[int]:
         whole = self._whole.get(word.encode())
-        ids = self._encode(word) if whole is None else [whole]
-        if len(word) <= _MAX_CACHED_CHARS:
-            if len(self._known) >= _MAX_CACHED_WORDS:
-                self._known.clear()
-            self._known[word] = ids
-        return ids
+        return self._encode(word) if whole is None else [whole]
 
 
 def any_of(texts: Iterable[str]) -> re.Pattern[str]:

@@ -12,6 +12,7 @@ from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, Snapsho
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.engine.limits import Limits
 from worker.engine.media.span import position_of
+from worker.engine.pace import moved
 from worker.engine.sequence import Awaited, Sequence
 from worker.engine.tokens import common_length
 
@@ -47,10 +48,10 @@ class Prices:
 
     def copied(self, n_bytes: int, seconds: float) -> None:
         """One copy that was interrupted does not decide alone."""
-        self.per_byte += _NEWEST * (seconds / max(n_bytes, 1) - self.per_byte)
+        self.per_byte = moved(self.per_byte, seconds / max(n_bytes, 1), _NEWEST)
 
     def read(self, n_bytes: int, seconds: float) -> None:
-        self.per_disk_byte += _NEWEST * (seconds / max(n_bytes, 1) - self.per_disk_byte)
+        self.per_disk_byte = moved(self.per_disk_byte, seconds / max(n_bytes, 1), _NEWEST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,17 +314,18 @@ def _written(arguments: Any) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
+def _with_calls(message: Message, change: Callable[[Message], Message]) -> Message:
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [change(call) for call in calls]} if calls else message
+
+
 def _with_arguments(change: Callable[[Any], Any], chat: Chat) -> Chat:
-    def changed(call: Mapping[str, Any]) -> dict[str, Any]:
+    def changed(call: Message) -> Message:
         function = call["function"]
         arguments = change(function.get("arguments", {}))
         return {**call, "function": {**function, "arguments": arguments}}
 
-    def own(message: Message) -> Message:
-        calls = message.get("tool_calls")
-        return {**message, "tool_calls": [changed(call) for call in calls]} if calls else message
-
-    return _each(chat, own)
+    return _each(chat, lambda message: _with_calls(message, changed))
 
 
 _as_objects = partial(_with_arguments, _parsed)
@@ -409,15 +410,15 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
 def _with_short_ids(chat: Chat) -> Chat:
     """Ids of calls as Mistral has them, of 9 letters and digits."""
 
-    def short(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    def short(name: str, given: Message) -> Message:
         id = given.get(name) or ""
         is_short = _SHORT_ID.fullmatch(id)
         return {**given, name: id if is_short else sha256(id.encode()).hexdigest()[:9]}
 
     def own(message: Message) -> Message:
-        if calls := message.get("tool_calls"):
-            return {**message, "tool_calls": [short(call, "id") for call in calls]}
-        return short(message, "tool_call_id") if message.get("role") == "tool" else message
+        is_result = message.get("role") == "tool"
+        message = short("tool_call_id", message) if is_result else message
+        return _with_calls(message, partial(short, "id"))
 
     return _each(_paired(chat), own)
 
@@ -497,9 +498,7 @@ def _result(content: Any, id: str = "1") -> Message:
 
 
 def _without_id(message: Message) -> Message:
-    if calls := message.get("tool_calls"):
-        return {**message, "tool_calls": [without(call, "id") for call in calls]}
-    return without(message, "tool_call_id")
+    return _with_calls(without(message, "tool_call_id"), lambda call: without(call, "id"))
 
 
 def _tool(name: str = "f") -> dict[str, Any]:
