@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tests.support import books
 from tests.support.bundled import bundled_gguf
-from tests.support.frames import by_request
+from tests.support.driven import Driven
 from worker.devices.plan.cells import divided
 from worker.engine.backend import LlamaBackend
 from worker.engine.cache.disk import Disk
@@ -28,10 +27,7 @@ from worker.llama.sampler import Sampler
 from worker.models.checksum import sha256_of_file
 from worker.wire.adapters import Applied
 from worker.wire.messages import (
-    Event,
     Finished,
-    Started,
-    Stats,
     Token,
     TokenLogprob,
 )
@@ -41,7 +37,7 @@ from worker.wire.work import InferenceRequest
 CONTEXT = 512
 
 
-class RealEngine:
+class RealEngine(Driven):
     """The bundled model, or the one of `path`; `n_cells` for all slots, or `CONTEXT` for each."""
 
     running: ClassVar[set[RealEngine]] = set()
@@ -64,6 +60,7 @@ class RealEngine:
         adapters: tuple[Path, ...] = (),
         **limits: Any,
     ) -> None:
+        super().__init__()
         self.model = Model(str(path or bundled_gguf("f32")), LoadOptions(mtp=mtp))
         for adapter in adapters:
             self.model.load_adapter(str(adapter))
@@ -114,18 +111,9 @@ class RealEngine:
         if layouts:
             self.backend.divide(Divide(best.n_cells, best.n_slots, best.unified))
         self.cache = self.scheduler.cache
-        self.loop = Loop(self.backend, self.scheduler, self._receive, disk=disk, drafter=drafter)
-        self.events: dict[int, list[Event]] = defaultdict(list)
-        self.stats: Stats | None = None
+        self.loop = Loop(self.backend, self.scheduler, self.receive, disk=disk, drafter=drafter)
         self._next = 0
         self.running.add(self)
-
-    def _receive(self, events: list[Event]) -> None:
-        for event in events:
-            if isinstance(event, Stats):
-                self.stats = event
-        for request_id, stream in by_request(events).items():
-            self.events[request_id] += stream
 
     def submit(
         self,
@@ -163,9 +151,7 @@ class RealEngine:
         self.loop.submit(sequence)
         return self._next
 
-    def turn(self) -> None:
-        self.loop.call(lambda: None)
-        self.loop.turn()
+    def check(self) -> None:
         books.check(self.cache, self.context.last_position)
 
     def run(self) -> None:
@@ -187,19 +173,8 @@ class RealEngine:
         self.run()
         return self.text(request_id)
 
-    def text(self, request_id: int) -> str:
-        return "".join(e.text for e in self.events[request_id] if isinstance(e, Token))
-
-    def ids(self, request_id: int) -> list[int]:
-        return [i for e in self.events[request_id] if isinstance(e, Token) for i in e.token_ids]
-
     def logprobs(self, request_id: int) -> list[TokenLogprob]:
         return [p for e in self.events[request_id] if isinstance(e, Token) for p in e.logprobs]
-
-    def cached_tokens(self, request_id: int) -> int:
-        started = self.events[request_id][0]
-        assert isinstance(started, Started)
-        return started.cached_tokens
 
     def end(self, request_id: int) -> Finished:
         last = self.events[request_id][-1]

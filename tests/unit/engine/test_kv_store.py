@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.byte_backend import expected_answer
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_kv_files import files
@@ -84,14 +83,13 @@ def test_more_conversations_than_slots_are_found_again(
     for number, prompt in enumerate(prompts):
         engine.submit(number, prompt, max_tokens=8)
         engine.drain()
-    longer = []
     for number, prompt in enumerate(prompts):
-        longer.append(prompt + engine.text(number).encode() + b"and more")
-        engine.submit(10 + number, longer[-1], max_tokens=8)
+        longer = prompt + engine.text(number).encode() + b"and more"
+        engine.submit(10 + number, longer, max_tokens=8)
     engine.drain()
-    for number, prompt in enumerate(longer):
-        assert engine.text(10 + number).encode() == expected_answer(prompt, 8, 96)
-        assert engine.cached_tokens(10 + number) >= len(prompts[number]) - 16
+    assert engine.have_finished(*range(10, 10 + len(prompts)))
+    for number, prompt in enumerate(prompts):
+        assert engine.cached_tokens(10 + number) >= len(prompt) - 16
 
 
 def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Path) -> None:
@@ -106,20 +104,28 @@ def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Pat
     assert files(tmp_path)
 
 
+def after_another(
+    folder: Path, n_slots: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Engine, list[Callable[[], None]]]:
+    """An engine that finds two prompts of another one, and its reads, which wait to be called."""
+    engine = Engine(folder=folder, n_slots=1)
+    for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
+        engine.submit(number, prompt, max_tokens=4)
+        engine.drain()
+    engine = Engine(folder=folder, n_slots=n_slots)
+    assert engine.loop.disk is not None
+    begun: list[Callable[[], None]] = []
+    read = engine.loop.disk.read
+    monkeypatch.setattr(engine.loop.disk, "read", lambda *of: begun.append(lambda: read(*of)))
+    return engine, begun
+
+
 def test_a_read_that_nobody_waits_for_any_more_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its request was cancelled, or served from what another has read: the next read begins, and
     what was read serves whoever comes."""
-    engine = Engine(folder=tmp_path, n_slots=1)
-    for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
-        engine.submit(number, prompt, max_tokens=4)
-        engine.drain()
-    engine = Engine(folder=tmp_path, n_slots=3)
-    assert engine.loop.disk is not None
-    begun: list[Callable[[], None]] = []
-    read = engine.loop.disk.read
-    monkeypatch.setattr(engine.loop.disk, "read", lambda *of: begun.append(lambda: read(*of)))
+    engine, begun = after_another(tmp_path, 3, monkeypatch)
     carrier, memory = engine.loop.carrier, engine.cache.memory
     engine.submit(1, b"a" * 40 + b"first", max_tokens=4)
     engine.submit(2, b"a" * 40 + b"second", max_tokens=4)
@@ -139,32 +145,21 @@ def test_a_read_that_nobody_waits_for_any_more_is_ended(
     assert not engine.scheduler.has_work, "the loop sleeps while the third is read"
     begun[1]()
     engine.drain()
-    assert engine.cached_tokens(3) >= 40 and len(begun) == 2
+    assert engine.have_finished(2, 3) and engine.cached_tokens(3) >= 40 and len(begun) == 2
     assert not engine.loop.carrier.is_reading and memory.locked_bytes == 0
-    for number, prompt in ((2, b"a" * 40 + b"second"), (3, b"b" * 40 + b"third")):
-        assert engine.text(number).encode() == expected_answer(prompt, 4, 96)
 
 
 def test_nobody_waits_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The requests are computed; when the disk answers after all, it is of use again."""
-    engine = Engine(folder=tmp_path, n_slots=1)
-    for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
-        engine.submit(number, prompt, max_tokens=4)
-        engine.drain()
+    engine, begun = after_another(tmp_path, 2, monkeypatch)
     monkeypatch.setattr(carrier, "_LEAST_PATIENCE", 0.05)
-    engine = Engine(folder=tmp_path, n_slots=2)
-    assert engine.loop.disk is not None
-    begun: list[Callable[[], None]] = []
-    read = engine.loop.disk.read
-    monkeypatch.setattr(engine.loop.disk, "read", lambda *of: begun.append(lambda: read(*of)))
     texts = {1: b"a" * 40 + b"first", 2: b"b" * 40 + b"second", 3: b"b" * 40 + b"third"}
     for number, prompt in texts.items():
         engine.submit(number, prompt, max_tokens=4)
     engine.drain()
-    for number, prompt in texts.items():
-        assert engine.text(number).encode() == expected_answer(prompt, 4, 96)
+    assert engine.have_finished(*texts)
     assert len(begun) == 1, "the others do not wait behind it"
     engine.submit(4, b"c" * 40, max_tokens=4)
     engine.drain()

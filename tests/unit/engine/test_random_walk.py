@@ -28,7 +28,7 @@ from worker.engine.sequence import Sequence
 from worker.engine.speculation import Guess
 from worker.errors import Cancelled, VramOom
 from worker.wire.adapters import Applied
-from worker.wire.messages import Event, Failed, Finished, Token
+from worker.wire.messages import Event, Failed, Finished
 
 KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent", "convolved"]
 N_BACK = {"convolved": 7}
@@ -198,7 +198,7 @@ class Walk:
         return self.engine.events[asked.request_id]
 
     def ids(self, asked: Asked) -> list[int]:
-        return [i for e in self.events(asked) if isinstance(e, Token) for i in e.token_ids]
+        return self.engine.ids(asked.request_id)
 
 
 class ByteWalk(Walk):

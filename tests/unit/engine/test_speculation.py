@@ -354,6 +354,33 @@ def drafted(speculation: Speculation, sequence: Sequence) -> list[int]:
     return speculation.drafts([Chunk(sequence, n, 1)]).get(sequence, [])
 
 
+class Machine:
+    """Computes steps of one stream, on the drafter's clock: a plain one in `plain` seconds, each
+    guess in `row` more."""
+
+    def __init__(self, drafter: SlowLookup | Guesser, plain: float, row: float) -> None:
+        self.drafter, self.plain, self.row = drafter, plain, row
+        self.backend, self.pace = Engine().backend, Pace(1.0, 8)
+        self.speculation = Speculation(
+            drafter, self.backend.is_eog, self.pace, 2048, lambda: drafter.now
+        )
+        self.pace.measured(1, 0, plain)
+
+    def stream(self, prompt: bytes, n_most: int = 1 << 30, request_id: int = 1) -> Sequence:
+        sequence = make_sequence(self.backend, request_id, prompt)
+        sequence.n_most = n_most
+        return sequence
+
+    def computes(
+        self, sequence: Sequence, draft: list[int], n_right: int, more: float = 0.0
+    ) -> None:
+        seconds = self.plain + self.row * len(draft) + more
+        self.drafter.now += seconds
+        self.pace.measured(1 + len(draft), 0, seconds)
+        if draft:
+            self.speculation.verified({sequence.request_id: n_right}, seconds)
+
+
 class SlowLookup(Lookup):
     """On a clock that shows what looking up takes."""
 
@@ -369,27 +396,17 @@ class SlowLookup(Lookup):
 def played(row_cost: float, hits: float, n_tokens: int = 1500, to_look: float = 0.0) -> float:
     """Tokens in the time of a plain step, on a machine where a row more takes `row_cost` of one, in
     a text that goes in a circle and leaves it again and again."""
-    pace, dice, drafter = Pace(1.0, 8), random.Random(1), SlowLookup(to_look)
-    engine = Engine()
-    sequence = make_sequence(engine.backend, 1, bytes(range(12)) * 2, max_tokens=9999)
-    sequence.n_most = 9999
-    speculation = Speculation(drafter, engine.backend.is_eog, pace, 2048, lambda: drafter.now)
-    pace.measured(1, 0, 1.0)
+    machine, dice = Machine(SlowLookup(to_look), 1.0, row_cost), random.Random(1)
+    sequence = machine.stream(bytes(range(12)) * 2, 9999)
     text = [i % 12 if dice.random() < hits else dice.randrange(12) for i in range(n_tokens)]
-    at, seconds = 0, 0.0
+    at = 0
     while at < n_tokens:
-        draft = drafted(speculation, sequence)
-        n_right = 0
-        while n_right < len(draft) and text[at + n_right : at + n_right + 1] == [draft[n_right]]:
-            n_right += 1
-        step = 1.0 + row_cost * len(draft)
-        pace.measured(1 + len(draft), 0, step)
-        if draft:
-            speculation.verified({1: n_right}, step)
-        seconds += step
+        draft = drafted(machine.speculation, sequence)
+        n_right = common_length(draft, text[at : at + len(draft)])
+        machine.computes(sequence, draft, n_right)
         sequence.tokens += text[at : at + n_right + 1]
         at += n_right + 1
-    return n_tokens / (seconds + drafter.now)
+    return n_tokens / machine.drafter.now
 
 
 @pytest.mark.parametrize("row_cost", [0.02, 0.2, 0.6, 1.2])
@@ -404,19 +421,14 @@ def test_guesses_lose_half_a_hundredth_and_six_steps_at_most(
 @pytest.mark.parametrize("stops_in", ["a batch", "a look-up"])
 def test_guesses_come_back_after_the_process_was_stopped(stops_in: str) -> None:
     """The minute that it stood still is no price of theirs."""
-    pace, drafter, engine = Pace(1.0, 8), SlowLookup(0.0), Engine()
-    speculation = Speculation(drafter, engine.backend.is_eog, pace, 2048, lambda: drafter.now)
-    sequence = make_sequence(engine.backend, 1, bytes(range(12)) * 2)
-    sequence.n_most = 1 << 30
-    pace.measured(1, 0, 0.01)
+    drafter = SlowLookup(0.0)
+    machine = Machine(drafter, 0.01, 0.0001)
+    sequence = machine.stream(bytes(range(12)) * 2)
 
     def step(more: float = 0.0) -> int:
         """The guesses of a step of a text that goes in a circle; they take next to nothing."""
-        draft = drafted(speculation, sequence)
-        seconds = 0.01 + 0.0001 * len(draft) + more
-        pace.measured(1 + len(draft), 0, seconds)
-        if draft:
-            speculation.verified({1: len(draft)}, seconds)
+        draft = drafted(machine.speculation, sequence)
+        machine.computes(sequence, draft, len(draft), more)
         for _ in range(1 + len(draft)):
             sequence.tokens.append((sequence.tokens[-1] + 1) % 12)
         return len(draft)
@@ -459,23 +471,16 @@ class Guesser(Drafter):
 
 def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: int = 60) -> float:
     """Tokens in the time of a plain step, where a row more takes 0.2 of one."""
-    pace, dice = Pace(1.0, 8), random.Random(1)
-    engine, guesser = Engine(), Guesser(to_read, a_guess)
-    speculation = Speculation(guesser, engine.backend.is_eog, pace, 2048, lambda: guesser.now)
-    pace.measured(1, 0, 1.0)
+    machine, dice = Machine(Guesser(to_read, a_guess), 1.0, 0.2), random.Random(1)
     for request_id in range(n_requests):
-        sequence = make_sequence(engine.backend, request_id, b"abc", max_tokens=n_out)
-        sequence.n_most = n_out + 3
+        sequence = machine.stream(b"abc", n_out + 3, request_id)
         while len(sequence.tokens) < sequence.n_most:
-            draft = drafted(speculation, sequence)
+            draft = drafted(machine.speculation, sequence)
             right = [dice.random() < hits for _ in draft]
             n_right = (*right, False).index(False)
-            guesser.now += 1.0 + 0.2 * len(draft)
-            pace.measured(1 + len(draft), 0, 1.0 + 0.2 * len(draft))
-            if draft:
-                speculation.verified({request_id: n_right}, 1.0 + 0.2 * len(draft))
+            machine.computes(sequence, draft, n_right)
             sequence.tokens += [7] * (n_right + 1)
-    return n_requests * n_out / guesser.now
+    return n_requests * n_out / machine.drafter.now
 
 
 @pytest.mark.parametrize("to_read", [0.0, 3.0, 30.0])
@@ -490,19 +495,13 @@ def test_a_draft_model_loses_the_reading_of_a_prompt_more_at_most(
 
 def test_wrong_guesses_end_after_a_plain_step_that_took_a_minute() -> None:
     """While each step has guesses, no other tells what one without them takes."""
-    pace, guesser, engine = Pace(1.0, 8), Guesser(0.0, 0.001), Engine()
-    speculation = Speculation(guesser, engine.backend.is_eog, pace, 2048, lambda: guesser.now)
-    sequence = make_sequence(engine.backend, 1, b"abc")
-    sequence.n_most = 1 << 30
-    for seconds in (0.01, 60.0):
-        pace.measured(1, 0, seconds)
+    machine = Machine(Guesser(0.0, 0.001), 0.01, 0.002)
+    sequence = machine.stream(b"abc")
+    machine.pace.measured(1, 0, 60.0)
     tried = []
     for _ in range(2000):
-        tried.append(len(drafted(speculation, sequence)))
-        seconds = 0.01 + 0.002 * tried[-1]
-        pace.measured(1 + tried[-1], 0, seconds)
-        if tried[-1]:
-            speculation.verified({1: 0}, seconds)
+        tried.append(drafted(machine.speculation, sequence))
+        machine.computes(sequence, tried[-1], 0)
         sequence.tokens.append(7)
     assert sum(map(bool, tried[1000:])) < 20
 

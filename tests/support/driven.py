@@ -1,0 +1,48 @@
+"""What the engines of tests share: a loop that a test turns, and what it has sent by request."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from worker.engine.loop import Loop
+from worker.supervisor.job import StreamEvent
+from worker.wire.messages import Event, Failed, Finished, Started, Stats, Token
+
+
+class Driven:
+    loop: Loop
+
+    def __init__(self) -> None:
+        self.events: dict[int, list[Event]] = defaultdict(list)
+        self.stats: Stats | None = None
+
+    def receive(self, events: list[Event]) -> None:
+        self.stats = next((event for event in events if isinstance(event, Stats)), self.stats)
+        for event in events:
+            if isinstance(event, StreamEvent):
+                self.events[event.request_id].append(event)
+
+    def turn(self) -> None:
+        self.loop.call(lambda: None)  # a turn on an idle loop would wait for work
+        self.loop.turn()
+        self.check()
+
+    def check(self) -> None:
+        """The books say what the backend has."""
+        raise NotImplementedError
+
+    def text(self, request_id: int) -> str:
+        return "".join(e.text for e in self.events[request_id] if isinstance(e, Token))
+
+    def ids(self, request_id: int) -> list[int]:
+        return [i for e in self.events[request_id] if isinstance(e, Token) for i in e.token_ids]
+
+    def cached_tokens(self, request_id: int) -> int:
+        (started,) = (each for each in self.events[request_id] if isinstance(each, Started))
+        return started.cached_tokens
+
+    def has_ended(self, request_id: int) -> bool:
+        return isinstance(next(reversed(self.events[request_id]), None), Finished | Failed)
+
+    def have_finished(self, *request_ids: int) -> bool:
+        return all(isinstance(self.events[each][-1], Finished) for each in request_ids)
