@@ -44,5 +44,8 @@ class Driven:
     def has_ended(self, request_id: int) -> bool:
         return isinstance(next(reversed(self.events[request_id]), None), Finished | Failed)
 
+    def have_failed(self, *request_ids: int) -> bool:
+        return all(isinstance(self.events[each][-1], Failed) for each in request_ids)
+
     def have_finished(self, *request_ids: int) -> bool:
         return all(isinstance(self.events[each][-1], Finished) for each in request_ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -173,6 +174,9 @@ class RealEngine(Driven):
         self.run()
         return self.text(request_id)
 
+    def tokens_of(self, text: str) -> list[int]:
+        return self.model.tokenize(text, add_special=False, parse_special=True)
+
     def logprobs(self, request_id: int) -> list[TokenLogprob]:
         return [p for e in self.events[request_id] if isinstance(e, Token) for p in e.logprobs]
 
@@ -187,3 +191,8 @@ class RealEngine(Driven):
             self.head.close()
         self.model.close()
         self.running.discard(self)
+
+
+def random_tokens(dice: random.Random, count: int) -> tuple[int, ...]:
+    """Words of every vocabulary that the tests have."""
+    return tuple(dice.randrange(300, 1000) for _ in range(count))

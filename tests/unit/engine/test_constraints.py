@@ -65,7 +65,7 @@ def test_a_constraint_holds_whatever_the_sampler_is_told(
 def test_no_stop_token_is_drawn_before_min_tokens_under_a_constraint(
     engine: RealEngine, temperature: float
 ) -> None:
-    digits = {token for digit in "0123456789" for token in _ids(engine, digit)}
+    digits = {token for digit in "0123456789" for token in engine.tokens_of(digit)}
     some = tuple(sorted(digits))[:9]
     for seed in range(5):
         request_id = engine.submit(
@@ -84,7 +84,7 @@ def test_no_stop_token_is_drawn_before_min_tokens_under_a_constraint(
 def test_a_stop_token_that_alone_is_allowed_ends_the_answer_before_min_tokens(
     engine: RealEngine,
 ) -> None:
-    (only,) = _ids(engine, "7")
+    (only,) = engine.tokens_of("7")
     request_id = engine.submit(
         CAPITAL, constraint=constraint('root ::= "7"{40}'), stop_token_ids=(only,), min_tokens=12
     )
@@ -93,7 +93,7 @@ def test_a_stop_token_that_alone_is_allowed_ends_the_answer_before_min_tokens(
 
 
 def test_a_bias_against_what_is_needed_gives_way(engine: RealEngine) -> None:
-    needed = {token for text in ("yes!", "no!", "y", "n") for token in _ids(engine, text)}
+    needed = {token for text in ("yes!", "no!", "y", "n") for token in engine.tokens_of(text)}
     bias = tuple((token, -100.0) for token in needed)
     text = engine.generate(CAPITAL, constraint=constraint(YES_NO), logit_bias=bias)
     assert text in ("yes!!", "no!!")
@@ -123,7 +123,7 @@ def test_what_cannot_be_followed_is_refused_by_its_field(engine: RealEngine, tex
 def test_a_constraint_goes_on_from_the_tokens_so_far(engine: RealEngine) -> None:
     vocabulary = GrammarVocabulary(engine.model)
     asked = constraint('root ::= [a-z]+ (" " [a-z]+){3} "."')
-    tokens = _ids(engine, "one two three four.")
+    tokens = engine.tokens_of("one two three four.")
     first = vocabulary.follow(asked)
     for n_taken, token in enumerate(tokens):
         again = vocabulary.follow(asked)
@@ -139,26 +139,22 @@ def test_an_open_reasoning_block_comes_first(engine: RealEngine) -> None:
     asked = Constraint('start: "yes"', "grammar", follows_reasoning=True)
     end = next(iter(engine.model.eog))
     closed = vocabulary.follow(asked, track(engine, "<think></think>"))
-    assert not closed.is_waiting and not closed.take(_ids(engine, "hm")[0])
+    assert not closed.is_waiting and not closed.take(engine.tokens_of("hm")[0])
     reasoning = track(engine, "<think>\n")
     waiting = vocabulary.follow(asked, reasoning)
     states = [waiting.is_waiting, waiting.take(end)]
-    for token in _ids(engine, "hm, no</think>"):
+    for token in engine.tokens_of("hm, no</think>"):
         assert waiting.take(token)
         reasoning.take(token)
     assert [*states, waiting.is_waiting] == [True, False, False]
-    assert not waiting.take(_ids(engine, "hm")[0])
-    assert all(waiting.take(token) for token in _ids(engine, "yes"))
+    assert not waiting.take(engine.tokens_of("hm")[0])
+    assert all(waiting.take(token) for token in engine.tokens_of("yes"))
     assert waiting.take(end)
 
 
 def track(engine: RealEngine, prompt: str) -> ReasoningTrack:
     wish = Reasoning(("<think>",), "</think>", "</think>")
-    return ReasoningTrack(wish, engine.model, _ids(engine, prompt), reopens=False)
-
-
-def _ids(engine: RealEngine, text: str) -> list[int]:
-    return engine.model.tokenize(text, add_special=False, parse_special=True)
+    return ReasoningTrack(wish, engine.model, engine.tokens_of(prompt), reopens=False)
 
 
 @pytest.mark.parametrize("name", ["gpt-2", "llama-spm", "phi-3", "starcoder", "falcon"])

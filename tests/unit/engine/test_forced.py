@@ -13,7 +13,6 @@ from tests.support.real_engine import CONTEXT, RealEngine
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.request import Choices, ForcedCalls, JsonSchema, Tool
 from worker.llama.sampler import Sampler
-from worker.wire.messages import Finished
 from worker.wire.sampling import Constraint
 
 PROMPT = "<|im_start|>user\nDescribe {}.<|im_end|>\n<|im_start|>assistant\n"
@@ -197,4 +196,4 @@ def test_stops_limits_and_log_probabilities_hold_within_forced_text(engine: Real
         assert all(len(p.top) == 1 for p in found)
         if options:
             assert [p.logprob for p in found[1 : len(ids)]] == [0.0] * (len(ids) - 1)
-    assert isinstance(engine.events[whole][-1], Finished)
+    assert engine.have_finished(whole)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.random_models import Kind, random_model
-from tests.support.real_engine import RealEngine
+from tests.support.real_engine import RealEngine, random_tokens
 from tests.unit.engine.test_kv_files import files
 from tests.unit.engine.test_loop import Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, CASES, Alone
@@ -24,8 +25,7 @@ from worker.wire.messages import Failed
 def test_a_conversation_goes_on_in_the_next_engine(
     tmp_path: Path, kind: Kind, kv_unified: bool
 ) -> None:
-    choose = random.Random(3)
-    alone = Alone(kind)
+    some, alone = partial(random_tokens, random.Random(3)), Alone(kind)
 
     def engine(binding: str = "one") -> RealEngine:
         return RealEngine(
@@ -35,9 +35,6 @@ def test_a_conversation_goes_on_in_the_next_engine(
             store=tmp_path,
             binding=binding,
         )
-
-    def some(n: int) -> tuple[int, ...]:
-        return tuple(choose.randrange(300, 1000) for _ in range(n))
 
     def ask(engine: RealEngine, prompt: tuple[int, ...]) -> tuple[int, list[int]]:
         request_id = engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True)

@@ -18,9 +18,8 @@ from typing import Any
 import pytest
 
 from tests.support.random_models import KINDS, Kind, random_model
-from tests.support.real_engine import RealEngine
+from tests.support.real_engine import RealEngine, random_tokens
 from worker.wire.adapters import Applied
-from worker.wire.messages import Finished
 
 ROUNDING = 1e-4
 """Two logits that are nearer than this may change places."""
@@ -77,7 +76,7 @@ def test_what_was_computed_is_used_again(kind: Kind, kv_unified: bool) -> None:
     engine = RealEngine(
         SLOTS, path=random_model(kind), flash_attention="off", kv_unified=kv_unified
     )
-    choose = random.Random(1)
+    some = functools.partial(random_tokens, random.Random(1))
 
     def ask(prompt: tuple[int, ...]) -> tuple[int, list[int]]:
         request_id = engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True)
@@ -85,9 +84,6 @@ def test_what_was_computed_is_used_again(kind: Kind, kv_unified: bool) -> None:
         ids = engine.ids(request_id)
         assert alone.differs(prompt, ids) is None
         return engine.cached_tokens(request_id), ids
-
-    def some(n: int) -> tuple[int, ...]:
-        return tuple(choose.randrange(300, engine.model.n_vocab) for _ in range(n))
 
     # A conversation goes on, and its last turn is asked once more.
     prompt = some(150)
@@ -116,7 +112,7 @@ def test_a_prompt_cancelled_within_its_batch_leaves_nothing_wrong(
         SLOTS, path=random_model(kind), flash_attention="off", kv_unified=kv_unified
     )
     choose = random.Random(2)
-    long, short = (tuple(choose.randrange(300, 1000) for _ in range(n)) for n in (400, 60))
+    long, short = (random_tokens(choose, n) for n in (400, 60))
     is_over = threading.Event()
 
     def run() -> None:
@@ -130,9 +126,10 @@ def test_a_prompt_cancelled_within_its_batch_leaves_nothing_wrong(
         cancelled = engine.submit(long[number:], max_tokens=ANSWER)
         time.sleep(choose.random() * 0.04)
         engine.loop.cancel(cancelled)
-        while not engine.events[beside] or not isinstance(engine.events[beside][-1], Finished):
+        while not engine.has_ended(beside):
             assert thread.is_alive()
             time.sleep(0.002)
+        assert engine.have_finished(beside)
         assert alone.differs(short, engine.ids(beside)) is None
     engine.loop.call(is_over.set)
     thread.join()

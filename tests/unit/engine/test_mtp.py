@@ -24,7 +24,6 @@ from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import LoadOptions, Model
 from worker.wire.adapters import Applied
-from worker.wire.messages import Finished
 
 PATH = random_model("predicting")
 N_OUT = 28
@@ -147,7 +146,7 @@ def test_streams_that_come_and_go_say_what_they_say_without(plain: RealEngine) -
         ours, whole = engine.ids(request_id), plain.ids(theirs)
         at = common_length(ours, whole)
         if not is_cancelled:
-            assert isinstance(engine.events[request_id][-1], Finished)
+            assert engine.have_finished(request_id)
             assert len(ours) == N_OUT
         if at < len(ours):
             assert margin(plain, text, whole[:at]) < 0.02, "but for a near tie"

@@ -24,7 +24,7 @@ from worker.llama.context import Context, ContextOptions
 from worker.llama.draw import NotANumber
 from worker.llama.model import LoadOptions, Model
 from worker.llama.pooled import PooledContext
-from worker.wire.messages import Failed, PromptScored
+from worker.wire.messages import PromptScored
 
 STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"
 REFRAIN = "One, two, three, one, two, three, one, two, three, one, two,"
@@ -44,10 +44,6 @@ def break_one(kind: Kind, folder: Path) -> tuple[Path, int]:
     rows = tensors["token_embd.weight"].data
     rows[-1] = np.nan
     return path, len(rows) - 1
-
-
-def last_of(engine: RealEngine, request_id: int) -> object:
-    return engine.events[request_id][-1]
 
 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
@@ -71,11 +67,11 @@ def test_the_others_say_what_they_say_alone(
             engine.turn()
         bad = engine.submit((token, *engine.prompts.build("A bad one" + length * STORY)))
         engine.run()
-        assert isinstance(last_of(engine, bad), Failed)
+        assert engine.have_failed(bad)
         assert tuple(engine.text(each) for each in told) == alone
         late = engine.submit(STORY + " went", max_tokens=4)
         engine.run()
-        assert not isinstance(last_of(engine, late), Failed)
+        assert engine.have_finished(late)
 
 
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
@@ -149,7 +145,7 @@ def test_tokens_that_a_grammar_gives_do_not_hide_it(broken: tuple[Path, int]) ->
     bad = engine.submit((*engine.prompts.build(REFRAIN), token), constraint=given)
     late = engine.submit(STORY, max_tokens=12)
     engine.run()
-    assert isinstance(last_of(engine, bad), Failed) and not engine.ids(bad)
+    assert engine.have_failed(bad) and not engine.ids(bad)
     assert engine.text(good) == engine.text(late) == alone
 
 
@@ -185,7 +181,7 @@ def test_a_prompts_log_probabilities_are_numbers(
     good = [each.submit(STORY, **wanted) for each in (engine, plain)]
     engine.run()
     plain.run()
-    assert isinstance(last_of(engine, bad), Failed)
+    assert engine.have_failed(bad)
     assert not any(isinstance(event, PromptScored) for event in engine.events[bad])
     assert scored(engine, good[0]) == pytest.approx(scored(plain, good[1]), abs=1e-3)
 
@@ -197,7 +193,7 @@ def test_layers_that_predict_go_on_after_it(tmp_path: Path) -> None:
     for length in 50, 60, 70, 80:
         bad = engine.submit((token, *engine.prompts.build(REFRAIN * 2)))
         engine.run()
-        assert isinstance(last_of(engine, bad), Failed)
+        assert engine.have_failed(bad)
         alone = plain.generate(STORY[:length], max_tokens=40)
         assert engine.generate(STORY[:length], max_tokens=40) == alone
 
@@ -231,7 +227,7 @@ def test_whatever_comes_in_whatever_order(broken: tuple[Path, int], seed: int) -
         for _ in range(dice.randrange(6)):
             engine.turn()
     engine.run()
-    assert all(isinstance(last_of(engine, each), Failed) for each in bad)
+    assert engine.have_failed(*bad)
     assert {r: engine.text(r) for r in told} == {r: alone[each] for r, each in told.items()}
 
 
@@ -241,5 +237,5 @@ def test_a_stream_that_is_no_number_again_ends(broken: tuple[Path, int]) -> None
     other = engine.submit(STORY, max_tokens=24)
     forced = engine.submit(STORY, max_tokens=24, logit_bias=((token, 100.0),))
     engine.run()
-    assert isinstance(last_of(engine, forced), Failed) and len(engine.ids(forced)) == 1
+    assert engine.have_failed(forced) and len(engine.ids(forced)) == 1
     assert engine.text(other) == engine.generate(STORY, max_tokens=24)

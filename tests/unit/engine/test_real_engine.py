@@ -144,7 +144,7 @@ def test_special_tokens_in_a_prompt_are_recognised_and_bos_is_there_once(
 
 
 def test_control_tokens_are_shown_where_they_are_asked_for(engine: RealEngine) -> None:
-    start = engine.model.tokenize("<|im_start|>", add_special=False, parse_special=True)
+    start = engine.tokens_of("<|im_start|>")
     assert len(start) == 1 and engine.backend.piece(start[0]) == b""
     assert engine.backend.piece(start[0], ("<|im_start|>",)) == b"<|im_start|>"
     assert engine.prompts.detokenize((*start, *start)) == "<|im_start|>" * 2

@@ -26,10 +26,6 @@ CLOSING = "\n</think>"
 WISH = Reasoning(("<think>",), "</think>", CLOSING)
 
 
-def ids_of(engine: RealEngine, text: str) -> list[int]:
-    return engine.model.tokenize(text, add_special=False, parse_special=True)
-
-
 @dataclass
 class Said:
     ids: list[int]
@@ -49,7 +45,7 @@ def said(engine: RealEngine, budget: int | None, message: str = "", **options: o
 def test_a_budget_is_kept_to_the_token(engine: RealEngine, budget: int, temperature: float) -> None:
     free = said(engine, None, temperature=temperature)
     bounded = said(engine, budget, temperature=temperature)
-    closing = ids_of(engine, CLOSING)
+    closing = engine.tokens_of(CLOSING)
     assert bounded.ids[:budget] == free.ids[:budget], "the same thoughts, up to there"
     assert bounded.ids[budget : budget + len(closing)] == closing
     assert len(bounded.ids) == 40, "and the answer goes on behind them"
@@ -83,7 +79,7 @@ def test_the_closing_takes_one_step(engine: RealEngine) -> None:
 def test_every_kind_of_memory_takes_given_tokens(kind: Kind) -> None:
     engine = RealEngine(path=random_model(kind))
     free, bounded = said(engine, None).ids, said(engine, 5).ids
-    closing = ids_of(engine, CLOSING)
+    closing = engine.tokens_of(CLOSING)
     n_spent = bounded.index(closing[0])  # such a model may have begun a character
     closed = n_spent + len(closing)
     assert 5 <= n_spent <= 8 and bounded[:closed] == free[:n_spent] + closing
@@ -127,9 +123,9 @@ def test_a_constraint_begins_behind_the_closing(engine: RealEngine) -> None:
 
 
 def test_a_character_is_completed_first(engine: RealEngine) -> None:
-    fox = ids_of(engine, "🦊")
+    fox = engine.tokens_of("🦊")
     assert len(fox) > 1
-    produced = (*ids_of(engine, "A fox "), fox[0])
+    produced = (*engine.tokens_of("A fox "), fox[0])
     bias = ((fox[1], 100.0),)
     closed = said(engine, len(produced), produced=produced, logit_bias=bias).text
     thought, _, answer = closed.partition(CLOSING)
@@ -138,14 +134,14 @@ def test_a_character_is_completed_first(engine: RealEngine) -> None:
 
 def test_reasoning_that_an_answer_begins_counts_too(engine: RealEngine) -> None:
     prompt = PROMPT.removesuffix("<think>\n")
-    produced = tuple(ids_of(engine, "\n<think>\nHm"))
-    n_spent = len(ids_of(engine, "Hm"))
+    produced = tuple(engine.tokens_of("\n<think>\nHm"))
+    n_spent = len(engine.tokens_of("Hm"))
     wish = replace(WISH, budget=n_spent + 3)
     request_id = engine.submit(
         prompt, max_tokens=30, ignore_eos=True, reasoning=wish, produced=produced
     )
     engine.run()
-    closing = ids_of(engine, CLOSING)
+    closing = engine.tokens_of(CLOSING)
     assert engine.ids(request_id)[2:].index(closing[0]) in (0, 1)
 
 
@@ -157,7 +153,7 @@ def test_a_running_block_is_closed_on_command(engine: RealEngine) -> None:
     engine.loop.end_reasoning(request_id)
     engine.loop.end_reasoning(request_id + 1)  # an ended or unknown one is ignored
     engine.run()
-    closing = ids_of(engine, CLOSING)
+    closing = engine.tokens_of(CLOSING)
     assert engine.ids(request_id)[n_before : n_before + len(closing)] == closing
     assert len(engine.ids(request_id)) == 40
 
@@ -185,7 +181,7 @@ def test_engine_and_parser_agree_where_reasoning_is(
     track = ReasoningTrack(wish, engine.model, ())
     text = "".join(parts)
     for part in parts:
-        for token in ids_of(engine, part):
+        for token in engine.tokens_of(part):
             track.take(token)
     parser = AnswerParser(Conventions(GENERIC, thinking), None)
     deltas = [*parser.feed(text + "Q."), *parser.finish()]
