@@ -64,14 +64,12 @@ GARBAGE = 257
 
 
 class ByteSampler(Sampler):
-    """Counts itself, and has nothing native to free. As a constraint does, it gives up to `most`
-    further tokens of the answer behind one that was drawn."""
+    """As a constraint does, it gives up to `most` further tokens of the answer behind one that was
+    drawn."""
 
     _may_force = False
 
-    def __init__(self, open_samplers: set[int], most: int = 0) -> None:
-        self.open_samplers, self.closed = open_samplers, False
-        self.open_samplers.add(id(self))
+    def __init__(self, most: int = 0) -> None:
         self.may_give, self._most = most > 0, most
         self.cells: list[int] = []
         """Those from which the last token was drawn."""
@@ -83,11 +81,6 @@ class ByteSampler(Sampler):
             given.append(token)
             cells.append(token + mark)
         return given[: max(most, 0)] if cells[len(self.cells)] % 512 != EOG else []
-
-    def close(self) -> None:
-        assert not self.closed, "a sampler is freed once"
-        self.closed = True
-        self.open_samplers.discard(id(self))
 
 
 @dataclass
@@ -114,7 +107,6 @@ class ByteBackend:
     """Outcomes to force, the next one first; `ok` when empty."""
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """(request, start, tokens) of each computed batch."""
-    samplers: set[int] = field(default_factory=set)
     layouts: list[Divide] = field(default_factory=list)
     """Those in which the cells were divided anew."""
     part: int = 0
@@ -132,9 +124,6 @@ class ByteBackend:
             kind = replace(kind, most_back=self.most_back)
         self.memory_kind = replace(kind, moves_states=kind.cuts_anywhere)
         self.rows_a_pass = self.batch
-
-    def sampler(self, most_given: int = 0) -> ByteSampler:
-        return ByteSampler(self.samplers, most_given)
 
     def encode(self, span: Span, salt: str | None) -> bool:
         raise AssertionError("bytes have no media")
@@ -181,7 +170,7 @@ class ByteBackend:
         return "ok"
 
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
-        assert isinstance(sampler, ByteSampler) and not sampler.closed
+        assert isinstance(sampler, ByteSampler)
         sampler.cells = self._sampled_from[chunk][guesses]
         return answer_byte(sampler.cells)
 
@@ -325,7 +314,6 @@ def _tokens(content: bytes | memoryview) -> list[int]:
 
 
 def make_sequence(
-    backend: ByteBackend,
     request_id: int,
     prompt: bytes,
     *,
@@ -352,4 +340,4 @@ def make_sequence(
         deadline=deadline,
         produced=produced,
     )
-    return Sequence(request_id, request, list(prompt), backend.sampler(most_given))
+    return Sequence(request_id, request, list(prompt), ByteSampler(most_given))

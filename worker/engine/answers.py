@@ -101,7 +101,7 @@ class Answers:
         """Of a token and its alternatives: as the model has them, or as they were drawn with."""
         if not sequence.request.sampling.post_sampling_probs:
             return self._backend.logprobs(index, token, n_top)
-        return self._backend.scored(token, *sequence.sampler.log_probabilities(token, n_top))
+        return self._backend.scored(token, *sequence.sampler.chain.log_probabilities(token, n_top))
 
     def _learn(self, token: int) -> str:
         try:
@@ -145,7 +145,7 @@ def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
     if not text:
         return
     ids, logprobs = tuple(sequence.pending_ids), tuple(sequence.pending_logprobs)
-    learned = sequence.sampler.state if sequence.request.sampling.learns else ()
+    learned = sequence.sampler.chain.state if sequence.request.sampling.learns else ()
     events.append(Token(sequence.request_id, text, ids, logprobs, learned))
     sequence.pending_ids.clear()
     sequence.pending_logprobs.clear()

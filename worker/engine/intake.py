@@ -136,14 +136,14 @@ class Intake:
                 if request_id in self._preparing:  # it may have been cancelled while it waited
                     self._take_in(request_id, work)
             except WorkerError as error:
-                self._end(request_id, Failed(request_id, error))
+                self._end(Failed(request_id, error))
             except Gone:  # the next engine has one
                 log.exception("engine.intake_failed")
                 os._exit(70)
             except Exception:
                 log.exception("engine.request_failed")
                 fault = InferenceFailed("the engine met an error while it prepared the request")
-                self._end(request_id, Failed(request_id, fault))
+                self._end(Failed(request_id, fault))
 
     def _take_in(self, request_id: int, work: Work) -> None:
         match work:
@@ -152,11 +152,8 @@ class Intake:
                 ids = b""
                 if not sequence.spans:
                     ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
-                taken = self._hand_over(
-                    request_id, sequence.n_prompt, ids, lambda: self._loop.submit(sequence)
-                )
-                if not taken:
-                    sequence.sampler.close()
+                submit = partial(self._loop.submit, sequence)
+                self._hand_over(request_id, sequence.n_prompt, ids, submit)
             case Embed(inputs, norm, adapters):
                 texts = (self._prompts.build(text) for text in inputs)
                 self._pool(request_id, texts, norm, adapters)
@@ -164,17 +161,17 @@ class Intake:
                 texts = (self._prompts.pair(query, text) for text in documents)
                 self._pool(request_id, texts, AS_IT_IS, adapters)
             case Tokenize():
-                self._end(request_id, Answered(request_id, self._prompts.tokenized(work)))
+                self._end(Answered(request_id, self._prompts.tokenized(work)))
             case Detokenize(tokens):
-                self._end(request_id, Answered(request_id, self._prompts.detokenize(tokens)))
+                self._end(Answered(request_id, self._prompts.detokenize(tokens)))
             case CountPrompt(prompt):
                 n_tokens = self._prompts.count(prompt, partial(self._check_wanted, request_id))
-                self._end(request_id, Answered(request_id, n_tokens))
+                self._end(Answered(request_id, n_tokens))
             case ApplyTemplate(prompt):
-                self._end(request_id, Answered(request_id, self._prompts.render(prompt)))
+                self._end(Answered(request_id, self._prompts.render(prompt)))
             case ProveResidency():
                 self._prove_residency()
-                self._end(request_id, Answered(request_id, None))
+                self._end(Answered(request_id, None))
 
     def _check_wanted(self, request_id: int) -> None:
         """
@@ -184,12 +181,12 @@ class Intake:
         if request_id not in self._preparing:
             raise Cancelled("the request was cancelled")
 
-    def _end(self, request_id: int, event: Answered | Failed) -> None:
+    def _end(self, event: Answered | Failed) -> None:
         """Send the end of a request that the loop does not have, unless it was cancelled."""
         with self._lock:
-            if request_id not in self._preparing:
+            if event.request_id not in self._preparing:
                 return
-            self._preparing.remove(request_id)
+            self._preparing.remove(event.request_id)
         self._send([event])
 
     def _sequence(self, request_id: int, request: InferenceRequest) -> Sequence:
@@ -226,19 +223,17 @@ class Intake:
 
     def _hand_over(
         self, request_id: int, n_tokens: int, ids: bytes, submit: Callable[[], None]
-    ) -> bool:
-        """Give a request to the loop; false if it was cancelled before.
+    ) -> None:
+        """Give a request to the loop, unless it was cancelled before.
 
         `Accepted` is sent first, because the loop may send `Started` at once. The lock is held, so
         that a cancel finds the request either here or in the loop.
         """
         with self._lock:
-            if request_id not in self._preparing:
-                return False
-            self._send([Accepted(request_id, n_tokens, ids)])
-            submit()
-            self._preparing.remove(request_id)
-            return True
+            if request_id in self._preparing:
+                self._send([Accepted(request_id, n_tokens, ids)])
+                submit()
+                self._preparing.remove(request_id)
 
     def _pool(
         self, request_id: int, texts: Iterable[list[int]], norm: int, adapters: Applied

@@ -343,7 +343,6 @@ class Loop:
         self._n_deadlines -= sequence.request.deadline is not None
         self._scheduler.remove(sequence, keep_cells=keep_cells)
         self.carrier.carry_out(self._scheduler.cache.take_moves())
-        sequence.sampler.close()
 
     # --- actions from other threads ----------------------------------------------------------
 

@@ -378,7 +378,8 @@ class Chain:
 
     @property
     def state(self) -> tuple[float, ...]:
-        """What the chain has learned from the tokens that were taken."""
+        """What the tokens that were taken do not tell: mirostat and adaptive_p learn from their
+        odds."""
         return self._usual[1].state
 
     @state.setter

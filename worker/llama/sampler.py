@@ -81,8 +81,8 @@ class Sampler:
         self._banned = frozenset(token for token, added in bias.items() if added == _FORBIDDEN)
         if bias:
             changes["bias"] = Bias(bias, undo)
-        self._chain = Chain(sampling, changes, undo, model.n_vocab)
-        self._is_plain = self._chain.is_greedy and not (
+        self.chain = Chain(sampling, changes, undo, model.n_vocab)
+        self._is_plain = self.chain.is_greedy and not (
             constraint is not None
             or self._reasoning is not None
             or sampling.min_tokens
@@ -135,7 +135,7 @@ class Sampler:
         attempt: int = 0,
         chain: Chain | None = None,
     ) -> int:
-        chain = chain or self._chain
+        chain = chain or self.chain
         number = dice(self._seed, position, attempt)
         chance = dice(self._seed ^ _XTC, position, attempt) if chain.throws_twice else 1.0
         token = chain.draw(logits, number, chance)
@@ -153,7 +153,7 @@ class Sampler:
         token = self._draw_from(logits, self._n_drawn)
         if self._follower is not None and (token in unwanted or not self._follower.take(token)):
             token = self._draw_allowed(self._follower, logits, unwanted)
-        self._chain.take()
+        self.chain.take()
         self._advance(token)
         return token
 
@@ -195,7 +195,7 @@ class Sampler:
         """Advance past a token that was not drawn here."""
         if self._follower is not None:
             self._follower.take(token)
-        self._chain.give()
+        self.chain.give()
         self._advance(token)
 
     def _advance(self, token: int) -> None:
@@ -223,7 +223,7 @@ class Sampler:
             if ends and left.max() == _FORBIDDEN:
                 end = max(ends, key=logits.__getitem__)
                 if follower.take(end):
-                    self._chain.give()
+                    self.chain.give()
                     return end
         left, attempt = self._without_banned(left), 0
         while left.max() > _FORBIDDEN:
@@ -237,26 +237,12 @@ class Sampler:
     def follow_produced(self, tokens: Sequence[int], learned: tuple[float, ...] = ()) -> None:
         """Advance constraint, penalties and random numbers past tokens that another engine drew.
 
-        `learned` is the `state` of its sampler after them.
+        `learned` is the `state` of its chain after them.
         """
         for token in tokens:
             self._take(token)
         if learned:
-            self._chain.state = learned
-
-    @property
-    def state(self) -> tuple[float, ...]:
-        """What the tokens so far do not tell: mirostat and adaptive_p learn from their odds."""
-        return self._chain.state
-
-    def log_probabilities(self, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
-        """The natural log-probability of the token that was drawn last, and of the `n_top` best, at
-        the end of the chain; for `post_sampling_probs`."""
-        return self._chain.log_probabilities(token, n_top)
-
-    def close(self) -> None:
-        """Free the constraint's matcher, which can be large."""
-        self._follower = None
+            self.chain.state = learned
 
 
 def _bias(model: Model, sampling: Sampling) -> dict[int, float]:

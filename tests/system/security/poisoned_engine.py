@@ -10,6 +10,8 @@ import os
 from typing import Any
 
 from worker.engine import process, start
+from worker.engine.loop import Loop
+from worker.engine.sequence import Sequence
 from worker.llama.sampler import Sampler
 
 ABORTS_IN_INTAKE, ABORTS_IN_LOOP, RAISES_IN_INTAKE, RAISES_IN_SAMPLER, RAISES_IN_LOOP = range(
@@ -34,12 +36,14 @@ class PoisonedSampler(Sampler):
             raise LookupError("a fault of the sampler's own")
         return super().sample(context, row)
 
-    def close(self) -> None:
-        if self._seed == RAISES_IN_LOOP:
+
+class PoisonedLoop(Loop):
+    def _release(self, sequence: Sequence, *, keep_cells: bool) -> None:
+        if sequence.request.sampling.seed == RAISES_IN_LOOP:
             raise LookupError("a fault of the engine's own")
-        super().close()
+        super()._release(sequence, keep_cells=keep_cells)
 
 
 if __name__ == "__main__":
-    vars(start)["Sampler"] = PoisonedSampler
+    vars(start).update(Sampler=PoisonedSampler, Loop=PoisonedLoop)
     process.main()

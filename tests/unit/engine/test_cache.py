@@ -47,7 +47,7 @@ def asking(tokens: list[int], salt: str | None = None, **request: Any) -> Sequen
         cache_salt=salt,
         **request,
     )
-    return Sequence(request_id, asked, list(tokens), ByteSampler(set()), n_most=10_000)
+    return Sequence(request_id, asked, list(tokens), ByteSampler(), n_most=10_000)
 
 
 def begin(cache: Cache, sequence: Sequence, *, n_computed: int | None = None) -> Slot:

@@ -121,7 +121,7 @@ class Engine(Driven):
         )
 
     def submit(self, request_id: int, prompt: bytes, **options: Any) -> Sequence:
-        sequence = make_sequence(self.backend, request_id, prompt, **options)
+        sequence = make_sequence(request_id, prompt, **options)
         self.asked[request_id] = prompt, sequence.request
         self.loop.submit(sequence)
         return sequence
@@ -176,7 +176,7 @@ class Engine(Driven):
 
     def check_idle(self) -> None:
         """Nothing is held but what is kept for reuse."""
-        assert not self.backend.samplers
+        assert not self.loop._sequences
         assert self.stats is not None
         assert (self.stats.running, self.stats.waiting) == (0, 0)
         assert self.stats.kv_cells_used == self.stats.kv_cells_cached == self.backend.n_used
@@ -365,9 +365,8 @@ def test_a_samplers_own_error_fails_its_request_alone() -> None:
 
     engine = Engine()
     engine.submit(1, b"first", max_tokens=6)
-    sequence = make_sequence(engine.backend, 2, b"second", max_tokens=6)
-    sequence.sampler.close()
-    sequence.sampler = Broken(engine.backend.samplers, 3)
+    sequence = make_sequence(2, b"second", max_tokens=6)
+    sequence.sampler = Broken(3)
     engine.loop.submit(sequence)
     engine.run()
     failed = engine.end(2)

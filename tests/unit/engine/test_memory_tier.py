@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.support.byte_backend import expected_answer, make_sequence
 from tests.support.random_models import Kind, random_model
-from tests.support.real_engine import RealEngine
+from tests.support.real_engine import RealEngine, random_tokens
 from tests.unit.engine import test_loop
 from tests.unit.engine.test_loop import CONTEXT, Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, CASES, Alone
@@ -224,13 +225,9 @@ def test_shared_cells_are_counted_once_whoever_leaves_first(data: st.DataObject)
 
 @pytest.mark.parametrize("kind", [kind for kind, kv_unified in CASES if kv_unified])
 def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
-    choose, alone = random.Random(7), Alone(kind)
+    some, alone = partial(random_tokens, random.Random(7)), Alone(kind)
     engine = RealEngine(4, path=random_model(kind), flash_attention="off", kv_unified=True)
     engine.loop.carrier._clock = lambda: 0.0  # a copy pays, however busy the machine is
-
-    def some(n: int) -> tuple[int, ...]:
-        return tuple(choose.randrange(300, 1000) for _ in range(n))
-
     told = [some(120) for _ in range(5)]  # more than there are slots
     for turn in range(3):
         for number, so_far in enumerate(told):
@@ -247,12 +244,8 @@ def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
 def test_a_copy_and_a_state_that_come_together_do_not_mix(kind: Kind) -> None:
     """llama.cpp copies between the parts of a split pool with the next batch, and writes a state at
     once: over the cells that are still to be copied, if both are planned together."""
-    choose, alone = random.Random(7), Alone(kind)
+    some, alone = partial(random_tokens, random.Random(7)), Alone(kind)
     engine = RealEngine(2, path=random_model(kind), flash_attention="off")
-
-    def some(n: int) -> tuple[int, ...]:
-        return tuple(choose.randrange(300, 1000) for _ in range(n))
-
     saved, other, longest = some(150), some(150), some(300)
     for prompt in (saved, other, longest):  # the third takes the slot of the first
         engine.generate(prompt, max_tokens=8, ignore_eos=True)
@@ -312,7 +305,7 @@ def test_a_waiting_request_is_not_looked_at_in_every_step() -> None:
     engine.submit(1, long_answer(b"a" * 50, 30), max_tokens=30)
     engine.submit(2, long_answer(b"b" * 20, 30), max_tokens=30)
     engine.turn()
-    waiting = make_sequence(engine.backend, 3, b"c" * 80, max_tokens=4)
+    waiting = make_sequence(3, b"c" * 80, max_tokens=4)
     waiting.tokens = Counted(waiting.tokens)
     engine.loop.submit(waiting)
     for _ in range(2):

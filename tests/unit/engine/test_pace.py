@@ -130,8 +130,7 @@ def test_a_short_prompt_behind_a_long_one_starts_soon() -> None:
 
 def test_a_tile_is_one_prompts() -> None:
     """Each prompt in a step is a pass of its own, so two do not share what one of them fills."""
-    engine = Engine(n_slots=4)
-    first, second = (make_sequence(engine.backend, i, bytes(n)) for i, n in ((1, 300), (2, 200)))
+    first, second = (make_sequence(i, bytes(n)) for i, n in ((1, 300), (2, 200)))
     first.admission, second.admission = 1, 2
 
     def shares(budget: int, *, oldest_first: bool) -> dict[int, int]:

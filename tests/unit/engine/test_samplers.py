@@ -193,7 +193,7 @@ def test_a_token_that_is_given_is_certain(engine: RealEngine) -> None:
     sampling = Sampling(1, post_sampling_probs=True)
     sampler = Sampler(engine.model, sampling, [1], engine.vocabulary)
     sampler.follow_produced((5,))
-    assert sampler.log_probabilities(5, 3) == (0.0, [(5, 0.0)])
+    assert sampler.chain.log_probabilities(5, 3) == (0.0, [(5, 0.0)])
 
 
 def ended(engine: RealEngine, **options: Any) -> tuple[list[int], Finished | Failed]:

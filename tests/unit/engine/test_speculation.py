@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.bundled import bundled_gguf
-from tests.support.byte_backend import answer_byte, expected_answer, make_sequence, under
+from tests.support.byte_backend import EOG, answer_byte, expected_answer, make_sequence, under
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
@@ -278,8 +278,7 @@ def test_a_sampler_that_breaks_behind_right_guesses_ends_its_request_alone() -> 
 
     sampler.take_given = breaks  # type: ignore[method-assign]
     engine.run()
-    assert isinstance(engine.events[1][-1], Failed)
-    assert isinstance(engine.events[2][-1], Finished)
+    assert engine.have_failed(1) and engine.have_finished(2)
 
 
 def margin(plain: RealEngine, prompt: str | tuple[int, ...], said: list[int]) -> float:
@@ -335,11 +334,10 @@ def test_what_a_guess_left_behind_is_not_used_again(
 
 def test_a_draft_model_reads_along_and_keeps_nothing_for_other_tenants() -> None:
     drafter = draft_model(bundled_gguf("f32"))
-    backend = Engine().backend
 
     def of(request_id: int, n_tokens: int, salt: str | None = None) -> Sequence:
         prompt = bytes(i % 200 for i in range(n_tokens))
-        return make_sequence(backend, request_id, prompt, cache_salt=salt)
+        return make_sequence(request_id, prompt, cache_salt=salt)
 
     long = of(1, 200)
     assert [drafter.follow(long) for _ in range(3)] == [False, False, True], "64 tokens a step"
@@ -360,14 +358,12 @@ class Machine:
 
     def __init__(self, drafter: SlowLookup | Guesser, plain: float, row: float) -> None:
         self.drafter, self.plain, self.row = drafter, plain, row
-        self.backend, self.pace = Engine().backend, Pace(1.0, 8)
-        self.speculation = Speculation(
-            drafter, self.backend.is_eog, self.pace, 2048, lambda: drafter.now
-        )
+        self.pace = Pace(1.0, 8)
+        self.speculation = Speculation(drafter, EOG.__eq__, self.pace, 2048, lambda: drafter.now)
         self.pace.measured(1, 0, plain)
 
     def stream(self, prompt: bytes, n_most: int = 1 << 30, request_id: int = 1) -> Sequence:
-        sequence = make_sequence(self.backend, request_id, prompt)
+        sequence = make_sequence(request_id, prompt)
         sequence.n_most = n_most
         return sequence
 
@@ -516,19 +512,19 @@ def test_nothing_is_guessed_where_it_cannot_be() -> None:
     engine = Engine(drafter=Lookup())
     speculation = guessed(engine)
     text = b"abcabcabcabc"
-    alone = make_sequence(engine.backend, 1, text, deterministic=True)
-    seeded = make_sequence(engine.backend, 3, text, is_seeded=True)
+    alone = make_sequence(1, text, deterministic=True)
+    seeded = make_sequence(3, text, is_seeded=True)
     for fixed in (alone, seeded):
         fixed.n_most = 100
         assert not drafted(speculation, fixed)
-    other = make_sequence(engine.backend, 2, text)
+    other = make_sequence(2, text)
     other.n_most = 100
     assert drafted(speculation, other)
 
 
 def answered(speculation: Speculation, answer: bytes, request_id: int, salt: str) -> None:
     """A stream of a tenant says these bytes, and ends."""
-    sequence = make_sequence(Engine().backend, request_id, b"?", max_tokens=999, cache_salt=salt)
+    sequence = make_sequence(request_id, b"?", max_tokens=999, cache_salt=salt)
     sequence.n_most = 999
     for byte in answer:
         sequence.tokens.append(byte)
@@ -542,20 +538,20 @@ def test_answers_are_looked_up_for_later_streams_of_their_tenant_alone() -> None
     text = b"a text that comes twice"
     answered(speculation, text, 1, "one")
     for salt, found in (("one", text[9:]), ("another", b"")):
-        again = make_sequence(engine.backend, 2, b"?" + text[:9], cache_salt=salt)
+        again = make_sequence(2, b"?" + text[:9], cache_salt=salt)
         again.n_most = 999
         assert bytes(drafted(speculation, again)) == found
         speculation.forget(again)
 
 
 def test_many_answers_are_kept_within_bounds() -> None:
-    lookup, backend = Lookup(), Engine().backend
+    lookup = Lookup()
     for request_id in range(40):
-        sequence = make_sequence(backend, request_id, b"?", cache_salt=str(request_id % 20))
+        sequence = make_sequence(request_id, b"?", cache_salt=str(request_id % 20))
         lookup.follow(sequence)
         sequence.tokens += [request_id % 256] * 9000
         lookup.forget(sequence)
-        sequence = make_sequence(backend, request_id, b"?")
+        sequence = make_sequence(request_id, b"?")
         lookup.follow(sequence)
         sequence.tokens += list(range(256)) * 40
         lookup.forget(sequence)
@@ -567,7 +563,7 @@ def test_a_long_prompt_is_known_over_several_steps() -> None:
     """No step takes in all of it: the engine's thread would stand for all streams."""
     lookup = Lookup()
     prompt = b"once. " + bytes(range(256)) * 80 + b"once! once"
-    sequence = make_sequence(Engine().backend, 1, prompt)
+    sequence = make_sequence(1, prompt)
     found = []
     for _ in range(8):
         lookup.follow(sequence)
