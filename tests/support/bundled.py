@@ -14,6 +14,7 @@ from pathlib import Path
 import gguf
 
 import worker
+from tests.support.gguf_file import finish
 
 ASSET = Path(next(iter(worker.__path__))) / "assets" / "tiny-model"
 
@@ -50,10 +51,7 @@ def bundled_with(
             writer.add_uint32(name, value)
     for tensor in source.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return target
 
 

@@ -10,6 +10,8 @@ from gguf import GGUFReader, GGUFType, GGUFWriter
 from gguf.constants import Keys
 from gguf.quants import dequantize
 
+from tests.support.gguf_file import finish
+
 MOST_ROWS = 512
 """Of a matrix, which tell the size of its weights."""
 
@@ -44,10 +46,7 @@ def random_adapter(
         b = dice.standard_normal((*experts[1:], height, rank), np.float32) * each
         writer.add_tensor(f"{tensor.name}.lora_a", a)
         writer.add_tensor(f"{tensor.name}.lora_b", b)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return target
 
 
@@ -64,8 +63,5 @@ def random_control_vector(
     for layer in range(1, n_layers):
         direction = dice.standard_normal(width, np.float32) * strength
         writer.add_tensor(f"direction.{layer}", direction)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return target

@@ -29,6 +29,7 @@ import numpy.typing as npt
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
 
 from tests.support.bundled import bundled_gguf
+from tests.support.gguf_file import finish
 
 Kind = Literal["dense", "windowed", "hybrid", "recurrent", "experts", "convolved", "predicting"]
 KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent", "experts")
@@ -119,10 +120,7 @@ def random_model(
         for layer, side in itertools.product(range(N_LAYERS), "qk"):
             norm = np.ones(head, dtype=np.float32)
             writer.add_tensor(f"blk.{layer}.attn_{side}_norm.weight", norm)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

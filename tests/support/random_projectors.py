@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 from gguf import GGUFWriter
 
+from tests.support.gguf_file import finish
 from tests.support.random_models import N_DEEPSTACK
 
 ProjectorKind = Literal["gemma3", "idefics3", "qwen3vl_merger", "pixtral", "qwen2a"]
@@ -122,10 +123,7 @@ def random_projector(
     else:
         weights("mm.input_projection.weight", width, n_embd)
         norm("mm.soft_emb_norm", bias=False)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -172,7 +170,4 @@ def _write_ear(path: Path, n_embd: int, seed: int) -> None:
         weights(f"{block}.ffn_down.bias", WIDTH)
     weights("mm.a.fc.weight", n_embd, WIDTH)
     weights("mm.a.fc.bias", n_embd)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)

@@ -8,6 +8,8 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.support.gguf_file import finish
+
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 VOCAB = [f"token{index}" for index in range(40)]
 
@@ -48,10 +50,7 @@ def write_gguf(
         blocks = rng.integers(0, 255, (64, 2 * 34), dtype=np.uint8)
         writer.add_tensor("blk.0.attn_q.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
         writer.add_tensor("output_norm.weight", np.ones(64, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -87,8 +86,5 @@ def write_split(folder: Path, stem: str = "split", count: int = 2) -> list[Path]
         writer.add_uint16("split.count", count)
         writer.add_int32("split.tensors.count", count)
         writer.add_tensor(f"part{number}.weight", np.full((2, 64), number, dtype=np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
     return paths

@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 
 from tests.support.devices.tiny_gguf import add_vocabulary
+from tests.support.gguf_file import finish
 
 WIDTH, HIDDEN, VOCABULARY, LAYERS, CONTEXT = 64, 128, 320, 4, 2048
 HEADS = WIDTH // 32
@@ -43,10 +44,7 @@ def _write(
             writer.add_tensor(name, gguf.quants.quantize(data, Q4_0), raw_dtype=Q4_0)
         else:
             writer.add_tensor(name, data)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

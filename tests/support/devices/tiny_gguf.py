@@ -13,6 +13,8 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.gguf_file import finish
+
 CONTROL, BYTE, NORMAL, UNKNOWN = 3, 6, 1, 2
 
 
@@ -49,10 +51,7 @@ def write(path: Path, shape: Shape, *, seed: int = 0) -> Path:
     for name, dimensions in _tensors(shape):
         data = (random.standard_normal(dimensions) * 0.05).astype(np.float32)
         _add_tensor(writer, name, data, shape.weight_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
