@@ -34,14 +34,10 @@ def chat(
     )  # fmt: skip
 
 
-def port_of(base_url: str) -> str:
-    return base_url.rpartition(":")[2]
-
-
 def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -> None:
     """Two turns of one conversation: the second goes on from the first one's cells."""
     said = "What is 3 plus 4? " * 6 + "\nWhat is 2 plus 2?\n"
-    port = port_of(worker.base_url)
+    port = str(worker.port)
     done = chat("--port", port, "--json", said=said, cache=tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = map(json.loads, done.stdout.splitlines())
@@ -63,31 +59,20 @@ def test_it_starts_a_worker_where_none_runs(warm_cache: Path) -> None:
     assert "Paris" in first["content"] and second["finish_reason"]
 
 
-def test_a_token_is_sent_and_its_lack_is_a_sentence(
-    start_worker: StartWorker, tmp_path: Path
-) -> None:
-    env = {"LLORCH_WORKER_TOKEN": "sesame"}
-    worker = start_worker(env=env)
-    flags = ("--port", port_of(worker.base_url), "--json")
-    assert chat(*flags, said=FRANCE, cache=tmp_path, env=env).returncode == 0
-    refused = chat(*flags, said=FRANCE, cache=tmp_path)
-    assert refused.returncode == 1
-    assert (
-        "LLORCH_WORKER_TOKEN" in refused.stderr.splitlines()[-1]
-        and "Traceback" not in refused.stderr
-    )
-
-
-def test_a_worker_with_a_certificate_is_asked_over_https(
+def test_a_token_is_sent_over_https_and_its_lack_is_a_sentence(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
     file = str(own_certificate(tmp_path))
     certificate = ("--ssl-certfile", file, "--ssl-keyfile", file)
-    worker = start_worker(*certificate, wait_ready=False)
+    env = {"LLORCH_WORKER_TOKEN": "sesame"}
+    worker = start_worker(*certificate, env=env, wait_ready=False)
     worker.wait_log("worker.ready")
-    port = str(worker.wait_log("worker.listening")["port"])
-    done = chat("--port", port, *certificate, "--json", said=FRANCE, cache=tmp_path)
+    flags = ("--port", str(worker.port), *certificate, "--json")
+    done = chat(*flags, said=FRANCE, cache=tmp_path, env=env)
     assert "Paris" in json.loads(done.stdout)["content"], done.stderr
+    refused = chat(*flags, said=FRANCE, cache=tmp_path)
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr
+    assert "LLORCH_WORKER_TOKEN" in refused.stderr.splitlines()[-1]
 
 
 def test_a_model_gives_the_terminal_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +89,7 @@ def test_a_model_gives_the_terminal_no_commands(capsys: pytest.CaptureFixture[st
 def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*installed(), "chat", "--port", port_of(worker.base_url)],
+        [*installed(), "chat", "--port", str(worker.port)],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
         env=environment(tmp_path, {"TERM": "xterm"}),
     )  # fmt: skip
@@ -146,46 +131,28 @@ def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path:
         os.close(ours)
 
 
-def conversing(cache: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
-    """`chat` that has answered once, and the worker that it started."""
+@pytest.mark.parametrize(
+    ("how", "code"), [(None, 0), ("SIGINT", 130), ("SIGTERM", -15), ("SIGHUP", -1), ("SIGKILL", -9)]
+)
+def test_its_own_worker_ends_with_it(how: str | None, code: int, warm_cache: Path) -> None:
+    """And not with a signal that a terminal sends to the processes of one group."""
     process = subprocess.Popen(
         [*installed(), "chat", "--model", "tiny-model", "--json"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        env=environment(cache),
+        env=environment(warm_cache),
     )  # fmt: skip
-    assert process.stdin is not None and process.stdout is not None
-    process.stdin.write(FRANCE)
-    process.stdin.flush()
-    assert "Paris" in process.stdout.readline()
-    (worker,) = psutil.Process(process.pid).children()
-    return process, worker
-
-
-def test_ctrl_c_is_not_for_its_own_worker(warm_cache: Path) -> None:
-    """A terminal sends it to the processes of one group."""
-    process, worker = conversing(warm_cache)
-    assert process.stdin is not None and process.stdout is not None
-    assert os.getpgid(worker.pid) != os.getpgid(process.pid)
-    process.stdin.close()
-    process.stdout.close()
-    assert process.wait(60) == 0
-    assert not worker.is_running()
-
-
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "SIGKILL"])
-def test_its_own_worker_ends_with_it(how: str, warm_cache: Path) -> None:
-    process, worker = conversing(warm_cache)
     with process:
-        process.send_signal(signal.Signals[how])
-    psutil.wait_procs([worker], 60)
-    assert not worker.is_running()
-
-
-def test_ctrl_c_ends_a_chat_without_a_person(warm_cache: Path) -> None:
-    process, worker = conversing(warm_cache)
-    with process:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(FRANCE)
+        process.stdin.flush()
+        assert "Paris" in process.stdout.readline()
+        (worker,) = psutil.Process(process.pid).children()
+        assert os.getpgid(worker.pid) != os.getpgid(process.pid)
+        if how is None:
+            process.stdin.close()
+        else:
+            process.send_signal(signal.Signals[how])
+        assert process.wait(60) == code
     psutil.wait_procs([worker], 60)
     assert not worker.is_running()
 

@@ -176,6 +176,7 @@ def test_connections_leave_descriptors_for_the_rest(start_worker: StartWorker) -
         for _ in range(20):
             assert worker.get("/health").status_code == 200
         assert worker.execute("Once", max_tokens=3).end
+        assert worker.stop() == 0, "it waits for none of them"
     finally:
         for connection in idle:
             connection.close()

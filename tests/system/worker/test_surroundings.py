@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +77,35 @@ def test_a_log_on_a_full_disk(warm_cache: Path) -> None:
             assert process.wait(60) == 0
 
 
+@pytest.mark.parametrize("kind", ["pipe", "socket"])
+def test_a_log_whose_reader_stops_reading(kind: str, warm_cache: Path) -> None:
+    """From its first line on."""
+    reader, writer = unread(kind)
+    with worker_logging_to(writer, subprocess.DEVNULL, warm_cache) as (process, url):
+        os.close(writer)
+        until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
+        for number in range(5):  # each logs several lines
+            assert story(url, f"{number}").end["tokens_out"] >= 1
+        process.terminate()
+        assert process.wait(60) == 0
+    os.close(reader)
+
+
+def unread(kind: str) -> tuple[int, int]:
+    """The two ends of a way into which nothing more fits, as nobody reads."""
+    if kind == "pipe":
+        reader, writer = os.pipe()
+    else:
+        ours, theirs = socket.socketpair()
+        reader, writer = ours.detach(), theirs.detach()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writer, b"." * 4096)
+    os.set_blocking(writer, True)
+    return reader, writer
+
+
 def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> None:
     """A limit on the size of files stands in for the disk: it fails the same write."""
     cache = tmp_path / "cache"
@@ -142,21 +171,6 @@ def test_a_clock_that_jumps(start_worker: StartWorker, clock_jump: Path, tmp_pat
         assert running.is_ready() and running.logs("engine.stalled") == []
         assert manager.verdict() == []
         assert running.stop() == 0
-
-
-def test_connections_that_say_nothing(start_worker: StartWorker) -> None:
-    running = start_worker()
-    idle = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(300)]
-    try:
-        assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
-        assert running.get("/health").status_code == 200
-        stopping = threading.Thread(target=running.stop)
-        stopping.start()
-        stopping.join(60)
-        assert running.process.poll() == 0
-    finally:
-        for connection in idle:
-            connection.close()
 
 
 def test_standard_files_that_are_closed(warm_cache: Path) -> None:
