@@ -62,7 +62,7 @@ def test_each_event_is_there_when_it_happens(
 def test_a_stream_of_the_real_worker(worker: WorkerProcess) -> None:
     body = {"job_id": "curl-1", "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0}
     with curl(f"{worker.base_url}/execute", body | {"ignore_eos": True}, "-i") as process:
-        output, times = arrivals(process)
+        output, _ = arrivals(process)
     assert process.returncode == 0
     head, _, events = output.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 200 OK")
@@ -70,7 +70,6 @@ def test_a_stream_of_the_real_worker(worker: WorkerProcess) -> None:
     stream = collect([events])
     assert stream.events[0]["type"] == "started" and stream.end["tokens_out"] == 200
     assert stream.text.startswith(", there was a gentle fox")
-    assert len(times) > 5, "it came in pieces"
 
 
 def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess) -> None:
@@ -83,10 +82,3 @@ def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess) -> Non
         worker.wait_idle()
     assert worker.metric(cancelled) == before + 1
     worker.wait_for_free_cells()
-
-
-def test_a_refusal_is_told_and_fails(worker: WorkerProcess) -> None:
-    with curl(f"{worker.base_url}/execute", {"job_id": "curl-3"}) as process:
-        output, _ = arrivals(process)
-    assert process.returncode == 22, "curl's own code for an HTTP error"
-    assert json.loads(output)["errors"][0]["field"] == "prompt"
