@@ -67,6 +67,10 @@ def seeing(
     assert worker.stop() == 0
 
 
+once = pytest.mark.parametrize("seeing", KINDS[:1], indirect=True)
+"""For what happens before a picture comes to its projector, whatever that is."""
+
+
 def asked(worker: WorkerProcess, body: dict[str, Any]) -> str:
     answer = worker.post("/v1/chat/completions", body)
     assert answer.status_code == 200, answer.text
@@ -137,6 +141,7 @@ def clients(seeing: WorkerProcess) -> Iterator[tuple[OpenAI, Anthropic, Ollama]]
         yield openai, anthropic, ollama
 
 
+@once
 def test_all_dialects_show_the_same_picture(
     seeing: WorkerProcess, clients: tuple[OpenAI, Anthropic, Ollama]
 ) -> None:
@@ -190,6 +195,7 @@ def test_all_dialects_show_the_same_picture(
     assert raw["content"] == expected
 
 
+@once
 def test_all_formats_are_read(seeing: WorkerProcess) -> None:
     answers = {form: asked(seeing, question(picture(6, form=form))) for form in FORMS}
     assert answers["PNG"] == answers["BMP"], "both keep each pixel"
@@ -204,6 +210,7 @@ def test_a_control_tokens_spelling_beside_a_picture_is_text(seeing: WorkerProces
     assert 8 < more < N_TOKENS, "neither one token, nor another picture"
 
 
+@once
 @pytest.mark.parametrize(
     ("url", "words"),
     [
@@ -229,6 +236,7 @@ def test_what_is_no_picture_is_refused_by_the_fields_name(
     assert words in message and "messages[0].content[1].image_url.url" in message
 
 
+@once
 def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     seeing: WorkerProcess,
 ) -> None:

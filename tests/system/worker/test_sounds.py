@@ -66,15 +66,6 @@ def test_the_answer_depends_on_the_sound(hearing: WorkerProcess) -> None:
     assert abs(heard(1) - heard(1)) < 1e-4 < abs(heard(1) - heard(2))
 
 
-def test_a_second_question_on_one_sound_encodes_nothing(hearing: WorkerProcess) -> None:
-    asked(hearing, about(sound(3)))
-    hearing.wait_idle()
-    before = hearing.metric("worker_engine_media_encoded")
-    asked(hearing, about(sound(3), "and tell me more"))
-    hearing.wait_idle()
-    assert hearing.metric("worker_engine_media_encoded") == before > 0
-
-
 @pytest.mark.parametrize(
     ("encoded", "words"),
     [
