@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from anthropic import Anthropic
-from openai import OpenAI
+from openai import NotFoundError, OpenAI
 from pydantic import BaseModel, Field
 
 from tests.conftest import StartWorker
@@ -69,6 +69,8 @@ def test_models_are_listed_for_anthropics_clients_and_openais(worker: WorkerProc
         [one] = page
         assert one.id == anthropic.models.retrieve(one.id).id == theirs.id
         assert one.id == openai.models.retrieve(one.id).id
+        with pytest.raises(NotFoundError, match="no other"):
+            openai.models.retrieve("gpt-4")
     assert (page.has_more, page.first_id, page.last_id) == (False, one.id, one.id)
     assert (one.type, one.display_name, one.lifecycle) == ("model", one.id, "active")
     assert theirs.object == "model"
@@ -496,15 +498,17 @@ def test_documents_and_search_results_are_read_as_text(worker: WorkerProcess) ->
     [
         ("/nothing", {"code", "message", "retriable", "correlation_id"}),
         ("/v1/nothing", {"error", "correlation_id"}),
+        ("/v1/chat/completions/nothing", {"error", "correlation_id"}),
         ("/v1/messages/nothing", {"type", "error", "request_id"}),
         ("/v1/messagesque", {"error", "correlation_id"}),
+        ("/api/blobs/nothing", {"error"}),
     ],
 )
 def test_a_path_that_does_not_exist_has_the_form_of_its_neighbours(
     worker: WorkerProcess, path: str, fields: set[str]
 ) -> None:
-    answer = worker.get(path)
-    assert answer.status_code == 404 and answer.json().keys() == fields
+    for answer in (worker.get(path), worker.post(path, {})):
+        assert answer.status_code == 404 and answer.json().keys() == fields
 
 
 @pytest.mark.parametrize(

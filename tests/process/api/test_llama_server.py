@@ -316,6 +316,7 @@ def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: Worke
     ("path", "body", "param"),
     [
         ("/tokenize", {"content": "a", "messages": [{"role": "user"}]}, "content"),
+        ("/detokenize", {"tokens": [5, 1024]}, "tokens"),
         ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
         ("/apply-template", {}, "messages"),
         ("/lora-adapters", [{"id": 0, "scale": 1}], "lora[0].id"),
@@ -368,10 +369,3 @@ def test_a_prompt_mixes_tokens_and_texts(worker: WorkerProcess) -> None:
     assert len(tokens("<|im_start|>", parse_special=False)) > len(tokens("<|im_start|>")) == 1
     refused = worker.post("/completion", {"prompt": [1.5, "a"]})
     assert refused.status_code == 400 and "prompt" in refused.text
-
-
-def test_what_is_cached_is_not_reused_where_it_is_not_wanted(worker: WorkerProcess) -> None:
-    text = "The fox and the bird met again at the old bridge. " * 4
-    assert completed(worker, prompt=text)["timings"]["cache_n"] == 0
-    assert completed(worker, prompt=text)["timings"]["cache_n"] > 0
-    assert completed(worker, prompt=text, cache_prompt=False)["timings"]["cache_n"] == 0

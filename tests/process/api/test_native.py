@@ -80,12 +80,6 @@ def test_apply_template_is_the_models_own(worker: WorkerProcess) -> None:
     assert bare.json() == {"prompt": FRANCE.removesuffix("<|im_start|>assistant\n")}
 
 
-def test_a_token_out_of_the_vocabulary_is_named(worker: WorkerProcess) -> None:
-    answer = worker.post("/detokenize", {"tokens": [5, 1024]})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "tokens"
-
-
 def test_a_prompt_over_the_context_names_both_numbers(worker: WorkerProcess) -> None:
     answer = worker.post("/v1/inference", {"prompt": "fox " * 2000})
     assert answer.status_code == 400

@@ -289,11 +289,6 @@ def test_a_model_that_makes_no_embeddings_says_so(
 # --- the form ----------------------------------------------------------------------------
 
 
-def test_what_is_not_there_is_told_in_its_form(worker: WorkerProcess) -> None:
-    for answer in (worker.get("/api/blobs/x"), worker.post("/api/pull", {"model": "a"})):
-        assert answer.status_code == 404 and answer.json().keys() == {"error"}
-
-
 def test_the_dialect_is_one_folder_and_one_line() -> None:
     folder = ROOT / "worker" / "api" / "dialects" / "ollama"
     lines = [

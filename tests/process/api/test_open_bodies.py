@@ -153,12 +153,6 @@ def test_a_byte_order_mark_and_a_trailing_slash_do_not_hurt(worker: WorkerProces
     assert worker.get("/v1/models/").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/nothing", "/v1/chat", "/v1/chat/completions/x"])
-def test_every_v1_path_speaks_openais_errors(worker: WorkerProcess, path: str) -> None:
-    error = worker.post(path, {}).json()["error"]
-    assert error["type"] == "invalid_request_error" and error["code"] == "not_found"
-
-
 def test_a_fault_is_of_the_branch_that_was_meant(worker: WorkerProcess) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"schema": schema}}

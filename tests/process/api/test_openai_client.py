@@ -21,12 +21,6 @@ def model(client: OpenAI) -> str:
     return client.models.list().data[0].id
 
 
-def test_models_are_listed_and_retrieved(client: OpenAI, model: str) -> None:
-    assert client.models.retrieve(model).id == model
-    with pytest.raises(openai.NotFoundError, match="no other"):
-        client.models.retrieve("gpt-4")
-
-
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [
@@ -61,22 +55,6 @@ def test_chat_is_right_whole_and_streamed(
     assert all(c.usage is None for c in chunks[:-1]) and len({c.id for c in chunks}) == 1
 
 
-def test_cached_tokens_are_told(client: OpenAI, model: str) -> None:
-    story = "The wind was soft. Soon Max " * 12
-    for _ in range(2):
-        answer = client.completions.create(model=model, prompt=story, max_tokens=1, temperature=0)
-    assert answer.usage and answer.usage.prompt_tokens_details
-    cached = answer.usage.prompt_tokens_details.cached_tokens or 0
-    assert 0 < cached < answer.usage.prompt_tokens
-    apart = client.completions.create(
-        model=model, prompt=story, max_tokens=1, temperature=0, user="somebody else"
-    )
-    assert apart.usage and apart.usage.prompt_tokens_details
-    assert apart.usage.prompt_tokens_details.cached_tokens == 0, (
-        "another user's prompt is not reused"
-    )
-
-
 def test_completions_stop_seed_and_default_length(client: OpenAI, model: str) -> None:
     first = client.completions.create(model=model, prompt="Once upon a time", seed=3)
     again = client.completions.create(model=model, prompt="Once upon a time", seed=3)
@@ -102,14 +80,6 @@ def test_several_prompts_and_choices(client: OpenAI, model: str) -> None:
     for chunk in chunks:
         texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
     assert set(texts.values()) == {"The capital of France is Paris."}
-
-
-def test_a_prompt_of_token_ids_is_used_as_it_is(client: OpenAI, model: str) -> None:
-    ids = [0, 374, 377, 259, 371]  # BOS and "Once upon a time"
-    by_ids = client.completions.create(model=model, prompt=ids, temperature=0)
-    by_text = client.completions.create(model=model, prompt="Once upon a time", temperature=0)
-    assert by_ids.choices[0].text == by_text.choices[0].text
-    assert by_ids.usage and by_ids.usage.prompt_tokens == 5
 
 
 def test_logprobs_of_chat(client: OpenAI, model: str) -> None:
@@ -156,19 +126,3 @@ def test_what_is_not_honoured_is_refused_by_name(
     error = caught.value
     assert error.param == param and error.type == "invalid_request_error"
     assert param.partition("[")[0] in error.message
-
-
-def test_errors_are_the_clients_own_classes(client: OpenAI, model: str) -> None:
-    with pytest.raises(openai.BadRequestError) as long:
-        client.completions.create(model=model, prompt="fox " * 3000)
-    assert long.value.code == "context_length_exceeded" and "1024" in long.value.message
-    with pytest.raises(openai.BadRequestError) as pools:
-        client.embeddings.create(model=model, input="fox")
-    assert pools.value.param == "model" and "embeddings" in pools.value.message
-
-
-def test_a_conversation_may_be_sent_back(client: OpenAI, model: str) -> None:
-    answer = client.chat.completions.create(model=model, messages=FRANCE, temperature=0)
-    turns = [*FRANCE, answer.choices[0].message.model_dump(), *FRANCE]
-    again = client.chat.completions.create(model=model, messages=turns, temperature=0)
-    assert "Paris" in (again.choices[0].message.content or "")

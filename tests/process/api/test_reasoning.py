@@ -33,11 +33,6 @@ def says(worker: WorkerProcess, text: str, **fields: Any) -> Any:
     return choice["message"] | {"finish_reason": choice["finish_reason"]}
 
 
-def test_reasoning_comes_apart_from_the_answer(worker: WorkerProcess) -> None:
-    message = says(worker, "<think>\nFrance. Paris!\n</think>\n\nParis.")
-    assert message["content"] == "Paris." and message["reasoning_content"] == "France. Paris!"
-
-
 def test_calls_are_found_in_a_model_whose_template_takes_no_tools(worker: WorkerProcess) -> None:
     assert worker.get("/info").json()["model"]["template_takes_tools"] is False
     message = says(worker, f"<think>hm</think>I look.\n{CALL}", tools=[LOOK])

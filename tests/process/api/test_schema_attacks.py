@@ -23,12 +23,6 @@ def form(schema: Any, **fields: Any) -> dict[str, Any]:
     return {"messages": FRANCE, "max_tokens": 4, "response_format": wanted, **fields}
 
 
-def test_what_is_not_enforced_is_named_in_a_header(worker: WorkerProcess) -> None:
-    answer = worker.post("/v1/chat/completions", form({"type": "array", "uniqueItems": True}))
-    path = "response_format.json_schema.schema.uniqueItems"
-    assert answer.status_code == 200 and path in answer.headers["x-ignored-fields"]
-
-
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["a", "#", "object", "^"]),
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.just("a"), inner, max_size=1),
