@@ -79,14 +79,6 @@ def test_plan_prints_a_table(models: dict[str, Path], warm_cache: Path, own_gpu:
     assert max(len(gap) + len(bar) for _, gap, bar in bars) == 40
 
 
-def test_plan_prints_json(warm_cache: Path) -> None:
-    ended = run("plan", "--json", "--slots", "2", "--context-length", "512", cache=warm_cache)
-    assert ended.returncode == 0, ended.stderr
-    plan = json.loads(ended.stdout)
-    assert plan["fits"] is True and plan["needed_bytes"] == sum(plan["parts"].values())
-    assert (plan["slots"], plan["context_length"]) == (2, 512)
-
-
 def test_a_plan_is_shown_in_the_letters_that_there_are(warm_cache: Path) -> None:
     ended = run("plan", cache=warm_cache, env={"PYTHONIOENCODING": "ascii"})
     assert ended.returncode == 0, ended.stderr
@@ -321,13 +313,6 @@ def test_doctor_finds_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     assert cache.status == "failed" and "cannot be written to" in cache.text
 
 
-def test_doctor_finds_a_file_where_the_cache_should_be(tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("not a folder")
-    report = diagnose(tmp_path / "cache")
-    [cache] = [check for check in report.checks if check.name == "cache"]
-    assert cache.status == "failed" and report.exit_code != 0
-
-
 def test_a_cache_that_cannot_be_written_is_no_fault_of_a_file_that_needs_none(
     models: dict[str, Path], start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -355,6 +340,8 @@ def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
     )
     report = diagnose(cache, **given)
     assert report.exit_code == code
+    [told] = [check for check in report.checks if check.name == "cache"]
+    assert told.status == "failed"
     arguments = [each for pair in given.items() for each in (f"--{pair[0]}", pair[1])]
     arguments += ["--port", "0", "--cache-dir", str(cache)]
     ended = run(*arguments, cache=tmp_path, env={"HF_ENDPOINT": "http://127.0.0.1:9"})

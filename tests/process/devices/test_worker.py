@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.conftest import StartWorker
 from tests.support import clock
 from tests.support.devices import rpc
@@ -104,10 +102,3 @@ def test_a_gpu_with_too_little_memory_is_no_worker(warm_cache: Path) -> None:
         assert told["parts"]["kv"] > 0
         fitting = str(told["largest_slots"])
         assert f"--slots {fitting} with 1024 tokens each" in ended.sentence
-
-
-@pytest.mark.parametrize("layers", ["2", "99"])
-def test_a_part_of_the_layers_is_no_worker(layers: str, warm_cache: Path) -> None:
-    ended = refused("--n-gpu-layers", layers, cache=warm_cache)
-    assert ended.code == 2
-    assert "only 'all' is possible" in ended.sentence

@@ -103,24 +103,3 @@ def test_the_neighbours_of_poison_end_well(held: Held, seed: int, n_crashes: int
     if n_crashes:
         assert poison(worker, seed) == 400, "in quarantine"
     assert worker.execute("The poison of another kind", max_tokens=5).end
-
-
-def test_what_is_nested_too_deeply_is_refused_and_leaves_nothing(start_worker: StartWorker) -> None:
-    worker = start_worker("--slots", "1", "--max-queued-requests", "2")
-    for depth in (480, 2000, 20_000):
-        arguments = '{"a":' * depth + "1" + "}" * depth
-        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
-        chat = [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c", "content": "1"},
-        ]
-        tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-        body = {"model": "tiny-model", "messages": chat, "tools": [tool], "max_tokens": 2}
-        for _ in range(6):
-            status = worker.post("/v1/chat/completions", body).status_code
-            assert status in (200, 400), status
-        assert worker.get("/health").json()["queued"] == 0
-    assert worker.execute("Once", max_tokens=3).end
-    assert worker.logs("engine.crashed") == []
-    assert worker.stop() == 0
