@@ -291,7 +291,8 @@ def test_what_is_not_there_conforms(document: dict[str, Any], worker: WorkerProc
     assert no_job.status_code == 404
     conforms(document, "/cancel", no_job)
     conforms(document, "/v1/models/{model}", worker.get("/v1/models/gpt-4"))
-    no_encoder = worker.post("/v1/embeddings", {"input": "a"})
+    no_encoder = worker.post("/v1/embeddings", {"input": "a", "unknown": 1})
+    assert no_encoder.headers["x-ignored-fields"] == "unknown", "a refusal names them, too"
     assert no_encoder.status_code == 400 and no_encoder.json()["error"]["param"] == "model"
     conforms(document, "/v1/embeddings", no_encoder)
 

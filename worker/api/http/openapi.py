@@ -119,7 +119,8 @@ def _described(
     body = operation.body_of(state)
     always = [*_ALWAYS_TOLD, *([] if operation.asks == "none" else [headers.WORKER])]
     ignores = isinstance(body, type) and issubclass(body, OpenBody)
-    told = [*always, *operation.tells, *([headers.IGNORED_FIELDS] if ignores else [])]
+    ignored = [headers.IGNORED_FIELDS] if ignores else []
+    told = [*always, *operation.tells, *ignored]
     content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
     answers = {str(operation.status): _answer("as asked", content, told)}
     for code in sorted({*operation.failures, *(() if operation.probe else (401, 403))}):
@@ -127,7 +128,9 @@ def _described(
             answers[str(code)] = _answer("not well, or not ready", content, always)
         else:
             retry = [headers.RETRY_AFTER] if code == 503 else []
-            answers[str(code)] = _answer(_REASONS[code], {JSON: refusal}, [*always, *retry])
+            read = [] if code in (401, 403) else ignored  # these come before the body is read
+            refused = [*always, *retry, *read]
+            answers[str(code)] = _answer(_REASONS[code], {JSON: refusal}, refused)
     described: dict[str, Any] = {
         "operationId": _operation_id(operation),
         "summary": operation.summary,
