@@ -27,6 +27,7 @@ LONGEST_MS = 20.0
 parser itself takes for a text of escapes, the longest native call that there is."""
 N_TRIES = 5
 """A hold of the request's own comes again in each; one of the machine's does not."""
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 WATCHED = [sys.executable, "-m", "tests.support.watched_command"]
 
 
@@ -39,7 +40,8 @@ class Watched(NamedTuple):
         with self.holds.open() as holds:
             holds.seek(0, 2)
             status = self._status(sent)
-            time.sleep(0.05)  # a hold is written down once it has ended
+            for _ in range(2):  # a hold that has ended is written down before the second is read
+                self._status(HEALTH)
             return status, max(map(float, holds.read().split()), default=0.0)
 
     def _status(self, sent: bytes) -> int:
@@ -87,7 +89,7 @@ def excess_ms(watched: Watched, sent: bytes, answers: frozenset[int] = ANSWERS) 
     while not longest or (min(longest) >= 0 and len(longest) < N_TRIES):
         status, held_ms = watched.longest_ms(sent)
         assert status in answers, (status, sent[:200])
-        longest.append(held_ms - allowed_ms())
+        longest.append(held_ms - (LONGEST_MS if held_ms < LONGEST_MS else allowed_ms()))
     return min(longest)
 
 
@@ -126,13 +128,12 @@ def test_no_answer_of_many_log_probabilities_holds_the_event_loop(
 
 
 TINY_CHUNKS = b'{"prompt":"' + b"a" * 200_000 + b'","max_tokens":1}'
-LAST = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 READS = {
     "chunks of a byte": request("/v1/inference", TINY_CHUNKS, chunk_bytes=1),
     "chunks of 7 bytes": request("/v1/inference", TINY_CHUNKS, chunk_bytes=7),
-    "requests in a row": b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8000 + LAST,
-    "wrong requests in a row": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n\r\n" * 6000 + LAST,
-    "short headers": LAST[:-2] + b"a:b\r\n" * 12_000 + b"\r\n",
+    "requests in a row": b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8000 + HEALTH,
+    "wrong requests in a row": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n\r\n" * 6000 + HEALTH,
+    "short headers": HEALTH[:-2] + b"a:b\r\n" * 12_000 + b"\r\n",
 }
 
 
