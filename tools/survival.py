@@ -1,6 +1,6 @@
 """Kills the engine in mid-stream, round by round, and measures what eight streams notice of it.
 
-`python -m tools.survival --rounds 200` prints the figures; `test_survival` runs two rounds.
+`python -m tools.survival --rounds 200` prints the figures; `test_survival` runs as many.
 Cells that are computed beside others may differ in their last bits, so a text may leave the one
 that was computed alone where the two best tokens were that close: there, and nowhere else.
 """

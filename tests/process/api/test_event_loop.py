@@ -132,7 +132,8 @@ READS = {
     "chunks of a byte": request("/v1/inference", TINY_CHUNKS, chunk_bytes=1),
     "chunks of 7 bytes": request("/v1/inference", TINY_CHUNKS, chunk_bytes=7),
     "requests in a row": b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n" * 8000 + HEALTH,
-    "wrong requests in a row": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n\r\n" * 6000 + HEALTH,
+    "wrong requests in a row": b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\n\r\n" * 6000
+    + HEALTH,
     "short headers": HEALTH[:-2] + b"a:b\r\n" * 12_000 + b"\r\n",
 }
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.process.api.test_openapi import GOOD
+from tests.process.api.test_openapi import GOOD, conforms
 from tests.support.worker import WorkerProcess
 from worker.engine.text import chat_template
 from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest, ModelError
 from worker.wire.work import ChatPrompt
 
-FEW, MANY = 120, 10_000
+n_cases = pytest.mark.parametrize("n_cases", [120, pytest.param(10_000, marks=pytest.mark.long)])
 NO_CHECKS = list(HealthCheck)
 ANYTHING = st.recursive(
     st.none()
@@ -67,7 +67,9 @@ def bodies(draw: Any) -> tuple[str, Any]:
 
 
 def post_bodies(worker: WorkerProcess, n_cases: int) -> dict[int, int]:
+    """How many had which status; each answer is what `/openapi.json` promises."""
     engine, counts = worker.engine_pid, Counter[int]()
+    document = worker.get("/openapi.json").json()
     with worker.client() as client:
 
         @settings(max_examples=n_cases, deadline=None, suppress_health_check=NO_CHECKS)
@@ -78,9 +80,10 @@ def post_bodies(worker: WorkerProcess, n_cases: int) -> dict[int, int]:
                 body["max_tokens"] = 2  # an answer of a thousand tokens tells no more
             sent = json.dumps(body).encode()
             headers = {"Content-Type": "application/json"}
-            status = client.post(path, content=sent, headers=headers).status_code
-            counts[status] += 1
-            assert status < 500, (path, body)
+            answer = client.post(path, content=sent, headers=headers)
+            counts[answer.status_code] += 1
+            assert answer.status_code < 500, (path, body)
+            conforms(document, path, answer)
 
         post()
     assert worker.engine_pid == engine and not worker.logs("engine.crashed")
@@ -195,21 +198,15 @@ def render_templates(n_cases: int, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     return dict(counts)
 
 
-def test_made_up_bodies(worker: WorkerProcess) -> None:
-    counts = post_bodies(worker, FEW)
+@n_cases
+def test_made_up_bodies(worker: WorkerProcess, n_cases: int) -> None:
+    counts = post_bodies(worker, n_cases)
+    print("statuses:", counts)
     assert counts.get(200) and counts.get(400)
 
 
-def test_made_up_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = render_templates(FEW, monkeypatch)
+@n_cases
+def test_made_up_templates(monkeypatch: pytest.MonkeyPatch, n_cases: int) -> None:
+    counts = render_templates(n_cases, monkeypatch)
+    print(counts)
     assert counts.keys() >= {"rendered", "refused the chat", "refused as a template"}
-
-
-@pytest.mark.long
-def test_ten_thousand_made_up_bodies(worker: WorkerProcess) -> None:
-    print("statuses of made-up bodies:", post_bodies(worker, MANY))
-
-
-@pytest.mark.long
-def test_ten_thousand_made_up_templates(monkeypatch: pytest.MonkeyPatch) -> None:
-    print("made-up templates:", render_templates(MANY, monkeypatch))
