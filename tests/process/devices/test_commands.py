@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.devices import rpc
+from tests.support.hub_server import Repo, running_hub
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
-from tests.support.worker import WorkerProcess, environment, installed, until
+from tests.support.worker import environment, installed, until
 from worker import installation
 from worker.commands import bench, served
 from worker.commands.doctor import Diagnosis
@@ -330,7 +331,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_a_file_that_needs_none(
     ("model", "code"), [(None, 3), ("checkpoint", 3), ("hf:o/r::file=m.gguf", 6)]
 )
 def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
-    tmp_path: Path, model: str | None, code: int
+    models: dict[str, Path], tmp_path: Path, model: str | None, code: int
 ) -> None:
     cache = tmp_path / "cache"
     cache.write_text("not a folder")
@@ -344,8 +345,11 @@ def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
     assert told.status == "failed"
     arguments = [each for pair in given.items() for each in (f"--{pair[0]}", pair[1])]
     arguments += ["--port", "0", "--cache-dir", str(cache)]
-    ended = run(*arguments, cache=tmp_path, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
-    assert ended.returncode == code, ended.stderr
+    with running_hub() as hub:
+        hub.repos["o/r"] = Repo({"m.gguf": models["wide-heads"].read_bytes()})
+        env = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}  # else it is as the doctor left it
+        ended = run(*arguments, cache=tmp_path, env=env)
+    assert ended.returncode == code and "The cache folder" in ended.stderr, ended.stderr
 
 
 @pytest.mark.parametrize("command", ["doctor", "plan", "bench"])
@@ -379,17 +383,26 @@ def test_bench_measures_a_worker_of_its_own(warm_cache: Path) -> None:
 
 
 def test_bench_draws_a_table(
-    worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    async def measured(url: str, settings: Settings, tell: Callable[[bench.Result], None]) -> None:
+        for n in (1, 4, 16):
+            tell(bench.Result(n, 80.5 * n, 12.4 * n, 5.25, 64 * n, 48 * n))
+
     ready = {"model_ref": "tiny-model", "device": "CPU", "seconds": 1}
-    served = nullcontext((worker.base_url, ready))
+    served = nullcontext(("http://nobody", ready))
     monkeypatch.setattr(bench, "own_worker", lambda settings, n_slots: served)
+    monkeypatch.setattr(bench, "_measure", measured)
     assert bench.run(Settings(), as_json=False) == 0
     table = capsys.readouterr().out
     heads = ("streams", "tok/s", "first token", "between tokens")
     assert all(head in table for head in heads)
     rows = re.findall(r"^\D+(\d+) \D+([\d.]+) \D+(\d+) ms \D+([\d.]+) ms", table, re.M)
-    assert [int(streams) for streams, *_ in rows] == [1, 4, 16]
+    assert rows == [
+        ("1", "80.5", "12", "5.2"),
+        ("4", "322.0", "50", "5.2"),
+        ("16", "1288.0", "198", "5.2"),
+    ]
 
 
 def test_bench_serves_what_the_settings_say_and_joins_no_pool(

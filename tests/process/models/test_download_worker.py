@@ -30,13 +30,15 @@ def test_a_model_from_the_hub_is_served_and_survives_an_outage(
     cache = tmp_path / "cache"
     ref = f"hf:o/r@{COMMIT}::file=m.gguf"
     worker = start_worker("--model", ref, env=env, cache_dir=cache, wait_ready=False)
-    phases = set()
-    while not worker.is_ready():
-        answer = worker.get("/ready").json()
-        phases.add(answer.get("phase"))
-        assert worker.get("/health").status_code == 200
-        time.sleep(0.05)
-    assert "download" in phases
+    until(
+        lambda: worker.get("/ready").json().get("phase") == "download",
+        60,
+        lambda: worker.stderr,
+        worker,
+    )
+    assert worker.get("/health").status_code == 200
+    hub.chunk_delay_seconds = 0.0
+    worker.wait_ready()
     assert worker.execute("Once upon a time", max_tokens=4).end["tokens_out"] == 4
     assert worker.get("/health").json()["model"] == ref
     assert worker.stop() == 0

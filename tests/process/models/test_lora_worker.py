@@ -244,12 +244,6 @@ def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_ca
     assert off == plain and adapter["scale"] == 0.0
 
 
-def test_the_doctor_tells_an_adapter_that_a_start_would_refuse(warm_cache: Path) -> None:
-    report = shown("doctor", warm_cache, "--lora", str(warm_cache / "nowhere.gguf"), code=3)
-    (check,) = [each for each in report["checks"] if each["name"] == "adapter"]
-    assert check["status"] == "failed" and "There is no file" in check["text"]
-
-
 @pytest.mark.parametrize(
     ("values", "code", "words"),
     [
