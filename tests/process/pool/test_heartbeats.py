@@ -23,6 +23,9 @@ from tests.support.pool_manager import (
     serving,
 )
 from tests.support.worker import WorkerProcess, until
+from worker.observability.metrics import Metrics
+from worker.pool.client import PoolClient
+from worker.settings import Settings
 
 
 def busy(running: WorkerProcess, stop: threading.Event) -> threading.Thread:
@@ -143,7 +146,8 @@ def test_an_environment_without_a_way_to_the_manager_is_told_and_stops_nothing(
         assert running.logs("worker.stop_trouble") == []
 
 
-def test_no_cookie_is_kept(start_worker: StartWorker) -> None:
+@pytest.mark.anyio
+async def test_no_cookie_is_kept() -> None:
     given: list[str | None] = []
 
     def reply(handler: BaseHTTPRequestHandler) -> int:
@@ -154,11 +158,13 @@ def test_no_cookie_is_kept(start_worker: StartWorker) -> None:
         handler.end_headers()
         return 302
 
+    client = PoolClient(Settings(), Metrics("w"))
     with serving() as manager:
         manager.reply = reply
-        start_worker(*manager.heartbeat_flags())
-        until(lambda: len(given) >= 3, 60, lambda: str(given))
-    assert set(given) == {None}
+        for _ in range(3):
+            await client.post(f"{manager.url}/heartbeat", {"worker_id": "w"}, 60.0)
+    await client.close()
+    assert given == [None] * 3
 
 
 def test_a_manager_that_restarts_learns_everything_from_one_beat(

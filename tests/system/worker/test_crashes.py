@@ -25,15 +25,6 @@ N_TOKENS = 300
 LONG = {"max_tokens": N_TOKENS, "ignore_eos": True}
 
 
-def in_flight(running: WorkerProcess, n: int) -> None:
-    until(
-        lambda: running.get("/health").json()["running"] >= n,
-        60,
-        lambda: str(running.get("/health").json()),
-        running,
-    )
-
-
 def crash_in_mid_stream(
     running: WorkerProcess, hold: Path, number: signal.Signals, prompt: str, **fields: Any
 ) -> sse.Stream:
@@ -164,36 +155,6 @@ def test_the_words_of_native_code_that_gives_up_are_told(start_worker: StartWork
     assert "SIGABRT" in running.wait_log("engine.crashed")["how"]
     running.wait_ready()
     assert running.stop() == 0
-
-
-def test_requests_that_had_not_started_are_served_by_the_next_engine(
-    start_worker: StartWorker, tmp_path: Path
-) -> None:
-    hold = tmp_path / "hold"
-    running = start_worker("--slots", "1", env=engines_held_by(hold))
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(crash_after_queueing, running, hold, 3)
-        in_flight(running, 1)
-        queued = [
-            pool.submit(running.execute, f"One day, number {n}", max_tokens=5, ignore_eos=True)
-            for n in range(3)
-        ]
-        assert first.result(120).end["engine_restarts"] == 1
-        ends = [each.result(120).end for each in queued]
-        assert all(end["tokens_out"] >= 1 and "engine_restarts" not in end for end in ends)
-    assert running.stop() == 0
-
-
-def crash_after_queueing(running: WorkerProcess, hold: Path, n_queued: int) -> sse.Stream:
-    with mid_stream(running, hold, "The lake", **LONG) as reading:
-        until(
-            lambda: running.get("/health").json()["queued"] == n_queued,
-            60,
-            lambda: str(running.get("/health").json()),
-        )
-        os.kill(running.engine_pid, signal.SIGKILL)
-        hold.unlink()
-        return reading.rest()
 
 
 def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
