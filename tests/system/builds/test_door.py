@@ -57,7 +57,7 @@ def test_without_the_engine_each_command_names_the_one_that_gets_it(
     for command in ((fresh / "llorch-cpu", "--port", "0"), (fresh / "llorch-cpu", "plan")):
         code, said = run(*command)
         assert code == 4 and hint in said and "Traceback" not in said, said
-    code, said = run(fresh / "llorch-cpu", "doctor")
+    code, said = run(fresh / "llorch-cpu", "doctor", "--port", "0")
     assert code == 4 and hint in said, said
     assert not list(tmp_path.iterdir())
     assert run(fresh / "llorch-cpu", "--version")[0] == 0
@@ -69,6 +69,6 @@ def test_one_command_installs_the_engine_that_the_tests_have(fresh: Path) -> Non
     """It comes from the cache here, where `make setup` has built it."""
     code, said = run(fresh / "llorch-worker", "install-engine", "cpu")
     assert code == 0 and "llorch-cpu" in said, said
-    code, said = run(fresh / "llorch-cpu", "doctor", "--json")
+    code, said = run(fresh / "llorch-cpu", "doctor", "--json", "--port", "0")
     assert code == 0, said
     assert f'"{pins.pins().llama_cpp_commit}"' in said
