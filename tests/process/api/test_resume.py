@@ -271,7 +271,8 @@ def test_a_stream_that_nobody_reads_goes_after_its_time(start_worker: StartWorke
 def test_no_stream_is_kept_where_the_operator_says_so(start_worker: StartWorker) -> None:
     worker = start_worker("--resume-seconds", "0")
     with worker.client() as client:
-        answer = client.post("/execute", json=LONG | {"job_id": "a"}, headers=RESUME)
+        body = LONG | {"job_id": "a", "max_tokens": 4}
+        answer = client.post("/execute", json=body, headers=RESUME)
         assert answer.status_code == 200 and b"id: " not in answer.content
         assert client.get("/execute/a").status_code == 404
 

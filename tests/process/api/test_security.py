@@ -17,8 +17,29 @@ CANARY = "Zebulon-Quandary"
 CHAT = f"<|im_start|>user\nHello, my name is {CANARY}.<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_token_guards_everything_but_the_probes(start_worker: StartWorker) -> None:
-    worker = start_worker(env={"LLORCH_WORKER_TOKEN": TOKEN})
+@pytest.fixture(scope="module")
+def guarded_worker(share_worker: StartWorker) -> WorkerProcess:
+    return share_worker(env={"LLORCH_WORKER_TOKEN": TOKEN})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ([("Authorization", f"Bearer {TOKEN}")], 200),
+        ([("X-API-Key", TOKEN)], 200),
+        ([("X-API-Key", "other")], 401),
+        ([("Authorization", f"Bearer {TOKEN}"), ("Authorization", "Bearer x")], 401),
+    ],
+)
+def test_a_token_stands_for_the_content_type(
+    guarded_worker: WorkerProcess, headers: list[tuple[str, str]], status: int
+) -> None:
+    url = f"{guarded_worker.base_url}/tokenize"
+    assert httpx.post(url, content=b'{"content":"a"}', headers=headers).status_code == status
+
+
+def test_a_token_guards_everything_but_the_probes(guarded_worker: WorkerProcess) -> None:
+    worker = guarded_worker
     document = worker_document(worker)
     with worker.client() as client:
         for path, operations in document["paths"].items():

@@ -97,15 +97,6 @@ def test_names_and_origins_that_the_operator_allows(start_worker: StartWorker) -
     assert other.status_code == 403 and "access-control-allow-origin" not in other.headers
 
 
-def test_a_token_stands_for_the_content_type(start_worker: StartWorker) -> None:
-    worker = start_worker(env={"LLORCH_WORKER_TOKEN": "token"})
-    assert post(worker, "/tokenize", authorization="Bearer token").status_code == 200
-    assert post(worker, "/tokenize", x_api_key="token").status_code == 200
-    assert post(worker, "/tokenize", x_api_key="other").status_code == 401
-    twice = [("Authorization", "Bearer token"), ("Authorization", "Bearer x")]
-    assert httpx.get(f"{worker.base_url}/info", headers=twice).status_code == 401
-
-
 # --- sockets -----------------------------------------------------------------------------
 
 
