@@ -10,7 +10,6 @@ import pytest
 ALLOWED = {
     "tests/unit/builds/test_cuda.py::test_the_real_nvcc_names_itself": "needs NVIDIA's toolkit",
     "tests/unit/builds/test_deploy.py::test_systemd": "a container has no systemd",
-    "tests/process/devices/test_commands.py::": "in a container the tests run as root",
     "tests/process/api/test_proxies.py::": "nginx, haproxy: from a mirror that may be out of reach",
     "tests/system/worker/test_differential.py::test_made_up": "llama-server takes minutes to build",
     "tests/process/api/test_curl.py::": "curl comes from a mirror, which may be away",

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tests.support.supervised import script
 from tools.walk import Walk, walk
-
-__all__ = ["script"]
 
 FUNCTIONS_IN = 92
 OBJECTS_IN = 15

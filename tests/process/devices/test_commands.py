@@ -305,15 +305,6 @@ def test_doctor_makes_no_folder_where_there_is_no_engine(
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_doctor_finds_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
-    folder = tmp_path / "sealed"
-    folder.mkdir(mode=0o500)
-    report = diagnose(folder)
-    [cache] = [check for check in report.checks if check.name == "cache"]
-    assert cache.status == "failed" and "cannot be written to" in cache.text
-
-
 def test_a_cache_that_cannot_be_written_is_no_fault_of_a_file_that_needs_none(
     models: dict[str, Path], start_worker: StartWorker, tmp_path: Path
 ) -> None:

@@ -58,20 +58,24 @@ def model_in(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "why"), [("size=1m", "bytes free"), ("ro", "Read-only file system")]
+    ("options", "why", "told"),
+    [
+        ("size=1m", "bytes free", "0.0 GiB free"),
+        ("ro", "Read-only file system", "cannot be written to"),
+    ],
 )
-def test_a_cache_that_takes_no_file(mount: Mount, options: str, why: str, tmp_path: Path) -> None:
+def test_a_cache_that_takes_no_file(
+    mount: Mount, options: str, why: str, told: str, tmp_path: Path
+) -> None:
+    """`told`: by the doctor."""
     cache = mount(options)
+    report = diagnose(Settings.load("cpu", {"port": "0", "cache_dir": str(cache)}), child=DEAF)
+    (check,) = [each for each in report.checks if each.name == "cache"]
+    assert check.status == "failed" and told in check.text
     ended = run_to_exit("--port", "0", "--cache-dir", str(cache), cache_dir=tmp_path)
     assert ended.code == 3, ended.stderr
     assert why in ended.sentence and "Traceback" not in ended.stderr
     assert [path for path in cache.rglob("*.gguf")] == []
-
-
-def test_a_file_needs_no_cache(mount: Mount, start_worker: StartWorker, tmp_path: Path) -> None:
-    cache = mount("ro")
-    worker = start_worker("--model", str(model_in(tmp_path)), cache_dir=cache)
-    assert worker.execute("Once", max_tokens=3).end
 
 
 # --- the store ---

@@ -420,9 +420,7 @@ def test_the_projector_beside_the_model_is_found(start_worker: Any, tmp_path: Pa
     unfit = start_worker("--model", path, "--context-length", "512")
     assert unfit.get("/info").json()["engine"]["projector"] is None
     assert "lacks tokens" in unfit.logs("engine.projector_passed_over")[0]["reason"]
-    blind = start_worker("--model", path, "--context-length", "512", "--no-mmproj")
-    assert blind.get("/info").json()["engine"]["projector"] is None
-    answer = blind.post("/v1/chat/completions", question(picture()))
+    answer = unfit.post("/v1/chat/completions", question(picture()))
     assert answer.status_code == 400
     assert "--mmproj FILE" in answer.json()["error"]["message"]
 
