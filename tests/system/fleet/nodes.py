@@ -8,7 +8,6 @@ another node.
 from __future__ import annotations
 
 import json
-import socket
 import sys
 import threading
 import time
@@ -16,15 +15,11 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.ports import free_port
+
 NODES = 3
 STORE_BYTES = 80 * 1024 * 1024
 ATTEMPTS = 3
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def patiently(start: Callable[[], Any]) -> Any:

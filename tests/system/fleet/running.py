@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
+from tests.support.ports import free_port
 from tests.system.fleet.load import get
-from tests.system.fleet.nodes import free_port
 from worker.fleet.cluster import LOCAL_ENVIRONMENT
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.support.ports import free_port
 from tests.support.worker import WorkerProcess, until
 
 ROUTERS = ("vllm-router", "sglang-router", "litellm")
@@ -103,9 +103,3 @@ def routed(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait(10)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

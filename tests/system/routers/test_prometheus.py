@@ -16,8 +16,8 @@ import httpx
 import pytest
 import yaml
 
+from tests.support.ports import free_port
 from tests.support.worker import WorkerProcess, until
-from tests.system.routers.routers import free_port
 from tests.unit.builds.manifests import KUBERNETES, render
 
 pytestmark = pytest.mark.long
