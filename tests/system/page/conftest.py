@@ -43,3 +43,11 @@ def page(browser: Any, worker: WorkerProcess) -> Iterator[Any]:
     yield opened
     opened.close()
     assert faults == []
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    """A page with a memory of its own."""
+    context = browser.new_context(viewport={"width": 1280, "height": 800})
+    yield context.new_page()
+    context.close()

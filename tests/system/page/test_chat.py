@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -35,13 +34,6 @@ HOSTILE = (
 def writes(text: str) -> dict[str, Any]:
     """Settings with which the model writes exactly this text."""
     return {"customJson": json.dumps({"guided_choice": [text]})}
-
-
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    yield context.new_page()
-    context.close()
 
 
 def test_ten_turns_are_kept_over_a_reload(tab: Any, worker: WorkerProcess) -> None:

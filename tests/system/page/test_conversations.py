@@ -34,13 +34,6 @@ DROP = """([name, type, data]) => {
 }"""
 
 
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1280, "height": 800})
-    yield context.new_page()
-    context.close()
-
-
 def test_a_conversation_with_the_keyboard_alone(tab: Any, worker: WorkerProcess) -> None:
     """Ask, regenerate, edit, stop, and a new one."""
     chat = Chat(tab, worker.base_url)
