@@ -22,7 +22,7 @@ from tests.support.devices import rpc
 from tests.support.hub_server import Repo, running_hub
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
-from tests.support.worker import environment, installed, until
+from tests.support.worker import environment, installed, shown, until
 from worker import installation
 from worker.commands import bench, served
 from worker.commands.doctor import Diagnosis
@@ -130,7 +130,6 @@ def names_of(flags: Sequence[str]) -> list[str]:
     [
         ("--chat-template", "nowhere.jinja"),
         ("--chat-template", "long.jinja"),
-        ("--kv-store", "a-file"),
         ("--kv-store", "a-link-to-nothing"),
         ("--kv-store", "long" * 64),
         ("--api-key-file", "a-file"),
@@ -173,12 +172,21 @@ def test_doctor_is_content_where_a_worker_starts(warm_cache: Path) -> None:
 
 
 def test_doctor_as_json(warm_cache: Path) -> None:
-    report = diagnose(warm_cache).as_dict()
+    report = shown("doctor", warm_cache)
     assert report["would_start"] is True and report["exit_code"] == 0
     assert {check["status"] for check in report["checks"]} == {"ok"}
     assert report["threads"] >= 1 and report["plan"]["fits"] is True
     assert report["trial"]["resident"] is True
     assert report["library"]["devices"]
+    if sys.platform == "linux":
+        walls = [wall["name"] for wall in report["trial"]["walls"]]
+        assert walls == ["core_dumps", "files", "system_calls"]
+
+
+def test_doctor_tells_that_nothing_is_confined(warm_cache: Path) -> None:
+    report = diagnose(warm_cache, confine=False)
+    [confined] = [check for check in report.checks if check.name == "confined"]
+    assert confined.status == "unknown" and report.exit_code == 0
 
 
 def test_doctor_on_a_wheel_without_a_gpu_exits_with_4(warm_cache: Path) -> None:
@@ -203,7 +211,6 @@ def test_doctor_with_a_gpu_that_is_too_small_exits_with_5(
     [
         ("model", {"model": "./nowhere.gguf"}, 3),
         ("projector", {"mmproj": "./nowhere.gguf"}, 3),
-        ("certificate", {"ssl_certfile": "./no.pem", "ssl_keyfile": "./no.pem"}, 2),
         ("port", {}, 7),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support import with_engine
-from tests.support.worker import WorkerProcess, shown
+from tests.support.worker import WorkerProcess
 from tests.system.builds.test_door import OF_THE_TESTS
 from tests.system.security.breaking_engine import ATTEMPTS, BREAKS_OUT
 from tests.system.security.poisoned_engine import ABORTS_IN_LOOP
@@ -118,11 +118,3 @@ def test_a_crash_leaves_no_prompt_on_the_disk(start_worker: StartWorker, confine
     assert worker.post("/v1/inference", body).status_code == 500
     worker.wait_log("engine.crashed")
     assert [*worker.folder.glob("core*")] == [] if confined else [*worker.folder.glob("core*")]
-
-
-def test_the_doctor_tries_them(warm_cache: Path) -> None:
-    trial = shown("doctor", warm_cache)["trial"]
-    assert [wall["name"] for wall in trial["walls"]] == ["core_dumps", "files", "system_calls"]
-    report = shown("doctor", warm_cache, "--no-confine")
-    (check,) = [each for each in report["checks"] if each["name"] == "confined"]
-    assert check["status"] == "unknown" and report["would_start"]
