@@ -15,7 +15,7 @@ from worker.errors import ConfigError
 from worker.expectations import closest
 from worker.installation import own_version
 from worker.setting_faults import ENV_ONLY, ENV_PREFIX, flag
-from worker.settings import BACKEND_FIELDS, FIELDS, group_of
+from worker.settings import BACKEND_FIELDS, FIELDS, group_of, is_switch
 from worker.wire.backends import BackendName
 
 GROUPS = {
@@ -186,7 +186,7 @@ def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> No
     text = (info.description or "").replace("%", "%%")
     if default := shown_default(info):
         text += f" (default: {default})"
-    if _is_switch(info):
+    if is_switch(info):
         group.add_argument(flag(field), action=argparse.BooleanOptionalAction, help=text)
         return
     if get_origin(info.annotation) is tuple:
@@ -209,13 +209,9 @@ def shown_default(info: FieldInfo) -> str:
     value = info.default
     if value in (None, (), "") or value is PydanticUndefined:
         return ""
-    if _is_switch(info):
+    if is_switch(info):
         return ("off", "on")[value]
     return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
-def _is_switch(info: FieldInfo) -> bool:
-    return info.annotation is bool or bool in get_args(info.annotation)
 
 
 def _metavar(field: str, info: FieldInfo) -> str:

@@ -40,7 +40,6 @@ from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
 from worker.pool.client import PoolClient
 from worker.pool.heartbeat import Heartbeats
-from worker.setting_files import check_files
 from worker.settings import Settings
 from worker.sockets import is_loopback, is_wildcard, listen_at, listen_on, uri_of
 from worker.supervisor.engine_process import EngineProcess
@@ -58,7 +57,7 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
     `engine` is for the first load; it may be spawned already. `room` tells the bytes of memory
     that a model may count on, where that decides which file is downloaded.
     """
-    check_files(settings)
+    settings.check_files()
     path = settings.socket_path
     listeners = listen_on(settings.host, settings.port) if path is None else [listen_at(path)]
     own = None if path is None else os.stat(path)

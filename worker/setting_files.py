@@ -8,10 +8,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from worker.errors import ConfigError
 
@@ -20,62 +17,11 @@ MAX_TEMPLATE_CHARS = 100_000
 _KEY_NAME, _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}"), re.compile(r"[\x21-\x7e]+")
 
 
-class NamedFiles(Protocol):
-    """The files, beside models, that settings name; without one of them nothing is served."""
-
-    @property
-    def certificate(self) -> tuple[str, str] | None: ...
-    @property
-    def template_file(self) -> str | None: ...
-    @property
-    def store_path(self) -> Path | None: ...
-    @property
-    def api_key_file(self) -> str | None: ...
-
-
-def file_checks(named: NamedFiles) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Names and checks. A check returns what is there, or raises `ConfigError`."""
-    if named.certificate is not None:
-        yield "certificate", partial(_certificate, named.certificate)
-    if named.template_file is not None:
-        yield "chat template", partial(_template, named.template_file)
-    if named.store_path is not None:
-        yield "kv store", partial(_store, named.store_path)
-    if named.api_key_file is not None:
-        yield "keys", partial(_keys, named.api_key_file)
-
-
-def check_files(named: NamedFiles) -> None:
-    """Raises `ConfigError` for the first file with which a start would fail."""
-    for _, check in file_checks(named):
-        check()
-
-
-def _certificate(files: tuple[str, str]) -> str:
-    check_certificate(files)
-    return ", ".join(files)
-
-
-def _template(file: str) -> str:
-    read_chat_template(file)
-    return file
-
-
-def _store(folder: Path) -> str:
-    check_store(folder)
-    return str(folder)
-
-
-def _keys(file: str) -> str:
-    return ", ".join(read_keys(file).values())
-
-
-def check_certificate(certificate: tuple[str, str] | None) -> None:
-    """Raises `ConfigError` if the files hold no certificate chain and its key, both in PEM."""
+def check_certificate(certificate: tuple[str, str]) -> str:
+    """The names of both files; raises `ConfigError` if they hold no certificate chain and its key,
+    both in PEM."""
     import ssl
 
-    if certificate is None:
-        return
     for path, field in zip(certificate, ("ssl_certfile", "ssl_keyfile"), strict=True):
         if not os.access(path, os.R_OK) or not os.path.isfile(path):
             message = f"--{field.replace('_', '-')} is {path!r}, which is no file that can be read."
@@ -88,16 +34,18 @@ def check_certificate(certificate: tuple[str, str] | None) -> None:
             f"certificate with its key: {getattr(error, 'reason', None) or error}.",
             field="ssl_certfile",
         ) from None
+    return ", ".join(certificate)
 
 
-def check_store(folder: Path) -> None:
-    """Raises `ConfigError` if no engine could use this folder of `--kv-store`, or make it."""
+def check_store(folder: Path) -> str:
+    """The folder of `--kv-store`; raises `ConfigError` if no engine could use it, or make it."""
     try:
         why = _why_no_store(folder)
     except OSError as error:
         why = str(error.strerror)
     if why is not None:
         raise ConfigError(f"--kv-store {folder} cannot be used: {why}.", field="kv_store")
+    return str(folder)
 
 
 def _why_no_store(folder: Path) -> str | None:
@@ -123,6 +71,11 @@ def _is_there(path: Path) -> bool:
     return True
 
 
+def check_chat_template(file: str) -> str:
+    read_chat_template(file)
+    return file
+
+
 def read_chat_template(file: str) -> str:
     """The text of `--chat-template`.
 
@@ -135,6 +88,11 @@ def read_chat_template(file: str) -> str:
             field="chat_template",
         )
     return text
+
+
+def check_keys(file: str) -> str:
+    """The names of the keys."""
+    return ", ".join(read_keys(file).values())
 
 
 def read_keys(path: str) -> dict[str, str]:

@@ -15,8 +15,8 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
@@ -50,6 +50,12 @@ from worker.setting_faults import (
     flag,
     read_toml,
     variable_of,
+)
+from worker.setting_files import (
+    check_certificate,
+    check_chat_template,
+    check_keys,
+    check_store,
 )
 from worker.wire.adapters import Adapter, parse_adapter, parse_control_vector
 from worker.wire.backends import BACKENDS, BackendName
@@ -276,18 +282,6 @@ class Settings(_TableFields):
         return None if self.uds is None else os.path.expanduser(self.uds)
 
     @property
-    def template_file(self) -> str | None:
-        """The file of --chat-template, as it was given."""
-        return self.engine.chat_template
-
-    @property
-    def store_path(self) -> Path | None:
-        """The folder of --kv-store; it may not exist yet."""
-        return (
-            None if self.engine.kv_store is None else Path(os.path.expanduser(self.engine.kv_store))
-        )
-
-    @property
     def needs_key(self) -> bool:
         """Whether a client must show the token, or a key."""
         return self.worker_token is not None or self.api_key_file is not None
@@ -415,6 +409,24 @@ class Settings(_TableFields):
             why = f"this machine has {n_cpus} CPUs: each computation waits for its last thread"
             raise _refusal(self, "threads", why)
 
+    def file_checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        """The files, beside models, without which nothing is served, as names and checks. A check
+        returns what is there, or raises `ConfigError`."""
+        if self.certificate is not None:
+            yield "certificate", partial(check_certificate, self.certificate)
+        if self.engine.chat_template is not None:
+            yield "chat template", partial(check_chat_template, self.engine.chat_template)
+        if self.engine.kv_store is not None:
+            folder = Path(os.path.expanduser(self.engine.kv_store))
+            yield "kv store", partial(check_store, folder)
+        if self.api_key_file is not None:
+            yield "keys", partial(check_keys, self.api_key_file)
+
+    def check_files(self) -> None:
+        """Raises `ConfigError` for the first file with which a start would fail."""
+        for _, check in self.file_checks():
+            check()
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -537,15 +549,14 @@ def _file(path: Path, backend: BackendName) -> dict[str, Any]:
         if any(isinstance(each, str) and "\0" in each for each in given):
             # No flag and no variable can have it, and no file's name.
             raise ConfigError(f"{name} in {path} has the character U+0000", field=name)
-        if isinstance(values[name], bool) and not _is_switch(name):
+        if isinstance(values[name], bool) and not is_switch(FIELDS[name]):
             said = str(values[name]).lower()
             raise ConfigError(f"{name} in {path} is {said}; it is no switch", field=name)
     return values
 
 
-def _is_switch(name: str) -> bool:
-    kind = FIELDS[name].annotation
-    return bool in (kind, *get_args(kind))
+def is_switch(info: FieldInfo) -> bool:
+    return bool in (info.annotation, *get_args(info.annotation))
 
 
 def _refuse_unknown_environment(backend: BackendName) -> None:

@@ -30,7 +30,6 @@ from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
 from worker.models.resolve import BUNDLED, ResolvedModel, look_up, resolve_for
-from worker.setting_files import file_checks
 from worker.settings import Settings
 from worker.sockets import check_at, listen_on
 
@@ -142,7 +141,7 @@ def diagnose(
         found.checks.append(Check("cache", "failed", cache_fault))
     with found.check("port"):
         found.ok("port", _port(settings))
-    for name, check in file_checks(settings):
+    for name, check in settings.file_checks():
         with found.check(name):
             found.ok(name, check())
     # As patient with a driver that compiles its shaders as the worker itself is told to be.

@@ -16,7 +16,6 @@ from worker.models.adapter import resolve_adapters
 from worker.models.draft import resolve_draft
 from worker.models.projector import resolve_projector
 from worker.models.resolve import resolve_for
-from worker.setting_files import check_files
 from worker.settings import Settings
 
 _PLAN_SECONDS = 120.0
@@ -30,7 +29,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
         InsufficientVram: the model does not fit; the plan is printed before.
         WorkerError: as at a start, but for its port, which the worker that is planned may have.
     """
-    check_files(settings)
+    settings.check_files()
     room = partial(preflight.room_bytes, settings.engine)
     resolved = asyncio.run(resolve_for(settings, settings.model, room=room))
     path = str(resolved.gguf_path)
