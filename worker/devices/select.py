@@ -250,22 +250,18 @@ def _load_blas() -> None:
 
 def _refuse_gpu_wheel(devices: list[library.Device]) -> None:
     """Refuse a wheel with GPU code, so that `llorch-cpu` can never run on a GPU."""
-    others = [d for d in devices if d.registry not in CPU_REGISTRIES]
-    if others:
-        raise BackendMismatch(
-            "llorch-cpu needs a CPU wheel, but the installed llama-cpp-python offers "
-            + _listed(others)
-            + f"; start the command of that backend or {_install('cpu')}.",
-            backend="cpu",
-            found=[device.name for device in others],
-        )
-    if plugin := _gpu_plugin(*BACKENDS):
-        raise BackendMismatch(
-            f"llorch-cpu needs a CPU wheel, but the installed llama-cpp-python carries "
-            f"{plugin.name}; start the command of that backend or {_install('cpu')}.",
-            backend="cpu",
-            found=[plugin.name],
-        )
+    if others := [d for d in devices if d.registry not in CPU_REGISTRIES]:
+        has, found = f"offers {_listed(others)}", [device.name for device in others]
+    elif plugin := _gpu_plugin(*BACKENDS):
+        has, found = f"carries {plugin.name}", [plugin.name]
+    else:
+        return
+    raise BackendMismatch(
+        f"llorch-cpu needs a CPU wheel, but the installed llama-cpp-python {has}; start the "
+        f"command of that backend or {_install('cpu')}.",
+        backend="cpu",
+        found=found,
+    )
 
 
 def _gpu_plugin(*backends: BackendName) -> Path | None:

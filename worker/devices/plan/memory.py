@@ -223,11 +223,11 @@ class _Planner:
                 "not be larger.",
                 field="context_length",
             )
-        if settings.kv_unified is False and slots * length > cells:
-            length = max(cells // slots // CELLS_STEP * CELLS_STEP, min(CELLS_STEP, length))
         unified = settings.kv_unified
         if unified is None:
             unified = slots * length > cells
+        elif not unified and slots * length > cells:
+            length = max(cells // slots // CELLS_STEP * CELLS_STEP, min(CELLS_STEP, length))
         if not unified:
             parts = a_part_each(replace(settings, kv_unified=False), length)
             if settings.kv_cells is None or parts.cells >= cells:
@@ -262,17 +262,17 @@ class _Planner:
         if self._embeds:
             return plan
         parts = plan.host_parts if self._devices else plan.parts
-        chosen = self._settings.snapshot_mib
+        least, chosen = parts.get("states", 0), self._settings.snapshot_mib
         left = self._host_bytes_beside(plan) - sum(parts.values())
         if chosen is None:
-            more = min(int(left * _STATES_SHARE), _MOST_STATES_BYTES - parts.get("states", 0))
+            most, left = _MOST_STATES_BYTES, int(left * _STATES_SHARE)
         else:
-            more = min(left, chosen * _MIB - parts.get("states", 0))
-        states = {"states": parts.get("states", 0) + max(more, 0)}
+            most = chosen * _MIB
+        parts = {**parts, "states": least + max(min(left, most - least), 0)}
         if self._devices:
-            return replace(plan, host_parts={**parts, **states})
+            return replace(plan, host_parts=parts)
         [share] = plan.shares
-        return replace(plan, shares=(replace(share, parts={**parts, **states}),))
+        return replace(plan, shares=(replace(share, parts=parts),))
 
     def _at(self, context_length: int, slots: int) -> Plan:
         return self._with(a_part_each(replace(self._settings, slots=slots), context_length), slots)
@@ -289,16 +289,11 @@ class _Planner:
         margin = self._margin + self._unpacked_bytes(layout)
         if self._embeds:  # kernels have a tensor of a long text in another type, half as large
             margin += max(computes) // 2
-        each = zip(self._weight_bytes, layout.kv, computes, strict=True)
         all_parts = [
-            {
-                "weights": weights,
-                "kv": cached,
-                "compute": compute,
-                "output": 0,
-                "margin": margin,
-            }
-            for weights, cached, compute in each
+            {"weights": weights, "kv": cached, "compute": compute, "output": 0, "margin": margin}
+            for weights, cached, compute in zip(
+                self._weight_bytes, layout.kv, computes, strict=True
+            )
         ]
         parts = all_parts[0]
         host = {
@@ -308,13 +303,11 @@ class _Planner:
         }
         if self._settings.prefix_cache and not layout.memory_kind.cuts_anywhere:
             chosen = self._settings.snapshot_mib
-            snapshots = _SNAPSHOT_BYTES if chosen is None else chosen * _MIB
-            host["states"] = snapshots
+            host["states"] = _SNAPSHOT_BYTES if chosen is None else chosen * _MIB
         store_bytes = self._settings.kv_store_bytes
         if store_bytes is not None and not self._embeds:
             of_one = sum(layout.kv) // (1 if kv.unified else slots)
-            states = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
-            host["kv_store"] = states
+            host["kv_store"] = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
         if (self._draft is not None or self._has_head) and layout.memory_kind.most_back:
             on_devices, host["draft"] = self._draft_bytes(kv.context_length)
             for own, n_bytes in zip(all_parts, on_devices, strict=False):

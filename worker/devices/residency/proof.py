@@ -23,7 +23,7 @@ from worker.errors import ResidencyViolation
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.models.gguf.header import GgufHeader
-from worker.wire.engine_info import Buffer, DeviceNames, Residency, named
+from worker.wire.engine_info import Buffer, Residency, named
 
 _ROUNDING_BYTES = 64 * 1024
 """The log rounds each buffer to 0.01 MiB, and buffers are padded."""
@@ -54,7 +54,6 @@ def prove(
     contexts = [context] if head is None else [context, head]
     report = parse(chain(model.load_log, *(each.load_log for each in contexts)))
     expected = _layer_devices(report, model, selected)
-    n_here = sum(report.layer_devices[layer] == device for layer, device in expected.items())
     # Most devices call their memory by their own name; an RPC device does not.
     names = {placement.buffer_type_name(device): device.name for device in selected.devices}
     buffers = tuple(
@@ -67,29 +66,19 @@ def prove(
     weights = placement.NOTHING
     if beside or len(selected.cards) > 1:
         weights = placement.place(header, selected.devices, model.options.layers)
-    residency = Residency(
-        resident=True,
-        device=named(selected.names),
-        buffers=buffers,
-        layers_total=len(report.layer_devices),
-        layers_on_device=n_here,
-        allowed_host_buffers=tuple(
-            f"{each.kind} ({each.device}, {each.size_bytes:,} bytes): {reason}"
-            for each in beside
-            if (reason := _reason_on_host(each, selected, weights))
-        ),
-    )
     faults = [
         f"layer {layer} of {len(report.layer_devices)} is on {report.layer_devices[layer]}, not on "
         f"{device}"
         for layer, device in sorted(expected.items())
         if report.layer_devices[layer] != device
     ]
-    faults += [
-        f"{each.size_bytes:,} bytes of {each.kind} are {_where(each, selected, weights)}"
-        for each in beside
-        if not _reason_on_host(each, selected, weights)
-    ]
+    allowed = []
+    for each in beside:
+        if reason := _reason_on_host(each, selected, weights):
+            allowed.append(f"{each.kind} ({each.device}, {each.size_bytes:,} bytes): {reason}")
+        else:
+            where = _where(each, selected, weights)
+            faults.append(f"{each.size_bytes:,} bytes of {each.kind} are {where}")
     # Parts on several devices may take turns; only then it has to be asked where each one runs.
     if selected.is_gpu and report.splits > _INPUT_SPLITS + len(selected.cards):
         if on_host := _host_operations(model, contexts, header):
@@ -98,10 +87,19 @@ def prove(
                 f"the host, not on {', '.join(selected.names)}"
             )
     if len(selected.cards) > 1:
-        faults += _misplaced(report, residency, weights, selected)
-    faults += _unproven(report, residency, model, locked)
+        faults += _misplaced(report, buffers, weights, selected)
+    faults += _unproven(report, buffers, model, locked)
     if faults:
-        raise _violation(replace(residency, resident=False, violation=faults[0]), faults)
+        raise _violation(selected, buffers, faults)
+    n_layers = len(report.layer_devices)
+    residency = Residency(
+        resident=True,
+        device=named(selected.names),
+        buffers=buffers,
+        layers_total=n_layers,
+        layers_on_device=n_layers,
+        allowed_host_buffers=tuple(allowed),
+    )
     residency = live_check.watch(selected, residency)
     live_check.check(selected, residency)
     return residency
@@ -126,15 +124,14 @@ def _layer_devices(report: LoadReport, model: Model, selected: Selected) -> dict
 
 
 def _misplaced(
-    report: LoadReport, residency: Residency, weights: placement.Weights, selected: Selected
+    report: LoadReport, buffers: Sequence[Buffer], weights: placement.Weights, selected: Selected
 ) -> Iterator[str]:
     """What of a set is not on the device of its layer."""
     for layer, name in sorted(report.cache_devices.items()):
         if name != report.layer_devices.get(layer):
             yield f"the cache of layer {layer} is on {name}, its weights are not"
     for name, planned in zip(selected.names, weights.device_bytes, strict=True):
-        held = [b for b in residency.buffers if b.kind == "weights" and b.device == name]
-        told = sum(buffer.size_bytes for buffer in held)
+        told = sum(b.size_bytes for b in buffers if b.kind == "weights" and b.device == name)
         if abs(told - planned) > _ROUNDING_BYTES + report.unused_bytes:
             yield f"{told:,} bytes of weights are on {name}, {planned:,} belong there"
 
@@ -190,7 +187,7 @@ def _where(buffer: Buffer, selected: Selected, weights: placement.Weights) -> st
 
 
 def _unproven(
-    report: LoadReport, residency: Residency, model: Model, locked: bool
+    report: LoadReport, buffers: Sequence[Buffer], model: Model, locked: bool
 ) -> Iterator[str]:
     """What the report should account for and does not."""
     if not report.layer_devices:
@@ -199,7 +196,7 @@ def _unproven(
     expected = model.size_bytes - report.unused_bytes
     if told + _ROUNDING_BYTES < expected:
         yield f"only {told:,} of {expected:,} bytes of weights are accounted for"
-    cached = sum(b.size_bytes for b in residency.buffers if b.kind in ("kv", "recurrent"))
+    cached = sum(b.size_bytes for b in buffers if b.kind in ("kv", "recurrent"))
     if cached + _ROUNDING_BYTES < report.kv_bytes:
         yield f"only {cached:,} of {report.kv_bytes:,} bytes of the KV cache are accounted for"
     if locked and report.not_locked:
@@ -219,17 +216,15 @@ def _is_on(buffer: Buffer, selected: Selected) -> bool:
     )
 
 
-def _listed(device: DeviceNames) -> str:
-    return device if isinstance(device, str) else ", ".join(device)
-
-
-def _violation(residency: Residency, faults: list[str]) -> ResidencyViolation:
+def _violation(
+    selected: Selected, buffers: Sequence[Buffer], faults: list[str]
+) -> ResidencyViolation:
     hidden = len(faults) - _FAULTS_SHOWN
     more = f" (and {hidden} more faults)" if hidden > 0 else ""
     return ResidencyViolation(
-        f"The model is not fully resident on {_listed(residency.device)}: "
+        f"The model is not fully resident on {', '.join(selected.names)}: "
         f"{'; '.join(faults[:_FAULTS_SHOWN])}{more}.",
-        device=residency.device,
+        device=named(selected.names),
         faults=faults,
-        buffers=[asdict(buffer) for buffer in residency.buffers],
+        buffers=[asdict(buffer) for buffer in buffers],
     )
