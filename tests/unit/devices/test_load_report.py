@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.devices.fixtures import MakeConfig
-from worker.devices.plan.cells import a_part_each, context_options
+from tests.support.devices.loads import loaded
 from worker.devices.residency.load_report import parse
-from worker.devices.select import select_device
 from worker.errors import ResidencyViolation
 from worker.llama import library
-from worker.llama.context import Context
-from worker.llama.model import LoadOptions, Model
 from worker.wire.engine_info import Buffer
 
 PINNED = "0.3.36"
@@ -182,15 +179,8 @@ def test_the_library_that_is_installed_speaks_these_words(
         slots=3,
         kv_unified=kv_unified,
     )
-    selected = select_device(given.settings)
-    model = Model(given.model_path, LoadOptions(devices=selected.devices, mmap=False))
-    context = Context(
-        model,
-        context_options(given.settings, a_part_each(given.settings, 250), threads=1, embeds=False),
-    )
-    report = parse([*model.load_log, *context.load_log])
-    context.close()
-    model.close()
+    with loaded(given, mmap=False) as held:
+        report = parse([*held.model.load_log, *held.context.load_log])
     assert {b.kind for b in report.buffers} == {"weights", "kv", "compute", "output"}
     assert len(report.layer_devices) == 5
     assert report.splits >= 1

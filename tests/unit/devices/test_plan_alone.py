@@ -317,9 +317,12 @@ def test_a_default_cache_of_a_card(header: GgufHeader, cards: Cards) -> None:
     assert plan.capped and plan.kv_cells == TRAINED, "more than the half of 5,000"
     plan = planned(header, cards.card(rest + 3000 * CELL), slots=8)
     assert plan.kv_cells == 3000 // 256 * 256 == plan.context_length, "all of it"
-    # A card whose memory is the host's leaves it its half.
+    # A card whose memory is the host's leaves it its half, as the host itself does.
     shared = cards.card(rest + 3000 * CELL, kind="igpu")
     assert planned(header, shared, slots=8).kv_cells == 1500 // 256 * 256
+    fixed = planned(header, **whole()).needed_bytes - 4096 * CELL
+    plan = planned(header, host=fixed + 3000 * CELL, slots=8, micro_batch=128, batch=256)
+    assert plan.capped and plan.kv_cells == 1500 // 256 * 256
 
 
 @pytest.mark.parametrize(
@@ -370,6 +373,8 @@ def test_a_huge_cache_is_planned_from_smaller_ones(
     [
         ({"kv_cells": 4096, "slots": 4, "context_length": 1024}, 4096, 1024, False),
         ({"kv_cells": 4095, "slots": 4, "context_length": 1024}, 4095, 1024, True),
+        ({"kv_cells": 4096, "slots": 8}, 4096, TRAINED, True),
+        ({"kv_cells": 1024, "slots": 8}, 1024, 1024, True),
         ({"kv_cells": 1024, "slots": 8, "context_length": 512, "kv_unified": False}, 2048, 256, 0),
         ({"kv_cells": 2100, "slots": 2, "kv_unified": False}, 2048, 1024, False),
         ({"kv_cells": 300, "slots": 4, "context_length": 200, "kv_unified": False}, 800, 200, 0),
@@ -499,6 +504,8 @@ def test_a_pool_is_divided_only_while_memory_holds_its_longest_part(header: Gguf
     plan = planned(header, **chosen, snapshot_mib=2048)
     assert plan.kv_divisions == (8, 4)
     assert plan.kv_reason.endswith("it is divided into 8 parts of 1,024 or 4 parts of 2,048")
+    for given in ({"slots": 8, "kv_cells": 768}, {**chosen, "kv_unified": True}, {"slots": 4}):
+        assert planned(header, **given, snapshot_mib=2048).kv_divisions == (), given
     ByHand.kind = MemoryKind()  # no state fits into another layout
     assert planned(header, **chosen, snapshot_mib=2048).kv_divisions == ()
 

@@ -7,8 +7,8 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,63 +21,26 @@ from builds import pins, sdist
 from tests.support.devices import other_architectures as other
 from tests.support.devices import rpc
 from tests.support.devices.fixtures import SHAPES, Given, MakeConfig
+from tests.support.devices.loads import loaded, planned
 from tests.support.random_models import KINDS, Kind, random_model
-from worker.devices.cpu.budget import cpu_budget
-from worker.devices.plan import memory, placement
-from worker.devices.plan.cells import a_part_each, context_options
-from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan import placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
-from worker.devices.residency import proof as residency
-from worker.devices.select import Selected, select_device
+from worker.devices.select import select_device
 from worker.errors import ResidencyViolation
 from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.context import Context
-from worker.llama.model import LoadOptions, Model
 from worker.llama.pooled import PooledContext
 from worker.models.gguf.header import read_header
 from worker.wire.backends import BACKENDS
-from worker.wire.engine_info import Buffer, Residency
+from worker.wire.engine_info import Buffer
 from worker.wire.messages import DecodeOutcome
 
 
-@contextmanager
-def loaded(
-    config: Given, selected: Selected, *, offload_kv: bool = True, **options: Any
-) -> Iterator[tuple[Model, Context]]:
-    """The model as the engine loads it, but for `options`."""
-    header = read_header(config.model_path)
-    load = LoadOptions(
-        devices=selected.devices,
-        mmap=not selected.is_gpu,
-        mlock=config.settings.mlock,
-        tensor_placement=tensor_placement(header, selected.devices),
-    )
-    model = Model(config.model_path, replace(load, **options))
-    embeds = header.pooling is not None
-    length = config.settings.context_length or 256
-    wanted = context_options(
-        config.settings, a_part_each(config.settings, length), threads=1, embeds=embeds
-    )
-    context = Context(model, replace(wanted, offload=wanted.offload and offload_kv))
-    try:
-        yield model, context
-    finally:
-        context.close()
-        model.close()
-
-
-def prove(model: Model, context: Context, selected: Selected, config: Given) -> Residency:
-    header, locked = read_header(config.model_path), config.settings.mlock
-    return residency.prove(model, context, selected, header, locked=locked)
-
-
 def refused(config: Given, **options: Any) -> ResidencyViolation:
-    selected = select_device(config.settings)
-    with loaded(config, selected, **options) as (model, context):
-        with pytest.raises(ResidencyViolation) as caught:
-            prove(model, context, selected, config)
+    with loaded(config, **options) as held, pytest.raises(ResidencyViolation) as caught:
+        held.prove()
     assert caught.value.exit_code == 5
     return caught.value
 
@@ -85,15 +48,14 @@ def refused(config: Given, **options: Any) -> ResidencyViolation:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_gpu_holds_everything(shape: str, config: MakeConfig, gpu: int) -> None:
     given = config("cuda", shape, cuda_device=gpu, slots=2)
-    selected = select_device(given.settings)
-    with loaded(given, selected) as (model, context):
-        proof = prove(model, context, selected, given)
+    with loaded(given) as held:
+        proof = held.prove()
         weights = [b for b in proof.buffers if b.kind == "weights"]
         assert proof.resident and proof.violation is None
         assert proof.device == "RPC0"
         assert proof.layers_on_device == proof.layers_total == SHAPES[shape].layers + 1
         assert [b.device.split("[")[0] for b in weights] == ["RPC0"]
-        assert weights[0].size_bytes == pytest.approx(model.size_bytes, rel=0.02)
+        assert weights[0].size_bytes == pytest.approx(held.model.size_bytes, rel=0.02)
         assert {b.kind for b in proof.buffers} >= {"weights", "kv", "compute"}
         assert all("host" in reason for reason in proof.allowed_host_buffers)
         assert not any("weights" in reason for reason in proof.allowed_host_buffers)
@@ -103,9 +65,8 @@ def test_a_gpu_holds_everything(shape: str, config: MakeConfig, gpu: int) -> Non
 @pytest.mark.parametrize("mmap", [True, False])
 def test_a_cpu_holds_everything(shape: str, mmap: bool, config: MakeConfig) -> None:
     given = config("cpu", shape, slots=2)
-    selected = select_device(given.settings)
-    with loaded(given, selected, mmap=mmap) as (model, context):
-        proof = prove(model, context, selected, given)
+    with loaded(given, mmap=mmap) as held:
+        proof = held.prove()
     assert proof.resident and proof.device == "CPU"
     assert proof.layers_on_device == proof.layers_total
     assert proof.allowed_host_buffers == ()
@@ -126,20 +87,19 @@ def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
     index = gpu if backend == "cuda" else 0
     given = config(backend, cuda_device=index, slots=3, context_length=256, model_path=path)
     given = given.but(kv_type=kv_type, flash_attention="on" if kv_type == "q8_0" else "auto")
-    selected, header = select_device(given.settings), read_header(path)
-    plan = memory.plan(header, given.settings, selected.devices, cpu_budget(1), "m")
-    with loaded(given, selected, mmap=False) as (held, context):
-        proof = prove(held, context, selected, given)
+    plan = planned(given)
+    with loaded(given, mmap=False) as held:
+        proof = held.prove()
     on_device = [b for b in proof.buffers if b.is_on_host == (backend == "cpu")]
     assert proof.resident and proof.layers_on_device == proof.layers_total == 5
     weights = sum(buffer.size_bytes for buffer in on_device if buffer.kind == "weights")
     assert plan.parts["weights"] == pytest.approx(weights, abs=32 * 1024)  # told in 0.01 MiB
     later = 0
-    if header.pooling is not None:  # its output buffer grows with the first long text
+    if read_header(path).pooling is not None:  # its output buffer grows with the first long text
         output = size_of(b for b in proof.buffers if b.kind == "output")
-        planned = plan.parts["output"] + plan.host_parts.get("output", 0)
-        assert planned == 4 * 256 * (other.VOCABULARY + other.WIDTH) > output
-        later = planned - output if backend == "cpu" else 0
+        whole = plan.parts["output"] + plan.host_parts.get("output", 0)
+        assert whole == 4 * 256 * (other.VOCABULARY + other.WIDTH) > output
+        later = whole - output if backend == "cpu" else 0
     assert known_bytes(plan) - later == pytest.approx(size_of(on_device), rel=0.01)
 
 
@@ -147,11 +107,9 @@ def test_an_encoder_takes_a_text_as_long_as_any_context(config: MakeConfig, tmp_
     path = str(other.encoder(tmp_path / "model.gguf"))
     for length in random.Random(0).sample(range(1, other.CONTEXT), 16):
         given = config("cpu", model_path=path, context_length=length)
-        selected, header = select_device(given.settings), read_header(path)
-        plan = memory.plan(header, given.settings, selected.devices, cpu_budget(1), "m")
-        assert plan.context_length == length
-        with loaded(given, selected, mmap=False) as (_, context):
-            (vector,) = PooledContext(context)([[1] * length])
+        assert planned(given).context_length == length
+        with loaded(given, mmap=False) as held:
+            (vector,) = PooledContext(held.context)([[1] * length])
         assert np.isfinite(vector).all(), length
 
 
@@ -160,7 +118,6 @@ def test_the_first_text_is_as_long_as_any_where_a_device_might_lack_the_memory(
 ) -> None:
     path = str(other.encoder(tmp_path / "model.gguf"))
     given = config("cpu", model_path=path, context_length=100)
-    selected = select_device(given.settings)
     n_rows: list[int] = []
 
     def counted(decode: Callable[[Batch], DecodeOutcome]) -> Callable[[Batch], DecodeOutcome]:
@@ -170,9 +127,10 @@ def test_the_first_text_is_as_long_as_any_where_a_device_might_lack_the_memory(
 
         return decoding
 
-    with loaded(given, selected, mmap=False) as (model, context):
+    with loaded(given, mmap=False) as held:
         for offload in (False, True):
-            with closing(Context(model, replace(context.options, offload=offload))) as made:
+            options = replace(held.context.options, offload=offload)
+            with closing(Context(held.model, options)) as made:
                 pool = PooledContext(made)
                 monkeypatch.setattr(made, "decode", counted(made.decode))
                 pool.warm_up([1, 2, 3])
@@ -184,11 +142,9 @@ def test_a_long_texts_workspace_is_planned(config: MakeConfig, tmp_path: Path) -
     path = str(other.encoder(tmp_path / "model.gguf"))
     given = config("cpu", model_path=path, context_length=other.CONTEXT)
     given = given.but(flash_attention="off")
-    selected, header = select_device(given.settings), read_header(path)
-    plan = memory.plan(header, given.settings, selected.devices, cpu_budget(1), "m")
-    process = psutil.Process()
-    with loaded(given, selected, mmap=False) as (_, context):
-        pool = PooledContext(context)
+    plan, process = planned(given), psutil.Process()
+    with loaded(given, mmap=False) as held:
+        pool = PooledContext(held.context)
         before = process.memory_info().rss
         pool([[1] * other.CONTEXT])
         grown = process.memory_info().rss - before
@@ -219,10 +175,9 @@ def test_a_plan_is_exact_for_each_kind_of_memory(
     given = config("cpu", slots=3, context_length=256, model_path=path, flash_attention="on")
     keys, values = kv_types
     given = given.but(kv_type_k=keys, kv_type_v=values, kv_unified=unified)
-    selected = select_device(given.settings)
-    plan = memory.plan(read_header(path), given.settings, selected.devices, cpu_budget(1), "m")
-    with loaded(given, selected, mmap=False) as (model, context):
-        proof = prove(model, context, selected, given)
+    plan = planned(given)
+    with loaded(given, mmap=False) as held:
+        proof = held.prove()
     assert known_bytes(plan) == pytest.approx(size_of(proof.buffers), rel=0.01)
     cells = [b for b in proof.buffers if b.kind in ("kv", "recurrent")]
     assert plan.parts["kv"] == pytest.approx(size_of(cells), rel=0.01)
@@ -239,10 +194,8 @@ def size_of(buffers: Iterable[Buffer]) -> int:
 
 def test_a_cpu_worker_stays_off_a_gpu_that_is_there(config: MakeConfig, gpu: int) -> None:
     select_device(config("cuda", cuda_device=gpu).settings)
-    given = config("cpu")
-    selected = select_device(given.settings)
-    with loaded(given, selected) as (model, context):
-        proof = prove(model, context, selected, given)
+    with loaded(config("cpu")) as held:
+        proof = held.prove()
     assert {b.device for b in proof.buffers} <= {"CPU", "CPU_Mapped", "CPU_REPACK", "AMX"}
 
 
@@ -279,11 +232,10 @@ def test_a_model_on_a_second_device_is_refused(
     config: MakeConfig, gpu: int, small_gpu: int
 ) -> None:
     given = config("cuda", cuda_device=gpu)
-    first = select_device(given.settings)
-    second = select_device(given.but(cuda_device=(small_gpu,)).settings)
-    with loaded(given, first) as (model, context):
+    with loaded(given) as held:
+        second = select_device(given.but(cuda_device=(small_gpu,)).settings)
         with pytest.raises(ResidencyViolation, match="is on RPC0, not on RPC1") as caught:
-            prove(model, context, second, given)
+            held.prove(second)
     assert any("weights are on another device" in f for f in caught.value.details["faults"])
 
 
@@ -292,12 +244,11 @@ def test_one_buffer_on_a_second_device_is_enough_to_refuse(
 ) -> None:
     # Within one context llama.cpp would end the process, so the report is what is changed.
     given = config("cuda", cuda_device=gpu)
-    selected = select_device(given.settings)
-    with loaded(given, selected) as (model, context):
+    with loaded(given) as held:
         line = "llama_kv_cache: RPC1[127.0.0.1:9] KV buffer size =     0.25 MiB"
-        context.load_log = (*context.load_log, line)
+        held.context.load_log = (*held.context.load_log, line)
         with pytest.raises(ResidencyViolation, match="of kv are on another device"):
-            prove(model, context, selected, given)
+            held.prove()
 
 
 def test_a_weight_on_the_host_is_refused(config: MakeConfig, gpu: int) -> None:
@@ -321,9 +272,8 @@ def test_the_input_embedding_alone_may_stay_where_no_kernel_takes_it(
     # The test device computes every type, so its answer has to be replaced.
     monkeypatch.setattr(placement._Meta, "takes_rows", lambda *_: False)
     given = config("cuda", "grouped-q8", cuda_device=gpu, slots=2)
-    selected = select_device(given.settings)
-    with loaded(given, selected) as (model, context):
-        proof = prove(model, context, selected, given)
+    with loaded(given) as held:
+        proof = held.prove()
     on_host = [b for b in proof.buffers if b.kind == "weights" and b.device == "CPU"]
     assert len(on_host) == 1
     [reason] = [text for text in proof.allowed_host_buffers if text.startswith("weights")]
@@ -354,37 +304,27 @@ def test_what_is_not_told_is_not_proven(
     dropped: str, fault: str, config: MakeConfig, gpu: int
 ) -> None:
     given = config("cuda", cuda_device=gpu)
-    selected = select_device(given.settings)
-    with loaded(given, selected) as (model, context):
-        model.load_log = tuple(line for line in model.load_log if dropped not in line)
-        context.load_log = tuple(line for line in context.load_log if dropped not in line)
+    with loaded(given) as held:
+        for each in (held.model, held.context):
+            each.load_log = tuple(line for line in each.load_log if dropped not in line)
         with pytest.raises(ResidencyViolation, match=fault):
-            prove(model, context, selected, given)
+            held.prove()
 
 
 def test_many_parts_are_no_fault_while_none_is_on_the_host(config: MakeConfig, gpu: int) -> None:
     given = config("cuda", cuda_device=gpu)
-    selected = select_device(given.settings)
-    with loaded(given, selected) as (model, context):
-        context.load_log = tuple(
-            line.replace("splits = 1", "splits = 7") for line in context.load_log
-        )
-        assert prove(model, context, selected, given).resident
+    with loaded(given) as held:
+        log = [line.replace("splits = 1", "splits = 7") for line in held.context.load_log]
+        held.context.load_log = tuple(log)
+        assert held.prove().resident
 
 
-def test_it_is_proven_again_while_the_device_is_there(config: MakeConfig, gpu: int) -> None:
-    given = config("cuda", cuda_device=gpu)
-    selected = select_device(given.settings)
-    with loaded(given, selected) as (model, context):
-        proof = prove(model, context, selected, given)
+def test_a_device_is_asked_again_and_one_that_changed_is_a_loss(
+    config: MakeConfig, gpu: int
+) -> None:
+    with loaded(config("cuda", cuda_device=gpu)) as held:
+        proof, selected = held.prove(), held.selected
         live_check.check(selected, proof)
-
-
-def test_a_device_that_changed_is_a_loss(config: MakeConfig, gpu: int) -> None:
-    given = config("cuda", cuda_device=gpu)
-    selected = select_device(given.settings)
-    with loaded(given, selected) as (model, context):
-        proof = prove(model, context, selected, given)
     other = replace(selected, cards=(replace(selected.cards[0], total_bytes=1),))
     with pytest.raises(ResidencyViolation, match="no longer the device"):
         live_check.check(other, proof)
@@ -392,12 +332,11 @@ def test_a_device_that_changed_is_a_loss(config: MakeConfig, gpu: int) -> None:
 
 def test_memory_that_cannot_be_locked_is_told(config: MakeConfig) -> None:
     given = config("cpu", mlock=True)
-    selected = select_device(given.settings)
-    with loaded(given, selected) as (model, context):
+    with loaded(given) as held:
         line = "warning: failed to mlock 4096-byte buffer (after previously locking 0 bytes): no"
-        model.load_log = (*model.load_log, line)
+        held.model.load_log = (*held.model.load_log, line)
         with pytest.raises(ResidencyViolation, match="--mlock is set"):
-            prove(model, context, selected, given)
+            held.prove()
 
 
 def test_a_device_that_is_gone_is_a_loss_and_not_a_crash(models: dict[str, Path]) -> None:

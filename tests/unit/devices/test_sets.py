@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,59 +15,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from tests.support.devices import other_architectures as other
-from tests.support.devices.fixtures import Given, MakeConfig
+from tests.support.devices.fixtures import MakeConfig
+from tests.support.devices.loads import loaded, planned
 from tests.support.devices.tiny_gguf import Shape, write
 from tests.support.random_models import random_model
-from worker.devices.cpu.budget import cpu_budget
-from worker.devices.plan import memory
-from worker.devices.plan.cells import KvCache, context_options
-from worker.devices.plan.placement import shared_out, tensor_placement
+from worker.devices.plan.placement import shared_out
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
-from worker.devices.residency import proof as residency
-from worker.devices.select import Selected, select_device
 from worker.errors import ConfigError, InsufficientVram, ResidencyViolation
 from worker.llama.batch import Batch
 from worker.llama.context import Context
-from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import GgufHeader, read_header
-from worker.wire.engine_info import Residency
 
 TOKENS = [3, 14, 15, 92, 65, 35]
 
 
-@contextmanager
-def loaded(
-    config: Given, plan: Plan, selected: Selected, layers: tuple[int, ...] | None = None
-) -> Iterator[tuple[Model, Context]]:
-    header = read_header(config.model_path)
-    options = LoadOptions(
-        devices=selected.devices,
-        layers=plan.layers if layers is None else layers,
-        mmap=False,
-        tensor_placement=tensor_placement(header, selected.devices),
-    )
-    model = Model(config.model_path, options)
-    kv = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
-    context = Context(model, context_options(config.settings, kv, threads=1, embeds=False))
-    try:
-        yield model, context
-    finally:
-        context.close()
-        model.close()
-
-
-def planned(config: Given) -> tuple[Plan, Selected]:
-    selected, header = select_device(config.settings), read_header(config.model_path)
-    return memory.plan(header, config.settings, selected.devices, cpu_budget(1), "m"), selected
-
-
-def proven(config: Given, model: Model, context: Context, selected: Selected) -> Residency:
-    header = read_header(config.model_path)
-    return residency.prove(model, context, selected, header, locked=False)
-
-
-def greedy(context: Context, model: Model) -> list[int]:
+def greedy(context: Context) -> list[int]:
     batch, tokens, found = Batch(64), TOKENS, []
     for position in (0, *range(len(TOKENS), len(TOKENS) + 5)):
         batch.clear()
@@ -101,33 +63,31 @@ def test_each_layer_is_planned_and_proven_on_its_own_device(
         wanted = config("cuda", model_path=str(shape(tmp_path / "model.gguf")), **where, **chosen)
     else:
         wanted = config("cuda", shape, **where, **chosen)
-    plan, selected = planned(wanted)
-    assert plan.device == selected.names == ("RPC0", "RPC1") and plan.fits
+    plan = planned(wanted)
+    assert plan.device == ("RPC0", "RPC1") and plan.fits
     assert sum(plan.layers) == (read_header(wanted.model_path).block_count or 0) + 1
-    with loaded(wanted, plan, selected) as (model, context):
-        proof = proven(wanted, model, context, selected)
-        text = greedy(context, model)
-        live_check.check(selected, proof)
+    with loaded(wanted, plan, mmap=False) as held:
+        proof = held.prove()
+        text = greedy(held.context)
+        live_check.check(held.selected, proof)
     assert proof.resident and proof.layers_on_device == proof.layers_total
     for share in plan.shares:
         margin = share.parts["margin"]
         assert share.needed_bytes - margin == pytest.approx(proof.bytes_on(share.device), rel=0.01)
-    assert proof.device_bytes == sum(proof.bytes_on(name) for name in selected.names)
+    assert proof.device_bytes == sum(proof.bytes_on(name) for name in plan.device)
     alone = wanted.but(cuda_device=(gpu,))
-    plan_alone, one = planned(alone)
-    with loaded(alone, plan_alone, one) as (model, context):
-        assert greedy(context, model) == text, "as on one device"
+    with loaded(alone, planned(alone), mmap=False) as held:
+        assert greedy(held.context) == text, "as on one device"
 
 
 def test_another_split_than_the_planned_one_is_refused(
     config: MakeConfig, gpu: int, small_gpu: int
 ) -> None:
     wanted = config("cuda", "grouped-q8", cuda_device=(gpu, small_gpu), slots=1, context_length=256)
-    plan, selected = planned(wanted)
-    with loaded(wanted, plan, selected, layers=(1, 4)) as (model, context):
-        model.options = replace(model.options, layers=(3, 2))
+    with loaded(wanted, planned(wanted), mmap=False, layers=(1, 4)) as held:
+        held.model.options = replace(held.model.options, layers=(3, 2))
         with pytest.raises(ResidencyViolation, match="layer 1 of 5 is on RPC1, not on RPC0"):
-            proven(wanted, model, context, selected)
+            held.prove()
 
 
 def test_what_is_too_large_for_one_device_fits_on_two(
@@ -136,7 +96,7 @@ def test_what_is_too_large_for_one_device_fits_on_two(
     chosen: dict[str, Any] = {"slots": 8, "context_length": 2048}
     with pytest.raises(InsufficientVram):
         planned(config("cuda", "tied-q4", cuda_device=small_gpu, **chosen))
-    plan, _ = planned(config("cuda", "tied-q4", cuda_device=(small_gpu, gpu), **chosen))
+    plan = planned(config("cuda", "tied-q4", cuda_device=(small_gpu, gpu), **chosen))
     assert plan.fits and plan.layers[0] < plan.layers[1], "the smaller one has fewer layers"
     with pytest.raises(InsufficientVram, match="does not fit on RPC[01]: ") as caught:
         planned(

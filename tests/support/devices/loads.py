@@ -1,0 +1,79 @@
+"""A model planned and loaded as the engine does it, in the test's own process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.support.devices.fixtures import Given
+from worker.devices.cpu.budget import CpuBudget, cpu_budget
+from worker.devices.plan import memory
+from worker.devices.plan.cells import KvCache, a_part_each, context_options
+from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.plan import Plan
+from worker.devices.residency import proof
+from worker.devices.select import Selected, select_device
+from worker.llama.context import Context
+from worker.llama.model import LoadOptions, Model
+from worker.models.gguf.header import read_header
+from worker.wire.engine_info import Residency
+
+
+def planned(given: Given, budget: CpuBudget | None = None, adapters: Sequence[Path] = ()) -> Plan:
+    header, selected = read_header(given.model_path), select_device(given.settings)
+    beside = memory.Beside(tuple(map(read_header, adapters)))
+    budget = budget or cpu_budget(1)
+    return memory.plan(header, given.settings, selected.devices, budget, "model", beside)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    given: Given
+    selected: Selected
+    model: Model
+    context: Context
+
+    def prove(self, selected: Selected | None = None, head: Context | None = None) -> Residency:
+        """That it is on the devices that it was loaded on, or on others."""
+        return proof.prove(
+            self.model,
+            self.context,
+            selected or self.selected,
+            read_header(self.given.model_path),
+            locked=self.given.settings.mlock,
+            head=head,
+        )
+
+
+@contextmanager
+def loaded(
+    given: Given,
+    plan: Plan | None = None,
+    adapters: Sequence[Path] = (),
+    *,
+    offload_kv: bool = True,
+    **options: Any,
+) -> Iterator[Loaded]:
+    """The model as the engine loads it, but for `options`; without a plan, 256 tokens a slot."""
+    header, selected = read_header(given.model_path), select_device(given.settings)
+    load = LoadOptions(
+        devices=selected.devices,
+        layers=plan.layers if plan else (),
+        mmap=not selected.is_gpu,
+        mlock=given.settings.mlock,
+        tensor_placement=tensor_placement(header, selected.devices),
+    )
+    kv = a_part_each(given.settings, given.settings.context_length or 256)
+    if plan is not None:
+        kv = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
+    embeds = header.pooling is not None
+    wanted = context_options(given.settings, kv, threads=1, embeds=embeds)
+    wanted = replace(wanted, offload=wanted.offload and offload_kv)
+    with closing(Model(given.model_path, replace(load, **options))) as model:
+        for file in adapters:
+            model.load_adapter(str(file))
+        with closing(Context(model, wanted)) as context:
+            yield Loaded(given, selected, model, context)
