@@ -22,6 +22,7 @@ from worker.observability.terminal import LiveLine
 from worker.setting_faults import ENV_PREFIX, variable_of
 from worker.setting_files import check_certificate, read_keys
 from worker.settings import ALIASES, BACKEND_FIELDS, FIELDS, Settings, group_of
+from worker.sockets import uri_of
 from worker.wire.messages import Progress
 
 CONNECT_SECONDS = 10.0
@@ -52,10 +53,9 @@ def client_of(settings: Settings, *, is_probe: bool = False) -> httpx.Client:
         trusted.load_verify_locations(settings.certificate[0])
     # A worker that listens on all addresses is asked at the loopback address.
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host[0], settings.host[0])
-    scheme = "https" if settings.certificate else "http"
-    place = f"[{host}]" if ":" in host else host
+    uri = uri_of(host, settings.port, is_secure=settings.certificate is not None)
     try:
-        url = httpx.URL(f"{scheme}://{place}:{settings.port}{settings.api_prefix}")
+        url = httpx.URL(uri + settings.api_prefix)
     except httpx.InvalidURL as error:
         raise ConfigError(f"--host is {host!r}, which is none: {error}.", field="host") from None
     return httpx.Client(

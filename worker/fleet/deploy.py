@@ -7,6 +7,7 @@ replicas starts or stops some. Pure functions.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -136,33 +137,27 @@ def names_of(config: Config) -> list[str]:
 
 def scaled(config: Config, name: str, count: int) -> Config:
     """The configuration with `count` workers in the group `name`, which then does not scale."""
-    fixed = [
-        {
-            **{key: value for key, value in each.items() if key != "autoscaling_config"},
-            "num_replicas": count,
-        }
-        for app in config["applications"]
-        if app["name"] == name
-        for each in app["deployments"]
-    ]
-    return _changed(config, name, {"deployments": fixed})
+    changed, app = _copied(config, name)
+    for deployment in app["deployments"]:
+        deployment.pop("autoscaling_config", None)
+        deployment["num_replicas"] = count
+    return changed
 
 
 def rolled(config: Config, name: str) -> Config:
     """The configuration with which Serve replaces all workers of the group, one after another."""
-    apps: list[Config] = config["applications"]
-    args: Config = next((app["args"] for app in apps if app["name"] == name), {})
-    return _changed(config, name, {"args": {**args, "generation": args.get("generation", 0) + 1}})
+    changed, app = _copied(config, name)
+    app["args"]["generation"] = app["args"].get("generation", 0) + 1
+    return changed
 
 
-def _changed(config: Config, name: str, change: Config) -> Config:
+def _copied(config: Config, name: str) -> tuple[Config, Config]:
+    """A copy of the configuration, and in it the application of that group."""
     if name not in names_of(config):
         there = ", ".join(names_of(config))
         raise ConfigError(f"The fleet has no workers named {name!r}; it has {there}.")
-    applications = [
-        {**app, **change} if app["name"] == name else app for app in config["applications"]
-    ]
-    return {**config, "applications": applications}
+    copied = deepcopy(config)
+    return copied, next(app for app in copied["applications"] if app["name"] == name)
 
 
 def _without_count(group: WorkerGroup) -> Config:

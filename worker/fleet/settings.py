@@ -156,10 +156,8 @@ class WorkerGroup(BaseModel):
         if device is None:
             return {"num_cpus": 0}
         if device == "GPU":
-            return {
-                "num_cpus": 0,
-                "num_gpus": len(self._worker_settings.engine.device_indices) or 1,
-            }
+            n_devices = len(self._worker_settings.engine.device_indices)
+            return {"num_cpus": 0, "num_gpus": n_devices or 1}
         if device == "CPU":
             return {"num_cpus": 1}
         return {"num_cpus": 0, "resources": {device: 1}}
@@ -236,8 +234,7 @@ class Fleet(BaseModel):
     @property
     def uri(self) -> str:
         """The address for clients."""
-        uri = uri_of(self.host, self.port)
-        return uri if self.ssl_certfile is None else uri.replace("http", "https", 1)
+        return uri_of(self.host, self.port, is_secure=self.ssl_certfile is not None)
 
 
 def load(path: Path) -> Fleet:
