@@ -124,7 +124,7 @@ def _list(options: argparse.Namespace, _report: Reporter) -> None:
         return
     from worker.models import listing, registry
 
-    print(listing.registry_text(registry.load(_models_file(options))))
+    print(listing.registry_text(registry.load(options.models_file)))
 
 
 def _cache(options: argparse.Namespace, _report: Reporter) -> None:
@@ -132,7 +132,7 @@ def _cache(options: argparse.Namespace, _report: Reporter) -> None:
     from worker.models import listing
     from worker.models.stored import select, stored_models
 
-    folder = _cache_dir(options) or default_cache_dir()
+    folder = options.cache_dir or default_cache_dir()
     if os.path.lexists(folder) and not folder.is_dir():
         raise ConfigError(f"the cache {str(folder)!r} is no folder; set --cache-dir")
     stored = stored_models(folder)
@@ -216,7 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     aliases.set_defaults(run=_list)
 
     cache = commands.add_parser("cache", help="list downloads and conversions, or remove some")
-    cache.add_argument("--cache-dir", type=Path, help="default: the worker's cache")
+    _add_cache_dir(cache, "default: the worker's cache")
     cache.add_argument(
         "--remove", nargs="+", default=[], metavar="KEY", help="the beginning of one or more keys"
     )
@@ -243,14 +243,22 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source", help="a folder of SafeTensors, hf:owner/repo@revision, or an alias of models.toml"
     )
-    parser.add_argument(
-        "--cache-dir", type=Path, help="where downloads go (default: the worker's cache)"
-    )
+    _add_cache_dir(parser, "where downloads go (default: the worker's cache)")
     _add_models_file(parser)
 
 
+def _add_cache_dir(parser: argparse.ArgumentParser, text: str) -> None:
+    given = os.environ.get("LLORCH_CACHE_DIR") or None
+    parser.add_argument("--cache-dir", type=_expanded, default=given, help=text)
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expanduser(path))
+
+
 def _add_models_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models-file", type=Path, help="a registry of your own")
+    given, text = os.environ.get("LLORCH_MODELS_FILE") or None, "a registry of your own"
+    parser.add_argument("--models-file", type=Path, default=given, help=text)
 
 
 def _add_destination(command: argparse.ArgumentParser) -> None:
@@ -294,27 +302,11 @@ def _source(options: argparse.Namespace, report: Reporter) -> Path:
     return asyncio.run(
         resolve_checkpoint(
             options.source,
-            models_file=_models_file(options),
-            cache_dir=_cache_dir(options),
+            models_file=options.models_file,
+            cache_dir=options.cache_dir,
             on_progress=report.fetch,
         )
     )
-
-
-def _cache_dir(options: argparse.Namespace) -> Path | None:
-    given: Path | None = options.cache_dir or _path_from("LLORCH_CACHE_DIR")
-    return Path(os.path.expanduser(given)) if given else None
-
-
-def _models_file(options: argparse.Namespace) -> Path | None:
-    given: Path | None = options.models_file
-    return given or _path_from("LLORCH_MODELS_FILE")
-
-
-def _path_from(variable: str) -> Path | None:
-    """A path from the worker's own variables, for users who set them."""
-    value = os.environ.get(variable)
-    return Path(value) if value else None
 
 
 if __name__ == "__main__":
