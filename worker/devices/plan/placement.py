@@ -135,8 +135,7 @@ def _place_on_gpus(
     lib = library.ggml()
     types = [lib.ggml_backend_dev_buffer_type(device.handle) for device in devices]
     device_bytes, host_bytes = [0] * len(devices), 0
-    n_layers = sum(layers) if len(devices) > 1 else 1
-    ends = list(accumulate(layers)) if len(devices) > 1 else [1]
+    n_layers, ends = sum(layers) or 1, list(accumulate(layers))
     host: list[str] = []
     placed: list[tuple[str, int]] = []
     for tensor in header.tensors:

@@ -116,9 +116,7 @@ def together(model: Residency, draft: Residency) -> Residency:
 
 
 def _layer_devices(report: LoadReport, model: Model, selected: Selected) -> dict[int, str]:
-    """The device on which each layer belongs."""
-    if len(selected.names) == 1:
-        return dict.fromkeys(report.layer_devices, selected.names[0])
+    """The device on which each layer belongs; where they are not shared out, the first one."""
     ends = list(accumulate(model.options.layers))
     return {layer: selected.names[bisect_right(ends, layer)] for layer in report.layer_devices}
 
