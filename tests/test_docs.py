@@ -27,10 +27,10 @@ from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.http import headers
 from worker.api.http.page import pages
-from worker.errors import WorkerError
+from worker.errors import WorkerError, flag
 from worker.flags import _OTHER_NAMES, _flag_hint, _parser
 from worker.observability.metrics import Metrics
-from worker.setting_faults import ENV_ONLY, flag
+from worker.setting_faults import ENV_ONLY
 from worker.settings import FIELDS
 from worker.wire.backends import BACKENDS
 

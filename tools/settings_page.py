@@ -8,8 +8,9 @@ from typing import get_args
 
 from pydantic.fields import FieldInfo
 
+from worker.errors import flag
 from worker.flags import GROUPS, shown_default
-from worker.setting_faults import ENV_ONLY, flag, variable_of
+from worker.setting_faults import ENV_ONLY, variable_of
 from worker.settings import BACKEND_FIELDS, FIELDS, group_of
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "settings.md"

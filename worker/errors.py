@@ -221,6 +221,16 @@ class CrashLoop(WorkerError):
     exit_code = 8
 
 
+def flag(field: str) -> str:
+    """The flag of a setting."""
+    return "--" + field.replace("_", "-")
+
+
+def wrong_value(field: str, value: object, why: str) -> ConfigError:
+    """For the value of a setting; `why` goes on behind it, as in "which cannot be read"."""
+    return ConfigError(f"{flag(field)} is {value!r}, {why}.", field=field)
+
+
 @contextmanager
 def of_flag(flag: str) -> Iterator[None]:
     """Let a failure name the flag whose value leads to it."""

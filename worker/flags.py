@@ -11,10 +11,10 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from worker.commands import SUBCOMMANDS
-from worker.errors import ConfigError
+from worker.errors import ConfigError, flag
 from worker.expectations import closest
 from worker.installation import own_version
-from worker.setting_faults import ENV_ONLY, ENV_PREFIX, flag
+from worker.setting_faults import ENV_ONLY, ENV_PREFIX
 from worker.settings import BACKEND_FIELDS, FIELDS, group_of, is_switch
 from worker.wire.backends import BackendName
 

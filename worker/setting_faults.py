@@ -15,16 +15,12 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from worker.errors import ConfigError
+from worker.errors import ConfigError, flag
 from worker.expectations import closest, expectation, path_of
 
 ENV_PREFIX = "LLORCH_"
 ENV_ONLY = frozenset({"worker_token", "callback_token"})
 """Secrets: a flag would be visible in the process list, and a file would be committed."""
-
-
-def flag(field: str) -> str:
-    return "--" + field.replace("_", "-")
 
 
 def variable_of(name: str) -> str:

@@ -10,7 +10,7 @@ import re
 import stat
 from pathlib import Path
 
-from worker.errors import ConfigError
+from worker.errors import ConfigError, wrong_value
 
 MAX_TEMPLATE_CHARS = 100_000
 """Of a chat template; those of today's models have a tenth of that."""
@@ -24,8 +24,7 @@ def check_certificate(certificate: tuple[str, str]) -> str:
 
     for path, field in zip(certificate, ("ssl_certfile", "ssl_keyfile"), strict=True):
         if not os.access(path, os.R_OK) or not os.path.isfile(path):
-            message = f"--{field.replace('_', '-')} is {path!r}, which is no file that can be read."
-            raise ConfigError(message, field=field)
+            raise wrong_value(field, path, "which is no file that can be read")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*certificate)
     except (OSError, ValueError) as error:
@@ -83,10 +82,8 @@ def read_chat_template(file: str) -> str:
     """
     text = _read(file, "chat_template", MAX_TEMPLATE_CHARS + 1)
     if len(text) > MAX_TEMPLATE_CHARS:
-        raise ConfigError(
-            f"--chat-template is {file!r}, which has more than {MAX_TEMPLATE_CHARS:,} characters.",
-            field="chat_template",
-        )
+        why = f"which has more than {MAX_TEMPLATE_CHARS:,} characters"
+        raise wrong_value("chat_template", file, why)
     return text
 
 
@@ -109,17 +106,16 @@ def read_keys(path: str) -> dict[str, str]:
             continue
         name, _, key = map(str.strip, line.rpartition(":"))
         name = name or f"line-{number}"
+        fault = ""
         if not _KEY.fullmatch(key) or not _KEY_NAME.fullmatch(name):
-            raise ConfigError(
-                f"--api-key-file {path!r}, line {number}: it must be NAME:KEY, a name of up to 64 "
-                "letters, digits, dots, - or _, and a key of visible ASCII characters.",
-                field=field,
+            fault = (
+                "it must be NAME:KEY, a name of up to 64 letters, digits, dots, - or _, and a key "
+                "of visible ASCII characters"
             )
-        if key in found or name in found.values():
-            message = (
-                f"--api-key-file {path!r}, line {number}: its name or its key was there before."
-            )
-            raise ConfigError(message, field=field)
+        elif key in found or name in found.values():
+            fault = "its name or its key was there before"
+        if fault:
+            raise ConfigError(f"--api-key-file {path!r}, line {number}: {fault}.", field=field)
         found[key] = name
     if not found:
         raise ConfigError(f"--api-key-file {path!r} has no key.", field=field)
@@ -140,5 +136,4 @@ def _read(file: str, field: str, n_chars: int = -1) -> str:
             return opened.read(n_chars)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        message = f"--{field.replace('_', '-')} is {file!r}, which cannot be read: {why}."
-        raise ConfigError(message, field=field) from None
+        raise wrong_value(field, file, f"which cannot be read: {why}") from None

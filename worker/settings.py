@@ -40,14 +40,13 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from worker.errors import ConfigError
+from worker.errors import ConfigError, wrong_value
 from worker.expectations import closest
 from worker.installation import default_cache_dir
 from worker.setting_faults import (
     ENV_ONLY,
     ENV_PREFIX,
     explain,
-    flag,
     read_toml,
     variable_of,
 )
@@ -362,7 +361,7 @@ class Settings(_TableFields):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for field, why in self._conflicts():
-            raise _refusal(self, field, why)
+            raise wrong_value(field, getattr(self, field), f"but {why}")
         return self
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:
@@ -406,8 +405,8 @@ class Settings(_TableFields):
         another one."""
         n_cpus = os.cpu_count() or 1
         if (self.engine.threads or 0) > n_cpus:
-            why = f"this machine has {n_cpus} CPUs: each computation waits for its last thread"
-            raise _refusal(self, "threads", why)
+            why = f"but this machine has {n_cpus} CPUs: each computation waits for its last thread"
+            raise wrong_value("threads", self.engine.threads, why)
 
     def file_checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
         """The files, beside models, without which nothing is served, as names and checks. A check
@@ -484,11 +483,6 @@ def _check_origin(text: str) -> None:
     scheme, _, host = text.rstrip("/").partition("://")
     if text != "*" and not (scheme and host and "/" not in host):
         raise ValueError(f"must be an origin such as https://chat.example, or *; {text!r} is not")
-
-
-def _refusal(settings: Settings, field: str, why: str) -> ConfigError:
-    value = getattr(settings, field)
-    return ConfigError(f"{flag(field)} is {value!r}, but {why}.", field=field)
 
 
 FIELDS: Mapping[str, FieldInfo] = {

@@ -8,7 +8,7 @@ import socket
 import stat
 from collections.abc import Sequence
 
-from worker.errors import ConfigError, PortInUse
+from worker.errors import ConfigError, PortInUse, wrong_value
 
 
 def listen_on(hosts: Sequence[str], port: int) -> list[socket.socket]:
@@ -37,9 +37,8 @@ def listen(
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (socket.gaierror, UnicodeError) as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
-        raise ConfigError(
-            f"--host is {host!r}, which does not resolve to an address: {reason}.", field="host"
-        ) from None
+        why = f"which does not resolve to an address: {reason}"
+        raise wrong_value("host", host, why) from None
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -104,7 +103,7 @@ def is_left_at(path: str) -> bool:
 
 def _explain_path(error: OSError, path: str) -> ConfigError:
     reason = error.strerror or str(error)  # a path that is too long has no number
-    return ConfigError(f"--uds is {path!r}, which cannot be listened on: {reason}.", field="uds")
+    return wrong_value("uds", path, f"which cannot be listened on: {reason}")
 
 
 def _explain(error: OSError, host: str, port: int) -> PortInUse | ConfigError:
@@ -115,13 +114,8 @@ def _explain(error: OSError, host: str, port: int) -> PortInUse | ConfigError:
             port=port,
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return ConfigError(
-            f"--port is {port}, which this user may not listen on; choose one over 1023.",
-            field="port",
-        )
-    return ConfigError(
-        f"--host is {host!r}, which cannot be listened on: {error.strerror}.", field="host"
-    )
+        return wrong_value("port", port, "which this user may not listen on; choose one over 1023")
+    return wrong_value("host", host, f"which cannot be listened on: {error.strerror}")
 
 
 def is_loopback(listener: socket.socket) -> bool:

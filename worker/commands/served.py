@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import httpx
 
-from worker.errors import ConfigError, WorkerError, rebuild_error
+from worker.errors import WorkerError, rebuild_error, wrong_value
 from worker.observability.terminal import LiveLine
 from worker.setting_faults import ENV_PREFIX, variable_of
 from worker.setting_files import check_certificate, read_keys
@@ -57,7 +57,7 @@ def client_of(settings: Settings, *, is_probe: bool = False) -> httpx.Client:
     try:
         url = httpx.URL(uri + settings.api_prefix)
     except httpx.InvalidURL as error:
-        raise ConfigError(f"--host is {host!r}, which is none: {error}.", field="host") from None
+        raise wrong_value("host", host, f"which is none: {error}") from None
     return httpx.Client(
         base_url=url,
         headers={} if is_probe else headers_of(settings),

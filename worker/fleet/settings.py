@@ -17,10 +17,10 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from worker.api.http.gate import is_loopback
-from worker.errors import ConfigError, WorkerError
+from worker.errors import ConfigError, WorkerError, flag
 from worker.expectations import closest
 from worker.models.reference import parse
-from worker.setting_faults import ENV_ONLY, first_fault, flag, read_toml
+from worker.setting_faults import ENV_ONLY, first_fault, read_toml
 from worker.settings import FIELDS, Settings
 from worker.sockets import uri_of
 from worker.wire.adapters import with_path

@@ -31,7 +31,7 @@ from worker.devices.plan.layout import Layout, Unloaded
 from worker.devices.plan.placement import Devices, largest, shared_out
 from worker.devices.plan.plan import Plan, Share
 from worker.devices.plan.projector import EMBEDDINGS_BYTES, device_bytes
-from worker.errors import ConfigError, InsufficientVram, ModelError
+from worker.errors import ConfigError, InsufficientVram, ModelError, wrong_value
 from worker.llama import library
 from worker.llama.context import KV_TYPES
 from worker.models.gguf.constants import constants
@@ -120,11 +120,11 @@ class _Planner:
             self._layers = shared_out(header, left)
         self._has_head = settings.speculate == "mtp" and not self._embeds
         if self._has_head and not any(each.name.endswith(_HEAD) for each in header.tensors):
-            raise ConfigError(
-                f"--speculate is 'mtp', but {model_ref} has no layers for multi-token prediction; "
-                "take a file that has some (blk.*.nextn.*), or another --speculate.",
-                field="speculate",
+            why = (
+                f"but {model_ref} has no layers for multi-token prediction; take a file that has "
+                "some (blk.*.nextn.*), or another --speculate"
             )
+            raise wrong_value("speculate", settings.speculate, why)
         self._model = Unloaded(header, devices, self._layers, mtp=self._has_head)
         layers = self._layers or (1,)
         added_bytes = sum(adapter.size_bytes for adapter in beside.adapters)
@@ -218,11 +218,8 @@ class _Planner:
         settings, slots = self._settings, self._settings.slots
         length = settings.context_length or min(self._model.trained_context_length, cells)
         if length > cells:
-            raise ConfigError(
-                f"--context-length is {length}, which is more than --kv-cells ({cells}); it must "
-                "not be larger.",
-                field="context_length",
-            )
+            why = f"which is more than --kv-cells ({cells}); it must not be larger"
+            raise wrong_value("context_length", length, why)
         unified = settings.kv_unified
         if unified is None:
             unified = slots * length > cells
