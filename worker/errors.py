@@ -232,12 +232,12 @@ def wrong_value(field: str, value: object, why: str) -> ConfigError:
 
 
 @contextmanager
-def of_flag(flag: str) -> Iterator[None]:
+def of_flag(name: str) -> Iterator[None]:
     """Let a failure name the flag whose value leads to it."""
     try:
         yield
     except WorkerError as error:
-        raise type(error)(f"{flag}: {error.message}", **error.details) from error.__cause__
+        raise type(error)(f"{name}: {error.message}", **error.details) from error.__cause__
 
 
 def not_utf8(error: UnicodeEncodeError) -> ConfigError:
