@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from worker.api.app import build_schemas, create_app
 from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.server import Server, server_for
 from worker.api.http.state import AppState
+from worker.background import in_daemon_thread
 from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError, system_words
 from worker.installation import own_version
@@ -219,7 +221,7 @@ class Lifecycle:
                 self._uri, key if settings.needs_key else None, settings.api_prefix
             )
             # On a thread of its own: if nobody reads stdout, this blocks, but serving must not.
-            threading.Thread(target=_print, args=(line,), daemon=True).start()
+            in_daemon_thread(partial(print, line, flush=True))
         await self._pool.announce(self._callback(), lambda: self._supervisor.has_served)
 
     async def _show_start(self) -> None:
@@ -367,8 +369,3 @@ class Lifecycle:
         if self._heartbeats is not None:
             await self._heartbeats.end(now=self._stops_now)
         await self._pool.close()
-
-
-def _print(line: str) -> None:
-    with contextlib.suppress(OSError):
-        print(line, flush=True)

@@ -65,15 +65,12 @@ def run(settings: Settings, *, as_json: bool) -> int:
         WorkerError: the worker did not start; its own message is on stderr.
     """
     with own_worker(settings, n_slots=_LOADS[-1]) as (url, ready):
-        if as_json:
-            results = asyncio.run(_measure(url, settings, lambda result: None))
-        else:
-            title = f"{ready['model_ref']} on {ready['device']}, loaded in {ready['seconds']} s"
-            table = Table("streams", "tok/s", "first token", "between tokens", title=title)
-            for column in table.columns:
-                column.justify = "right"
-            with Live(table, console=Console()):
-                asyncio.run(_measure(url, settings, lambda result: table.add_row(*_row(result))))
+        title = f"{ready['model_ref']} on {ready['device']}, loaded in {ready['seconds']} s"
+        table = Table("streams", "tok/s", "first token", "between tokens", title=title)
+        for column in table.columns:
+            column.justify = "right"
+        with Live(table, console=Console(quiet=as_json)):
+            results = asyncio.run(_measure(url, settings, lambda each: table.add_row(*_row(each))))
     if as_json:
         print(json.dumps(ready | {"loads": [asdict(result) for result in results]}, indent=2))
     return 0

@@ -119,15 +119,13 @@ def diagnose(
     """Check everything that a start needs, in order."""
     found = Diagnosis(f"llorch-{settings.backend}")
     budget = cpu_budget(settings.engine.threads, root)
-    limit = budget.memory_limit_bytes
     told = machine.findings(budget, root)
     with found.check("machine"):
-        text = told["machine"]
         try:
             instructions.check()
         except WorkerError as error:
-            raise type(error)(f"{text}: {error.message}") from None
-        found.ok("machine", text)
+            raise type(error)(f"{told['machine']}: {error.message}") from None
+        found.ok("machine", told["machine"])
     found.ok("threads", told["threads"])
     found.ok("memory", told["memory"])
     files = Diagnosis(found.command)
@@ -161,7 +159,7 @@ def diagnose(
     found.details = {
         "threads": budget.threads,
         "memory_available_bytes": budget.memory_available_bytes,
-        "memory_limit_bytes": limit,
+        "memory_limit_bytes": budget.memory_limit_bytes,
         "library": msgspec.to_builtins(findings.library),
         "device": devices[0] if len(devices) == 1 else devices or None,
         "trial": msgspec.to_builtins(findings.trial),

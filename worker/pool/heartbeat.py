@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import count
 from typing import Any
 
 from worker.observability.logs import get_logger
@@ -57,9 +58,7 @@ class Heartbeats:
             await asyncio.wait_for(self._task, 0 if now else LAST_BEAT_SECONDS)
 
     async def _run(self) -> None:
-        sequence = 0
-        while True:
-            sequence += 1
+        for sequence in count(1):
             beat = {**self._compose(), "sequence": sequence}
             sent_at = time.monotonic()
             accepted = await self._send_unless_outdated(beat)

@@ -48,11 +48,9 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
         for mount in mounts:
             if mount.version != version or (version == 1 and not mount.controllers & controllers):
                 continue
-            for folder in _levels(root, mount, group):
-                if version == 2 or "cpu" in mount.controllers:
-                    cpu += _cpu_limit(folder, version)
-                if version == 2 or "memory" in mount.controllers:
-                    memory += _memory_limit(folder, version)
+            for folder in _levels(root, mount, group):  # one without a controller has no such file
+                cpu += _cpu_limit(folder, version)
+                memory += _memory_limit(folder, version)
     cpus, cpus_origin = min(cpu, default=(None, ""))
     limit, memory_origin, _ = min(memory, default=(None, "", 0))
     free = min((left for _, _, left in memory), default=None)
