@@ -31,6 +31,10 @@ does not make it wait."""
 RETRY_AFTER_SECONDS = 2
 KEEPALIVE_SECONDS = 15.0
 """Silence before a stream's first token after which the client gets a status line and a comment."""
+_OWN_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    *((name.encode(), value.encode()) for name, value in UNBUFFERED.items()),
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +176,7 @@ class Relay:
         try:
             while not (await asyncio.wait({waiting}, timeout=KEEPALIVE_SECONDS))[0]:
                 if not self._has_begun:
-                    await self._begin(200, self._own_headers())
+                    await self._begin(200, _OWN_HEADERS)
                     self._tail = self._new_tail(SSE)
                 await self._chunk(KEEPALIVE)
             waiting.result()
@@ -210,12 +214,6 @@ class Relay:
 
     async def _chunk(self, body: bytes) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
-
-    def _own_headers(self) -> Headers:
-        return [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            *((name.encode(), value.encode()) for name, value in UNBUFFERED.items()),
-        ]
 
     async def _answer(self, answer: Exchange, worker: Worker | None = None) -> None:
         """Give a whole answer on; in a stream that has begun it can only be an error."""
