@@ -66,12 +66,6 @@ class Unloaded:
     def close(self) -> None:
         self._model.close()
 
-    def _pooled_output_bytes(self, options: ContextOptions) -> int:
-        """What the first text of full length makes of the output buffer of a model that pools:
-        llama.cpp keeps each row's embedding, and has room for each row's logits."""
-        width = self._n_vocab + self.n_embd
-        return 4 * options.n_batch * width if options.embeddings else 0
-
     def lay_out(self, options: ContextOptions) -> Layout:
         """Raises `ConfigError` if the model cannot run with these options."""
         slots = options.n_seq_max
@@ -100,7 +94,11 @@ class Unloaded:
         own = [computes.keys() & each for each in names] or [set(computes)]
         compute = tuple(sum(computes[name] for name in each) for each in own)
         host_compute = sum(computes.values()) - sum(compute)
-        output = max(report.bytes_of("output"), self._pooled_output_bytes(options))
+        output = report.bytes_of("output")
+        if options.embeddings:
+            # So much once a text has the full length: llama.cpp keeps each row's embedding, and has
+            # room for each row's logits.
+            output = max(output, 4 * options.n_batch * (self._n_vocab + self.n_embd))
         if options.mtp == "trunk":
             # llama.cpp makes room for the hidden states with the first batches.
             of_row = 4 * self.n_embd

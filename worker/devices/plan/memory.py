@@ -149,21 +149,17 @@ class _Planner:
             self._draft.close()
 
     def plan(self) -> Plan:
-        chosen, cells = self._settings.context_length, self._settings.kv_cells
-        by_length = cells is None and (chosen is not None or self._embeds)
-        plan = self._of_length(chosen) if by_length else self._of_cells(cells)
+        length, cells = self._settings.context_length, self._settings.kv_cells
+        if cells is None and (length is not None or self._embeds):  # so many tokens in every slot
+            wanted = length or self._model.trained_context_length
+            slots = self._settings.slots
+            plan = self._fitted(wanted, lambda n: self._at(n, slots), length is not None)
+        else:  # so many cells for all slots together
+            wanted = cells or self._default_cells()
+            plan = self._fitted(
+                wanted, lambda n: self._with(self._shared_out(n)), cells is not None
+            )
         return _divided(self._with_states(self._with_host_room(plan)))
-
-    def _of_length(self, chosen: int | None) -> Plan:
-        """A plan with a sequence of the chosen, or else the trained, length in every slot."""
-        wanted = chosen or self._model.trained_context_length
-        slots = self._settings.slots
-        return self._fitted(wanted, lambda n: self._at(n, slots), chosen is not None)
-
-    def _of_cells(self, chosen: int | None) -> Plan:
-        """A plan with the chosen, or else the default, number of cells for all slots together."""
-        wanted = chosen or self._default_cells()
-        return self._fitted(wanted, lambda n: self._with(self._shared_out(n)), chosen is not None)
 
     def _fitted(self, wanted: int, plan_of: Callable[[int], Plan], is_chosen: bool) -> Plan:
         """The plan for `wanted`; if that is a default and does not fit, the largest that fits."""
