@@ -55,6 +55,7 @@ MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
 _LEAVES = frozenset({str, int, float, bool, dict, type(None)})
 """Types of fields that hold no body; asking a model's class takes several times as long."""
 _SLICE_BYTES = 64 * 1024
+"""Of a text, at once: no other thread runs during a call that goes through it."""
 MAX_DIGITS = 64
 """Of a number before its point: Python takes the square of their count to write an integer."""
 _TOO_MANY_DIGITS = b"0" * (MAX_DIGITS + 1)
@@ -62,8 +63,6 @@ _AS_ZEROS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
 """Each digit as 0, all else as a blank."""
 _WIDE_NUMBER = re.compile(rb"(?<![0-9.eE+])(?<![eE]-)[0-9]{%d}" % len(_TOO_MANY_DIGITS))
 BOM = b"\xef\xbb\xbf"
-_INSIDE = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
-"""Of a string; of one that is cut off, up to there."""
 _readers = background_thread("bodies")
 
 
@@ -220,58 +219,38 @@ def parse_json(text: bytes, path: str = "") -> Any:
 
 def _excess(text: bytes) -> str | None:
     """What a JSON text has too much of; counted by its signs, those in strings left out."""
-    many = [kind for kind, (limit, sign) in MAX_SIGNS.items() if _has_more(text, sign, limit)]
-    counts = dict.fromkeys(many, 0)
-    n_strings = 0
-    for start, end in _outside_of_strings(text) if many else ():
-        n_strings += 1
-        for kind in many:
-            limit, sign = MAX_SIGNS[kind]
-            counts[kind] += text.count(sign, start, end)
-            if counts[kind] > limit:
-                return kind
-        if n_strings > 2 * MAX_SIGNS["values"][0]:
-            return "values"
-    return None
-
-
-def _has_wide_number(text: bytes) -> bool:
-    beyond = MAX_DIGITS  # a slice may end within a number; in a string behind it lies no whole one
-    return any(
-        _WIDE_NUMBER.search(text, start, end + beyond) for start, end in _outside_of_strings(text)
-    )
+    if not any(_has_more(text, sign, limit) for limit, sign in MAX_SIGNS.values()):
+        return None
+    outside = _outside_of_strings(text)
+    signs = MAX_SIGNS.items()
+    return next((kind for kind, (limit, sign) in signs if _has_more(outside, sign, limit)), None)
 
 
 def _has_more(text: bytes, sign: bytes, limit: int) -> bool:
-    """Whether the sign occurs more often, in strings or outside of them."""
-    n_found = 0
+    slices = range(0, len(text), _SLICE_BYTES)
+    return sum(text.count(sign, at, at + _SLICE_BYTES) for at in slices) > limit
+
+
+def _has_wide_number(text: bytes) -> bool:
+    outside = _outside_of_strings(text)
+    return any(
+        _WIDE_NUMBER.search(outside, at, at + _SLICE_BYTES + MAX_DIGITS)
+        for at in range(0, len(outside), _SLICE_BYTES)
+    )
+
+
+def _outside_of_strings(text: bytes) -> bytes:
+    """A JSON text, which may be cut off, without what is inside its strings."""
+    outside: list[bytes] = []
+    begun = b""
     for at in range(0, len(text), _SLICE_BYTES):
-        n_found += text.count(sign, at, at + _SLICE_BYTES)
-        if n_found > limit:
-            return True
-    return False
-
-
-def _outside_of_strings(text: bytes) -> Iterator[tuple[int, int]]:
-    """Start and end of what is outside of strings, in slices."""
-    at = 0
-    while at < len(text):
-        quote = text.find(b'"', at, at + _SLICE_BYTES)
-        end = min(at + _SLICE_BYTES, len(text)) if quote < 0 else quote
-        yield at, end
-        at = end if quote < 0 else _end_of_string(text, quote + 1)
-
-
-def _end_of_string(text: bytes, at: int) -> int:
-    """Where a string ends whose inside begins at `at`; the text's end, if it does not end."""
-    while True:
-        inside = _INSIDE.match(text, at, at + _SLICE_BYTES)
-        assert inside is not None, "it also matches nothing"
-        if text.startswith(b'"', inside.end()):
-            return inside.end() + 1
-        if inside.end() == at:
-            return len(text)
-        at = inside.end()
+        part = (begun + text[at : at + _SLICE_BYTES]).replace(b"\\\\", b"").replace(b'\\"', b"")
+        pieces = part.split(b'"')
+        outside.append(b'"'.join(pieces[::2]))
+        # The next slice begins as this one ends: within a string, or behind half an escape.
+        begun = b'"' if len(pieces) % 2 == 0 else b""
+        begun += b"\\" if part.endswith(b"\\") else b""
+    return b"".join(outside)
 
 
 async def read_parts(request: Request, limit: int) -> list[bytearray]:
