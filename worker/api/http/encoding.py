@@ -134,8 +134,12 @@ def in_parts(value: object) -> Iterator[bytes]:
                 n_few += n_values
         yield f"{before if few or before == '[' else ''}{dumps(few)[1:-1]}]".encode()
     elif isinstance(value, array):
-        # Ten times as fast with numbers as the standard library's encoder.
-        yield pydantic_core.to_json(value.tolist())
+        yield b"["
+        for at in range(0, len(value), _AT_ONCE):
+            # Ten times as fast with numbers as the standard library's encoder.
+            some = pydantic_core.to_json(value[at : at + _AT_ONCE].tolist())
+            yield (b"," if at else b"") + some[1:-1]
+        yield b"]"
     else:
         yield dumps(value).encode()
 

@@ -23,7 +23,7 @@ from worker.api.dialects.llama_server.schema import (
     TokenizeBody,
 )
 from worker.api.http.body import OpenBody, read, read_as
-from worker.api.http.encoding import dumps, sliced
+from worker.api.http.encoding import in_parts, sliced
 from worker.api.http.faults import refusal
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
@@ -36,8 +36,6 @@ from worker.wire.work import (
     Tokenize,
     Tokenized,
 )
-
-_TOKENS_AT_ONCE = 4096
 
 
 async def tokenize(request: Request, state: AppState) -> Response:
@@ -53,7 +51,13 @@ async def tokenize(request: Request, state: AppState) -> Response:
         with_pieces=body.with_pieces,
     )
     tokens: Tokenized = await answered(request, state, work)
-    return await sliced(_encoded(tokens, state.supervisor.status().context_length))
+    ids = array("i", tokens.ids)
+    whole = {
+        "tokens": _with_pieces(ids, tokens) if tokens.sizes else ids,
+        "count": len(ids),  # this and the next as vLLM has them
+        "max_model_len": state.supervisor.status().context_length,
+    }
+    return await sliced(in_parts(whole))
 
 
 def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatPrompt | None]:
@@ -66,21 +70,11 @@ def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatP
     return body, chat_prompt(body.reasoning_chat(), state) if body.messages else None
 
 
-def _encoded(tokens: Tokenized, context_length: int | None) -> Iterator[bytes]:
-    """llama-server's answer, with vLLM's numbers behind it. It comes in parts: one call of C code
-    holds every thread up while it runs."""
-    ids, sizes = array("i", tokens.ids), array("i", tokens.sizes)
-    yield b'{"tokens":['
+def _with_pieces(ids: array[int], tokens: Tokenized) -> Iterator[dict[str, Any]]:
     start = 0
-    for first in range(0, len(ids), _TOKENS_AT_ONCE):
-        some: list[Any] = ids[first : first + _TOKENS_AT_ONCE].tolist()
-        if sizes:
-            for index, id in enumerate(some):
-                end = start + sizes[first + index]
-                some[index] = {"id": id, "piece": _text_or_bytes(tokens.pieces[start:end])}
-                start = end
-        yield (b"," if first else b"") + dumps(some)[1:-1].encode()
-    yield f'],"count":{len(ids)},"max_model_len":{dumps(context_length)}}}'.encode()
+    for id, n_bytes in zip(ids, array("i", tokens.sizes), strict=True):
+        yield {"id": id, "piece": _text_or_bytes(tokens.pieces[start : start + n_bytes])}
+        start += n_bytes
 
 
 def _text_or_bytes(piece: bytes) -> str | list[int]:
