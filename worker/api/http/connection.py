@@ -369,32 +369,33 @@ class WorkerProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        _unread[self] = None
+        self._watch()
         while len(_unread) > 1 and sum(map(_n_unread, _unread)) > MAX_UNREAD_BYTES:
             next(iter(_unread))._cut()
-        self._watch(_n_unread(self))
 
     def resume_writing(self) -> None:
         self._stop_watching()
         super().resume_writing()
         if self._phase == "end":
-            self._watch_the_rest()
+            self._watch()
 
-    def _watch(self, n_bytes: int) -> None:
-        """Cut the client if it has not taken one of these bytes when its patience ends."""
+    def _watch(self) -> None:
+        """Cut the client if it takes no byte of those that wait, however few, in its patience."""
+        if n_bytes := _n_unread(self):
+            _unread[self] = None
+            if self._unread_timer is not None:
+                self._unread_timer.cancel()
+            look, patience = self._look_at_unread, self._patience_seconds
+            self._unread_timer = self.loop.call_later(patience, look, n_bytes)
 
-        def look() -> None:
-            left = _n_unread(self)
-            if not left:
-                self._stop_watching()
-            elif left < n_bytes:
-                self._watch(left)
-            else:
-                self._cut()
-
-        if self._unread_timer is not None:
-            self._unread_timer.cancel()
-        self._unread_timer = self.loop.call_later(self._patience_seconds, look)
+    def _look_at_unread(self, n_before: int) -> None:
+        n_bytes = _n_unread(self)
+        if not n_bytes:
+            self._stop_watching()
+        elif n_bytes < n_before:
+            self._watch()
+        else:
+            self._cut()
 
     def _cut(self) -> None:
         self._on_cut()
@@ -487,7 +488,7 @@ class WorkerProtocol(HttpToolsProtocol):
             self._wait(self.loop.time() + LINGER_SECONDS)
         else:
             self._socket.close_now()
-        self._watch_the_rest()
+        self._watch()
 
     def _may_be_sending(self) -> bool:
         """Whether more has come than the requests that are answered, or is still to come."""
@@ -499,12 +500,6 @@ class WorkerProtocol(HttpToolsProtocol):
             or self._has_begun
             or bool(self.pipeline or self._unparsed)
         )
-
-    def _watch_the_rest(self) -> None:
-        """The last bytes wait to be taken too, however few."""
-        if self not in _unread and (n_bytes := _n_unread(self)):
-            _unread[self] = None
-            self._watch(n_bytes)
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
