@@ -276,30 +276,30 @@ def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
         if block.is_error:
             content = _as_error(content)
         yield Message("tool", content, tool_call_id=block.tool_use_id)
-    parts = _parts(blocks, path)
-    calls = [block for block in blocks if block.type == "tool_use"]
-    if results and not calls and not any(part.text or part.medium for part in parts):
-        return
-    yield Message(
+    rest = Message(
         role=message.role,
-        content=parts,
+        content=_parts(blocks, path),
         reasoning="\n".join(block.thinking for block in blocks if block.thinking) or None,
-        tool_calls=tuple(ToolCall(block.name, block.input, block.id) for block in calls),
+        tool_calls=tuple(
+            ToolCall(block.name, block.input, block.id)
+            for block in blocks
+            if block.type == "tool_use"
+        ),
     )
-
-
-_ERROR = "Error: "
+    if not results or rest.tool_calls or _says(rest):
+        yield rest
 
 
 def _as_error(content: str | tuple[Part, ...]) -> str | tuple[Part, ...]:
-    """The result of a call that failed, so that the model can tell: no template has a field."""
+    """So that the model can tell that the call failed: no template has a field."""
+    text = content if isinstance(content, str) else content[0].text if content else ""
+    if text.lower().startswith("error"):
+        return content
+    told = f"Error: {text}"
     if isinstance(content, str):
-        return content if content.lower().startswith("error") else _ERROR + content
-    if content and content[0].medium is None:
-        first = _as_error(content[0].text)
-        assert isinstance(first, str)
-        return (Part(first), *content[1:])
-    return (Part(_ERROR), *content)
+        return told
+    begins_with_text = bool(content) and content[0].medium is None
+    return (Part(told), *(content[1:] if begins_with_text else content))
 
 
 def _content(given: str | Sequence[TextBlock] | None, path: str) -> str | tuple[Part, ...]:
