@@ -166,38 +166,32 @@ async def read_to_end(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
 
 
-def test_a_body_that_comes_after_its_answer_leaves_a_time() -> None:
+@pytest.mark.anyio
+async def test_a_body_that_comes_after_its_answer_leaves_a_time() -> None:
     """The answer came early and the body later: nothing closed such a connection any more."""
-
-    async def attack() -> None:
-        async with served(keep_alive_s=1) as (port, _):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n")
-            assert (await reader.readuntil(b"x")).startswith(b"HTTP/1.1 200")
-            writer.write(b"12345")
-            assert await read_to_end(reader) == b"\r\n0\r\n\r\n"
-            writer.close()
-
-    asyncio.run(attack())
+    async with served(keep_alive_s=1) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n")
+        assert (await reader.readuntil(b"x")).startswith(b"HTTP/1.1 200")
+        writer.write(b"12345")
+        assert await read_to_end(reader) == b"\r\n0\r\n\r\n"
+        writer.close()
 
 
-def test_between_requests_a_connection_stays_open_as_long_as_the_server_says(
+@pytest.mark.anyio
+async def test_between_requests_a_connection_stays_open_as_long_as_the_server_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A 408 that nobody had asked for was taken for the answer to the next request."""
     monkeypatch.setattr(connection, "SECONDS", SHORT)
-
-    async def attack() -> None:
-        async with served(keep_alive_s=2) as (port, _):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for _ in range(2):
-                writer.write(GET)
-                assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
-                await asyncio.sleep(1)
-            assert await read_to_end(reader) == b""
-            writer.close()
-
-    asyncio.run(attack())
+    async with served(keep_alive_s=2) as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(GET)
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(1)
+        assert await read_to_end(reader) == b""
+        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -349,22 +343,6 @@ def test_a_client_that_knows_no_chunks_gets_none(version: bytes, lines: bytes) -
     assert told.startswith(b"HTTP/1.1 200") and body == b""
 
 
-def test_a_body_that_pauses_is_given_up_before_its_whole_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(connection, "SECONDS", {"idle": 5.0, "head": 5.0, "body": 0.3})
-
-    async def attack() -> None:
-        async with served() as (port, _):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n1234")
-            async with asyncio.timeout(20):
-                assert await reader.read() in (b"", connection._TOO_SLOW)
-            writer.close()
-
-    asyncio.run(attack())
-
-
 def statuses(answers: bytes) -> list[bytes]:
     return re.findall(rb"HTTP/1.1 (\d+)", answers)
 
@@ -388,23 +366,20 @@ async def exchanged(sent: bytes, *, closes: bool = False, size: int = 0) -> byte
     return answer
 
 
-def test_each_pipelined_request_is_told_that_its_client_has_left() -> None:
+@pytest.mark.anyio
+async def test_each_pipelined_request_is_told_that_its_client_has_left() -> None:
     left.clear()
-
-    async def attack() -> None:
-        async with served() as (port, connections):
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /long HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
-            while not any(each._unanswered for each in connections):
+    async with served() as (port, connections):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /long HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
+        while not any(each._unanswered for each in connections):
+            await asyncio.sleep(0.001)
+        (each,) = connections
+        each.transport.abort()
+        async with asyncio.timeout(20):
+            while not left:
                 await asyncio.sleep(0.001)
-            (each,) = connections
-            each.transport.abort()
-            async with asyncio.timeout(20):
-                while not left:
-                    await asyncio.sleep(0.001)
-            writer.close()
-
-    asyncio.run(attack())
+        writer.close()
     assert left == ["/long"], "those behind it have not begun, and never do"
 
 
@@ -417,44 +392,39 @@ def test_a_client_that_sends_nothing_more_is_answered_but_not_waited_for() -> No
     assert (answer, left) == (b"", ["/long"])
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("path", ["/large", "/slow"])
-def test_a_client_that_sends_nothing_more_gets_the_whole_answer_if_it_takes_it(
+async def test_a_client_that_sends_nothing_more_gets_the_whole_answer_if_it_takes_it(
     monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """It lost what it had not read a second after its end, as of a large answer."""
     monkeypatch.setattr(connection, "HALF_CLOSED_SECONDS", 0.3)
-
-    async def read() -> int:
-        async with served() as (port, _):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
-            writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode())
-            writer.write_eof()
-            n_read = n_pauses = 0
-            while part := await reader.read(2**16):
-                n_read += part.count(b"x") + part.count(b"y")
-                if n_read >> 22 > n_pauses:
-                    n_pauses += 1
-                    await asyncio.sleep(0.1)
-            writer.close()
-            return n_read
-
-    assert asyncio.run(read()) == (64 * 2**20 if path == "/large" else N_SLOW_PARTS) + 1
+    async with served() as (port, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
+        writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode())
+        writer.write_eof()
+        n_read = n_pauses = 0
+        while part := await reader.read(2**16):
+            n_read += part.count(b"x") + part.count(b"y")
+            if n_read >> 22 > n_pauses:
+                n_pauses += 1
+                await asyncio.sleep(0.1)
+        writer.close()
+    assert n_read == (64 * 2**20 if path == "/large" else N_SLOW_PARTS) + 1
 
 
-def test_a_client_that_sends_nothing_more_and_reads_nothing_is_cut() -> None:
-    async def wait() -> None:
-        async with served(patience_s=0.5) as (port, connections):
-            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
-            writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
-            writer.write_eof()
-            while not connections:
+@pytest.mark.anyio
+async def test_a_client_that_sends_nothing_more_and_reads_nothing_is_cut() -> None:
+    async with served(patience_s=0.5) as (port, connections):
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write_eof()
+        while not connections:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(10):
+            while connections:
                 await asyncio.sleep(0.01)
-            async with asyncio.timeout(10):
-                while connections:
-                    await asyncio.sleep(0.01)
-            writer.close()
-
-    asyncio.run(wait())
+        writer.close()
 
 
 UPLOAD = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n"
@@ -471,8 +441,9 @@ REFUSED = {
 }
 
 
+@pytest.mark.anyio
 @pytest.mark.parametrize("refused", REFUSED)
-def test_who_is_still_sending_gets_the_answer(refused: str) -> None:
+async def test_who_is_still_sending_gets_the_answer(refused: str) -> None:
     """The connection was reset, and what it had not read was lost."""
     head, status = REFUSED[refused]
 
@@ -486,14 +457,12 @@ def test_who_is_still_sending_gets_the_answer(refused: str) -> None:
                 answer += part
             return answer
 
-    async def attack() -> bytes:
-        async with served() as (port, _):
-            return await asyncio.to_thread(upload, port)
-
-    assert statuses(asyncio.run(attack())) == [status]
+    async with served() as (port, _):
+        assert statuses(await asyncio.to_thread(upload, port)) == [status]
 
 
-def test_who_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> None:
+@pytest.mark.anyio
+async def test_who_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> None:
     certificate = own_certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=certificate)
 
@@ -508,11 +477,8 @@ def test_who_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> None:
                 answer += part
             return answer
 
-    async def attack() -> bytes:
-        async with served(certificate=certificate) as (port, _):
-            return await asyncio.to_thread(upload, port)
-
-    assert statuses(asyncio.run(attack())) == [b"200"]
+    async with served(certificate=certificate) as (port, _):
+        assert statuses(await asyncio.to_thread(upload, port)) == [b"200"]
 
 
 @pytest.mark.parametrize(
@@ -520,51 +486,45 @@ def test_who_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> None:
     [(0.5, 2**40, b"x" * 1000), (0.5, 2**40, b""), (60.0, 2**20, b"x" * 2**16)],
     ids=["endless", "silent", "much"],
 )
-def test_who_is_still_sending_is_not_waited_for_without_end(
+@pytest.mark.anyio
+async def test_who_is_still_sending_is_not_waited_for_without_end(
     monkeypatch: pytest.MonkeyPatch, seconds: float, n_bytes: int, part: bytes
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", seconds)
     monkeypatch.setattr(connection, "LINGER_BYTES", n_bytes)
-
-    async def attack() -> None:
-        async with served() as (port, connections):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(UPLOAD + b"Connection: close\r\n\r\n")
-            assert statuses(await read_to_end(reader)) == [b"200"]
-            assert connections, "the client has the whole answer before the connection is closed"
-            async with asyncio.timeout(10):
-                while connections:
-                    writer.write(part)
-                    await asyncio.sleep(0.01)
-            writer.close()
-
-    asyncio.run(attack())
+    async with served() as (port, connections):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(UPLOAD + b"Connection: close\r\n\r\n")
+        assert statuses(await read_to_end(reader)) == [b"200"]
+        assert connections, "the client has the whole answer before the connection is closed"
+        async with asyncio.timeout(10):
+            while connections:
+                writer.write(part)
+                await asyncio.sleep(0.01)
+        writer.close()
 
 
-def test_who_is_still_sending_makes_room_and_does_not_delay_the_end(
+@pytest.mark.anyio
+async def test_who_is_still_sending_makes_room_and_does_not_delay_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", 60.0)
     monkeypatch.setattr(connection, "most_connections", lambda: 4)
-
-    async def crowd() -> float:
-        async with served() as (port, connections):
-            lingering = []
-            for _ in range(4):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(UPLOAD + b"Connection: close\r\n\r\n")
-                assert statuses(await read_to_end(reader)) == [b"200"]
-                lingering.append(writer)
+    async with served() as (port, connections):
+        lingering = []
+        for _ in range(4):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            writer.write(UPLOAD + b"Connection: close\r\n\r\n")
             assert statuses(await read_to_end(reader)) == [b"200"]
-            assert len(connections) == 3
-            began = asyncio.get_running_loop().time()
-        for each in (writer, *lingering):
-            each.close()
-        return asyncio.get_running_loop().time() - began
-
-    assert asyncio.run(crowd()) < 10
+            lingering.append(writer)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert statuses(await read_to_end(reader)) == [b"200"]
+        assert len(connections) == 3
+        began = asyncio.get_running_loop().time()
+    for each in (writer, *lingering):
+        each.close()
+    assert asyncio.get_running_loop().time() - began < 10
 
 
 def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None:
@@ -584,23 +544,20 @@ def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None
         assert statuses(asyncio.run(exchanged(earlier + bad + earlier))) == [b"200", status]
 
 
-def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "most_connections", lambda: 8)
-
-    async def crowd() -> None:
-        async with served() as (port, connections):
-            lazy = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
-            for client in lazy:
-                client.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
-            while len(connection._unread) < 8:
-                await asyncio.sleep(0.01)
-            for _ in range(3):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-                assert (await reader.read()).startswith(b"HTTP/1.1 200")
-                writer.close()
-            assert len(connections) == 7
-            for client in lazy:
-                client.close()
-
-    asyncio.run(crowd())
+    async with served() as (port, connections):
+        lazy = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
+        for client in lazy:
+            client.sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+        while len(connection._unread) < 8:
+            await asyncio.sleep(0.01)
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+        assert len(connections) == 7
+        for client in lazy:
+            client.close()
