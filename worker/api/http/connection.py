@@ -174,7 +174,7 @@ class WorkerProtocol(HttpToolsProtocol):
         *args: Any,
         patience_seconds: float,
         on_cut: Callable[[], None],
-        most_connections: int = MAX_CONNECTIONS,
+        most_connections: int,
         **kwargs: Any,
     ) -> None:
         """`patience_seconds`: a client may leave an answer unread for so long; `on_cut` counts
@@ -540,14 +540,12 @@ def most_connections() -> int:
     for them: where none is left, the system resets each new connection, also a probe's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_CONNECTIONS + OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    if soft == resource.RLIM_INFINITY:
+        return MAX_CONNECTIONS
+    if soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return (
-        MAX_CONNECTIONS
-        if soft == resource.RLIM_INFINITY
-        else max(1, min(wanted, soft) - OTHER_FILES)
-    )
+    return max(1, min(wanted, soft) - OTHER_FILES)
 
 
 def _n_unread(connection: WorkerProtocol) -> int:

@@ -56,8 +56,6 @@ _NO_WEIGHT = re.compile(r"q=0(\.0*)?")
 _HEAD = b'<meta charset="utf-8" />'
 _DESCRIPTION = b'<meta name="description" content="Chat with the model that this worker serves" />'
 """What is added to the chat's head, for whoever lists pages."""
-_IS_HASHED = re.compile(r"/immutable/")
-"""Of paths whose names change with their content."""
 
 
 def pages() -> list[Dialect]:
@@ -159,11 +157,12 @@ class _File:
         inline = _INLINE_SCRIPT.findall(self.plain) if self.kind == "text/html" else []
         digests = [hashlib.sha256(script).digest() for script in inline]
         scripts = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
-        keep = "max-age=31536000, immutable" if _IS_HASHED.search(self.path) else "no-cache"
+        is_hashed = "/immutable/" in self.path  # such a name changes with the content
         return {
             **_HEADERS,
             "content-security-policy": self.policy.replace("{scripts}", scripts),
-            "cache-control": keep,  # else asked for each time, and 304 while unchanged
+            # Others are asked for each time, and 304 while unchanged.
+            "cache-control": "max-age=31536000, immutable" if is_hashed else "no-cache",
         }
 
     async def answer(self, request: Request, state: AppState) -> Response:

@@ -7,7 +7,8 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from worker.api.http.adapters import AdapterScales
@@ -26,30 +27,42 @@ from worker.wire.sampling import PARAMETERS, Sampling, order_of
 
 KEPT_REFUSALS = 16
 FETCHES_AT_ONCE = 8
+_UNBOUNDED = 2**31 - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ServedModel:
     """What requests ask of the served model: made once for each engine that is ready.
 
     Before the first is, it refuses nothing.
     """
 
-    info: EngineInfo | None = None
-    vocab_size: int = 2**31 - 1
-    max_tokens_out: int = 2**31 - 1
-    """The most tokens of one request: the setting, or else the context's length."""
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Of the model's file."""
-    chat_template: str = ""
-    """The chat templates as one text, the one for tools included."""
-    has_chat_template: bool = True
-    sampling: Mapping[str, Any] = field(default_factory=dict)
-    """The value of each parameter that has one besides `Sampling`'s, and the samplers' order: by
-    flag, else by the model's file, else as in llama.cpp."""
-    build: str = ""
-    """llama.cpp's build as it tells its own, `b0-` and a commit: its sources for Python have no
-    build number; then this worker's version."""
+    def __init__(self, info: EngineInfo | None, settings: Settings) -> None:
+        model = info.model if info is not None else None
+        longest = model.context_length if model is not None else _UNBOUNDED
+        names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
+        self.info = info
+        self.metadata: Mapping[str, Any] = model.metadata if model is not None else {}
+        """Of the model's file."""
+        self.vocab_size = model.vocab_size if model is not None else _UNBOUNDED
+        limit = settings.max_tokens_out
+        self.max_tokens_out = longest if limit is None else limit
+        """The most tokens of one request."""
+        self.has_chat_template = model is None or model.has_chat_template
+        self.chat_template = "\n".join(str(self.metadata[n]) for n in names if n in self.metadata)
+        """The chat templates as one text, the one for tools included."""
+        self.sampling = sampling_defaults(self.metadata, dict(settings.sampling))
+        """The value of each parameter that has one besides `Sampling`'s, and the samplers' order:
+        by flag, else by the model's file, else as in llama.cpp."""
+
+    @cached_property
+    def build(self) -> str:
+        """llama.cpp's build as it tells its own, `b0-` and a commit: its sources for Python have no
+        build number; then this worker's version."""
+        if self.info is None:
+            return ""
+        name = "llama_cpp_commit"
+        commit = str(self.info.build.get(name) or self.info.versions.get(name))
+        return f"b0-{commit[:9]}-llorch-worker-{own_version()}"
 
     @property
     def modalities(self) -> dict[str, bool]:
@@ -64,26 +77,6 @@ class ServedModel:
     def metadata_sha256(self) -> str:
         """Equal metadata has an equal digest on every worker."""
         return digest(json.dumps(dict(self.metadata), sort_keys=True, default=str))
-
-
-def _served_by(info: EngineInfo | None, settings: Settings) -> ServedModel:
-    limit, flags = settings.max_tokens_out, dict(settings.sampling)
-    if info is None:
-        loading = ServedModel(sampling=sampling_defaults({}, flags))
-        return loading if limit is None else replace(loading, max_tokens_out=limit)
-    model = info.model
-    commit = str(info.build.get("llama_cpp_commit") or info.versions.get("llama_cpp_commit"))
-    names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
-    return ServedModel(
-        info=info,
-        vocab_size=model.vocab_size,
-        max_tokens_out=model.context_length if limit is None else limit,
-        metadata=model.metadata,
-        chat_template="\n".join(str(model.metadata[n]) for n in names if n in model.metadata),
-        has_chat_template=model.has_chat_template,
-        sampling=sampling_defaults(model.metadata, flags),
-        build=f"b0-{commit[:9]}-llorch-worker-{own_version()}",
-    )
 
 
 def sampling_defaults(metadata: Mapping[str, Any], flags: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -171,7 +164,7 @@ class AppState:
     def served(self) -> ServedModel:
         info = self.supervisor.info
         if self._served is None or self._served.info is not info:
-            self._served = _served_by(info, self.settings)
+            self._served = ServedModel(info, self.settings)
         return self._served
 
     @property
