@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from array import array
 from collections.abc import Iterator
 from typing import Any
 
@@ -150,6 +151,11 @@ def test_what_is_encoded_in_parts_is_the_same(value: Any, at_once: int) -> None:
         listed = b"".join(encoding.in_parts([{"a": iter([value, value])}]))
         assert listed == encoding.dumps([{"a": iter([value, value])}]).encode()
         assert listed == encoding.dumps([{"a": [value, value]}]).encode()
+        vector = array("f", range(at_once * 2))
+        assert (
+            b"".join(encoding.in_parts([vector, vector[:0]]))
+            == encoding.dumps([vector.tolist(), []]).encode()
+        )
 
 
 @given(text=st.text(st.sampled_from('a\n"\x85\u2028\u2029é')))

@@ -146,13 +146,15 @@ def in_parts(value: object) -> Iterator[bytes]:
 
 def _count_values(value: object) -> int:
     """A long text counts as several: it takes as long."""
-    if isinstance(value, Iterator | array):
-        return _AT_ONCE + 1
+    if isinstance(value, int | float):
+        return 1
     if isinstance(value, str):
         return 1 + len(value) // 1024
     if isinstance(value, dict):
         return 1 + sum(map(_count_values, value.values()))
-    return 1 + sum(map(_count_values, value)) if isinstance(value, list | tuple) else 1
+    if isinstance(value, list | tuple):
+        return 1 + sum(map(_count_values, value))
+    return _AT_ONCE + 1 if isinstance(value, Iterator | array) else 1
 
 
 def _slices(parts: Iterable[bytes]) -> list[bytes]:
