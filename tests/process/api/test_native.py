@@ -68,7 +68,6 @@ def test_text_tools_invert_each_other(worker: WorkerProcess) -> None:
     assert worker.post("/detokenize", {"tokens": tokens}).json() == {"content": text}
     with_bos = worker.post("/tokenize", {"content": text, "add_special": True}).json()["tokens"]
     assert with_bos == [0, *tokens]
-    assert worker.post("/tokenize", {"content": ""}).json()["tokens"] == []
 
 
 def test_apply_template_is_the_models_own(worker: WorkerProcess) -> None:
@@ -105,11 +104,6 @@ def test_a_running_job_id_is_taken(worker: WorkerProcess) -> None:
     assert worker.post("/v1/inference", body | {"max_tokens": 1}).status_code == 200
     ended = worker.post("/cancel", {"job_id": job_id})
     assert ended.status_code == 202 and ended.json()["status"] == "cancelled", "by itself"
-
-
-def test_cancelling_what_was_never_there_is_a_404(worker: WorkerProcess) -> None:
-    answer = worker.post("/cancel", {"job_id": "never-there"})
-    assert answer.status_code == 404 and answer.json()["code"] == "JOB_NOT_FOUND"
 
 
 def test_metrics_events_flow_between_tokens(worker: WorkerProcess) -> None:

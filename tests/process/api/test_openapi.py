@@ -288,7 +288,7 @@ def test_what_is_asked_wrongly_conforms(
 
 def test_what_is_not_there_conforms(document: dict[str, Any], worker: WorkerProcess) -> None:
     no_job = worker.post("/cancel", {"job_id": "never"})
-    assert no_job.status_code == 404
+    assert no_job.status_code == 404 and no_job.json()["code"] == "JOB_NOT_FOUND"
     conforms(document, "/cancel", no_job)
     conforms(document, "/v1/models/{model}", worker.get("/v1/models/gpt-4"))
     no_encoder = worker.post("/v1/embeddings", {"input": "a", "unknown": 1})
