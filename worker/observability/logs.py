@@ -98,7 +98,7 @@ def bind_key(name: str) -> None:
 
 
 def digest(prompt: object) -> str:
-    """The SHA-256 that names a prompt in logs: that of a text, or of what crosses the pipe."""
+    """The SHA-256, such as names a prompt in logs: of a text, bytes, or what crosses the pipe."""
     if isinstance(prompt, str):
         data = prompt.encode("utf-8", "surrogatepass")
     elif isinstance(prompt, bytes):

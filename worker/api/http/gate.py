@@ -7,7 +7,6 @@ functions on a request's head, before a body is read.
 
 from __future__ import annotations
 
-import hashlib
 import ipaddress
 import socket
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ from worker.api.http import headers
 from worker.api.http.headers import Head
 from worker.api.http.operation import Operation
 from worker.errors import Forbidden, Unauthorized
+from worker.observability.logs import digest
 from worker.setting_files import read_keys
 from worker.settings import Settings
 
@@ -83,11 +83,11 @@ class Gate:
         if not self._keys or is_public:
             return None
         tokens, n_given = tokens_in(head), len(head.get(headers.AUTHORIZATION, ()))
-        digest = _digest(tokens[0]) if n_given <= 1 and len(tokens) == 1 else b""
-        if digest not in self._keys:
+        shown = digest(tokens[0]) if n_given <= 1 and len(tokens) == 1 else ""
+        if shown not in self._keys:
             how = "Authorization: Bearer … or x-api-key"
             raise Unauthorized(f"this worker needs its token or a key, as {how}")
-        return self._keys[digest]
+        return self._keys[shown]
 
     def cors(self, head: Head) -> list[tuple[bytes, bytes]]:
         """The CORS headers of an answer, if --allow-origin names the request's origin."""
@@ -127,23 +127,18 @@ class Gate:
         return "*" in self._origins or origin in self._origins
 
 
-def _keys_of(settings: Settings) -> dict[bytes, str | None]:
+def _keys_of(settings: Settings) -> dict[str, str | None]:
     """By the hash of each: how long a look-up takes tells nothing of a key."""
     file, token = settings.api_key_file, settings.worker_token
-    keys: dict[bytes, str | None] = {}
+    keys: dict[str, str | None] = {}
     if file is not None:
-        keys = {_digest(key.encode()): name for key, name in read_keys(file).items()}
+        keys = {digest(key): name for key, name in read_keys(file).items()}
     if token is not None:
-        keys.setdefault(_digest(token.encode()), None if file is None else "token")
+        keys.setdefault(digest(token), None if file is None else "token")
     return keys
 
 
-def _digest(token: bytes) -> bytes:
-    return hashlib.sha256(token).digest()
-
-
 def tokens_in(head: Head) -> list[bytes]:
-    """The tokens that a request gives."""
     parts = [value.partition(b" ") for value in head.get(headers.AUTHORIZATION, ())]
     tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == b"bearer"]
     return tokens or list(head.get(headers.API_KEY, ()))

@@ -26,6 +26,7 @@ from worker.api.http.headers import ACCEPT_ENCODING, IF_NONE_MATCH
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
 from worker.errors import PathNotFound
+from worker.observability.logs import digest
 
 CHAT = "/chat"
 _PATHS = {"index.html": "/", "docs.html": "/docs"}
@@ -150,7 +151,7 @@ class _File:
 
     @cached_property
     def tag(self) -> str:
-        return hashlib.sha256(self.small or self.plain).hexdigest()[:32]
+        return digest(self.small or self.plain)[:32]
 
     @cached_property
     def headers(self) -> dict[str, str]:
