@@ -15,8 +15,6 @@ _MODULES = (
     "openai.routes",
     "responses.stream",
     "anthropic.stream",
-    "llama_server.completion",
-    "llama_server.running",
     "llama_server.routes",
     "ollama.stream",
 )

@@ -16,11 +16,8 @@ from worker.api.chat.request import Generate
 from worker.api.chat.run import generation
 from worker.api.chat.scored import LOWEST, scored_piece
 from worker.api.chat.timings import prompt_progress, timings
-from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
 from worker.api.dialects.llama_server.schema import (
-    ERRORS,
     MAX_LOGPROBS,
-    REFERENCE,
     CompletionBody,
     InfillBody,
     TextBody,
@@ -28,7 +25,6 @@ from worker.api.dialects.llama_server.schema import (
 from worker.api.http.encoding import data_event, large_event
 from worker.api.http.errors import nested_events
 from worker.api.http.faults import refusal
-from worker.api.http.operation import SSE, Dialect
 from worker.api.http.state import AppState
 from worker.wire.adapters import Applied
 from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
@@ -219,4 +215,3 @@ OPERATIONS = [
         "/infill", "The text in a gap", InfillBody, read_infill, TextAnswer
     ),
 ]  # fmt: skip
-DIALECT = Dialect([*OPERATIONS, *RERANK], ERRORS, {SSE: STREAM}, reference=REFERENCE)

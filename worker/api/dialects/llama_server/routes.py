@@ -13,7 +13,10 @@ from starlette.responses import Response
 from worker.api.chat.chat_fields import ReasoningChatFields
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import answered
-from worker.api.dialects.llama_server.completion import settings_of
+from worker.api.dialects.llama_server.completion import OPERATIONS as COMPLETIONS
+from worker.api.dialects.llama_server.completion import STREAM, settings_of
+from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
+from worker.api.dialects.llama_server.running import OPERATIONS as RUNNING
 from worker.api.dialects.llama_server.schema import (
     ERRORS,
     REFERENCE,
@@ -24,8 +27,9 @@ from worker.api.dialects.llama_server.schema import (
 )
 from worker.api.http.body import OpenBody, read, read_as
 from worker.api.http.encoding import in_parts, sliced
+from worker.api.http.errors import CHUNK_STREAM, nested_events
 from worker.api.http.faults import refusal
-from worker.api.http.operation import Dialect, Operation
+from worker.api.http.operation import SSE, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.supervisor.status import Activity
 from worker.wire.work import (
@@ -222,4 +226,8 @@ OPERATIONS = [
         body=AdaptersBody, errors=(400, 413),
     ),
 ]  # fmt: skip
-DIALECT = Dialect(OPERATIONS, ERRORS, reference=REFERENCE)
+# The streams that the page goes on with are chats, in OpenAI's form.
+_STREAMS = nested_events(lambda event: STREAM.is_end(event) or CHUNK_STREAM.is_end(event))
+DIALECT = Dialect(
+    [*COMPLETIONS, *RERANK, *RUNNING, *OPERATIONS], ERRORS, {SSE: _STREAMS}, reference=REFERENCE
+)

@@ -10,12 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.fields import MAX_CHOICES, Many
-from worker.api.dialects.llama_server.schema import ERRORS, REFERENCE
 from worker.api.http.body import OpenBody, read
-from worker.api.http.errors import CHUNK_STREAM
 from worker.api.http.faults import refusal
 from worker.api.http.headers import BEGAN, OWNER, Described
-from worker.api.http.operation import NDJSON, SSE, Dialect, Events, Operation
+from worker.api.http.operation import NDJSON, SSE, Events, Operation
 from worker.api.http.resume import FROM, READING, go_on, owner_of
 from worker.api.http.state import AppState
 
@@ -111,5 +109,3 @@ OPERATIONS = [
     )
     for prefix in ("/v1", "")),
 ]  # fmt: skip
-# The streams that are read here are chats of the page, in OpenAI's form.
-DIALECT = Dialect(OPERATIONS, ERRORS, {SSE: CHUNK_STREAM}, reference=REFERENCE)
