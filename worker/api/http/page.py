@@ -14,7 +14,6 @@ import importlib.resources
 import mimetypes
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources.abc import Traversable
 
@@ -112,42 +111,34 @@ def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversa
             yield above + entry.name.removesuffix(".gz"), entry
 
 
-@dataclass
 class _File:
-    """A file with its compressed form and the headers of its answers."""
+    """A file with its compressed form and the headers of its answers, read when it is asked for."""
 
-    path: str
-    stored: Traversable
-    policy: str
-
-    @property
-    def name(self) -> str:
-        return self.stored.name.removesuffix(".gz")
-
-    @property
-    def _is_packed(self) -> bool:
-        return self.stored.name != self.name
+    def __init__(self, path: str, stored: Traversable, policy: str) -> None:
+        self._path, self._stored, self._policy = path, stored, policy
+        self._name = stored.name.removesuffix(".gz")
+        self._is_packed = self._name != stored.name
 
     @cached_property
     def plain(self) -> bytes:
-        data = self.stored.read_bytes()
+        data = self._stored.read_bytes()
         if self._is_packed:
             data = gzip.decompress(data)
-        return data.replace(_HEAD, _HEAD + _DESCRIPTION) if self.path == CHAT else data
+        return data.replace(_HEAD, _HEAD + _DESCRIPTION) if self._path == CHAT else data
 
     @cached_property
     def small(self) -> bytes | None:
         """Compressed; `None` if that would not save bytes. A packed file is not unpacked for it:
         that of the chat's scripts would hold all streams up for a tenth of a second."""
-        if self._is_packed and self.path != CHAT:
-            return self.stored.read_bytes()
+        if self._is_packed and self._path != CHAT:
+            return self._stored.read_bytes()
         small = gzip.compress(self.plain, mtime=0)
         return small if len(small) < len(self.plain) else None
 
     @cached_property
     def kind(self) -> str:
-        known = _KINDS.get(f".{self.name.rpartition('.')[2]}")
-        return known or mimetypes.guess_type(self.name)[0] or "text/plain"
+        known = _KINDS.get(f".{self._name.rpartition('.')[2]}")
+        return known or mimetypes.guess_type(self._name)[0] or "text/plain"
 
     @cached_property
     def tag(self) -> str:
@@ -158,10 +149,10 @@ class _File:
         inline = _INLINE_SCRIPT.findall(self.plain) if self.kind == "text/html" else []
         digests = [hashlib.sha256(script).digest() for script in inline]
         scripts = " ".join(f"'sha256-{base64.b64encode(each).decode()}'" for each in digests)
-        is_hashed = "/immutable/" in self.path  # such a name changes with the content
+        is_hashed = "/immutable/" in self._path  # such a name changes with the content
         return {
             **_HEADERS,
-            "content-security-policy": self.policy.replace("{scripts}", scripts),
+            "content-security-policy": self._policy.replace("{scripts}", scripts),
             # Others are asked for each time, and 304 while unchanged.
             "cache-control": "max-age=31536000, immutable" if is_hashed else "no-cache",
         }
