@@ -100,6 +100,9 @@ def test_names_and_origins_that_the_operator_allows(start_worker: StartWorker) -
 # --- sockets -----------------------------------------------------------------------------
 
 
+HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
 def connected(worker: WorkerProcess, sent: bytes = b"") -> socket.socket:
     client = socket.create_connection(("127.0.0.1", worker.port), timeout=60)
     client.sendall(sent)
@@ -170,8 +173,7 @@ def test_bodies_that_never_end_are_bounded(
 ) -> None:
     process = psutil.Process(flooded.pid)
     before = process.memory_info().rss
-    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    head += b"Content-Length: 4000000\r\n\r\n"
+    head = HEAD + b"Content-Length: 4000000\r\n\r\n"
     for _ in range(60):
         client = connected(flooded)
         client.settimeout(2)
@@ -187,8 +189,7 @@ def test_bodies_that_never_end_are_bounded(
     assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
 
 
-CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
-CHUNKED += b"Content-Type: application/json\r\n\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
 @pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\nX: ", b"2;x="], ids=["trailer", "chunk"])
@@ -244,21 +245,14 @@ def test_uploads_that_stop_before_their_end_keep_no_small_body_out(
     assert flooded.post("/cancel", {"job_id": "never"}).status_code == 404
 
 
-def test_bodies_that_do_not_begin_make_room(
-    flooded: WorkerProcess, flood: list[socket.socket]
+@pytest.mark.parametrize(
+    "sent", [b"", HEAD + b"Content-Length: 10\r\n\r\n"], ids=["nothing", "no body"]
+)
+def test_connections_that_owe_the_rest_make_room(
+    flooded: WorkerProcess, flood: list[socket.socket], sent: bytes
 ) -> None:
-    for _ in range(2200):
-        flood.append(connected(flooded, HEAD + b"Content-Length: 10\r\n\r\n"))
-    assert flooded.get("/health").status_code == 200
-    assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
-
-
-HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-
-
-def test_idle_connections_make_room(flooded: WorkerProcess, flood: list[socket.socket]) -> None:
     for _ in range(2500):
-        flood.append(connected(flooded))
+        flood.append(connected(flooded, sent))
     assert is_healthy(flooded)
     assert len(psutil.Process(flooded.pid).net_connections()) < 2200
     assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
