@@ -7,7 +7,7 @@ import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -120,45 +120,41 @@ class Refusal:
     reason: str
 
 
-@dataclass(slots=True)
 class AppState:
     """Belongs to the API process's event loop; no other thread changes it."""
 
-    settings: Settings
-    supervisor: Supervisor
-    metrics: Metrics
-    worker_id: str
-    model_ref: str
-    incarnation: str
-    request_shutdown: Callable[[], None]
-    accepted: Turnstile = field(default_factory=Turnstile)
-    """Accepted jobs pass through it one at a time."""
-    refusals: deque[Refusal] = field(default_factory=lambda: deque(maxlen=KEPT_REFUSALS))
-    """The last ones, newest last."""
-    fetches: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(FETCHES_AT_ONCE))
-    """Each request that fetches media holds it, with bytes as of a body."""
-    history: History = field(init=False)
-    model_file: str = field(init=False)
-    """The name of the model's file or checkpoint, as it was asked for, without a folder."""
-    model_names: tuple[str, ...] = field(init=False)
-    """All names that the model is listed by: its aliases, or else its file's."""
-    model_name: str = field(init=False)
-    """The model's name in answers of all dialects."""
-    adapters: AdapterScales = field(init=False)
-    """The LoRA adapters that requests may name."""
-    streams: Streams = field(init=False)
-    """Those that outlive their readers."""
-    _served: ServedModel | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        self.history = History(self.metrics)
-        reference, _, file = self.model_ref.partition("::file=")
+    def __init__(
+        self,
+        settings: Settings,
+        supervisor: Supervisor,
+        metrics: Metrics,
+        worker_id: str,
+        model_ref: str,
+        incarnation: str,
+        request_shutdown: Callable[[], None],
+    ) -> None:
+        self.settings, self.supervisor, self.metrics = settings, supervisor, metrics
+        self.worker_id, self.model_ref, self.incarnation = worker_id, model_ref, incarnation
+        self.request_shutdown = request_shutdown
+        self.accepted = Turnstile()
+        """Accepted jobs pass through it one at a time."""
+        self.refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
+        """The last ones, newest last."""
+        self.fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
+        """Each request that fetches media holds it, with bytes as of a body."""
+        self.history = History(metrics)
+        self.adapters = AdapterScales(settings.adapters)
+        """The LoRA adapters that requests may name."""
+        self.streams = Streams(settings)
+        """Those that outlive their readers."""
+        reference, _, file = model_ref.partition("::file=")
         self.model_file = (file or reference.partition("@")[0]).rstrip("/").rsplit("/", 1)[-1]
-        own = self.model_file.removesuffix(".gguf")
-        self.model_names = self.settings.served_model_name or (own,)
+        """The name of the model's file or checkpoint, as it was asked for, without a folder."""
+        self.model_names = settings.served_model_name or (self.model_file.removesuffix(".gguf"),)
+        """All names that the model is listed by: its aliases, or else its file's."""
         self.model_name = self.model_names[0]
-        self.adapters = AdapterScales(self.settings.adapters)
-        self.streams = Streams(self.settings)
+        """The model's name in answers of all dialects."""
+        self._served: ServedModel | None = None
 
     @property
     def served(self) -> ServedModel:
