@@ -148,8 +148,6 @@ class Surface:
 
 
 class Application(Surface):
-    """The worker's."""
-
     def __init__(
         self, state: AppState, dialects: Sequence[Dialect], beside: Sequence[Dialect] = ()
     ) -> None:

@@ -35,7 +35,6 @@ _LINE_BREAKS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
 def rfc3339(moment: datetime, digits: Literal["milliseconds", "microseconds"]) -> str:
-    """A time in UTC."""
     return moment.astimezone(UTC).isoformat(timespec=digits).replace("+00:00", "Z")
 
 

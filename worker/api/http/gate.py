@@ -32,8 +32,6 @@ _EXPOSED = b", ".join(each.key for each in headers.ALL if each.told is not None)
 
 
 class Gate:
-    """Checks of Host, Origin, content type and token, and CORS."""
-
     def __init__(self, settings: Settings) -> None:
         self._keys = _keys_of(settings)
         self._is_local = all(map(is_loopback, settings.host))
@@ -101,7 +99,6 @@ class Gate:
         return []
 
     def preflight(self, head: Head) -> list[tuple[bytes, bytes]]:
-        """The headers of the answer to a preflight request."""
         cors = self.cors(head)
         if not cors:
             return []

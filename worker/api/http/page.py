@@ -68,7 +68,6 @@ def pages() -> list[Dialect]:
 
 
 def has_chat() -> bool:
-    """Whether the chat page is installed."""
     return _chat_folder() is not None
 
 
@@ -158,7 +157,6 @@ class _File:
         }
 
     async def answer(self, request: Request, state: AppState) -> Response:
-        """The file, or 304 if the client has it."""
         small = self.small if takes_gzip(ACCEPT_ENCODING.of(request) or "") else None
         headers = self.headers | {"etag": f'"{self.tag}{"" if small is None else "-gzip"}"'}
         if IF_NONE_MATCH.of(request) == headers["etag"]:

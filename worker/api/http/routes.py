@@ -14,8 +14,6 @@ from worker.errors import MethodNotAllowed, PathNotFound, WorkerError
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What is at a path."""
-
     dialect: Dialect
     operations: Mapping[str, Operation]
     """By method; empty if there is no such path."""

@@ -87,7 +87,6 @@ class StreamLog:
         self._tell()
 
     def drop(self, n_bytes: int) -> None:
-        """Drop so many of the oldest bytes."""
         del self._kept[:n_bytes]
         self.dropped_bytes += n_bytes
         n_events = bisect_left(self._ends, self.dropped_bytes)

@@ -88,7 +88,6 @@ class NativeAnswer(Answer[InferenceBody]):
         }
 
     def _metrics(self, choice: Choice) -> bytes:
-        """Metrics, where they are due."""
         if not self._interval or (now := time.monotonic()) < self._metrics_due:
             return b""
         self._metrics_due = now + self._interval

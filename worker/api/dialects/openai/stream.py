@@ -116,8 +116,6 @@ class _Choices(Answer[Any]):
 
 
 class ChatAnswer(_Choices):
-    """The answer to chat completions."""
-
     body: ChatBody
     chunk_object = "chat.completion.chunk"
     answer_object = "chat.completion"
@@ -168,8 +166,6 @@ def _call(id: str, name: str, arguments: str = "") -> dict[str, Any]:
 
 
 class CompletionAnswer(_Choices):
-    """The answer to plain completions."""
-
     body: CompletionBody
     chunk_object = answer_object = "text_completion"
     nothing = '"text":""'
