@@ -50,10 +50,6 @@ def read_infill(body: InfillBody, state: AppState) -> Generate:
 
 
 def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Generate:
-    """
-    Raises:
-        InvalidRequest: so many log-probabilities are no answer.
-    """
     # Clients that send every field write 0 for "off", or less.
     logprobs = min(max(body.n_probs or 0, 0), state.served.vocab_size) or None
     n_tokens = state.served.max_tokens_out

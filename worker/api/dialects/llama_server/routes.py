@@ -65,10 +65,6 @@ async def tokenize(request: Request, state: AppState) -> Response:
 
 
 def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatPrompt | None]:
-    """
-    Raises:
-        InvalidRequest: there is a text and a chat.
-    """
     if body.content is not None and body.messages:
         raise refusal("content", "conflict", "must not be given beside messages")
     return body, chat_prompt(body.reasoning_chat(), state) if body.messages else None
