@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -217,7 +216,8 @@ def test_llama_servers_view(worker: WorkerProcess) -> None:
     assert len(slots) == 16 and not any(slot["is_processing"] for slot in slots)
 
 
-def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
+@pytest.mark.anyio
+async def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
     pieces = iter([b"  "] * 100_000)
 
     async def receive() -> dict[str, Any]:
@@ -226,6 +226,6 @@ def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> None:
 
     reading = SimpleNamespace(body_bytes=0)
     request = Request({"type": "http", "headers": [], "app": reading}, receive)
-    parts = asyncio.run(read_parts(request, 2**22))
+    parts = await read_parts(request, 2**22)
     assert [len(part) for part in parts] == [65_536] * 3 + [200_000 - 3 * 65_536]
     assert reading.body_bytes == 200_000

@@ -326,22 +326,19 @@ def test_what_is_dropped_is_told() -> None:
         assert behind.count(b"data") == 49 - event_id
 
 
-def test_short_streams_are_bounded_and_looked_up_in_one_pass() -> None:
-    async def no_chunks() -> AsyncIterator[bytes]:
-        for chunk in (b"data: 1\n\n",):
-            yield chunk
+@pytest.mark.anyio
+async def test_short_streams_are_bounded_and_looked_up_in_one_pass() -> None:
+    async def one_chunk() -> AsyncIterator[bytes]:
+        yield b"data: 1\n\n"
 
-    async def test() -> list[list[str]]:
-        streams = Streams(Settings(resume_mib=1))
-        for index in range(100):
-            log = StreamLog((), "text/event-stream", lambda _: True, lambda _: b"")
-            streams.open("o", (f"a{index % 90}::m", f"a::b{index}::c"), log, no_chunks())
-            while not log.is_done:
-                await asyncio.sleep(0)
-        asked = (["a95::m"], ["a5", "a9", "", "a"], ["a::b99", "a::b0"])
-        return [[name for name, _ in streams.named("o", ids)] for ids in asked]
-
-    none, firsts, whole = asyncio.run(test())
+    streams = Streams(Settings(resume_mib=1))
+    for index in range(100):
+        log = StreamLog((), "text/event-stream", lambda _: True, lambda _: b"")
+        streams.open("o", (f"a{index % 90}::m", f"a::b{index}::c"), log, one_chunk())
+        while not log.is_done:
+            await asyncio.sleep(0)
+    asked = (["a95::m"], ["a5", "a9", "", "a"], ["a::b99", "a::b0"])
+    none, firsts, whole = ([name for name, _ in streams.named("o", ids)] for ids in asked)
     n_kept = sum(name.startswith("a::b") for name in firsts)
     assert n_kept == 1024 * 1024 // LEAST_BYTES
     assert (none, firsts[:2], whole) == ([], ["a5::m", "a9::m"], ["a::b99::c"])
