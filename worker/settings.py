@@ -174,9 +174,9 @@ else:
                 _setting(
                     None,
                     "sampling",
-                    known.parameter.text,
-                    ge=known.parameter.range[0],
-                    le=known.parameter.range[1],
+                    known.text,
+                    ge=known.range[0],
+                    le=known.range[1],
                 ),
             )
             for name, known in PARAMETERS.items()

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_type_hints
+from dataclasses import dataclass, replace
+from typing import Annotated, get_args, get_origin, get_type_hints
 
 from msgspec import Struct
 from msgspec.structs import fields
@@ -34,15 +34,24 @@ class Parameter:
     nearest_in: tuple[float, float] | None = None
     """llama-server takes a number beyond this range as the nearest one in it."""
     theirs: str = ""
-    """llama-server's name, if it is another."""
-    names: tuple[str, ...] = ()
+    """llama-server's name; left out where it is `name`."""
+    also: tuple[str, ...] = ()
     """What else clients call it."""
     key: str = ""
     """In `general.sampling.*` of a model's file."""
+    name: str = ""
+    """Its field in `Sampling`, which has what follows, too."""
+    is_integer: bool = False
+    default: float | None = None
 
     @property
     def range(self) -> tuple[float, float]:
         return self.widest or (self.low, self.high)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that clients call it, its own name first."""
+        return tuple(dict.fromkeys((self.name, self.theirs, *self.also)))
 
     def nearest(self, given: float) -> float:
         """The number that llama-server takes a given one for."""
@@ -97,24 +106,24 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     top_k: Annotated[int, Parameter(0, _MOST, "how many of the likeliest tokens are kept; 0 is off", usual=40, widest=(-_MOST, _MOST), key="top_k")] = 0
     top_p: Annotated[float, Parameter(0, 1, "the likeliest tokens that have this probability together are kept; 1 is off", usual=0.95, key="top_p", nearest_in=(0, 1))] = 1.0
     min_p: Annotated[float, Parameter(0, 1, "tokens are kept that have this share of the likeliest one's probability; 0 is off", usual=0.05, key="min_p", nearest_in=(0, 1))] = 0.0
-    typical_p: Annotated[float, Parameter(0, 1, "the tokens of the most typical surprise that have this probability together are kept; 1 is off", widest=(0, 1000), names=("typical",))] = 1.0
-    top_n_sigma: Annotated[float, Parameter(-1, 1000, "tokens are kept whose logit is at most this many standard deviations below the largest; 0 and -1 are off", widest=(-1000, 1000), names=("nsigma",))] = -1.0
+    typical_p: Annotated[float, Parameter(0, 1, "the tokens of the most typical surprise that have this probability together are kept; 1 is off", widest=(0, 1000), also=("typical",))] = 1.0
+    top_n_sigma: Annotated[float, Parameter(-1, 1000, "tokens are kept whose logit is at most this many standard deviations below the largest; 0 and -1 are off", widest=(-1000, 1000), also=("nsigma",))] = -1.0
     xtc_probability: Annotated[float, Parameter(0, 1, "the chance that all but the least likely of the tokens above xtc_threshold are dropped; 0 is off", key="xtc_probability", nearest_in=(0, 1))] = 0.0
     xtc_threshold: Annotated[float, Parameter(0, 1, "the least probability of tokens that xtc drops; above 0.5 is off", key="xtc_threshold", nearest_in=(0, 1))] = 0.1
     min_keep: Annotated[int, Parameter(0, _MOST, "how many tokens top_p, min_p, typical_p and xtc keep at least")] = 0
     dynatemp_range: Annotated[float, Parameter(0, 1000, "how much lower the temperature is where the model is sure, and how much higher where it is not; 0 is off", widest=(-1000, 1000))] = 0.0
     dynatemp_exponent: Annotated[float, Parameter(0, 1000, "how strongly the model's sureness counts for dynatemp_range")] = 1.0
-    repetition_penalty: Annotated[float, Parameter(0, 2, "how much less likely tokens of the text so far become; 1 is off", widest=(0, 1000), theirs="repeat_penalty", names=("rep_pen",), key="penalty_repeat")] = 1.0
+    repetition_penalty: Annotated[float, Parameter(0, 2, "how much less likely tokens of the text so far become; 1 is off", widest=(0, 1000), theirs="repeat_penalty", also=("rep_pen",), key="penalty_repeat")] = 1.0
     frequency_penalty: Annotated[float, Parameter(-2, 2, "taken from a token's logit each time that it was said; 0 is off")] = 0.0
     presence_penalty: Annotated[float, Parameter(-2, 2, "taken from a token's logit if it was said; 0 is off")] = 0.0
-    repeat_last_n: Annotated[int | None, Parameter(-1, _MOST, "how many of the last tokens the three penalties count, the prompt's too; -1 is all of them, 0 none", names=("repetition_penalty_range", "rep_pen_range"), key="penalty_last_n")] = None
+    repeat_last_n: Annotated[int | None, Parameter(-1, _MOST, "how many of the last tokens the three penalties count, the prompt's too; -1 is all of them, 0 none", also=("repetition_penalty_range", "rep_pen_range"), key="penalty_last_n")] = None
     """`None`: the repetition penalty counts prompt and answer, as in transformers and vLLM; the
     other two count the answer only, as at OpenAI."""
     dry_multiplier: Annotated[float, Parameter(0, 1000, "how much less likely a token becomes that continues a repetition; 0 is off", widest=(-1000, 1000))] = 0.0
     dry_base: Annotated[float, Parameter(1, 1000, "raised to the repetition's length beyond dry_allowed_length, times dry_multiplier, this is taken from the logit", widest=(-1000, 1000))] = 1.75
     dry_allowed_length: Annotated[int, Parameter(0, _MOST, "the longest repetition, in tokens, that is not punished")] = 2
     dry_penalty_last_n: Annotated[int, Parameter(-1, _MOST, "how many of the last tokens dry searches for repetitions; -1 is all of them, 0 none")] = 64
-    mirostat: Annotated[int, Parameter(0, 2, "1 and 2 are versions of mirostat, which takes the place of all samplers but the temperature; 0 is off", names=("mirostat_mode",), key="mirostat", nearest_in=(0, 2))] = 0
+    mirostat: Annotated[int, Parameter(0, 2, "1 and 2 are versions of mirostat, which takes the place of all samplers but the temperature; 0 is off", also=("mirostat_mode",), key="mirostat", nearest_in=(0, 2))] = 0
     mirostat_tau: Annotated[float, Parameter(0, 1000, "the surprise, in bits, that mirostat aims at", key="mirostat_tau")] = 5.0
     mirostat_eta: Annotated[float, Parameter(0, 1000, "how fast mirostat adapts", key="mirostat_eta")] = 0.1
     adaptive_target: Annotated[float, Parameter(-1, 1, "the probability of the tokens that adaptive_p draws; -1 is off", widest=(-_MOST, 1), nearest_in=(-math.inf, 1))] = -1.0
@@ -150,38 +159,23 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
         return self.adaptive_target >= 0 and "adaptive_p" in self.samplers
 
 
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A parameter, with what `Sampling` says of it."""
-
-    name: str
-    parameter: Parameter
-    is_integer: bool
-    default: float | None
-
-    @property
-    def theirs(self) -> str:
-        """llama-server's name."""
-        return self.parameter.theirs or self.name
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All that clients call it, its own name first."""
-        return tuple(dict.fromkeys((self.name, self.theirs, *self.parameter.names)))
-
-
-def _table() -> dict[str, Known]:
+def _table() -> dict[str, Parameter]:
     hints = get_type_hints(Sampling, include_extras=True)
     found = {}
     for each in fields(Sampling):
-        of: tuple[Any, ...] = getattr(hints[each.name], "__metadata__", ())
-        if of:
-            kind = get_args(hints[each.name])[0]
-            found[each.name] = Known(each.name, of[0], kind is int or int in get_args(kind), each.default)
+        if get_origin(hint := hints[each.name]) is Annotated:
+            kind, written = get_args(hint)
+            found[each.name] = replace(
+                written,
+                theirs=written.theirs or each.name,
+                name=each.name,
+                is_integer=kind is int or int in get_args(kind),
+                default=each.default,
+            )
     return found
 
 
-PARAMETERS: Mapping[str, Known] = _table()
+PARAMETERS: Mapping[str, Parameter] = _table()
 """Name → what it may be, in the order of the fields."""
 
 OTHERS: Mapping[str, float] = {

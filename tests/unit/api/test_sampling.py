@@ -35,7 +35,7 @@ from worker.wire.sampling import (
     OTHERS,
     PARAMETERS,
     SAMPLERS,
-    Known,
+    Parameter,
     Sampling,
     order_of,
 )
@@ -85,15 +85,15 @@ open_ones = pytest.mark.parametrize("dialect", OPEN, ids=lambda each: each.name)
 numbers = pytest.mark.parametrize("known", PARAMETERS.values(), ids=lambda each: each.name)
 
 
-def some_value(known: Known) -> float:
+def some_value(known: Parameter) -> float:
     """In every dialect's range, and no default of anything."""
-    low, high = known.parameter.low, min(known.parameter.high, 2)
+    low, high = known.low, min(known.high, 2)
     return 2 if known.is_integer else round(low + 0.37 * (high - low), 3)
 
 
 @dialects
 @numbers
-def test_each_number_reaches_the_sampler(dialect: Dialect, known: Known) -> None:
+def test_each_number_reaches_the_sampler(dialect: Dialect, known: Parameter) -> None:
     value = some_value(known)
     if known.name == "dry_allowed_length":
         value = 3
@@ -104,16 +104,16 @@ def test_each_number_reaches_the_sampler(dialect: Dialect, known: Known) -> None
 
 @dialects
 @numbers
-def test_a_number_beyond_its_range_is_refused_by_name(dialect: Dialect, known: Known) -> None:
-    low, high = (known.parameter.low, known.parameter.high)
+def test_a_number_beyond_its_range_is_refused_by_name(dialect: Dialect, known: Parameter) -> None:
+    low, high = (known.low, known.high)
     if dialect is not NATIVE:
-        low, high = known.parameter.range
+        low, high = known.range
     is_theirs = dialect.model is LlamaServerBody
     if is_theirs and known.name in ("frequency_penalty", "presence_penalty"):
         low, high = -1000, 1000
     for wrong in (low - 1, high + 1, "much"):
         if is_theirs and not isinstance(wrong, str):
-            taken = known.parameter.nearest(wrong)
+            taken = known.nearest(wrong)
             if taken != wrong:
                 sampling = dialect.sampling(**{known.name: wrong})
                 assert getattr(sampling, known.name) == taken
@@ -124,10 +124,10 @@ def test_a_number_beyond_its_range_is_refused_by_name(dialect: Dialect, known: K
 @open_ones
 @numbers
 def test_a_number_below_what_it_can_be_is_off_as_clients_mean_it(
-    dialect: Dialect, known: Known
+    dialect: Dialect, known: Parameter
 ) -> None:
-    lowest = known.parameter.range[0]
-    if lowest < known.parameter.low:
+    lowest = known.range[0]
+    if lowest < known.low:
         assert getattr(dialect.sampling(**{known.name: lowest}), known.name) == known.default
 
 
@@ -238,16 +238,16 @@ def test_so_many_log_probabilities_are_no_answer() -> None:
 
 
 @numbers
-def test_a_flag_wins_over_the_file_and_the_file_over_llama_cpp(known: Known) -> None:
+def test_a_flag_wins_over_the_file_and_the_file_over_llama_cpp(known: Parameter) -> None:
     flag = "--" + known.name.replace("_", "-")
-    value, key = some_value(known), known.parameter.key
+    value, key = some_value(known), known.key
     settings = Settings.load("cpu", parse_flags("cpu", [flag, str(value)]))
     in_file = 1
     metadata = {f"general.sampling.{key}": in_file} if key else {}
     assert sampling_defaults(metadata, dict(settings.sampling))[known.name] == value
     found = sampling_defaults(metadata, {}).get(known.name)
-    assert found == (in_file if key else known.parameter.usual)
-    assert sampling_defaults({}, {}).get(known.name) == known.parameter.usual
+    assert found == (in_file if key else known.usual)
+    assert sampling_defaults({}, {}).get(known.name) == known.usual
 
 
 def test_the_order_by_flag_and_by_file() -> None:

@@ -139,11 +139,11 @@ def number_fields(*, is_open: bool) -> dict[str, Any]:
     """pydantic's fields of all parameters; open ones take what clients send, and may be absent."""
     found: dict[str, Any] = {}
     for name, known in PARAMETERS.items():
-        parameter, default = known.parameter, None if is_open else known.default
-        low, high = parameter.range if is_open else (parameter.low, parameter.high)
+        default = None if is_open else known.default
+        low, high = known.range if is_open else (known.low, known.high)
         kind: Any = Integer if known.is_integer else Number
         names = AliasChoices(*known.names) if is_open else None
-        limits = Field(default, ge=low, le=high, validation_alias=names, description=parameter.text)
+        limits = Field(default, ge=low, le=high, validation_alias=names, description=known.text)
         found[name] = (kind | None if default is None else kind, limits)
     return found
 
@@ -223,7 +223,7 @@ class SamplingFields(_Numbers):
         found: dict[str, Any] = {"repeat_last_n": self.counted_tokens, **state.served.sampling}
         for name, known in PARAMETERS.items():
             if (value := getattr(self, name)) is not None:
-                is_off = known.parameter.widest is not None and value < known.parameter.low
+                is_off = known.widest is not None and value < known.low
                 found[name] = known.default if is_off else value
         found["top_k"] = min(found["top_k"], state.served.vocab_size)
         if not self.do_sample:

@@ -84,11 +84,11 @@ def sampling_defaults(metadata: Mapping[str, Any], flags: Mapping[str, Any]) -> 
     found: dict[str, Any] = {"samplers": Sampling(0).samplers}
     for name, known in PARAMETERS.items():
         # At temperature 1, where the contract begins, small models write nonsense.
-        if known.parameter.usual is not None:
-            found[name] = known.parameter.usual
-        value = metadata.get(f"general.sampling.{known.parameter.key}")
-        if known.parameter.key and is_number(value):
-            low, high = known.parameter.range
+        if known.usual is not None:
+            found[name] = known.usual
+        value = metadata.get(f"general.sampling.{known.key}")
+        if known.key and is_number(value):
+            low, high = known.range
             found[name] = min(max(value, low), high)
     if isinstance(sequence := metadata.get("general.sampling.sequence"), str):
         found["samplers"] = _known_order(sequence) or found["samplers"]

@@ -54,10 +54,10 @@ class DetokenizeBody(OpenBody):
 
 
 _NEAREST = {
-    name: known.parameter.nearest
+    name: known.nearest
     for known in PARAMETERS.values()
     for name in known.names
-    if known.parameter.nearest_in is not None
+    if known.nearest_in is not None
 }
 
 
@@ -76,13 +76,13 @@ class TextBody(GenerationFields):
         None,
         ge=-1000,
         le=1000,
-        description=PARAMETERS["frequency_penalty"].parameter.text,
+        description=PARAMETERS["frequency_penalty"].text,
     )
     presence_penalty: Number | None = Field(
         None,
         ge=-1000,
         le=1000,
-        description=PARAMETERS["presence_penalty"].parameter.text,
+        description=PARAMETERS["presence_penalty"].text,
     )
     logit_bias: LlamaCppBiases = Field(
         (), description=SamplingFields.model_fields["logit_bias"].description
