@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
 from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
@@ -18,6 +15,7 @@ from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.checkpoint_files import TEMPLATES
+from worker.models.template_syntax import EXTENSIONS
 
 _SLOTS = {
     "bos": Keys.Tokenizer.BOS_ID,
@@ -107,20 +105,10 @@ def _is_token(i: Any, role: str, vocabulary: Vocabulary) -> TypeGuard[int]:
     return 0 <= i < len(vocabulary.tokens)
 
 
-class _Generation(jinja2.ext.Extension):
-    """The tag around what a model is trained to say, which transformers adds to Jinja's."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
 def template_notes(templates: str | list[dict[str, str]] | None) -> Iterator[str]:
     """What is wrong with chat templates, without which a model still completes texts."""
     named = [{"template": templates}] if isinstance(templates, str) else templates or []
-    syntax = jinja2.Environment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
+    syntax = jinja2.Environment(extensions=EXTENSIONS)
     for each in named:
         try:
             syntax.parse(each["template"])

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
 from worker.confinement.bounded import serve
+from worker.models.template_syntax import EXTENSIONS
 
 MAX_CHARS = 4_000_000
 """Of a rendered chat."""
@@ -44,25 +44,13 @@ class _Nothing(jinja2.Undefined):
     __radd__ = __add__
 
 
-class _Generation(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; only its body
-    is rendered."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return jinja2.nodes.Scope(body, lineno=line)
-
-
 def _environment() -> jinja2.sandbox.SandboxedEnvironment:
     """As transformers makes it, but that lists may grow: templates use them as queues."""
     environment = jinja2.sandbox.SandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=_Nothing,
-        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        extensions=EXTENSIONS,
     )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
