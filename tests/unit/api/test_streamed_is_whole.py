@@ -396,9 +396,8 @@ def answer_of(client: Client) -> Answer[Any]:
     for index, work in enumerate(inference.requests):
         job = Job(index, work, STATE.metrics, lambda job, error: None)
         job.accept(Accepted(index, 3))
-        scores = asked.echo and asked.sampling.logprobs is not None
         echo = "Once" if asked.echo else ""
-        choices.append(Choice(index, job, inference.parser_of, echo, scores_echo=scores))
+        choices.append(Choice(index, job, inference.parser_of, echo))
     return client.answer(body, asked, choices, STATE)
 
 
@@ -438,19 +437,18 @@ def sent_to(asked: Generate, events: list[StreamEvent]) -> list[StreamEvent]:
 def test_a_stream_put_together_is_the_whole_answer(name: str, frames: list[Frame]) -> None:
     client = CLIENTS[name]
     answer = answer_of(client)
-    scores: list[tuple[Choice, Any, Any, list[Text]]] = []
+    scores: list[tuple[Choice, Any, list[Text]]] = []
     forget = Choice.forget_scores
 
     def kept(choice: Choice) -> None:
-        scores.append((choice, choice.echo, choice.prompt_logprobs, list(choice.scored)))
+        scores.append((choice, choice.prompt_logprobs, list(choice.scored)))
         forget(choice)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Choice, "forget_scores", kept)
         stream = b"".join(streamed(answer, frames))
     assert not any(choice.scored for choice in answer.choices), "what was sent is not kept"
-    for choice, echo, prompt_logprobs, scored in scores:  # the whole has them
-        choice.echo = echo if echo and echo.logprobs else choice.echo
+    for choice, prompt_logprobs, scored in scores:  # the whole has them
         choice.prompt_logprobs = prompt_logprobs or choice.prompt_logprobs
         choice.scored += scored
     whole = json.loads(b"".join(in_parts(answer.whole())))

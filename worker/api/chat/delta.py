@@ -39,13 +39,4 @@ class Arguments(NamedTuple):
     text: str
 
 
-class Echo(NamedTuple):
-    """The prompt, as the beginning of the answer."""
-
-    text: str
-    logprobs: tuple[TokenLogprob, ...] = ()
-
-
-Delta = (
-    Started | PromptProgress | PromptScored | Echo | Text | Reasoning | Call | Arguments | Finished
-)
+Delta = Started | PromptProgress | PromptScored | Text | Reasoning | Call | Arguments | Finished

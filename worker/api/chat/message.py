@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pydantic_core
 
-from worker.api.chat.delta import Arguments, Call, Delta, Echo, Reasoning, Text
+from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.parse.answer import AnswerParser
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import (
@@ -65,13 +65,10 @@ class Choice:
     job: Job
     parser_of: Callable[[str], AnswerParser] | None = None
     """Makes the parser of the answer from the end of its prompt."""
-    echoed: str = ""
+    echo: str = ""
     """The prompt's text, where the answer begins with it."""
-    scores_echo: bool = False
-    """Whether that comes with log-probabilities."""
     blocks: list[Block] = field(default_factory=list)
     calls: list[Block] = field(default_factory=list)
-    echo: Echo | None = None
     scored: list[Text] = field(default_factory=list)
     """The texts that came with log-probabilities, where these are wanted."""
     token_ids: list[int] = field(default_factory=list)
@@ -110,11 +107,8 @@ class Choice:
             case Started(prompt_end=prompt_end):
                 if self.parser_of is not None:
                     self._parser = self.parser_of(prompt_end)
-                echoes = self.echoed and not self.scores_echo
-                return [event, Echo(self.echoed)] if echoes else [event]
-            case PromptScored(_, logprobs):
-                return [event, Echo(self.echoed, logprobs)] if self.scores_echo else [event]
-            case PromptProgress():
+                return [event]
+            case PromptScored() | PromptProgress():
                 return [event]
             case Failed(error=error):
                 raise error
@@ -123,35 +117,31 @@ class Choice:
     def add(self, delta: Delta) -> None:
         match delta:
             case Text(text) | Reasoning(text):
-                kind: Literal["reasoning", "text"] = "reasoning"
-                if isinstance(delta, Text):
-                    kind = "text"
-                    self.token_ids += delta.token_ids
-                    if delta.logprobs:
-                        self.scored.append(delta)
+                kind: Literal["reasoning", "text"]
+                kind = "text" if isinstance(delta, Text) else "reasoning"
                 if text and (not self.blocks or self.blocks[-1].kind != kind):
                     self.blocks.append(Block(kind))
                 if text:
                     self.blocks[-1].parts.append(text)
-                if isinstance(delta, Text) and (delta.logprobs or self._undecided):
-                    self._score(delta)
-                elif self._undecided:
-                    self._undecided.clear()
             case Call(_, id, name):
                 self.calls.append(Block("call", id, name))
                 self.blocks.append(self.calls[-1])
-                self._undecided.clear()
             case Arguments(call, text):
                 self.calls[call].parts.append(text)
-                self._undecided.clear()
-            case Echo():
-                self.echo = delta
             case PromptScored(_, logprobs):
                 self.prompt_logprobs = logprobs
             case PromptProgress():
                 self.progress = delta
             case Finished():
                 self.finished = delta
+        if not isinstance(delta, Text):
+            self._undecided.clear()
+            return
+        self.token_ids += delta.token_ids
+        if delta.logprobs:
+            self.scored.append(delta)
+        if delta.logprobs or self._undecided:
+            self._score(delta)
 
     def _score(self, delta: Text) -> None:
         """Log-probabilities go to the block of the text that the tokens wrote, and to none if they
@@ -167,8 +157,6 @@ class Choice:
     def forget_scores(self) -> None:
         """Once they are sent. To free those of many at once would hold up others."""
         self.prompt_logprobs = ()
-        if self.echo is not None:
-            self.echo = Echo(self.echo.text)
         while self.scored:
             self.scored.pop()
         for block in self.blocks:

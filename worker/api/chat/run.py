@@ -77,7 +77,6 @@ async def respond(
         pairs = zip(requests, prompts, strict=True)
         requests = [structs.replace(each, prompt=prompt) for each, prompt in pairs]
     echoes = await _echoes(request, state, asked, requests) if asked.echo else [""] * len(requests)
-    scores_echo = asked.echo and asked.sampling.logprobs is not None
     is_sse = answer_of.media_type.startswith(SSE)
     inbox = Inbox(state.settings.keepalive if asked.streams and is_sse else 0)
     names = names_asked(request, asked.id, state) if asked.streams else ()
@@ -86,7 +85,7 @@ async def respond(
     async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
         await _start_jobs(jobs, state, requests, inference.digests, inbox, waits_for)
         choices = [
-            Choice(index, job, inference.parser_of, echo, scores_echo=scores_echo)
+            Choice(index, job, inference.parser_of, echo)
             for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
         ]
         answer = answer_of(found, asked, choices, state)
@@ -161,8 +160,7 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: 
 
 
 def _count_scores(choice: Choice) -> int:
-    echo = choice.echo.logprobs if choice.echo else ()
-    return sum(map(count_scores, (choice.logprobs, choice.prompt_logprobs, echo)))
+    return count_scores(choice.logprobs) + count_scores(choice.prompt_logprobs)
 
 
 # --- jobs ----------------------------------------------------------------------------------

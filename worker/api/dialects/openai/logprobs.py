@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from worker.api.chat.delta import Echo
 from worker.api.chat.scored import finite, piece_text, scored_tokens
 from worker.wire.messages import TokenLogprob
 
@@ -26,10 +25,10 @@ class Scored(NamedTuple):
     entries: Sequence[TokenLogprob]
 
 
-def scored_prompt(echo: Echo) -> Scored:
+def scored_prompt(text: str, entries: Sequence[TokenLogprob]) -> Scored:
     """It begins before the text where a BOS or a space was added."""
-    shown = b"".join(entry.piece for entry in echo.logprobs)
-    return Scored(len(echo.text) - len(shown.decode("utf-8", "ignore")), shown, echo.logprobs)
+    shown = b"".join(entry.piece for entry in entries)
+    return Scored(len(text) - len(shown.decode("utf-8", "ignore")), shown, entries)
 
 
 def completion_logprobs(parts: Iterable[Scored]) -> dict[str, Any]:

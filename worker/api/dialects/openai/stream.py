@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from typing import Any, ClassVar
 
-from worker.api.chat.delta import Arguments, Call, Delta, Echo, Reasoning, Text
+from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.dialect import Answer
 from worker.api.chat.fields import GenerationFields
 from worker.api.chat.message import Choice
@@ -176,33 +176,42 @@ class CompletionAnswer(_Choices):
         """Of the text that each choice has been sent."""
 
     def encode(self, choice: Choice, delta: Delta) -> bytes:
-        logprobs, more = "null", ""
         match delta:
             case Text(text, entries):
                 scored = Scored(self._n_chars[choice.index], text.encode(), entries)
-                if self._times_tokens:
-                    more = _timings(choice)
-            case Echo(text):
-                scored = scored_prompt(delta)
-            case PromptScored(_, entries) if self.body.prompt_logprobs is not None:
-                of_prompt = _scores(prompt_logprobs(entries))
-                return self._chunk(choice, f'"text":"","prompt_logprobs":{of_prompt}')
+                return self._part(
+                    choice, text, scored, _timings(choice) if self._times_tokens else ""
+                )
+            case Started() if choice.echo and not self._scored:
+                echo = self._part(choice, choice.echo, scored_prompt(choice.echo, ()))
+                return super().encode(choice, delta) + echo
+            case PromptScored(_, entries):
+                told = b""
+                if self.body.prompt_logprobs is not None:
+                    of_prompt = _scores(prompt_logprobs(entries))
+                    told = self._chunk(choice, f'"text":"","prompt_logprobs":{of_prompt}')
+                if self._scored and self.body.echo:
+                    scored = scored_prompt(choice.echo, entries)
+                    told += self._part(choice, choice.echo, scored)
+                return told
             case _:
                 return super().encode(choice, delta)
-        if self._scored:
-            logprobs = _scores(completion_logprobs([scored]))
+
+    def _part(self, choice: Choice, text: str, scored: Scored, more: str = "") -> bytes:
+        logprobs = _scores(completion_logprobs([scored])) if self._scored else "null"
         self._n_chars[choice.index] += len(text)
         return self._chunk(choice, f'"text":{quoted(text)}', logprobs, more=more)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
-        echo, logprobs = choice.echo or Echo(""), None
+        logprobs = None
         if self._scored:
-            parts, n_chars = [scored_prompt(echo)], len(echo.text)
+            of_echo = choice.prompt_logprobs if self.body.echo else ()
+            parts, n_chars = [scored_prompt(choice.echo, of_echo)], len(choice.echo)
             for text, entries, _ in choice.scored:
                 parts.append(Scored(n_chars, text.encode(), entries))
                 n_chars += len(text)
             logprobs = completion_logprobs(parts)
-        whole: dict[str, Any] = {"index": choice.index, "text": echo.text + choice.text}
+        whole: dict[str, Any] = {"index": choice.index, "text": choice.echo + choice.text}
         if self.body.prompt_logprobs is not None:
             whole["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs)
         return {**whole, "logprobs": logprobs, "finish_reason": choice.finish_reason}
