@@ -42,7 +42,7 @@ write any number of blanks may never stop writing them."""
 
 class Constrained(NamedTuple):
     constraint: Constraint
-    not_enforced: tuple[str, ...] = ()
+    not_enforced: tuple[str, ...]
     """Paths of the schema's keywords that the answer may violate."""
 
 
@@ -53,29 +53,28 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
         InvalidRequest: the form is invalid, too large or, if this or `asked` is strict, cannot be
             enforced whole.
     """
+    path, schemas = "tools" if isinstance(asked, ForcedCalls) else asked.path, Schemas()
     match asked:
-        case JsonSchema(schema, path):
-            schemas = Schemas()
-            found = _json(schemas, schemas.compiled(schema, path), path)
+        case JsonSchema(schema):
+            grammar = _of_json(schemas, schemas.compiled(schema, path), path)
             strict = strict or asked.strict
         case ForcedCalls(tools, several):
-            found = _forced_calls(tools, several)
-        case Expression(pattern, path):
-            found = Constrained(Constraint(_of_expression(pattern, path), path))
-        case Choices(texts, path):
-            found = Constrained(Constraint(_of_choices(texts, path), path))
-        case Grammar(text, path):
-            found = Constrained(Constraint(_of_grammar(text, path), path))
-    if strict and found.not_enforced:
+            grammar = _of_json(schemas, _forced_calls(schemas, tools, several), path)
+        case Expression(pattern):
+            grammar = _of_expression(pattern, path)
+        case Choices(texts):
+            grammar = _of_choices(texts, path)
+        case Grammar(text):
+            grammar = _of_grammar(text, path)
+    if strict and schemas.not_enforced:
         message = "{} cannot be enforced; leave it out or strict"
         raise invalid(
-            fault(path, "unsupported", message.format(path)) for path in found.not_enforced
+            fault(path, "unsupported", message.format(path)) for path in schemas.not_enforced
         )
-    return found
+    return Constrained(Constraint(grammar, path), tuple(schemas.not_enforced))
 
 
-def _forced_calls(tools: tuple[Tool, ...], several: bool) -> Constrained:
-    schemas = Schemas()
+def _forced_calls(schemas: Schemas, tools: tuple[Tool, ...], several: bool) -> dict[str, Any]:
     calls = []
     for tool in tools:
         parameters = {"type": "object", **(tool.parameters or {})}
@@ -92,17 +91,17 @@ def _forced_calls(tools: tuple[Tool, ...], several: bool) -> Constrained:
         )
     one: dict[str, Any] = {"anyOf": calls}
     many = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
-    return _json(schemas, many if several else one, "tools")
+    return many if several else one
 
 
-def _json(schemas: Schemas, root: Any, path: str) -> Constrained:
-    not_enforced = schemas.finished()
+def _of_json(schemas: Schemas, root: Any, path: str) -> str:
+    schemas.check()
     if root is False:
         raise refusal(path, "unsupported", "allows no answer")
     schema = {"x-guidance": _JSON_LAYOUT, **(root if isinstance(root, dict) else {})}
     if schemas.definitions:
         schema["$defs"] = schemas.definitions
-    return Constrained(Constraint(f"start: %json {json.dumps(schema)}", path), not_enforced)
+    return f"start: %json {json.dumps(schema)}"
 
 
 def _of_expression(pattern: str, path: str) -> str:

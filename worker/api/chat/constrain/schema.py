@@ -54,7 +54,7 @@ class Schemas:
     """
 
     def __init__(self) -> None:
-        self._not_enforced: dict[str, None] = {}
+        self.not_enforced: dict[str, None] = {}
         """Paths of keywords that are not enforced, in order."""
         self._faults: list[Fault] = []
         self._counts = Counter[str]()
@@ -84,9 +84,8 @@ class Schemas:
             self.fault(path, "type", "must be JSON")
         return True
 
-    def finished(self) -> tuple[str, ...]:
-        """The paths of the keywords that are not enforced.
-
+    def check(self) -> None:
+        """
         Raises:
             InvalidRequest: a schema is invalid, too large, or has no value that ends.
         """
@@ -96,7 +95,6 @@ class Schemas:
                 self.fault(self._referrers[name], "unsupported", what)
         if self._faults:
             raise invalid(self._faults)
-        return tuple(self._not_enforced)
 
     def fault(self, path: str, constraint: str, what: str) -> None:
         """In the message, `what` follows the path, as in "must be …"."""
@@ -104,7 +102,7 @@ class Schemas:
             self._faults.append(fault(path, constraint, f"{path} {what}"))
 
     def leave_out(self, path: str) -> None:
-        self._not_enforced[path] = None
+        self.not_enforced[path] = None
 
     def count(self, n: int, what: str) -> None:
         self._counts[what] += n
