@@ -83,7 +83,7 @@ SUBJECTS = {
     ),
     "wire": Subject(
         ("worker.wire.transport", "worker.wire.codec"),
-        (f"{_UNIT}/wire/test_transport.py", f"{_UNIT}/wire/test_wire.py"),
+        (f"{_UNIT}/wire/test_wire.py",),
     ),
 }
 NEEDS_AN_ENGINE = ("RealEngine", "vocabulary", "llama_cpp")

@@ -1,4 +1,5 @@
-"""What an end of the pipe makes of frames that the other end may not send."""
+"""The pipe's frames: whole, in order, however the kernel cuts them; and what an end makes of those
+that the other end may not send."""
 
 from __future__ import annotations
 
@@ -7,16 +8,20 @@ import os
 import pickle
 import random
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.supervised import CONFIG, request, script, supervised
 from worker.errors import InvalidRequest, ModelError, WorkerError
+from worker.wire import transport
 from worker.wire.adapters import Adapter
 from worker.wire.async_channel import AsyncChannel
 from worker.wire.codec import MALFORMED
@@ -84,6 +89,7 @@ FRAMES: list[list[Event]] = [
     [PromptScored(1, (SCORED, SCORED)), Stats(1, 2, 3, 4, 5, 6, 7, 8.0, 9.0, 1.0)],
     [Finished(1, "STOP_SEQUENCE", 5, 1.0, "a", 2.0, (SCORED,))],
     [Answered(1, "text"), Answered(2, Tokenized(b"\1\0\0\0")), Answered(3, [(3, b"\0")])],
+    [Token(2, "x" * 100_000, ())],
     [Answered(4, None), Failed(3, InvalidRequest("No.", errors=[{"field": "a"}]))],
     [],
 ]
@@ -150,6 +156,83 @@ def test_every_message_crosses_whole() -> None:
         assert received(encode(command)[LENGTH.size :]) == command
 
 
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(1, 5000), max_size=60))
+def test_frames_survive_any_cut(lengths: list[int]) -> None:
+    pipe = Pipe()
+    stream = b"".join(map(encode, FRAMES))
+    for length in lengths:
+        pipe.channel.data_received(stream[:length])
+        stream = stream[length:]
+    pipe.channel.data_received(stream)
+    assert repr(pipe.frames) == repr(FRAMES)
+
+
+def test_both_ends_talk_and_notice_the_end() -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        frames: list[list[Event]] = []
+        lost = asyncio.Event()
+        channel = await AsyncChannel.open(ours, frames.append, lost.set)
+        child = SyncChannel(theirs)
+        channel.send(Cancel(7))
+        channel.send(Stop())
+        assert await asyncio.to_thread(child.recv) == Cancel(7)
+        assert await asyncio.to_thread(child.recv) == Stop()
+
+        def send_all() -> None:
+            for frame in FRAMES:
+                child.send(frame)
+
+        senders = [threading.Thread(target=send_all) for _ in range(4)]
+        for sender in senders:
+            sender.start()
+        while len(frames) < 4 * len(FRAMES):
+            await asyncio.sleep(0.01)
+        for sender in senders:
+            sender.join()
+        assert sorted(map(repr, frames)) == sorted(map(repr, FRAMES * 4))
+        child.close()
+        await lost.wait()
+        channel.send(Stop())  # to nobody, without an error
+
+    asyncio.run(asyncio.wait_for(test(), 30))
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", encode(Stop())[:-1]])
+def test_a_parent_that_dies_in_mid_frame_is_the_end(sent: bytes) -> None:
+    ours, theirs = socket.socketpair()
+    ours.sendall(sent)
+    ours.close()
+    child = SyncChannel(theirs)
+    assert child.recv() is None
+    with pytest.raises(ConnectionError):
+        for _ in range(100):
+            child.send([Token(1, "x" * 10_000, ())])
+    child.close()
+
+
+def test_a_frame_over_the_limit_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transport, "MAX_FRAME_BYTES", 1000)
+    with pytest.raises(ValueError, match="over the limit"):
+        encode([Token(1, "x" * 2000, ())])
+
+
+def test_an_engine_that_cannot_send_leaves_at_once() -> None:
+    """It would otherwise compute on in silence until the stall timeout."""
+    code = (
+        "import socket\n"
+        "from worker.engine.outbox import Outbox\n"
+        "from worker.wire.transport import SyncChannel\n"
+        "ours, theirs = socket.socketpair()\n"
+        "outbox = Outbox(SyncChannel(ours))\n"
+        "outbox.put([object()])\n"
+        "outbox.flush()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60)
+    assert done.returncode == 70 and b"outbox_failed" in done.stderr + done.stdout
+
+
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.integers(2**64 - 2, 2**80) | st.text(),
@@ -202,6 +285,7 @@ class Bomb:
                 [["Failed", 1, ["CANCELLED", "No."]]],
                 [["Answered", 1, {"type": "Other"}]],
                 {"type": "Token"},
+                [msgspec.msgpack.Ext(77, b"12")],
             ],
         ),
     ],
@@ -214,6 +298,7 @@ def test_what_is_no_frame_ends_the_engine(
     pipe.channel.data_received(LENGTH.pack(len(body)) + body + encode([]))
     assert pipe.is_closed and pipe.frames == []
     assert pipe.channel.fault is not None and "malformed frame" in pipe.channel.fault
+    pipe.channel.data_received(b"and more")
     with pytest.raises(MALFORMED):
         received(body)
     assert list(tmp_path.iterdir()) == []
@@ -283,6 +368,12 @@ def attack_both_ends(n: int, seed: int) -> None:
     assert 0 < n_whole < n
 
 
+def test_an_absurd_length_closes_the_channel() -> None:
+    pipe = Pipe()
+    pipe.channel.data_received(b"\xff\xff\xff\xff" + encode([]))
+    assert pipe.is_closed and pipe.frames == []
+
+
 def test_random_frames_are_messages_or_clean_errors() -> None:
     attack_both_ends(2_000, seed=1)
 
@@ -316,12 +407,3 @@ def test_random_messages_raise_nothing_in_the_supervisor(script: Callable[..., N
 @pytest.mark.long
 def test_a_hundred_thousand_random_frames_are_messages_or_clean_errors() -> None:
     attack_both_ends(100_000, seed=random.randrange(1 << 30))
-
-
-def test_an_unknown_extension_is_refused_as_all_else_is() -> None:
-    lost: list[str] = []
-    channel = AsyncChannel(lambda events: None, lambda: lost.append("lost"))
-    body = msgspec.msgpack.encode([msgspec.msgpack.Ext(77, b"12")])
-    channel.data_received(LENGTH.pack(len(body)) + body + b"more")
-    assert channel.fault is not None and "malformed" in channel.fault
-    channel.data_received(b"and more")
