@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+from itertools import product
 from typing import Any
 
 import httpx
@@ -312,6 +313,13 @@ def test_without_tools_an_answer_is_its_text(splits: bool) -> None:
     for case in CASES:
         message = parse(HELLO, template(case.template), None, 3, splits_reasoning=splits)
         assert message == Message(content=HELLO)
+
+
+def test_a_frame_that_the_prompt_begins_is_no_text() -> None:
+    """Without tools too."""
+    source = template("meetkai-functionary-medium-v3.2")
+    for use, size in product((None, USE), (1, 3, 1000)):
+        assert parse(f"all\n{HELLO}", source, use, size, ">>>") == Message(content=HELLO)
 
 
 def test_reasoning_stays_in_the_text_where_it_is_not_split() -> None:

@@ -8,6 +8,7 @@ text: what is none yet is the beginning of a call that was cut off. Never raises
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 
 from worker.api.chat.delta import Delta, Reasoning
@@ -49,7 +50,10 @@ class AnswerParser:
         gaps = (self._calls.gap[n:] for n in range(len(self._calls.gap) + 1))
         self._gapped = {gap + begin: begin for gap in gaps for begin in self._begins}
         """Marks of calls with the line ends before them."""
-        written = self._written_by_prompt(prompt_end)
+        # What begins calls may begin a frame, too, so it counts without tools as well.
+        opens = self._calls.opens
+        marks = (*self._thinks, *self._thought, *self._frames, *opens, *self._begins)
+        written = _mark_at_the_end(prompt_end, marks)
         self._source = Source(written)
         self._deltas = Deltas(self._use, calls.id_length, len(written))
         self._steps = self._answer()
@@ -77,14 +81,6 @@ class AnswerParser:
         self._source.add(text, final=final)
         next(self._steps, None)
         return self._deltas.take()
-
-    def _written_by_prompt(self, prompt_end: str) -> str:
-        """The mark at the prompt's end: it is read as if the model had written it."""
-        plain = prompt_end.rstrip()
-        marks = (*self._thinks, *self._thought, *self._frames, *self._begins)
-        found = (mark for mark in marks if mark and plain.endswith(mark))
-        longest = max(found, key=len, default="")
-        return prompt_end[len(plain) - len(longest) :] if longest else ""
 
     def _answer(self) -> Steps[None]:
         source, deltas = self._source, self._deltas
@@ -254,3 +250,10 @@ class AnswerParser:
         self._deltas.call(name)
         self._deltas.arguments(to_json({keys[0]: "".join(parts)}))
         return True
+
+
+def _mark_at_the_end(prompt: str, marks: Iterable[str]) -> str:
+    """With the white space behind it: it is read as if the model had written it."""
+    plain = prompt.rstrip()
+    longest = max((mark for mark in marks if plain.endswith(mark)), key=len, default="")
+    return prompt[len(plain) - len(longest) :] if longest else ""
