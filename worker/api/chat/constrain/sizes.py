@@ -184,6 +184,7 @@ _LARK_TOKEN = re.compile(
     | (?P<special> < [^<>\s]++ > )
     | (?P<terminal> _?[A-Z] [_A-Z0-9-]*+ )
     | (?P<rule> !?[_?]?[a-z] [_a-z0-9-]*+ )
+    | [{~] (?P<repetition> (?: [ \t,.]++ | [+-]?[0-9]++ )*+ )
     | (?P<number> [+-]?[0-9]++ )
     | (?P<sign> [^\n] | \n )
     """,
@@ -235,10 +236,7 @@ class LarkSizes:
 
     def _size(self, tokens: _Tokens, is_terminal: bool) -> float:
         sizes = Sizes()
-        at = 0
-        while at < len(tokens):
-            token = tokens[at]
-            at += 1
+        for token in tokens:
             match token.lastgroup:
                 case "text":
                     sizes.part(len(token[0]))
@@ -259,20 +257,13 @@ class LarkSizes:
                     sizes.repeat(1, least=0)
                 case "sign" if token[0] == "+":
                     sizes.repeat(2, least=1 if is_terminal else 2)
-                case "sign" if token[0] in "{~":
-                    end = at
-                    while end < len(tokens) and (
-                        tokens[end].lastgroup == "number" or tokens[end][0] in ",."
-                    ):
-                        end += 1
-                    if most := _most(tokens[at:end]):
+                case "repetition":
+                    if most := _most(token["repetition"]):
                         sizes.repeat(most, least=0 if is_terminal else most)
-                    at = end
         return sizes.total()
 
 
-def _most(tokens: _Tokens) -> float:
+def _most(numbers: str) -> float:
     """How often the numbers behind { or ~ repeat what stands before them; without any, 0."""
-    numbers = [token[0].lstrip("+-") for token in tokens if token.lastgroup == "number"]
-    is_open = bool(tokens) and tokens[-1][0] == ","
-    return max(map(times, numbers), default=0) + is_open
+    is_open = numbers.rstrip().endswith(",")
+    return max(map(times, re.findall("[0-9]+", numbers)), default=0) + is_open
