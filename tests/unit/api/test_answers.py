@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.scripted_api import ScriptedFactory, story
@@ -24,9 +24,10 @@ from tests.unit.api.answers import Message, message_of, parse, use_of
 from tests.unit.api.model_outputs import CASES, HELLO, TOOLS, Case
 from tests.unit.api.round_trips import NAMES
 from tests.unit.api.round_trips import source as template
+from worker.api.chat.delta import Arguments
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
-from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
+from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.tagged_calls import nested_value
 from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
 from worker.wire.messages import Finished, PromptScored, Started, TokenLogprob
@@ -260,13 +261,10 @@ def test_tags_within_tags_are_lists_and_objects(text: str, schema: object, value
 
 def test_arguments_stream_as_they_come() -> None:
     """A long text argument is not held back until it is whole."""
-    from worker.api.chat.delta import Arguments
-
-    for name, head in (("Qwen3-Coder", "<function=python>\n<parameter=code>\n"),):
-        parser = AnswerParser(conventions_of(template(name)), USE)
-        parser.feed(head)
-        sent = [parser.feed("word " * 8) for _ in range(5)]
-        assert all(any(isinstance(d, Arguments) for d in deltas) for deltas in sent[1:])
+    parser = AnswerParser(conventions_of(template("Qwen3-Coder")), USE)
+    parser.feed("<function=python>\n<parameter=code>\n")
+    sent = [parser.feed("word " * 8) for _ in range(5)]
+    assert all(any(isinstance(d, Arguments) for d in deltas) for deltas in sent[1:])
 
 
 @pytest.mark.parametrize("output", ['{"city": "Par', '{"name": "Ada", "a', "[1, 2", '{"a": {"b'])
@@ -353,49 +351,6 @@ def test_marks_that_are_control_tokens_are_asked_for(name: str, tokens: set[str]
     conventions = conventions_of(template(name))
     assert tokens <= set(conventions.tokens(calls=True, reasoning=True))
     assert not conventions.tokens(calls=False, reasoning=False) or name.startswith("openai")
-
-
-SPELLINGS = sorted(
-    {mark for convention in CONVENTIONS for mark in convention.texts if mark}
-    | {mark for thinking in THINKING for mark in (thinking.begin, thinking.end)}
-)
-PIECES = st.one_of(
-    st.sampled_from(SPELLINGS),
-    st.sampled_from(
-        [
-            '{"name": "edit", ',
-            '"arguments": {',
-            '"filename": "a"',
-            "}",
-            "]",
-            "[",
-            ", ",
-            "edit",
-            ":0",
-        ]
-        + ["call:edit{", "edit(", "<parameter=old>", "</parameter>", "</function>", '">', "\n", " "]
-        + ["{}", '"', "\\", "null", "\ud800", "é", "to=functions.edit", "</", "]]>", "<![CDATA["]
-    ),
-    st.text(max_size=6),
-)
-
-
-@settings(max_examples=250, deadline=None)
-@given(
-    name=st.sampled_from(NAMES),
-    pieces=st.lists(PIECES, max_size=12),
-    prompt_end=st.sampled_from(["", "<think>\n", "<|START_THINKING|>", ">>>"]),
-    size=st.integers(1, 9),
-)
-def test_no_output_breaks_a_parser(
-    name: str, pieces: list[str], prompt_end: str, size: int
-) -> None:
-    output, source = "".join(pieces), template(name)
-    for use in (USE, use_of(TOOLS, "*"), None):
-        parse(output, source, use, size, prompt_end)
-        whole = parse(output, source, use, 10**6, prompt_end)
-        if use is None and prompt_end == "" and not any(s in output for s in SPELLINGS):
-            assert whole.content == output
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])

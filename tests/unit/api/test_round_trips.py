@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from itertools import count, product
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.unit.api.model_outputs import TOOLS
 from tests.unit.api.round_trips import EDIT, FUNCTION, NAMES, Written, source, written
 from worker.api.chat.delta import Delta, Reasoning, Text
 from worker.api.chat.parse.answer import AnswerParser
+from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
 from worker.api.chat.parse.tagged_calls import Tags
 
@@ -72,9 +74,11 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-def deltas_of(name: str, output: Written, cuts: list[int]) -> list[Delta]:
+def deltas_of(
+    name: str, output: Written, cuts: list[int], use: ToolUse | None = USE
+) -> list[Delta]:
     """What is read of an output that comes in pieces of these lengths, again and again."""
-    parser = AnswerParser(conventions_of(source(name)), USE, output.prompt[-64:])
+    parser = AnswerParser(conventions_of(source(name)), use, output.prompt[-64:])
     deltas, at = list[Delta](), 0
     for number in count():
         if at >= len(output.output):
@@ -200,29 +204,18 @@ def essence(name: str, text: str, prompt: str = "") -> str:
     conventions = conventions_of(source(name))
     thinking = conventions.thinking
     frames = (thinking.begin, thinking.also, thinking.end, *conventions.calls.frames)
-    marks = ["".join(mark.split()) for mark in frames]
-    text, prompt = "".join(text.split()), "".join(prompt.split())
-    rests = (mark[n:] for mark in marks for n in range(1, len(mark)) if prompt.endswith(mark[:n]))
+    rests = (mark[n:] for mark in frames for n in range(1, len(mark)) if prompt.endswith(mark[:n]))
     text = text.removeprefix(next((rest for rest in rests if text.startswith(rest)), ""))
-    for mark in sorted(filter(None, marks), key=len, reverse=True):
+    text = "".join(text.split())
+    for mark in sorted(("".join(mark.split()) for mark in frames if mark), key=len, reverse=True):
         text = text.replace(mark, "")
     return text
 
 
 THOUGHTS = [mark for each in THINKING for mark in (each.begin, each.end)]
 NOISE = ['{"name": "edit_file", ', '"arguments": {', '"path": "a"', "edit_file", "call:edit_file{"]
-NOISE += [
-    "edit_file(",
-    "<parameter=path>",
-    '">',
-    "{}",
-    "\\u",
-    "]]>",
-    "<![CDATA[",
-    ":0",
-    "\n",
-    " to=",
-]
+NOISE += ["edit_file(", "<parameter=path>", "</parameter>", "</function>", '">', "{}", "\\u", "]]>"]
+NOISE += ["<![CDATA[", ":0", "\n", " to=", "\ud800", '"old": ', "to=functions.edit_file"]
 
 
 @settings(max_examples=500, deadline=None)
@@ -232,19 +225,27 @@ NOISE += [
     noise=st.lists(st.sampled_from([*NOISE, *WORDS, *MARKS, *THOUGHTS]), max_size=8).map("".join),
     where=st.floats(0, 1),
     cuts=st.lists(st.integers(1, 12), min_size=1, max_size=5),
+    use=st.sampled_from([USE, USE, replace(USE, forced="*"), None]),
+    begun=st.sampled_from(["", "<think>\n", "<|START_THINKING|>", ">>>"]),
 )
 def test_no_output_loses_or_gains_a_character(
-    name: str, calls: list[Any], noise: str, where: float, cuts: list[int]
+    name: str,
+    calls: list[Any],
+    noise: str,
+    where: float,
+    cuts: list[int],
+    use: ToolUse | None,
+    begun: str,
 ) -> None:
     """Text and reasoning together are the output without its marks, wherever no call was read; and
     an answer in pieces is the whole one."""
     found = written(name, calls, "Text here", "Hm, so") if calls else None
     plain = found.output[: int(where * len(found.output))] if found else ""
-    output = Written(found.prompt if found else "", plain + noise)
-    deltas = deltas_of(name, output, [])
+    output = Written(found.prompt if found else begun, plain + noise)
+    deltas = deltas_of(name, output, [], use)
     message = message_of(deltas)
-    assert without_ids(message) == without_ids(message_of(deltas_of(name, output, cuts)))
-    if not message.calls:
+    assert without_ids(message) == without_ids(message_of(deltas_of(name, output, cuts, use)))
+    if not message.calls and (use is None or use.forced is None):
         told = "".join(each.text for each in deltas if isinstance(each, Text | Reasoning))
         assert essence(name, told) == essence(name, output.output, output.prompt)
 
