@@ -128,12 +128,13 @@ def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[
 
 def test_a_forced_call_that_is_cut_off_leaves_no_text(client: OpenAI) -> None:
     fields: Any = {"model": "tools", "messages": FRANCE, "tools": TOOLS, "tool_choice": "required"}
-    for end in ({"max_tokens": 4}, {"stop": ["name"]}):
+    end: Any
+    for end, reason in (({"max_tokens": 4}, "length"), ({"stop": ["name"]}, "stop")):
         (found,) = client.chat.completions.create(**fields, **end).choices
         streamed = assembled(client.chat.completions.create(**fields, **end, stream=True))
         assert found.message.content == streamed["content"] == ""
-        assert found.message.tool_calls is None
-        assert found.finish_reason == streamed["reason"] and not streamed["calls"]
+        assert found.finish_reason == streamed["reason"] == reason
+        assert found.message.tool_calls is None and not streamed["calls"]
 
 
 def test_several_forced_calls_come_in_one_stream(client: OpenAI) -> None:
