@@ -9,7 +9,7 @@ the ranges in each field's metadata.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from worker.wire.adapters import ControlVector, parse_control_vector
 from worker.wire.backends import BACKENDS, BackendName
@@ -36,7 +36,6 @@ _ROPE_FIELDS = (
 _ROPE_SCALINGS = {"none": 0, "linear": 1, "yarn": 2}
 """`llama_rope_scaling_type`."""
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
-_POOLINGS: tuple[Pooling, ...] = ("none", "mean", "cls", "last", "rank")
 """In the order of llama.cpp's numbers."""
 _POOLING_KEY = "{arch}.pooling_type"
 
@@ -121,11 +120,9 @@ class EngineSettings:
     def overrides(self) -> dict[str, Value]:
         """Metadata in place of the file's; `{arch}` in a key stands for its architecture."""
         values = dict(map(parse_override, self.override_kv))
-        return (
-            values
-            if self.pooling is None
-            else values | {_POOLING_KEY: _POOLINGS.index(self.pooling)}
-        )
+        if self.pooling is not None:
+            values[_POOLING_KEY] = get_args(Pooling).index(self.pooling)
+        return values
 
     @property
     def control_vectors(self) -> tuple[ControlVector, ...]:

@@ -169,7 +169,6 @@ def _count_scores(choice: Choice) -> int:
 async def _echoes(
     request: Request, state: AppState, asked: Generate, requests: Sequence[InferenceRequest]
 ) -> list[str]:
-    """The prompt of each choice as a text."""
     texts: list[str] = []
     for each in requests:
         prompt = each.prompt

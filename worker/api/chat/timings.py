@@ -31,7 +31,6 @@ def timings(choice: Choice) -> dict[str, float]:
 
 
 def prompt_progress(choice: Choice) -> dict[str, float]:
-    """How far the prompt is."""
     job, progress = choice.job, choice.progress
     return {
         "total": job.prompt_tokens,

@@ -31,7 +31,6 @@ class Embedding(NamedTuple):
     """What they are scaled by; `work.Embed` says how."""
 
     def vectors(self, n: int | None = None) -> list[array[float]]:
-        """As `values`, of all vectors."""
         width = len(self.data) // self.n_vectors
         parts = (self.data[at : at + width] for at in range(0, len(self.data), width))
         return [Embedding(1, part, 1, self.norm).values(n) for part in parts]

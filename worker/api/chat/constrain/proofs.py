@@ -54,7 +54,6 @@ def _differ(left: _Facts, right: _Facts) -> bool:
 
 
 def _have_other_constants(left: frozenset[Any] | None, right: frozenset[Any] | None) -> bool:
-    """Whether both allow only constants, and none in common."""
     return left is not None and right is not None and left.isdisjoint(right)
 
 
@@ -137,14 +136,12 @@ def _ends(schema: Any, endless: Mapping[str, Any]) -> bool:
 
 
 def _required_members(schema: Mapping[str, Any]) -> Iterator[Any]:
-    """The schemas of the members that each object has."""
     properties = schema.get("properties", {})
     other = schema.get("additionalProperties", True)
     return (properties.get(name, other) for name in schema.get("required", ()))
 
 
 def _required_items(schema: Mapping[str, Any]) -> list[Any]:
-    """The schemas of the items that each list has."""
     n_items, first = schema.get("minItems", 0), list(schema.get("prefixItems", ()))
     rest = [schema.get("items", True)] if n_items > len(first) else []
     return first[:n_items] + rest

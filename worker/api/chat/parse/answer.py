@@ -124,7 +124,6 @@ class AnswerParser:
                 at_edge, has_text = False, True
 
     def _drop(self, mark: str) -> None:
-        """Take a mark that is no part of the answer."""
         self._source.take(mark)
         self._deltas.n_unwritten = 0
 
@@ -179,12 +178,10 @@ class AnswerParser:
 
     @cached_property
     def _marks(self) -> Marks:
-        """What is looked for in text."""
         return marks_of(*self._gapped, *self._around)
 
     @cached_property
     def _between(self) -> Marks:
-        """What is looked for between calls."""
         calls = self._calls
         return marks_of(*calls.opens, *calls.closes, *calls.between, *self._around)
 

@@ -19,8 +19,6 @@ _INDEX = re.compile(r":\d+\Z")
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """How a request may call functions."""
-
     forced: str | None
     """The function that must be called; `"*"` for any of them, `None` for no obligation."""
     parallel: bool
