@@ -193,7 +193,7 @@ def join_response(stream: bytes) -> Any:
             output[event["output_index"]][1] += event.get("logprobs", ())
         elif event["type"] == "response.output_text.done":
             assert [event["text"], event["logprobs"]] == output[event["output_index"]]
-    return output, events[-1]["response"]
+    return output, events[-1]["response"] | {"completed_at": None}
 
 
 def whole_response(answer: dict[str, Any]) -> Any:
@@ -201,7 +201,7 @@ def whole_response(answer: dict[str, Any]) -> Any:
     for item in answer["output"]:
         content = item.get("content") or [{"text": item.get("arguments")}]
         texts.append([content[0]["text"], content[0].get("logprobs", [])])
-    return texts, answer
+    return texts, answer | {"completed_at": None}
 
 
 def join_llama_server(stream: bytes) -> Any:
