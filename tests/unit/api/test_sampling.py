@@ -366,6 +366,8 @@ def test_what_the_web_uis_switches_mean() -> None:
     assert read(do_sample=False, temperature=1.3).temperature == 0
     dynamic = read(dynamic_temperature=True, dynatemp_low=0.5, dynatemp_high=1.5, temperature=1.9)
     assert (dynamic.temperature, dynamic.dynatemp_range) == (1.0, 0.5)
+    to_zero = read(dynamic_temperature=True, dynatemp_low=1, dynatemp_high=0)
+    assert (to_zero.temperature, to_zero.dynatemp_range) == (0.5, 0.5)
     assert read(samplers="tk", temperature_last=True).samplers == ("top_k", "temperature")
     assert read(custom_token_bans="1, 2").logit_bias == ((1, -math.inf), (2, -math.inf))
     assert set(read(sampler_priority=["min_p"]).samplers) == set(ORDER) <= set(SAMPLERS)

@@ -229,7 +229,8 @@ class SamplingFields(_Numbers):
         if not self.do_sample:
             found["temperature"] = 0.0
         elif self.dynamic_temperature and self.dynatemp_low is not None:
-            low, high = self.dynatemp_low, self.dynatemp_high or self.dynatemp_low
+            low, high = self.dynatemp_low, self.dynatemp_high
+            high = low if high is None else high
             found |= {"temperature": (low + high) / 2, "dynatemp_range": abs(high - low) / 2}
         order, first = found["samplers"], self.sampler_priority
         if "samplers" in self.model_fields_set:
