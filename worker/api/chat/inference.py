@@ -50,7 +50,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     not_enforced: tuple[str, ...] = ()
     conventions = conventions_of(state.served.chat_template)
     wish, variables, splits, parser_of = asked.reasoning, None, False, None
-    offers_tools = False
+    use: ToolUse | None = None
     if isinstance(prompts, Chat):
         chat, prompt = prompts, chat_prompt(prompts, state)
         prompts, wish, variables = (prompt,), chat.reasoning, prompt.template_kwargs
@@ -61,12 +61,11 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
             tools = tuple(tool for tool in chat.tools if use.forced in ("*", tool.name))
             several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
             form = ForcedCalls(tools, several)
-        offers_tools = use is not None
         shown_tokens = conventions.tokens(calls=use is not None, reasoning=splits)
         parser_of = partial(AnswerParser, conventions, use, splits_reasoning=splits)
     if form is not None:
         constraint, not_enforced = constrain(form, strict=state.settings.strict)
-        if offers_tools and not isinstance(form, ForcedCalls):
+        if use is not None and not isinstance(form, ForcedCalls):
             # The form holds for the whole answer, in which no call can be written then.
             not_enforced = (*not_enforced, "tools")
         if splits and not conventions.calls.always_framed:

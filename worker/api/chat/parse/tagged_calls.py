@@ -78,31 +78,27 @@ class TaggedCall:
                     deltas.call(self.name)
                 deltas.arguments("}" if self.keys else "{}")
                 return True
-            end, fields = yield from self._argument()
-            if fields is None:
+            for header, behind in tags.arguments:
+                fields = yield from source.fit(header)
+                if fields is not None:
+                    key = fields["key"].strip()
+                    end = behind.replace("{key}", key)
+                    break
+            else:
                 if self.keys and not source.ended:
                     deltas.arguments("}")
                 return bool(self.keys)
             if not self.keys:
                 source.forget()
                 deltas.call(self.name)
-            key = fields["key"].strip()
             deltas.arguments((", " if self.keys else "{") + to_json(key) + ": ")
             self.keys.add(key)
             schema = self.properties.get(key)
             if kind := fields.get("type"):  # the tag tells whether it is a text
                 schema = {"type": "string"} if kind in ("true", "string") else None
             read = self._nested if tags.nested and kinds_of(schema) != {"string"} else self._plain
-            if not (yield from read(end.replace("{key}", key), schema)):
+            if not (yield from read(end, schema)):
                 return True
-
-    def _argument(self) -> Steps[tuple[str, dict[str, str] | None]]:
-        """Take what stands before an argument's value; what stands behind it, and the fields."""
-        for header, end in self.tags.arguments:
-            fields = yield from self.source.fit(header)
-            if fields is not None:
-                return end, fields
-        return "", None
 
     def _plain(self, end: str, schema: object) -> Steps[bool]:
         """Read one argument's value and its end; false where the text ends before."""
