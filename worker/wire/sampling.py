@@ -226,17 +226,11 @@ def order_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
         ValueError: a name or letter is no sampler's, and the message says which; or they are too
             many.
     """
-    found = _samplers_of(given)
-    if len(found) > MAX_SAMPLERS:
-        raise ValueError(f"names {len(found)} samplers; it may name {MAX_SAMPLERS}")
-    return found
-
-
-def _samplers_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(given, str):
         if given.isalpha() and (set(given) <= LETTERS.keys() or given.lower() not in _SPELLINGS):
-            return tuple(map(_by_letter, given))
-        given = tuple(given.replace("\n", ";").split(";"))
+            given = tuple(map(_by_letter, given))
+        else:
+            given = tuple(given.replace("\n", ";").split(";"))
     found: list[str] = []
     for name in filter(None, map(str.strip, given)):
         plain = name.lower().replace("-", "_")
@@ -246,6 +240,8 @@ def _samplers_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
             raise ValueError(f"names {name!r}, which is no sampler here: {known}")
         if sampler and (sampler == plain or sampler not in found):
             found.append(sampler)
+    if len(found) > MAX_SAMPLERS:
+        raise ValueError(f"names {len(found)} samplers; it may name {MAX_SAMPLERS}")
     return tuple(found)
 
 

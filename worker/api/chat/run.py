@@ -99,7 +99,8 @@ async def respond(
         elif LATE_HEAD.of(request) == "1":
             await inbox.begun()
     if not asked.streams:
-        if sum(map(_count_scores, choices)) >= _MANY_SCORES:
+        scored = (each for choice in choices for each in (choice.logprobs, choice.prompt_logprobs))
+        if sum(map(count_scores, scored)) >= _MANY_SCORES:
             return await sliced(_large(answer))
         return Response(b"".join(in_parts(answer.whole())), media_type="application/json")
     chunks = _streamed(answer, inbox)
@@ -157,10 +158,6 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: 
         encoded = answer.encode(choice, delta)
     choice.forget_scores()
     return encoded
-
-
-def _count_scores(choice: Choice) -> int:
-    return count_scores(choice.logprobs) + count_scores(choice.prompt_logprobs)
 
 
 # --- jobs ----------------------------------------------------------------------------------

@@ -42,10 +42,6 @@ _ZODS_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)"
 _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
 
 
-def is_filled_list(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0
-
-
 def is_type(value: object) -> bool:
     kinds = value if isinstance(value, list) else [value]
     return len(kinds) > 0 and all(isinstance(kind, str) and kind in TYPES for kind in kinds)

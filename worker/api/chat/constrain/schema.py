@@ -373,7 +373,7 @@ class _Keyword(NamedTuple):
     takes: Callable[[Any], bool] = lambda value: True
 
 
-_A_LIST = ("a list with at least one in it", keywords.is_filled_list)
+_A_LIST = ("a list with at least one in it", lambda value: isinstance(value, list) and value != [])
 _AN_OBJECT = ("an object of schemas", lambda value: isinstance(value, Mapping))
 _A_STRING = ("a string", lambda value: isinstance(value, str))
 _TYPES = f"one of {', '.join(sorted(keywords.TYPES))}, or a list of them"

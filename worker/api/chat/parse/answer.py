@@ -200,19 +200,16 @@ class AnswerParser:
             if name is None:
                 return False
             if isinstance(form.arguments, Tags):
-                return (yield from self._tagged(form.arguments, name))
+                follow = marks_of(form.arguments.end, *self._begins, *self._calls.closes)
+                properties = use.properties(name)
+                tagged = TaggedCall(source, deltas, form.arguments, follow, name, properties)
+                return (yield from tagged.read())
             if form.arguments in NOTATIONS:
                 return (yield from self._whole(form))
             if form.arguments == "code" and (yield from source.peek()) != "{":
                 return (yield from self._code(name))
             return (yield from read_arguments(source, deltas, name, fields.get("id")))
         return False
-
-    def _tagged(self, tags: Tags, name: str) -> Steps[bool]:
-        follow = marks_of(tags.end, *self._begins, *self._calls.closes)
-        properties = self._use.properties(name)
-        call = TaggedCall(self._source, self._deltas, tags, follow, name, properties)
-        return (yield from call.read())
 
     def _whole(self, form: Form) -> Steps[bool]:
         """Read calls in a notation that is read only as a whole; all of them must be offered."""
