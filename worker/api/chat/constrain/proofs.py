@@ -28,33 +28,28 @@ def are_disjoint(branches: Sequence[object], *, says_constants: bool) -> bool:
 class _Facts(NamedTuple):
     types: frozenset[str]
     """Empty if any type is allowed."""
-    constants: frozenset[Any] | None
-    """All allowed values; `None` if others than constants are."""
-    members: Mapping[str, frozenset[Any]]
-    """The allowed values of each property that every value has, if only constants are."""
+    constants: Mapping[str | None, frozenset[Any]]
+    """All allowed values where only constants are: of the schema itself, under `None`, and of each
+    property that every value has."""
 
 
 def _facts_of(schema: object, says_constants: bool) -> _Facts:
     if not isinstance(schema, Mapping):
-        return _Facts(frozenset(), None, {})
+        return _Facts(frozenset(), {})
     types = _types(schema)
-    members = _members(schema, says_constants) if types == {"object"} else {}
-    return _Facts(types, _constants(schema), members)
+    found: dict[str | None, frozenset[Any] | None] = {None: _constants(schema)}
+    if types == {"object"}:
+        found |= _members(schema, says_constants)
+    return _Facts(types, {place: each for place, each in found.items() if each is not None})
 
 
 def _differ(left: _Facts, right: _Facts) -> bool:
     if left.types and right.types and left.types.isdisjoint(right.types):
         return True
-    if _have_other_constants(left.constants, right.constants):
-        return True
     return any(
-        _have_other_constants(constants, right.members.get(name))
-        for name, constants in left.members.items()
+        left.constants[place].isdisjoint(right.constants[place])
+        for place in left.constants.keys() & right.constants.keys()
     )
-
-
-def _have_other_constants(left: frozenset[Any] | None, right: frozenset[Any] | None) -> bool:
-    return left is not None and right is not None and left.isdisjoint(right)
 
 
 def _types(schema: Mapping[str, object]) -> frozenset[str]:
@@ -64,17 +59,18 @@ def _types(schema: Mapping[str, object]) -> frozenset[str]:
     return frozenset("number" if name == "integer" else name for name in names)
 
 
-def _members(schema: Mapping[str, object], says_constants: bool) -> dict[str, frozenset[Any]]:
+def _members(
+    schema: Mapping[str, object], says_constants: bool
+) -> dict[str | None, frozenset[Any] | None]:
     properties, required = schema.get("properties"), schema.get("required", [])
     if not isinstance(properties, Mapping) or not isinstance(required, list):
         return {}
     names: Iterable[Any] = constants_in(properties) if says_constants else ()
-    found = {
+    return {
         name: _constants(properties.get(name))
         for name in [*required, *names]
         if isinstance(name, str)
     }
-    return {name: constants for name, constants in found.items() if constants is not None}
 
 
 def constants_in(properties: Mapping[str, object]) -> set[str]:
