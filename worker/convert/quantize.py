@@ -20,9 +20,6 @@ TensorType = str
 _ENCODED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "Q8_0": np.void}
 Q8_BLOCK = 32
 Q8_BLOCK_BYTES = 34
-# BF16 bits of the smallest normal F16; the distance from there to the largest; and 112 << 10, the
-# difference of the two exponent biases in F16's place, modulo 2**16.
-_F16_FIRST, _F16_SPAN, _F16_BIAS = np.uint16(0x3880), np.uint16(0x477F - 0x3880), np.uint16(0xC000)
 _BELOW_HALF = np.nextafter(np.float32(0.5), np.float32(0))
 """Added before the fraction is cut off, this rounds halves away from zero. One half itself would
 also round up the largest number below a half."""
@@ -66,7 +63,8 @@ def encode(values: npt.NDArray[Any], kind: TensorType) -> npt.NDArray[np.uint8]:
     if kind == "Q8_0":
         return _to_q8_0(values)
     if kind == "F16" and values.dtype == np.uint16:
-        return bf16_to_f16(values, bf16_as_f16()).view(np.uint8)
+        # Faster than by way of float32. Every index is in the table: "wrap" spares their check.
+        return np.take(_bf16_as_f16(), values, mode="wrap").view(np.uint8)
     wide = to_float32(values)
     if kind == "F16":
         with np.errstate(over="ignore"):
@@ -91,28 +89,11 @@ def is_finite(data: npt.NDArray[np.uint8], kind: TensorType) -> bool:
 
 
 @cache
-def bf16_as_f16() -> npt.NDArray[np.uint16]:
+def _bf16_as_f16() -> npt.NDArray[np.uint16]:
     """A table of the F16 for each of the 65,536 BF16 values."""
     every = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(over="ignore"):
         return to_float32(every).astype(np.float16).view(np.uint16)
-
-
-def bf16_to_f16(
-    values: npt.NDArray[np.uint16], table: npt.NDArray[np.uint16]
-) -> npt.NDArray[np.uint16]:
-    """Convert BF16 bits to F16 bits, without a detour over float32.
-
-    Most weights are normal numbers in both types: the exponent gets the other bias, and the
-    mantissa fits. The rest, very small or too large, is looked up in `table`.
-    """
-    magnitude = values & np.uint16(0x7FFF)
-    rest = np.flatnonzero((magnitude - _F16_FIRST) > _F16_SPAN)
-    magnitude <<= 3
-    magnitude -= _F16_BIAS
-    magnitude |= values & np.uint16(0x8000)
-    magnitude[rest] = table[values[rest]]
-    return magnitude
 
 
 @np.errstate(divide="ignore", over="ignore", invalid="ignore")
