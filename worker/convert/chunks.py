@@ -37,8 +37,7 @@ class RowChunk:
     """Rows of one piece, and the place of their bytes in the output."""
 
     placed: PlacedTensor
-    piece: RowSpan | None
-    """`None` for a tensor whose values are computed from the configuration."""
+    piece: RowSpan
     first_row: int
     n_rows: int
     offset: int
@@ -48,10 +47,6 @@ class RowChunk:
         """What the source's values become, in a stored type or as float32: a few rows at a time,
         with the place and the number of their bytes."""
         tensor = self.placed.tensor
-        if self.piece is None:
-            assert tensor.values is not None
-            yield tensor.values, self.offset, self.size_bytes
-            return
         values = self.piece.read(checkpoint, self.first_row, self.n_rows)
         row_bytes = self.size_bytes // self.n_rows
         step = max(1, CHUNK_ELEMENTS // tensor.row_length)
@@ -65,8 +60,6 @@ class RowChunk:
 def chunks(placed: Iterable[PlacedTensor]) -> Iterator[RowChunk]:
     for p in placed:
         tensor, offset = p.tensor, p.offset
-        if tensor.values is not None:
-            yield RowChunk(p, None, 0, tensor.n_elements, offset, p.size_bytes)
         # Whole rows are whole blocks of every type, so the byte count per row is exact.
         row_bytes = p.size_bytes * tensor.row_length // tensor.n_elements
         for piece in tensor.pieces:

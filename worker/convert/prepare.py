@@ -251,8 +251,7 @@ def _notes(family: Family, config: Config) -> Iterator[str]:
 def _left_out(
     checkpoint: Checkpoint, family: Family, d: Dims, tensors: Iterable[OutputTensor]
 ) -> Iterator[str]:
-    pieces = [piece for tensor in tensors for piece in tensor.pieces]
-    used = {info.name for piece in pieces for info in (piece.source, *piece.also)}
+    used = {info.name for t in tensors for piece in t.pieces for info in piece.sources}
     by_reason: dict[str, list[str]] = {}
     for name in sorted(checkpoint.tensors):
         why = family.why_left_out(name, d)

@@ -33,16 +33,16 @@ Shapes = tuple[Shape, ...]
 
 @dataclass(frozen=True, slots=True)
 class RowSpan:
-    """Consecutive rows of an output tensor that come from one source tensor, or from several."""
+    """Consecutive rows of an output tensor: those of its one source, or what `make` makes of the
+    sources, of which a tensor that follows from the configuration has none."""
 
-    source: TensorInfo
-    first_row: int
+    sources: tuple[TensorInfo, ...]
     n_rows: int
+    first_row: int = 0
     head_rows: int = 0
     """Rows per rotary head, whose two halves are interleaved; 0 keeps the order."""
     make: Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]] | None = None
-    """Computes all rows at once from the whole of `source` and of `also`."""
-    also: tuple[TensorInfo, ...] = ()
+    """Computes all rows at once from the whole of the sources."""
     part: int = 0
     n_parts: int = 0
     """`make` gets number `part` of the `n_parts` of each source's first axis; 0: all of it."""
@@ -50,10 +50,9 @@ class RowSpan:
     def read(self, checkpoint: Checkpoint, first: int, count: int) -> npt.NDArray[Any]:
         """`count` rows of this piece from `first` on, in output order and the source's own type."""
         if self.make is not None:
-            sources = (self.source, *self.also)
-            made = self.make([checkpoint.read(s, self.part, self.n_parts) for s in sources])
+            made = self.make([checkpoint.read(s, self.part, self.n_parts) for s in self.sources])
             return made.reshape(self.n_rows, -1)[first : first + count]
-        rows = checkpoint.read_rows(self.source, self.first_row + first, count)
+        rows = checkpoint.read_rows(self.sources[0], self.first_row + first, count)
         if self.head_rows:
             halves = rows.reshape(count // self.head_rows, 2, self.head_rows // 2, -1)
             return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
@@ -71,8 +70,6 @@ class OutputTensor:
     keep_f32: bool = False
     kind: str = ""
     """The ggml type to write; in a plan it is empty where the output type decides."""
-    values: npt.NDArray[np.float32] | None = None
-    """Values computed from the configuration; such a tensor has no pieces."""
 
     @property
     def n_elements(self) -> int:
@@ -96,7 +93,8 @@ def plan_tensors(
         raise ModelError(f"{config.name} gives {len(d.kinds)} kinds of layers for {d.n_layers}")
     outputs: dict[str, OutputTensor] = {}
     for name, values in extra_tensors(family, config, d).items():
-        outputs[name] = OutputTensor(name, values.shape, (), values=values)
+        piece = RowSpan((), len(values), make=lambda _, values=values: values)
+        outputs[name] = OutputTensor(name, values.shape, (piece,))
     made_shape = cache(partial(_made_shape, d))
     for instance in _instances(checkpoint, family, d):
         members = [instance.members[i] for i in sorted(instance.members)]
@@ -211,8 +209,8 @@ def _output(
         n_rows = math.prod(shape[:-1]) if len(shape) > 1 else shape[0]
         make = partial(_made, rule, d, shape)
         pieces = [
-            RowSpan(first, 0, n_rows, make=make, also=tuple(also), part=part, n_parts=n_parts)
-            for first, *also in members
+            RowSpan(member, n_rows, make=make, part=part, n_parts=n_parts)
+            for member in members
             for part in range(n_parts or 1)
         ]
         shape = (n_parts, *shape) if n_parts else shape
@@ -235,11 +233,11 @@ def _parts(rule: Into, sources: list[TensorInfo], d: Dims) -> tuple[Shape, list[
     shape[axis] //= n
     heads = d.head_dim if rule.interleaved else 0
     if n == 1:
-        return tuple(shape), [RowSpan(source, 0, source.n_rows, heads) for source in sources]
+        return tuple(shape), [RowSpan((s,), s.n_rows, head_rows=heads) for s in sources]
     n_experts = math.prod(shape[:axis])  # Each of a fused stack has the parts.
     count = first.n_rows // n_experts // n
     return tuple(shape), [
-        RowSpan(source, (n * expert + i) * count, count)
+        RowSpan((source,), count, (n * expert + i) * count)
         for source in sources
         for expert in range(n_experts)
     ]

@@ -153,7 +153,7 @@ def tensors(file: Path, *, as_they_are: bool = False) -> list[OutputTensor]:
         dtype, stored = ("U8", (entry.n_bytes,)) if copied else (entry.type_name, shape)
         info = TensorInfo(entry.name, dtype, stored, file, entry.offset, entry.n_bytes)
         n_rows = entry.n_elements // (shape[-1] if len(shape) > 1 else 1)
-        piece = RowSpan(info, 0, n_rows, make=itemgetter(0) if copied else None)
+        piece = RowSpan((info,), n_rows, make=itemgetter(0) if copied else None)
         keeps = not copied and entry.type_name == "F32" and _is_small(entry)
         kind = entry.type_name if copied else ""
         outputs.append(OutputTensor(entry.name, shape, (piece,), keep_f32=keeps, kind=kind))
