@@ -23,8 +23,6 @@ from worker.convert.scratch import locked
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 
-ChatTemplate = str | list[dict[str, str]] | None
-"""One template, or several with names."""
 _HEAD_BYTES = 1 << 20
 """The digest's place is searched in so many bytes: far more than precede the vocabulary."""
 
@@ -80,10 +78,9 @@ class OutputFile:
         self,
         architecture: str,
         metadata: Metadata,
-        template: ChatTemplate,
         tensors: Sequence[OutputTensor],
     ) -> None:
-        self.placed = write_layout(self.partial, architecture, metadata, template, tensors)
+        self.placed = write_layout(self.partial, architecture, metadata, tensors)
         self._magic = os.pread(self._file, 4, 0)
         os.pwrite(self._file, bytes(4), 0)
 
@@ -126,7 +123,6 @@ def write_layout(
     path: Path,
     architecture: str,
     metadata: Metadata,
-    chat_template: ChatTemplate = None,
     tensors: Sequence[OutputTensor] = (),
 ) -> list[PlacedTensor]:
     """Write a GGUF of the right length whose tensors are holes; returns their places."""
@@ -135,8 +131,6 @@ def write_layout(
     writer = gguf.GGUFWriter(None, architecture)
     for key, value in metadata.items():
         _add(writer, key.format(arch=architecture), value)
-    if chat_template is not None:
-        writer.add_chat_template(chat_template)
     for tensor in tensors:
         writer.add_tensor_info(
             tensor.name,

@@ -6,7 +6,7 @@ Runs on the converter's main thread, before any weight is read.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,17 +19,21 @@ from worker.convert.family import metadata as family_metadata
 from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Family, Metadata, Place
 from worker.convert.malformed import told
-from worker.convert.output import ChatTemplate
 from worker.convert.output_types import FORMATS, OutputFormat
 from worker.convert.pooling import read_pooling
 from worker.convert.quantize import tensor_type
 from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor, plan_tensors
 from worker.convert.tokenizer import sentencepiece
+from worker.convert.tokenizer.chat_templates import (
+    chat_templates,
+    template_metadata,
+    template_notes,
+)
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.pre_tokenizers import UNKNOWN, unknown
 from worker.convert.tokenizer.read import read_vocabulary
-from worker.convert.tokenizer.special_tokens import chat_templates, special_tokens, template_notes
+from worker.convert.tokenizer.special_tokens import special_tokens
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_file
@@ -68,7 +72,6 @@ class Conversion:
     """Known differences between llama.cpp and the source's own framework."""
     vocabulary: Vocabulary | None = None
     """If it is one that this package read."""
-    chat_template: ChatTemplate = None
     scratch: Scratch | None = None
     """Where llama.cpp's own converter left its file."""
 
@@ -177,10 +180,9 @@ def _by_family(
     }
     tensors = plan_tensors(checkpoint, family, config, dims)
     made = Conversion(checkpoint, family.architecture, metadata, tensors)
-    _add_vocabulary(made, vocabulary, embeds=pooling is not None)
+    prompts = reranker.PROMPTS if ranks else {}
+    _add_vocabulary(made, vocabulary, embeds=pooling is not None, prompts=prompts)
     made.notes += (*_notes(family, config), *_left_out(checkpoint, family, dims, tensors))
-    if ranks:
-        made.chat_template = reranker.with_prompt(made.chat_template)
     return made
 
 
@@ -222,14 +224,19 @@ def _set_vocabulary(made: Conversion, options: Options) -> None:
     _add_vocabulary(made, vocabulary, embeds=embeds)
 
 
-def _add_vocabulary(made: Conversion, vocabulary: Vocabulary, *, embeds: bool) -> None:
+def _add_vocabulary(
+    made: Conversion, vocabulary: Vocabulary, *, embeds: bool, prompts: Mapping[str, str] = {}
+) -> None:
+    """`prompts` are templates beside the checkpoint's own."""
     made.metadata |= vocabulary.metadata()
     made.metadata |= special_tokens(made.checkpoint, vocabulary, embeds=embeds)
     tokenizer = made.checkpoint.json("tokenizer.json")
     if made.architecture == "gemma4" and vocabulary.model == "llama" and tokenizer:
         made.metadata |= sentencepiece.by_merges(tokenizer)
-    made.vocabulary, made.chat_template = vocabulary, chat_templates(made.checkpoint)
-    made.notes += (*vocabulary.notes, *template_notes(made.chat_template))
+    templates = chat_templates(made.checkpoint)
+    made.metadata |= template_metadata({**templates, **prompts})
+    made.vocabulary = vocabulary
+    made.notes += (*vocabulary.notes, *template_notes(templates))
 
 
 def _importance(options: Options) -> Metadata:

@@ -23,14 +23,15 @@ from worker.errors import ModelError
 from worker.models.reference import name_of
 
 LABELS = ("yes", "no")
-TEMPLATE = (
-    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+PROMPTS = {
+    "rerank": "<|im_start|>system\n"
+    "Judge whether the Document meets the requirements based on the Query and "
     'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
     "<|im_start|>user\n<Instruct>: Given a web search query, retrieve relevant passages that "
     "answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n"
     "<|im_start|>assistant\n<think>\n\n</think>\n\n"
-)
-"""The prompt from the model card."""
+}
+"""The prompt from the model card for a query and a document, by the name of its template."""
 
 _NAME = re.compile(r"qwen3-reranker", re.IGNORECASE)
 
@@ -69,13 +70,6 @@ def with_classifier(
         },
     )
     return family, replace(d, more={**d.more, **found})
-
-
-def with_prompt(template: str | list[dict[str, str]] | None) -> list[dict[str, str]]:
-    """The checkpoint's templates and one named `rerank`, the prompt for a query and a document."""
-    if isinstance(template, str):
-        template = [{"name": "default", "template": template}]
-    return [*(template or []), {"name": "rerank", "template": TEMPLATE}]
 
 
 def _rows(sources: Sequence[Array], d: Dims) -> Array:

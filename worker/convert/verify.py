@@ -82,7 +82,7 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
 def _check_metadata(conversion: Conversion, file: Path, options: Options) -> None:
     with Scratch(None) as folder:
         path = folder / "header.gguf"
-        write_layout(path, conversion.architecture, conversion.metadata, conversion.chat_template)
+        write_layout(path, conversion.architecture, conversion.metadata)
         expected, found = read_layout(path), read_layout(file)
         for key in sorted(expected.types.keys() | found.types.keys()):
             wanted, got = _said(expected, key), _said(found, key)

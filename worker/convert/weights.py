@@ -25,8 +25,7 @@ _HEADROOM_BYTES = 64 << 20
 def write_tensors(
     conversion: Conversion, out: OutputFile, options: Options, report: Report
 ) -> None:
-    c = conversion
-    out.write_header(c.architecture, c.metadata, c.chat_template, c.tensors)
+    out.write_header(conversion.architecture, conversion.metadata, conversion.tensors)
 
     def work(placed: PlacedTensor, values: npt.NDArray[Any], offset: int, _size: int) -> None:
         data = encode(values, placed.kind)

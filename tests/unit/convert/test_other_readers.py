@@ -111,7 +111,7 @@ def test_ollama_reads_what_is_meant(name: str, tmp_path: Path) -> None:
     made = prepare(checkpoint(name, tmp_path), Options())
     made.close()
     file, pooling = tmp_path / "model.gguf", f"{made.architecture}.pooling_type"
-    write_layout(file, made.architecture, made.metadata, made.chat_template, made.tensors)
+    write_layout(file, made.architecture, made.metadata, made.tensors)
     embeds = any(key.format(arch=made.architecture) == pooling for key in made.metadata)
     assert list(faults(file, embeds)) == []
 

@@ -17,12 +17,14 @@ from tokenizers import pre_tokenizers as pre
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import write_layout
 from worker.convert.tokenizer import pre_tokenizers, reference
+from worker.convert.tokenizer.chat_templates import chat_templates, template_metadata
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.corpus import TEXTS
 from worker.convert.tokenizer.read import read_vocabulary
-from worker.convert.tokenizer.special_tokens import chat_templates, special_tokens
+from worker.convert.tokenizer.special_tokens import special_tokens
 from worker.errors import ModelError
 from worker.llama.model import LoadOptions, Model
+from worker.models.gguf.layout import read_layout
 
 
 def load(folder: Path, config: dict[str, Any] | None = None, size: int = 1400) -> Model:
@@ -33,8 +35,8 @@ def load(folder: Path, config: dict[str, Any] | None = None, size: int = 1400) -
     with TokenCheck(folder) as tokens:
         assert tokens.check("llama", metadata).n_texts >= 45
     target = folder / "vocabulary.gguf"
-    template = chat_templates(checkpoint)
-    write_layout(target, "llama", metadata, template)
+    metadata |= template_metadata(chat_templates(checkpoint))
+    write_layout(target, "llama", metadata)
     return Model(str(target), LoadOptions(vocab_only=True))
 
 
@@ -198,6 +200,18 @@ def test_special_tokens_templates_and_all_ends_are_carried(tmp_path: Path) -> No
     assert model.chat_template() == "{{ messages }}"
     assert model.chat_template("tool_use") == "{{ tools }}"
     model.close()
+
+
+def test_named_templates_are_listed_in_one_order(tmp_path: Path) -> None:
+    """A second process, such as that of `verify`, would take another order for another file."""
+    byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
+    names = [f"purpose_{i}" for i in range(8)]
+    (tmp_path / "additional_chat_templates").mkdir()
+    for name in names:
+        (tmp_path / f"additional_chat_templates/{name}.jinja").write_text(name)
+    load(tmp_path, {"eos_token_id": 1}).close()
+    listed = read_layout(tmp_path / "vocabulary.gguf").arrays["tokenizer.chat_templates"]
+    assert listed.read() == names
 
 
 def test_a_template_post_processor_tells_whether_bos_is_added(tmp_path: Path) -> None:

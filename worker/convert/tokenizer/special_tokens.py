@@ -1,12 +1,10 @@
-"""Special tokens and chat templates of a checkpoint: the ids that begin, end and pad a text."""
+"""Special tokens of a checkpoint: the ids that begin, end and pad a text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-import jinja2
 from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
@@ -14,8 +12,6 @@ from worker.convert.family.rules import Metadata
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
-from worker.models.checkpoint_files import TEMPLATES
-from worker.models.template_syntax import EXTENSIONS
 
 _SLOTS = {
     "bos": Keys.Tokenizer.BOS_ID,
@@ -103,59 +99,6 @@ def _is_token(i: Any, role: str, vocabulary: Vocabulary) -> TypeGuard[int]:
         if said not in vocabulary.notes:
             vocabulary.notes.append(said)
     return 0 <= i < len(vocabulary.tokens)
-
-
-def template_notes(templates: str | list[dict[str, str]] | None) -> Iterator[str]:
-    """What is wrong with chat templates, without which a model still completes texts."""
-    named = [{"template": templates}] if isinstance(templates, str) else templates or []
-    syntax = jinja2.Environment(extensions=EXTENSIONS)
-    for each in named:
-        try:
-            syntax.parse(each["template"])
-        except jinja2.TemplateSyntaxError as error:
-            what = f"chat template {each['name']!r}" if "name" in each else "chat template"
-            yield (
-                f"the {what} is not valid (line {error.lineno}: {error.message}), so a worker "
-                "needs another one as --chat-template"
-            )
-
-
-def chat_templates(checkpoint: Checkpoint) -> str | list[dict[str, str]] | None:
-    """A template, or several with names; template files override `tokenizer_config.json`."""
-    named = dict(_named_templates(checkpoint))
-    if not named:
-        return None
-    if set(named) == {"default"}:
-        return named["default"]
-    return [{"name": name, "template": text} for name, text in named.items()]
-
-
-def _named_templates(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    value = checkpoint.json("tokenizer_config.json").get("chat_template")
-    if isinstance(value, str):
-        yield "default", value
-    elif isinstance(value, list):
-        for entry in value:
-            if isinstance(entry, dict) and {"name", "template"} <= entry.keys():
-                yield str(entry["name"]), str(entry["template"])
-    file = checkpoint.folder / "chat_template.jinja"
-    if file.is_file():
-        yield "default", _template_text(file)
-    else:
-        legacy = checkpoint.json("chat_template.json").get("chat_template")
-        if isinstance(legacy, str):
-            yield "default", legacy
-    for path in sorted((checkpoint.folder / TEMPLATES).glob("*.jinja")):
-        yield path.stem, _template_text(path)
-
-
-def _template_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelError(
-            f"{path} is not UTF-8: byte {error.start} cannot be read", path=str(path)
-        ) from None
 
 
 def _named(checkpoint: Checkpoint, role: str) -> str | None:

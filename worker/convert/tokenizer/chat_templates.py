@@ -1,0 +1,68 @@
+"""The chat templates of a checkpoint, by name; the usual one is named `default`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import jinja2
+from gguf.constants import Keys
+
+from worker.convert.checkpoint import Checkpoint
+from worker.convert.family.rules import Metadata
+from worker.errors import ModelError
+from worker.models.checkpoint_files import TEMPLATES
+from worker.models.template_syntax import EXTENSIONS
+
+
+def chat_templates(checkpoint: Checkpoint) -> dict[str, str]:
+    """Template files override `tokenizer_config.json`."""
+    found: dict[str, str] = {}
+    value = checkpoint.json("tokenizer_config.json").get("chat_template")
+    if isinstance(value, str):
+        found["default"] = value
+    elif isinstance(value, list):
+        for entry in value:
+            if isinstance(entry, dict) and {"name", "template"} <= entry.keys():
+                found[str(entry["name"])] = str(entry["template"])
+    file = checkpoint.folder / "chat_template.jinja"
+    if file.is_file():
+        found["default"] = _text(file)
+    elif isinstance(legacy := checkpoint.json("chat_template.json").get("chat_template"), str):
+        found["default"] = legacy
+    for path in sorted((checkpoint.folder / TEMPLATES).glob("*.jinja")):
+        found[path.stem] = _text(path)
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"{path} is not UTF-8: byte {error.start} cannot be read", path=str(path)
+        ) from None
+
+
+def template_metadata(templates: Mapping[str, str]) -> Metadata:
+    """Under the keys of the `gguf` package, whose own function lists the names in another order in
+    each process."""
+    named = {re.sub("[^A-Za-z0-9]", "_", name): text for name, text in templates.items() if name}
+    default = named.pop("default", "")
+    found: Metadata = {Keys.Tokenizer.CHAT_TEMPLATE_N.format(name=n): t for n, t in named.items()}
+    return found | {Keys.Tokenizer.CHAT_TEMPLATES: [*named], Keys.Tokenizer.CHAT_TEMPLATE: default}
+
+
+def template_notes(templates: Mapping[str, str]) -> Iterator[str]:
+    """What is wrong with chat templates, without which a model still completes texts."""
+    syntax = jinja2.Environment(extensions=EXTENSIONS)
+    for name, text in templates.items():
+        try:
+            syntax.parse(text)
+        except jinja2.TemplateSyntaxError as error:
+            what = f"chat template {name!r}" if templates.keys() != {"default"} else "chat template"
+            yield (
+                f"the {what} is not valid (line {error.lineno}: {error.message}), so a worker "
+                "needs another one as --chat-template"
+            )
