@@ -54,21 +54,23 @@ async def resolve_adapters(
 def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
     """Refuse a file that is not an adapter of this model, before native code sees it."""
     path, keys = str(header.path), constants().Keys
+
+    def refusal(sentence: str) -> ModelError:
+        return ModelError(sentence, path=path)
+
     kind, form = (header.metadata.get(key) for key in (keys.General.TYPE, keys.Adapter.TYPE))
     if (kind, form) != ("adapter", "lora"):
-        raise ModelError(f"{path!r} is no LoRA adapter.", path=path)
+        raise refusal(f"{path!r} is no LoRA adapter.")
     alpha = header.metadata.get(keys.Adapter.LORA_ALPHA, 0.0)
     if not isinstance(alpha, float) or not math.isfinite(alpha):
-        raise ModelError(
+        raise refusal(
             f"{path!r} is no usable LoRA adapter: its alpha is {alpha}, which must be a "
-            "floating-point number.",
-            path=path,
+            "floating-point number."
         )
     if keys.Adapter.ALORA_INVOCATION_TOKENS in header.metadata:
-        raise ModelError(
+        raise refusal(
             f"The adapter {path!r} begins to apply at tokens of its own (aLoRA), which is not "
-            "supported; train one that always applies.",
-            path=path,
+            "supported; train one that always applies."
         )
     check_types(header)
     shapes = {tensor.name: tensor.shape for tensor in base.tensors}
@@ -79,16 +81,14 @@ def check_adapter(header: GgufHeader, base: GgufHeader) -> None:
     for name, parts in pairs.items():
         if name == "token_embd.weight":
             # llama.cpp takes its factors the other way around, and dies if the output is tied.
-            raise ModelError(
+            raise refusal(
                 f"The adapter {path!r} changes the token embeddings, which is not supported; "
-                "train one without them.",
-                path=path,
+                "train one without them."
             )
         factors = parts.get("lora_a", ()), parts.get("lora_b", ())
         if header.architecture != base.architecture or not _fit(*factors, shapes.get(name, ())):
-            raise ModelError(
-                f"The adapter {path!r} is not one of {str(base.path)!r}: {name} does not fit.",
-                path=path,
+            raise refusal(
+                f"The adapter {path!r} is not one of {str(base.path)!r}: {name} does not fit."
             )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from worker.errors import ModelError
 from worker.models.gguf.constants import constants
-from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.gguf.header import read_header
 from worker.models.resolve import resolve_for
 from worker.settings import Settings
 from worker.wire.messages import DraftFile, OnProgress
@@ -31,21 +31,18 @@ async def resolve_draft(
     if settings.draft is None:
         return None
     found = await resolve_for(settings, settings.draft, on_progress)
-    await asyncio.to_thread(_check, found.gguf_path, model_path)
-    return DraftFile(str(found.gguf_path), found.model_ref)
-
-
-def _check(draft_path: Path, model_path: Path) -> None:
-    draft, model = read_header(draft_path), read_header(model_path)
-    fault = _fault(draft, model)
+    path = str(found.gguf_path)
+    fault = await asyncio.to_thread(_fault, found.gguf_path, model_path)
     if fault is not None:
         raise ModelError(
-            f"The draft model {str(draft_path)!r} cannot guess for {str(model_path)!r}: {fault}.",
-            path=str(draft_path),
+            f"The draft model {path!r} cannot guess for {str(model_path)!r}: {fault}.", path=path
         )
+    return DraftFile(path, found.model_ref)
 
 
-def _fault(draft: GgufHeader, model: GgufHeader) -> str | None:
+def _fault(draft_path: Path, model_path: Path) -> str | None:
+    """Why a model cannot guess for another."""
+    draft, model = read_header(draft_path), read_header(model_path)
     if draft.pooling is not None:
         return "it embeds texts and says nothing"
     if draft.tokenizer_kind != model.tokenizer_kind:

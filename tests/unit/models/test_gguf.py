@@ -20,7 +20,7 @@ from worker.models.gguf.header import (
     GgufHeader,
     current_header,
     packed,
-    part_paths,
+    parts_beside,
     read_header,
     split_names,
 )
@@ -323,7 +323,7 @@ def test_names_of_parts() -> None:
         "dir/m-00002-of-00002.gguf",
     )
     assert split_names("dir/m.gguf") == ("dir/m.gguf",)
-    assert part_paths("/x/m-00001-of-00002.gguf", 2)[1] == Path("/x/m-00002-of-00002.gguf")
+    assert parts_beside(Path("/x/m-00001-of-00002.gguf"))[1] == Path("/x/m-00002-of-00002.gguf")
 
 
 def test_the_header_is_small_enough_to_keep(tmp_path: Path) -> None:

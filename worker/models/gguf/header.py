@@ -121,28 +121,14 @@ def _path(kind: type, data: bytes) -> Path:
     return Path(os.fsdecode(data))
 
 
-def part_paths(path: Path | str, count: int) -> tuple[Path, ...]:
-    """All files of a split model whose first part is `path`; llama.cpp defines their names."""
-    path = Path(path)
-    names = split_names(path.name)
-    if len(names) != count or path.name != names[0]:
-        match = _PART.fullmatch(path.name)
-        first = f"{match['stem'] if match else path.stem}-00001-of-{count:05}.gguf"
-        raise ModelError(
-            f"{str(path)!r} is one of {count} parts of a split model; give its first part, "
-            f"named {first!r}, with the others beside it.",
-            path=str(path),
-        )
-    return tuple(path.with_name(name) for name in names)
-
-
 def parts_beside(path: Path) -> list[Path]:
     """All files of the model whose first part, or only file, is `path`."""
     return [path.with_name(name) for name in split_names(path.name)]
 
 
 def split_names(name: str) -> tuple[str, ...]:
-    """The names of all parts if `name` is a part of a split model, else `name` alone."""
+    """The names of all parts if `name` is a part of a split model, else `name` alone; llama.cpp
+    defines them."""
     match = _PART.fullmatch(name)
     if match is None:
         return (name,)
@@ -213,31 +199,37 @@ def _refuse_override(key: str, why: str) -> NoReturn:
 
 
 def _join_parts(header: GgufHeader, count: int) -> GgufHeader:
-    paths = part_paths(header.path, count)
-    keys = constants().Keys
+    path, keys = header.path, constants().Keys
+    paths = parts_beside(path)
+    if len(paths) != count or path != paths[0]:
+        match = _PART.fullmatch(path.name)
+        first = f"{match['stem'] if match else path.stem}-00001-of-{count:05}.gguf"
+        raise ModelError(
+            f"{str(path)!r} is one of {count} parts of a split model; give its first part, "
+            f"named {first!r}, with the others beside it.",
+            path=str(path),
+        )
     if header.unsigned(keys.Split.LLM_KV_SPLIT_NO) != 0:
-        raise unusable(header.path, "it is named as the first part of a split model but is not")
+        raise unusable(path, "it is named as the first part of a split model but is not")
     tensors = list(header.tensors)
     size_bytes = header.size_bytes
-    for number, path in enumerate(paths[1:], start=1):
-        part = read_layout(path)
+    for number, other in enumerate(paths[1:], start=1):
+        part = read_layout(other)
         named = part.unsigned(keys.Split.LLM_KV_SPLIT_NO)
         if named != number or part.unsigned(keys.Split.LLM_KV_SPLIT_COUNT) != count:
-            raise unusable(path, f"it does not say that it is part {number + 1} of {count}")
+            raise unusable(other, f"it does not say that it is part {number + 1} of {count}")
         tensors += part.tensors
         size_bytes += part.size_bytes
     names = Counter(tensor.name for tensor in tensors)
     twice = [name for name, times in names.items() if times > 1]
     if twice:
-        raise unusable(header.path, f"the tensor {twice[0]!r} occurs in two of its parts")
+        raise unusable(path, f"the tensor {twice[0]!r} occurs in two of its parts")
     expected = header.unsigned(keys.Split.LLM_KV_SPLIT_TENSORS_COUNT)
     if expected != len(tensors):
-        raise unusable(
-            header.path, f"its parts hold {len(tensors)} tensors where it announces {expected}"
-        )
+        raise unusable(path, f"its parts hold {len(tensors)} tensors where it announces {expected}")
     return replace(
         header,
-        parts=paths,
+        parts=tuple(paths),
         size_bytes=size_bytes,
         tensors=tuple(tensors),
         quant_kind=_quant_kind(header.unsigned(keys.General.FILE_TYPE), tuple(tensors)),
