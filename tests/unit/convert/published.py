@@ -7,21 +7,24 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from tests.unit.convert.files import write_hollow
 
 Shape = tuple[int, ...]
+Shapes = dict[str, Shape]
+DATA = Path(__file__).parents[2] / "data/definitions"
+CONFIGS: dict[str, dict[str, Any]] = json.loads((DATA / "published.json").read_text())
+TENSORS: dict[str, dict[str, list[Any]]] = json.loads((DATA / "tensors.json").read_text())
+"""What transformers saves for a configuration."""
 
 
-def write(
-    folder: Path, config: dict[str, Any], weights: Iterable[tuple[str, Shape]] | None = None
-) -> None:
-    """`config.json`, and `model.safetensors` with what transformers' own classes save for it."""
+def write(folder: Path, config: dict[str, Any], weights: Iterable[tuple[str, Shape]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
-    write_hollow(folder / "model.safetensors", tensors(config) if weights is None else weights)
+    write_hollow(folder / "model.safetensors", weights)
 
 
 def write_shards(folder: Path, index: bytes, shapes: Mapping[str, Shape]) -> None:
@@ -34,42 +37,16 @@ def write_shards(folder: Path, index: bytes, shapes: Mapping[str, Shape]) -> Non
         write_hollow(folder / shard, weights)
 
 
-def tensors(config: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of a decoder of the Llama kind: Llama, Qwen2, Qwen3, Qwen3-MoE."""
-    n, vocabulary = config["hidden_size"], config["vocab_size"]
-    yield "model.embed_tokens.weight", (vocabulary, n)
-    yield "model.norm.weight", (n,)
-    if not config["tie_word_embeddings"]:
-        yield "lm_head.weight", (vocabulary, n)
-    for i in range(config["num_hidden_layers"]):
-        for name, shape in layer(config):
-            yield f"model.layers.{i}.{name}", shape
+def numbers(text: str) -> Iterator[int]:
+    for run in text.split(","):
+        first, _, last = run.partition("-")
+        yield from range(int(first), int(last or first) + 1)
 
 
-def layer(config: dict[str, Any]) -> Iterator[tuple[str, Shape]]:
-    n, kind = config["hidden_size"], config["model_type"]
-    head = config.get("head_dim") or n // config["num_attention_heads"]
-    rows = {"q": config["num_attention_heads"] * head, "o": n}
-    rows["k"] = rows["v"] = config["num_key_value_heads"] * head
-    yield "input_layernorm.weight", (n,)
-    yield "post_attention_layernorm.weight", (n,)
-    for letter, extent in rows.items():
-        columns = rows["q"] if letter == "o" else n
-        yield f"self_attn.{letter}_proj.weight", (extent, columns)
-        if kind == "qwen2" and letter != "o":
-            yield f"self_attn.{letter}_proj.bias", (extent,)
-    if kind.startswith("qwen3"):
-        yield "self_attn.q_norm.weight", (head,)
-        yield "self_attn.k_norm.weight", (head,)
-    if kind == "qwen3_moe":
-        yield "mlp.gate.weight", (config["num_experts"], n)
-        for expert in range(config["num_experts"]):
-            yield from feed_forward(f"mlp.experts.{expert}", n, config["moe_intermediate_size"])
-    else:
-        yield from feed_forward("mlp", n, config["intermediate_size"])
-
-
-def feed_forward(prefix: str, n: int, inner: int) -> Iterator[tuple[str, Shape]]:
-    yield f"{prefix}.gate_proj.weight", (inner, n)
-    yield f"{prefix}.up_proj.weight", (inner, n)
-    yield f"{prefix}.down_proj.weight", (n, inner)
+def tensors(model: str) -> Shapes:
+    return {
+        pattern.format(*at): tuple(shape)
+        for pattern, groups in TENSORS[model].items()
+        for shape, axes in groups
+        for at in product(*map(numbers, axes))
+    }

@@ -11,25 +11,20 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.convert import published
-from tests.unit.convert.test_definitions import DATA
+from tests.unit.convert.published import CONFIGS, DATA, TENSORS, Shapes, tensors
 from tests.unit.convert.test_parity import DATA as PARITY
 from worker.convert.prepare import Options, prepare
 from worker.errors import ModelError
 
-CONFIGS: dict[str, dict[str, Any]] = json.loads((DATA / "published.json").read_text())
-TENSORS: dict[str, dict[str, list[Any]]] = json.loads((DATA / "tensors.json").read_text())
 NOT_TEXT = re.compile(
     r"(model\.)?(vision_tower|multi_modal_projector|vision_model|visual|pooler|mtp)\..*"
 )
-Shapes = dict[str, tuple[int, ...]]
 LARGE, FEW_LAYERS = ("DeepSeek-V3", "Kimi-K2-Instruct"), 5
 """Models of ten thousands of tensors; `make long` prepares all their layers."""
 INDEXES = DATA / "indexes"
@@ -61,21 +56,6 @@ ARCHITECTURES = {
 
 TOKENIZERS = {128256: DATA / "llama3_1", 151936: DATA / "qwen3", 152064: DATA / "qwen3"}
 """By size of the vocabulary; that of the parity models stands in for others."""
-
-
-def numbers(text: str) -> Iterator[int]:
-    for run in text.split(","):
-        first, _, last = run.partition("-")
-        yield from range(int(first), int(last or first) + 1)
-
-
-def tensors(model: str) -> Shapes:
-    return {
-        pattern.format(*at): tuple(shape)
-        for pattern, groups in TENSORS[model].items()
-        for shape, axes in groups
-        for at in product(*map(numbers, axes))
-    }
 
 
 def split_as_published(folder: Path, index: bytes, found: Shapes) -> None:
