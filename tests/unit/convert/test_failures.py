@@ -28,6 +28,8 @@ from worker.models import safetensors
 from worker.models.checkpoint_files import INDEX
 
 TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"
+WEIGHTS, SHARD = "model.safetensors", "model-00002-of-00003.safetensors"
+TEMPLATE = "chat_template.jinja"
 
 
 def fails(source: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
@@ -103,33 +105,72 @@ def end_nowhere(folder: Path) -> None:
 UP = [f"model.layers.{i}.mlp.up_proj.weight" for i in (0, 1)]
 
 
-CASES: list[tuple[Callable[[Path], object], str]] = [
-    (truncate, "truncated"),
-    (swell_header, "header claims"),
-    (lambda f: (f / "config.json").unlink(), "no config.json"),
-    (lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
-    (lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),
-    (lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
-    (lambda f: (f / INDEX).write_text('{"weight_map": {}}'), "a weight_map without any tensor"),
-    (lambda f: (f / "chat_template.jinja").symlink_to(f / "gone"), "jinja is a link to nothing"),
-    (lambda f: (f / "generation_config.json").mkdir(), "generation_config.json is no file"),
-    (lambda f: edit(f / "config.json", architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
-    (lambda f: edit(f / "config.json", intermediate_size=128), "shape"),
-    (lambda f: edit(f / "config.json", num_hidden_layers=3), "lacks tensor"),
-    (lambda f: edit(f / "config.json", num_hidden_layers=1), "not known"),
-    (lambda f: leave_out(f, UP[1]), f"lacks tensor {UP[1]}"),
-    (lambda f: leave_out(f, *UP), "'blk.0.ffn_up.weight' not found"),
-    (lambda f: edit(f / "config.json", hidden_size="wide"), "hidden_size"),
-    (lambda f: edit(f / "config.json", hidden_act="relu"), "hidden_act"),
-    (lambda f: edit(f / "config.json", rope_parameters={"rope_type": "novel"}), "novel"),
+Damage = Callable[[Path], object]
+
+
+def config(**values: object) -> Damage:
+    return lambda folder: edit(folder / "config.json", **values)
+
+
+def rope(kind: str, **values: object) -> Damage:
+    return config(rope_parameters={"rope_type": kind, "rope_theta": 1e6, "factor": 8.0, **values})
+
+
+LLAMA3 = rope(
+    "llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
+)
+CASES: list[tuple[str, Damage, str]] = [
+    ("llama", truncate, "truncated"),
+    ("llama", swell_header, "header claims"),
+    ("llama", lambda f: (f / "config.json").unlink(), "no config.json"),
+    ("llama", lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
+    ("llama", lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),
+    ("llama", lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
+    ("llama", lambda f: (f / INDEX).write_text('{"weight_map": {}}'), "without any tensor"),
+    ("llama", lambda f: (f / TEMPLATE).symlink_to(f / "gone"), "jinja is a link to nothing"),
+    ("llama", lambda f: (f / TEMPLATE).write_bytes(b"{{ x }} \xff"), f"{TEMPLATE} is not UTF-8"),
+    ("llama", lambda f: (f / "generation_config.json").mkdir(), "config.json is no file"),
+    ("llama", config(architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
+    ("llama", config(intermediate_size=128), "shape"),
+    ("llama", config(num_hidden_layers=3), "lacks tensor"),
+    ("llama", config(num_hidden_layers=1), "not known"),
+    ("llama", lambda f: leave_out(f, UP[1]), f"lacks tensor {UP[1]}"),
+    ("llama", lambda f: leave_out(f, *UP), "'blk.0.ffn_up.weight' not found"),
+    ("llama-shards", lambda f: (f / SHARD).unlink(), SHARD),
+    ("llama", config(hidden_size="wide"), "hidden_size"),
+    ("llama", config(hidden_act="relu"), "hidden_act"),
+    ("qwen3-moe", config(norm_topk_prob=None), "norm_topk_prob is False"),
+    ("llama", lambda f: edit_tokenizer(f, share_an_id), "both have the id"),
+    ("llama", lambda f: rename(f / WEIGHTS, "model.norm.weight", "a\x1b[31m\x9bb"), "a·[31m·b"),
+    ("llama", rope("novel"), "novel"),
+    ("internlm-3", rope("dynamic", original_max_position_embeddings=64), "dynamic up to max_pos"),
+    ("internlm-3", rope("dynamic", alpha=2), "dynamic up to max_position_embeddings"),
+    ("qwen3", rope("yarn", beta_fast=8), "beta_fast"),
+    ("qwen3", rope("yarn", truncate=False), "truncate"),
+    *((name, LLAMA3, "llama3") for name in ("qwen2", "qwen3", "smollm-3", "olmo-2", "stablelm")),
+    *(
+        ("qwen3", config(quantization_config={"quant_method": method, **more}), f"by {method}")
+        for method, more in {"gptq": {"bits": 4}, "awq": {}, "bitsandbytes": {}}.items()
+    ),
+    (
+        "qwen3",
+        config(
+            quantization_config={"quant_method": "compressed-tensors", "format": "pack-quantized"}
+        ),
+        "quantised by compressed-tensors (pack-quantized)",
+    ),
+    *(
+        ("qwen3", config(**{key: {"group_size": 64, "bits": 4}}), "quantised by MLX")
+        for key in ("quantization", "quantization_config")
+    ),
 ]
 
 
-@pytest.mark.parametrize(("damage", "words"), CASES, ids=[words for _, words in CASES])
+@pytest.mark.parametrize(("name", "damage", "words"), CASES)
 def test_damage_is_named(
-    damage: Callable[[Path], object], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, damage: Damage, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source = checkpoint("llama", tmp_path)
+    source = checkpoint(name, tmp_path)
     damage(source)
     assert words in fails(source, capsys)
 
@@ -152,21 +193,6 @@ def test_a_tensor_that_all_layers_lack_is_missed(name: str, tmp_path: Path) -> N
             assert re.match(r"visual\.|pooler\.", form), f"{form} is not missed"
         for file, data in kept.items():
             file.write_bytes(data)
-
-
-def test_a_name_cannot_command_a_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = checkpoint("llama", tmp_path)
-    rename(source / "model.safetensors", "model.norm.weight", "odd\x1b[31m\x9bname")
-    assert "tensor odd·[31m·name" in fails(source, capsys)
-
-
-def test_a_missing_shard_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = checkpoint("llama-shards", tmp_path)
-    shard = sorted(source.glob("*.safetensors"))[1]
-    shard.unlink()
-    assert shard.name in fails(source, capsys)
 
 
 def test_a_value_that_a_type_cannot_hold_is_found(
@@ -208,14 +234,6 @@ def test_a_head_that_the_configuration_ties_is_named(
     converted(source, tmp_path / "m.gguf")
     said = capsys.readouterr().err
     assert "note: left out lm_head.weight: tie_word_embeddings has the embedding" in said
-
-
-def test_two_tokens_of_one_id_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = Path(shutil.copytree(TINY, tmp_path / "shared"))
-    edit_tokenizer(source, share_an_id)
-    assert "both have the id" in fails(source, capsys)
 
 
 def test_ends_beyond_the_vocabulary_are_told(

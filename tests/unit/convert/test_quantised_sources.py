@@ -11,7 +11,7 @@ import pytest
 import safetensors
 
 from tests.unit.convert import files
-from tests.unit.convert.test_failures import edit, fails
+from tests.unit.convert.test_failures import edit
 from tests.unit.convert.test_parity import checkpoint
 from worker.models.safetensors import read_header
 
@@ -107,33 +107,6 @@ def test_int8_is_multiplied_with_its_scales(tmp_path: Path) -> None:
     edit(source / "config.json", quantization_config=method)
     got = tensor(converted(source, tmp_path), "blk.1.ffn_down.weight")
     assert np.array_equal(got, raw.astype(np.float32) * scale)
-
-
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        ({"quant_method": "gptq", "bits": 4}, "gptq"),
-        ({"quant_method": "awq"}, "awq"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "pack-quantized"),
-    ],
-)
-def test_other_methods_are_refused_by_name(
-    tmp_path: Path, method: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = checkpoint("qwen3", tmp_path)
-    edit(source / "config.json", quantization_config=method)
-    assert f"quantised by {method['quant_method']}" in (sentence := fails(source, capsys))
-    assert words in sentence
-
-
-@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
-def test_mlx_is_refused_by_name(
-    tmp_path: Path, key: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = checkpoint("qwen3", tmp_path)
-    edit(source / "config.json", **{key: {"group_size": 64, "bits": 4, "mode": "affine"}})
-    assert "quantised by MLX" in fails(source, capsys)
 
 
 def test_mxfp4_experts_keep_their_bits(tmp_path: Path) -> None:

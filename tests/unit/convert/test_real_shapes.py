@@ -137,50 +137,6 @@ def test_a_multimodal_name_over_a_text_models_configuration(tmp_path: Path) -> N
     assert prepared(source).architecture == "qwen35moe"
 
 
-@pytest.mark.parametrize(("key", "value"), [("original_max_position_embeddings", 64), ("alpha", 2)])
-def test_dynamic_scaling_that_would_change_positions_is_refused(
-    tmp_path: Path, key: str, value: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = checkpoint("internlm-3", tmp_path)
-    rope = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 6.0}
-    edit(source / "config.json", rope_parameters={**rope, key: value})
-    assert "dynamic up to max_position_embeddings" in fails(source, capsys)
-
-
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0, "low_freq_factor": 1.0}
-LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 64}
-
-
-@pytest.mark.parametrize("family", ["qwen2", "qwen3", "smollm-3", "olmo-2", "stablelm"])
-def test_llama3_scaling_is_refused_where_no_factors_are_read(
-    tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = checkpoint(family, tmp_path)
-    edit(source / "config.json", rope_parameters=LLAMA3)
-    assert "llama3" in fails(source, capsys)
-
-
-@pytest.mark.parametrize(("key", "value"), [("beta_fast", 8), ("truncate", False)])
-def test_yarn_parameters_that_are_not_read_are_refused(
-    tmp_path: Path, key: str, value: object, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = checkpoint("qwen3", tmp_path)
-    yarn = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
-    edit(source / "config.json", rope_parameters={**yarn, key: value})
-    assert key in fails(source, capsys)
-
-
-def test_experts_whose_weights_are_not_normed_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = checkpoint("qwen3-moe", tmp_path)
-    path = source / "config.json"
-    config = json.loads(path.read_text())
-    del config["norm_topk_prob"]
-    path.write_text(json.dumps(config))
-    assert "norm_topk_prob" in fails(source, capsys)
-
-
 def test_role_markers_are_control_tokens_whatever_their_definition_says(tmp_path: Path) -> None:
     source = checkpoint("llama", tmp_path)
     path = source / "tokenizer.json"
@@ -192,14 +148,6 @@ def test_role_markers_are_control_tokens_whatever_their_definition_says(tmp_path
     edit(source / "tokenizer_config.json", bos_token=None, eos_token=None)
     types = prepared(source).metadata["tokenizer.ggml.token_type"]
     assert types[:2] == [TokenType.CONTROL, TokenType.USER_DEFINED]  # type: ignore[index]
-
-
-def test_a_template_that_is_not_utf8_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = checkpoint("llama", tmp_path)
-    (source / "chat_template.jinja").write_bytes(b"{{ messages }} \xff")
-    assert "chat_template.jinja is not UTF-8: byte 15" in fails(source, capsys)
 
 
 @pytest.mark.parametrize("end", ["commit", "leave"])
