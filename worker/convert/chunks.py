@@ -21,9 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.output import PlacedTensor
 from worker.convert.quantize import to_float32
-from worker.convert.tensor_plan import RowSpan
+from worker.convert.tensor_plan import OutputTensor, RowSpan
 
 CHUNK_ELEMENTS = 1 << 18
 _LARGE_BYTES = 16 << 20
@@ -36,7 +35,7 @@ _M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD = -3, -1
 class RowChunk:
     """Rows of one piece, and the place of their bytes in the output."""
 
-    placed: PlacedTensor
+    tensor: OutputTensor
     piece: RowSpan
     first_row: int
     n_rows: int
@@ -46,27 +45,26 @@ class RowChunk:
     def parts(self, checkpoint: Checkpoint) -> Iterator[tuple[npt.NDArray[Any], int, int]]:
         """What the source's values become, in a stored type or as float32: a few rows at a time,
         with the place and the number of their bytes."""
-        tensor = self.placed.tensor
         values = self.piece.read(checkpoint, self.first_row, self.n_rows)
         row_bytes = self.size_bytes // self.n_rows
-        step = max(1, CHUNK_ELEMENTS // tensor.row_length)
+        step = max(1, CHUNK_ELEMENTS // self.tensor.row_length)
         for first in range(0, self.n_rows, step):
             rows = values[first : first + step]
-            if tensor.plus:
-                rows = to_float32(rows) + np.float32(tensor.plus)
+            if self.tensor.plus:
+                rows = to_float32(rows) + np.float32(self.tensor.plus)
             yield rows, self.offset + first * row_bytes, len(rows) * row_bytes
 
 
-def chunks(placed: Iterable[PlacedTensor]) -> Iterator[RowChunk]:
-    for p in placed:
-        tensor, offset = p.tensor, p.offset
+def chunks(tensors: Iterable[OutputTensor]) -> Iterator[RowChunk]:
+    for tensor in tensors:
+        offset = tensor.offset
         # Whole rows are whole blocks of every type, so the byte count per row is exact.
-        row_bytes = p.size_bytes * tensor.row_length // tensor.n_elements
+        row_bytes = tensor.size_bytes * tensor.row_length // tensor.n_elements
         for piece in tensor.pieces:
             rows = _rows_at_once(piece, tensor.row_length)
             for first in range(0, piece.n_rows, rows):
                 count = min(rows, piece.n_rows - first)
-                yield RowChunk(p, piece, first, count, offset, count * row_bytes)
+                yield RowChunk(tensor, piece, first, count, offset, count * row_bytes)
                 offset += count * row_bytes
 
 
@@ -79,13 +77,13 @@ def _rows_at_once(piece: RowSpan, row_length: int) -> int:
     return rows
 
 
-Work = Callable[[PlacedTensor, npt.NDArray[Any], int, int], None]
+Work = Callable[[OutputTensor, npt.NDArray[Any], int, int], None]
 """Gets rows of a tensor's values, and the place and number of their bytes in the output."""
 
 
 def run(
     work: Work,
-    placed: Sequence[PlacedTensor],
+    tensors: Sequence[OutputTensor],
     checkpoint: Checkpoint,
     on_done: Callable[[int, int], None],
     n_threads: int | None = None,
@@ -99,7 +97,7 @@ def run(
     _keep_freed_memory()
     lock, large = threading.Lock(), threading.Lock()
     stopped, done_bytes = threading.Event(), 0
-    todo, total = chunks(placed), sum(p.size_bytes for p in placed)
+    todo, total = chunks(tensors), sum(t.size_bytes for t in tensors)
 
     def serve() -> None:
         nonlocal done_bytes
@@ -111,7 +109,7 @@ def run(
             # Two of them at once would take the memory of two tensors.
             with large if chunk.size_bytes > _LARGE_BYTES else contextlib.nullcontext():
                 for values, offset, size in chunk.parts(checkpoint):
-                    work(chunk.placed, values, offset, size)
+                    work(chunk.tensor, values, offset, size)
             with lock:
                 done_bytes += chunk.size_bytes
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -18,22 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert.family.rules import Metadata, Typed, Value
-from worker.convert.quantize import TensorType, size_bytes
 from worker.convert.scratch import locked
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 
 _HEAD_BYTES = 1 << 20
 """The digest's place is searched in so many bytes: far more than precede the vocabulary."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedTensor:
-    tensor: OutputTensor
-    kind: TensorType
-    offset: int
-    """Position of its first byte in the file."""
-    size_bytes: int
 
 
 class OutputFile:
@@ -43,7 +33,8 @@ class OutputFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.partial = path.with_name(path.name + ".partial")
-        self.placed: list[PlacedTensor] = []
+        self.tensors: list[OutputTensor] = []
+        """With their places, once the header is written."""
         self._file = -1
         self._magic = b""
         self._committed = False
@@ -80,7 +71,7 @@ class OutputFile:
         metadata: Metadata,
         tensors: Sequence[OutputTensor],
     ) -> None:
-        self.placed = write_layout(self.partial, architecture, metadata, tensors)
+        self.tensors = write_layout(self.partial, architecture, metadata, tensors)
         self._magic = os.pread(self._file, 4, 0)
         os.pwrite(self._file, bytes(4), 0)
 
@@ -124,8 +115,8 @@ def write_layout(
     architecture: str,
     metadata: Metadata,
     tensors: Sequence[OutputTensor] = (),
-) -> list[PlacedTensor]:
-    """Write a GGUF of the right length whose tensors are holes; returns their places."""
+) -> list[OutputTensor]:
+    """Write a GGUF of the right length whose tensors are holes; returns them with their places."""
     # The package logs every tensor.
     logging.getLogger("gguf").setLevel(logging.ERROR)
     writer = gguf.GGUFWriter(None, architecture)
@@ -136,7 +127,7 @@ def write_layout(
             tensor.name,
             tensor.shape,
             np.dtype(np.float32),
-            size_bytes(tensor.kind, tensor.n_elements),
+            tensor.size_bytes,
             raw_dtype=gguf.GGMLQuantizationType[tensor.kind],
         )
     try:
@@ -147,9 +138,8 @@ def write_layout(
         writer.close()
     placed, position = [], _aligned(path.stat().st_size)
     for tensor in tensors:
-        size = size_bytes(tensor.kind, tensor.n_elements)
-        placed.append(PlacedTensor(tensor, tensor.kind, position, size))
-        position = _aligned(position + size)
+        placed.append(replace(tensor, offset=position))
+        position = _aligned(position + tensor.size_bytes)
     if tensors:
         os.truncate(path, position)
     return placed

@@ -70,6 +70,12 @@ class OutputTensor:
     keep_f32: bool = False
     kind: str = ""
     """The ggml type to write; in a plan it is empty where the output type decides."""
+    offset: int = 0
+    """Position of its first byte, in a file whose layout is known."""
+
+    @property
+    def size_bytes(self) -> int:
+        return size_bytes(self.kind, self.n_elements)
 
     @property
     def n_elements(self) -> int:

@@ -23,7 +23,7 @@ from gguf.constants import Keys
 
 from worker.convert import chunks, manifest, weights
 from worker.convert.checkpoint import read_bytes
-from worker.convert.output import OutputFile, PlacedTensor, write_layout
+from worker.convert.output import OutputFile, write_layout
 from worker.convert.output_types import FORMATS
 from worker.convert.prepare import Conversion, Options, prepare_checked
 from worker.convert.quantize import decode, encode, to_float32
@@ -136,18 +136,14 @@ def check_tensors(conversion: Conversion, path: Path, options: Options, report: 
     Raises:
         ModelError: the file lacks a tensor, or one differs.
     """
-    placed = _placed(conversion.tensors, path)
-    for p in placed:
-        if options.format.tensor_type is not None and p.kind != p.tensor.kind:
-            kinds = f"{p.kind} instead of {p.tensor.kind}"
-            raise ModelError(f"{path}: {p.tensor.name} is of type {kinds}")
+    placed = _placed(conversion.tensors, path, is_quantised=options.format.tensor_type is None)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def check(placed: PlacedTensor, values: npt.NDArray[Any], offset: int, size: int) -> None:
+    def check(tensor: OutputTensor, values: npt.NDArray[Any], offset: int, size: int) -> None:
         written = read_bytes(file, size, offset)
         if written.size < size:
             raise ModelError(f"{path} became shorter while it was verified")
-        _check_rows(values, written, placed)
+        _check_rows(values, written, tensor)
 
     step = partial(report.step, "verify")
     try:
@@ -156,7 +152,10 @@ def check_tensors(conversion: Conversion, path: Path, options: Options, report: 
         os.close(file)
 
 
-def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
+def _placed(
+    tensors: Sequence[OutputTensor], path: Path, *, is_quantised: bool
+) -> list[OutputTensor]:
+    """The tensors with their places in a file, and their types in it if llama.cpp chose them."""
     entries = {entry.name: entry for entry in read_header(path).tensors}
     placed = []
     for tensor in tensors:
@@ -167,27 +166,30 @@ def _placed(tensors: Sequence[OutputTensor], path: Path) -> list[PlacedTensor]:
         shape, wanted = list(reversed(entry.shape)), list(tensor.shape)
         if [n for n in shape if n > 1] != [n for n in wanted if n > 1]:
             raise ModelError(f"{path}: {tensor.name} has shape {shape} instead of {wanted}")
-        placed.append(PlacedTensor(tensor, entry.type_name, entry.offset, entry.n_bytes))
-    end = max((p.offset + p.size_bytes for p in placed), default=0)
+        if entry.type_name != tensor.kind and not is_quantised:
+            kinds = f"{entry.type_name} instead of {tensor.kind}"
+            raise ModelError(f"{path}: {tensor.name} is of type {kinds}")
+        placed.append(replace(tensor, kind=entry.type_name, offset=entry.offset))
+    end = max((t.offset + t.size_bytes for t in placed), default=0)
     if placed and (surplus := path.stat().st_size - end) >= gguf.GGUF_DEFAULT_ALIGNMENT:
         raise ModelError(f"{path} has {surplus:,} bytes behind its last tensor")
     if entries:
         raise ModelError(f"{path} has tensor {min(entries)}, which its source does not give")
-    return sorted(placed, key=lambda p: p.offset)
+    return sorted(placed, key=lambda tensor: tensor.offset)
 
 
 def _check_rows(
-    source: npt.NDArray[Any], written: npt.NDArray[np.uint8], placed: PlacedTensor
+    source: npt.NDArray[Any], written: npt.NDArray[np.uint8], tensor: OutputTensor
 ) -> None:
-    kind = placed.kind
+    kind = tensor.kind
     if kind not in _LOSS:
         if not np.array_equal(encode(source, kind), written):
-            raise _differs(placed.tensor.name, "not those that the source gives")
+            raise _differs(tensor.name, "not those that the source gives")
         return
     values = to_float32(source).reshape(-1)
     lost = _rms(decode(written, kind) - values) / max(_rms(values), 1e-30)
     if not lost <= _LOSS[kind]:  # False for a NaN.
-        raise _differs(placed.tensor.name, f"{kind}, and {lost:.0%} of it are lost")
+        raise _differs(tensor.name, f"{kind}, and {lost:.0%} of it are lost")
 
 
 def _rms(values: npt.NDArray[np.float32]) -> float:

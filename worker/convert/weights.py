@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert import chunks
-from worker.convert.output import OutputFile, PlacedTensor
+from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options
-from worker.convert.quantize import encode, is_copied, is_finite, size_bytes, to_float32
+from worker.convert.quantize import encode, is_copied, is_finite, to_float32
 from worker.convert.report import Report
+from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 from worker.llama.quantize import quantize
 
@@ -27,25 +28,24 @@ def write_tensors(
 ) -> None:
     out.write_header(conversion.architecture, conversion.metadata, conversion.tensors)
 
-    def work(placed: PlacedTensor, values: npt.NDArray[Any], offset: int, _size: int) -> None:
-        data = encode(values, placed.kind)
-        if not is_finite(data, placed.kind):
-            raise _not_finite(placed, values)
+    def work(tensor: OutputTensor, values: npt.NDArray[Any], offset: int, _size: int) -> None:
+        data = encode(values, tensor.kind)
+        if not is_finite(data, tensor.kind):
+            raise _not_finite(tensor, values)
         out.write(data, offset)
 
     step = partial(report.step, "convert")
-    chunks.run(work, out.placed, conversion.checkpoint, step, options.n_threads)
+    chunks.run(work, out.tensors, conversion.checkpoint, step, options.n_threads)
     out.seal()
 
 
-def _not_finite(placed: PlacedTensor, values: npt.NDArray[Any]) -> ModelError:
+def _not_finite(tensor: OutputTensor, values: npt.NDArray[Any]) -> ModelError:
     """Why the bytes of a tensor hold no finite numbers: its source has none, or its type cannot."""
-    name, kind = placed.tensor.name, placed.kind
-    if is_copied(values.dtype, kind) or not np.isfinite(to_float32(values)).all():
+    if is_copied(values.dtype, tensor.kind) or not np.isfinite(to_float32(values)).all():
         why = "has a NaN or an infinity in its source, with which no answer can be computed"
     else:
-        why = f"has a value that {kind} cannot hold; f32 can"
-    return ModelError(f"tensor {name} {why}", tensor=name)
+        why = f"has a value that {tensor.kind} cannot hold; f32 can"
+    return ModelError(f"tensor {tensor.name} {why}", tensor=tensor.name)
 
 
 def write_quantised(
@@ -54,7 +54,7 @@ def write_quantised(
     path = out.path.with_name(out.path.name + ".intermediate")
     with OutputFile(path) as intermediate:
         write_tensors(conversion, intermediate, options, report)
-        size = sum(p.size_bytes for p in intermediate.placed)
+        size = sum(tensor.size_bytes for tensor in intermediate.tensors)
         report.step("quantize", 0, size)
         quantize(
             intermediate.partial,
@@ -67,7 +67,7 @@ def write_quantised(
 
 
 def check_space(destination: Path, conversion: Conversion, options: Options) -> None:
-    needed = _HEADROOM_BYTES + sum(size_bytes(t.kind, t.n_elements) for t in conversion.tensors)
+    needed = _HEADROOM_BYTES + sum(tensor.size_bytes for tensor in conversion.tensors)
     weights = sum(tensor.n_elements for tensor in conversion.tensors)
     needed += int(weights * options.format.bits_per_weight / 8)
     folder = next(each for each in destination.absolute().parents if each.exists())
