@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -12,25 +13,26 @@ from tests.support.hub_server import TOKEN
 from worker.errors import DownloadError
 from worker.models.hub.download import Downloaded, download
 from worker.models.reference import HubReference, parse
-from worker.wire.messages import Progress
+from worker.wire.messages import OnProgress, Progress
+
+
+def fetching(
+    ref: str,
+    cache_dir: Path,
+    sha256: str | None = None,
+    on_progress: OnProgress = lambda progress: None,
+    **more: Any,
+) -> Coroutine[Any, Any, Downloaded]:
+    parsed = parse(ref)
+    assert isinstance(parsed, HubReference)
+    return download(parsed, cache_dir=cache_dir, sha256=sha256, on_progress=on_progress, **more)
 
 
 def fetch(
-    ref: str, cache_dir: Path, sha256: str | None = None, *, projector: bool = False
+    ref: str, cache_dir: Path, sha256: str | None = None, **more: Any
 ) -> tuple[Downloaded, list[Any]]:
     told: list[Progress] = []
-    parsed = parse(ref)
-    assert isinstance(parsed, HubReference)
-    got = asyncio.run(
-        download(
-            parsed,
-            cache_dir=cache_dir,
-            sha256=sha256,
-            on_progress=told.append,
-            projector=projector,
-        )
-    )
-    return got, told
+    return asyncio.run(fetching(ref, cache_dir, sha256, told.append, **more)), told
 
 
 def failure(ref: str, cache_dir: Path, sha256: str | None = None) -> DownloadError:

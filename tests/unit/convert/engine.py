@@ -16,29 +16,16 @@ from worker.llama.model import LoadOptions, Model
 
 def logits(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
     """One row per token; KV cache in F32, flash attention off, weights as they are stored."""
-    model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
-    try:
-        n = len(tokens)
-        options = ContextOptions(
-            n_ctx=max(n, 64), n_batch=n, n_ubatch=n, kv_types=("f32", "f32"), flash_attention="off"
-        )
-        context = Context(model, options)
-        try:
-            batch = Batch(n)
-            batch.add(0, 0, list(tokens), logits=True)
-            batch.want_all_logits()
-            assert context.decode(batch) == "ok"
-            rows = np.stack([context.logits(row).copy() for row in range(n)])
-            return rows
-        finally:
-            context.close()
-    finally:
-        model.close()
+
+    def read(context: Context) -> npt.NDArray[np.float32]:
+        return np.stack([context.logits(row).copy() for row in range(len(tokens))])
+
+    return _decoded(gguf, tokens, read, embeddings=False)
 
 
 def embedding(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
     """The pooled vector of a sequence, under the same conditions as `logits`."""
-    return _pooled(gguf, tokens, lambda context: context.pooled(0))
+    return _decoded(gguf, tokens, lambda context: context.pooled(0))
 
 
 def ranks(gguf: Path, tokens: Sequence[int], n_labels: int) -> list[float]:
@@ -48,11 +35,15 @@ def ranks(gguf: Path, tokens: Sequence[int], n_labels: int) -> list[float]:
         pointer = library.load().llama_get_embeddings_seq(context.pointer, 0)
         return np.ctypeslib.as_array(pointer, (n_labels,)).copy()
 
-    return [float(rank) for rank in _pooled(gguf, tokens, read)]
+    return [float(rank) for rank in _decoded(gguf, tokens, read)]
 
 
-def _pooled(
-    gguf: Path, tokens: Sequence[int], read: Callable[[Context], npt.NDArray[np.float32]]
+def _decoded(
+    gguf: Path,
+    tokens: Sequence[int],
+    read: Callable[[Context], npt.NDArray[np.float32]],
+    *,
+    embeddings: bool = True,
 ) -> npt.NDArray[np.float32]:
     model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
     n = len(tokens)
@@ -62,7 +53,7 @@ def _pooled(
         n_ubatch=n,
         kv_types=("f32", "f32"),
         flash_attention="off",
-        embeddings=True,
+        embeddings=embeddings,
     )
     context = Context(model, options)
     batch = Batch(n)

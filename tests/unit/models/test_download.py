@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
-from tests.support.fetching import fetch
+from tests.support.fetching import fetch, fetching
 from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from worker.models.hub import remote
-from worker.models.hub.download import Downloaded, download
-from worker.models.reference import HubReference
+from worker.models.hub.download import Downloaded
 from worker.wire.messages import Progress
 
 ROOT = Path(__file__).parents[3]
@@ -212,14 +211,10 @@ def test_two_workers_download_once(hub: Hub, tmp_path: Path) -> None:
     content = os.urandom(3 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
     hub.chunk_delay_seconds = 0.1
-    ref = HubReference("o/r", None, "m.gguf")
 
     async def both() -> list[Downloaded]:
         return await asyncio.gather(
-            *(
-                download(ref, cache_dir=tmp_path / "c", sha256=None, on_progress=lambda p: None)
-                for _ in range(2)
-            )
+            *(fetching("hf:o/r::file=m.gguf", tmp_path / "c") for _ in range(2))
         )
 
     first, second = asyncio.run(both())
@@ -231,12 +226,9 @@ def test_a_cancelled_download_stops_soon_and_resumes(hub: Hub, tmp_path: Path) -
     content = os.urandom(16 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
     hub.chunk_delay_seconds = 2.0  # half a minute in all
-    ref = HubReference("o/r", None, "m.gguf")
 
     async def cancelled() -> float:
-        task = asyncio.create_task(
-            download(ref, cache_dir=tmp_path / "c", sha256=None, on_progress=lambda p: None)
-        )
+        task = asyncio.create_task(fetching("hf:o/r::file=m.gguf", tmp_path / "c"))
         while not any(path.startswith("/blobs/") for path, _ in hub.bodies()):
             await asyncio.sleep(0.02)
         started = time.monotonic()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.fetching import fetch
 from tests.support.hub_server import Hub, Repo
 from worker.errors import ModelError
-from worker.models.hub.download import download
 from worker.models.hub.quantisation import SHARE, fitting, quantisations
-from worker.models.reference import HubReference, parse
 
 LABELS = ("Q2_K", "IQ3_XS", "Q4_K_M", "UD-Q4_K_XL", "Q5_K_S", "Q6_K", "Q8_0", "F16", "BF16")
 GIB = 1 << 30
@@ -64,22 +62,12 @@ def test_the_choice_is_downloaded_and_told(
     hub.repos["o/m"] = Repo(
         {"m-Q4_0.gguf": gguf_bytes, "m-Q8_0.gguf": gguf_bytes + bytes(4096), "README.md": b""}
     )
-    reference = parse("hf:o/m")
-    assert isinstance(reference, HubReference)
 
-    def fetch(room: int) -> Path:
-        return asyncio.run(
-            download(
-                reference,
-                cache_dir=tmp_path,
-                sha256=None,
-                on_progress=lambda progress: None,
-                room=lambda: room,
-            )
-        ).path
+    def chosen(room: int) -> str:
+        return fetch("hf:o/m", tmp_path, room=lambda: room)[0].path.name
 
-    assert fetch(2 * len(gguf_bytes) + 8192).name == "m-Q8_0.gguf"
-    assert fetch(2 * len(gguf_bytes) + 10).name == "m-Q4_0.gguf"
+    assert chosen(2 * len(gguf_bytes) + 8192) == "m-Q8_0.gguf"
+    assert chosen(2 * len(gguf_bytes) + 10) == "m-Q4_0.gguf"
     assert "model.quantisation_chosen" in capsys.readouterr().out
     with pytest.raises(ModelError, match=r"smallest has .* hf:o/m::file=m-Q4_0.gguf"):
-        fetch(len(gguf_bytes))
+        chosen(len(gguf_bytes))

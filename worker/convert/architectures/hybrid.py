@@ -10,7 +10,7 @@ from gguf.constants import Keys
 from worker.convert.architectures.experts import GRANITE_MOE
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, with_experts
-from worker.convert.family.metadata import SHARED_WIDTH, by_kind, flag, integer, number, of_dims
+from worker.convert.family.metadata import SHARED_WIDTH, flag, integer, kv_heads, number, of_dims
 from worker.convert.family.rules import MTP, Array, Family, Make, Setting, decay
 from worker.errors import ModelError
 
@@ -71,7 +71,7 @@ GRANITE_HYBRID = replace(
     metadata={
         **GRANITE_MOE.metadata,
         **_STATE_SPACE,
-        Keys.Attention.HEAD_COUNT_KV: by_kind("attention", lambda d: d.n_head_kv),
+        Keys.Attention.HEAD_COUNT_KV: kv_heads,
         Keys.Rope.SCALING_FINETUNED: False,  # Switches off all rotation.
         Keys.LLM.FEED_FORWARD_LENGTH: of_dims(lambda d: d.n_ff if d.n_expert else d.n_ff_shared),
     },
@@ -113,7 +113,7 @@ _NEMOTRON: Mapping[str, Setting] = {
     Keys.LLM.FEED_FORWARD_LENGTH: of_dims(
         lambda d: [(d.n_ff_expert or d.n_ff) if k in ("mlp", "moe") else 0 for k in d.kinds]
     ),
-    Keys.Attention.HEAD_COUNT_KV: by_kind("attention", lambda d: d.n_head_kv),
+    Keys.Attention.HEAD_COUNT_KV: kv_heads,
     Keys.Attention.LAYERNORM_EPS: _EPSILON,
     Keys.Attention.LAYERNORM_RMS_EPS: _EPSILON,
     Keys.Rope.DIMENSION_COUNT: None,  # Positions are in the state alone.
@@ -179,7 +179,7 @@ LFM2 = Family(
     ("Lfm2ForCausalLM",),
     norm="none",
     metadata={
-        Keys.Attention.HEAD_COUNT_KV: by_kind("attention", lambda d: d.n_head_kv),
+        Keys.Attention.HEAD_COUNT_KV: kv_heads,
         Keys.ShortConv.L_CACHE: of_dims(lambda d: d.more["cache"]),
         Keys.Attention.LAYERNORM_RMS_EPS: number("norm_eps", default=1e-5),
     },

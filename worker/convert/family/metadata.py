@@ -166,9 +166,9 @@ def as_deepseek(gating: int) -> Mapping[str, Setting]:
     }
 
 
-def by_kind(kind: str, value: Callable[[Dims], int]) -> Setting:
-    """A list with a number for each layer: `value` in layers of one kind, 0 in others."""
-    return lambda config, d: [value(d) if kind in k.split() else 0 for k in d.kinds]
+def kv_heads(_config: Config, d: Dims) -> list[int]:
+    """How many heads of keys each layer has: layers without attention have none."""
+    return [d.n_head_kv if "attention" in kind.split() else 0 for kind in d.kinds]
 
 
 # --- rotary positions -----------------------------------------------------------------------

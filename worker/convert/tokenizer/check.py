@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ _NORMALISERS = {
 @dataclass(frozen=True, slots=True)
 class CheckedTokens:
     n_texts: int
-    differing: tuple[str, ...]
+    differing: Sequence[str]
     """Texts for which llama.cpp gives other ids."""
     reason: str
     """Where llama.cpp is known to split differently."""
@@ -92,7 +92,7 @@ class TokenCheck:
             raise ModelError(f"llama.cpp cannot load the model: {last[0]}") from None
         if "error" in answer:
             raise ModelError(str(answer["error"]), **answer.get("details", {}))
-        return CheckedTokens(answer["n_texts"], tuple(answer["differing"]), answer["reason"])
+        return CheckedTokens(**answer)
 
 
 def main() -> None:
@@ -105,13 +105,13 @@ def main() -> None:
         file = sys.stdin.readline().strip()
         if not file:
             return  # The caller stopped at another fault and does not wait for an answer.
-        answer = _compare(Path(file), tokenizer)
+        answer = asdict(_compare(Path(file), tokenizer))
     except WorkerError as error:
         answer = {"error": error.message, "details": error.details}
     print(json.dumps(answer))
 
 
-def _compare(file: Path, tokenizer: Tokenizer) -> dict[str, Any]:
+def _compare(file: Path, tokenizer: Tokenizer) -> CheckedTokens:
     from worker.llama.model import LoadOptions, Model
 
     is_vocabulary = not read_header(file).tensors
@@ -137,7 +137,7 @@ def _compare(file: Path, tokenizer: Tokenizer) -> dict[str, Any]:
             )
         differing.append(text)
     model.close()
-    return {"n_texts": len(texts), "differing": differing, "reason": reason}
+    return CheckedTokens(len(texts), differing, reason)
 
 
 if __name__ == "__main__":
