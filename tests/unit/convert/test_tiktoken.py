@@ -12,7 +12,7 @@ from tests.unit.convert.test_parity import DATA as PARITY
 from tests.unit.convert.test_tokenizers import ids, load
 from worker.commands import convert as cli
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.tokenizer import tiktoken
+from worker.convert.tokenizer import ranked
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.errors import ModelError
 
@@ -61,4 +61,4 @@ def test_an_unknown_way_to_cut_and_a_damaged_file_are_refused(folder: Path) -> N
 def test_merges_follow_the_ranks() -> None:
     ranks = {b"a": 0, b"b": 1, b"c": 2, b"bc": 3, b"abc": 4, b"abcbc": 5, b"ca": 7}
     pairs = [(b"b", b"c"), (b"a", b"bc"), (b"abc", b"bc"), (b"c", b"a")]
-    assert tiktoken.merges(ranks) == pairs
+    assert ranked.merges(ranks) == pairs

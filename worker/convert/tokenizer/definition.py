@@ -7,8 +7,9 @@ from typing import Any
 
 from gguf.constants import TokenType
 
-from worker.convert.tokenizer import pre_tokenizers, tekken
+from worker.convert.tokenizer import pre_tokenizers
 from worker.convert.tokenizer.pre_tokenizers import steps_of
+from worker.convert.tokenizer.ranked import TEKKEN_SPLIT
 from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.llama.source_tokenizer import WHOLE_WORDS
@@ -26,7 +27,7 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
         pre=pre or pre_tokenizers.recognise(tokenizer),
         merges=[m if isinstance(m, str) else " ".join(m) for m in model.get("merges", [])],
     )
-    if vocabulary.pre == tekken.PRE_TOKENIZER:  # Its own file gives no token a role.
+    if vocabulary.pre == TEKKEN_SPLIT:  # Its own file gives no token a role.
         added = tokenizer.get("added_tokens") or ()
         roles = ((_ROLES.get(token["content"]), int(token["id"])) for token in added)
         vocabulary.special_ids = {role: i for role, i in roles if role}

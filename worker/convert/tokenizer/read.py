@@ -12,8 +12,9 @@ from typing import Any
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.malformed import told
-from worker.convert.tokenizer import definition, sentencepiece, tekken, tiktoken
+from worker.convert.tokenizer import definition, sentencepiece
 from worker.convert.tokenizer.protobuf import read_model
+from worker.convert.tokenizer.ranked import TIKTOKEN, ranked_definition
 from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
 from worker.errors import ModelError
 from worker.models.checkpoint_files import TOKENIZERS
@@ -29,7 +30,7 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
         ModelError: the tokenizer is absent, malformed or of a kind that llama.cpp does not have.
     """
     with told(checkpoint.folder / "tokenizer"):
-        tokenizer = checkpoint.json("tokenizer.json") or other_definition(checkpoint.folder)
+        tokenizer = checkpoint.json("tokenizer.json") or ranked_definition(checkpoint.folder)
         vocabulary = _read(checkpoint, tokenizer, pre)
         vocabulary.notes += _renamed(tokenizer)
         vocabulary.add(_added_tokens(checkpoint, tokenizer), vocab_size)
@@ -38,24 +39,15 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
     return vocabulary
 
 
-def other_definition(folder: Path) -> dict[str, Any]:
-    """What another file says than `tokenizer.json`, in its form; empty if there is none."""
-    for kind in (tiktoken, tekken):
-        if (folder / kind.FILE).is_file():
-            found: dict[str, Any] = kind.read(folder)
-            return found
-    return {}
-
-
 def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
     folder, model = checkpoint.folder, tokenizer.get("model")
     if tokenizer and not isinstance(model, dict):
         raise ModelError(f"{folder / 'tokenizer.json'} has no model")
-    if not checkpoint.json("tokenizer.json") and (folder / tiktoken.FILE).is_file():
+    if not checkpoint.json("tokenizer.json") and (folder / TIKTOKEN).is_file():
         if checkpoint.config.get("model_type") not in _CUT_AS_KIMI:
             raise ModelError(
                 f"{folder}: how texts are cut is said in Python code alone, beside its "
-                f"{tiktoken.FILE}; that of {', '.join(_CUT_AS_KIMI)} is known"
+                f"{TIKTOKEN}; that of {', '.join(_CUT_AS_KIMI)} is known"
             )
     if model and model.get("type") == "WordPiece":
         return definition.wordpiece(tokenizer)

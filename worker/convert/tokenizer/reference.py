@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
-from worker.convert.tokenizer.read import other_definition
+from worker.convert.tokenizer.ranked import ranked_definition
 from worker.errors import ModelError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def reference(folder: Path) -> Tokenizer:
     try:
         if path.is_file():
             tokenizer = Tokenizer.from_file(str(path))
-        elif other := other_definition(folder):
+        elif other := ranked_definition(folder):
             other["model"]["vocab"] |= {t["content"]: t["id"] for t in other["added_tokens"]}
             tokenizer = Tokenizer.from_str(json.dumps(other))
         elif source.is_file():

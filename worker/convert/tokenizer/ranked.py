@@ -1,7 +1,8 @@
-"""Byte-level BPE vocabularies from a `tiktoken.model`, as in Kimi's repositories.
+"""Byte-level BPE vocabularies of byte strings by rank, where there is no `tokenizer.json`.
 
-The file is a list of byte strings and ranks. Only Python code in the repository says how a text is
-split; that code is not run, and only Kimi's expression is known.
+Kimi's repositories have a `tiktoken.model`, a list of byte strings and ranks. Only Python code in
+the repository says how a text is split; that code is not run, and only Kimi's expression is known.
+Mistral's have a `tekken.json`, whose ranks come behind a fixed number of special tokens.
 """
 
 from __future__ import annotations
@@ -17,25 +18,61 @@ from worker.convert.tokenizer import pre_tokenizers
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
 
-FILE = "tiktoken.model"
-_PRE_TOKENIZER = "kimi-k2"
+TIKTOKEN, TEKKEN = "tiktoken.model", "tekken.json"
+TEKKEN_SPLIT, _KIMI_SPLIT = "tekken", "kimi-k2"
+"""llama.cpp's names for how they split a text."""
+_OLD_SPECIAL = (
+    "<unk> <s> </s> [INST] [/INST] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] "
+    "[/TOOL_RESULTS] [TOOL_CALLS] [IMG] <pad> [IMG_BREAK] [IMG_END] [PREFIX] [MIDDLE] [SUFFIX] "
+    "[SYSTEM_PROMPT] [/SYSTEM_PROMPT] [TOOL_CONTENT]"
+).split()
+"""The special tokens of versions that do not list theirs."""
 
 _ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The folder's vocabulary in the form of a `tokenizer.json`.
+def ranked_definition(folder: Path) -> dict[str, Any]:
+    """What one of the files says, in the form of a `tokenizer.json`; empty if there is none.
 
     Raises:
-        ModelError: a line is not a byte string and a rank.
+        ModelError: a line is not a byte string and a rank, or a `tekken.json` cuts texts otherwise
+            than all published ones, or has too few tokens.
     """
+    if (folder / TIKTOKEN).is_file():
+        return _tiktoken(folder)
+    return _tekken(folder) if (folder / TEKKEN).is_file() else {}
+
+
+def _tiktoken(folder: Path) -> dict[str, Any]:
     settings = folder / "tokenizer_config.json"
     decoder = read_json(settings).get("added_tokens_decoder") if settings.is_file() else {}
     added = [{**entry, "id": int(i)} for i, entry in (decoder or {}).items()]
-    return of_ranks(_read_ranks(folder / FILE), _PRE_TOKENIZER, added)
+    return _of_ranks(_read_ranks(folder / TIKTOKEN), _KIMI_SPLIT, added)
 
 
-def of_ranks(
+def _tekken(folder: Path) -> dict[str, Any]:
+    tekken = read_json(folder / TEKKEN)
+    n_special = int(tekken["config"]["default_num_special_tokens"])
+    n_ranks = int(tekken["config"]["default_vocab_size"]) - n_special
+    if [tekken["config"]["pattern"]] != pre_tokenizers.split_of(TEKKEN_SPLIT):
+        raise ModelError(f"{folder / TEKKEN}: config.pattern is not the one that Mistral publishes")
+    ranks = {
+        base64.b64decode(entry["token_bytes"], validate=True): int(entry["rank"])
+        for entry in tekken["vocab"]
+        if entry["rank"] < n_ranks
+    }
+    if len(ranks) != n_ranks:
+        raise ModelError(f"{folder / TEKKEN} has {len(ranks)} tokens instead of {n_ranks}")
+    special = [f"<SPECIAL_{i}>" for i in range(n_special)]
+    if (listed := tekken.get("special_tokens")) is None:
+        listed = [{"rank": i, "token_str": text} for i, text in enumerate(_OLD_SPECIAL)]
+    for entry in listed:
+        special[int(entry["rank"])] = str(entry["token_str"])
+    added = [{"id": i, "content": text, "special": True} for i, text in enumerate(special)]
+    return _of_ranks(ranks, TEKKEN_SPLIT, added, first_id=n_special)
+
+
+def _of_ranks(
     ranks: Mapping[bytes, int], pre: str, added: Sequence[Mapping[str, Any]], first_id: int = 0
 ) -> dict[str, Any]:
     """In the form of a `tokenizer.json`, with ids that follow the ranks from `first_id` on."""
