@@ -8,7 +8,6 @@ llama.cpp cannot add (DoRA, whole modules, embeddings, experts) is refused by na
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,9 +21,11 @@ from gguf.constants import Keys
 from worker.convert.architectures import FAMILIES
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.config import MOST
-from worker.convert.family.rules import Into, Place
+from worker.convert.family.rules import Into, Metadata, Place
 from worker.convert.malformed import told
-from worker.convert.quantize import to_float32
+from worker.convert.output import OutputFile
+from worker.convert.quantize import encode, to_float32
+from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
 from worker.models.gguf.header import GgufHeader
@@ -64,24 +65,25 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
         config = read_json(folder / CONFIG)
         _check_kind(folder, config)
         pairs = _pairs(folder, config, base)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")  # Others may write it, too.
+    matrices: dict[str, Matrix] = {}
+    for name, a, b in pairs:
+        if f"{name}.lora_a" in matrices:
+            raise ModelError(f"Two modules of the adapter {str(folder)!r} adapt {name}.")
+        matrices |= {f"{name}.lora_a": a, f"{name}.lora_b": b}
+    metadata: Metadata = {
+        Keys.General.TYPE: gguf.GGUFType.ADAPTER,
+        Keys.General.NAME: folder.resolve().name,
+        Keys.Adapter.TYPE: "lora",
+        Keys.Adapter.LORA_ALPHA: float(config["lora_alpha"]),
+    }
+    tensors = [OutputTensor(n, matrix.shape, (), kind="F32") for n, matrix in matrices.items()]
     target.parent.mkdir(parents=True, exist_ok=True)
-    writer = gguf.GGUFWriter(partial, base.architecture)
-    try:
-        writer.add_type(gguf.GGUFType.ADAPTER)
-        writer.add_name(folder.resolve().name)
-        writer.add_string(Keys.Adapter.TYPE, "lora")
-        writer.add_float32(Keys.Adapter.LORA_ALPHA, float(config["lora_alpha"]))
-        for name, a, b in pairs:
-            writer.add_tensor(f"{name}.lora_a", a)
-            writer.add_tensor(f"{name}.lora_b", b)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        os.replace(partial, target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with OutputFile(target) as out:
+        out.write_header(base.architecture, metadata, tensors)
+        for tensor in out.tensors:
+            out.write(encode(matrices[tensor.name], tensor.kind), tensor.offset)
+        out.seal()
+        out.commit()
     return len(pairs)
 
 
@@ -185,6 +187,5 @@ def _rules(module: str, base: GgufHeader, path: Path) -> list[tuple[Into, str]]:
 
 
 def _head_dim(base: GgufHeader) -> int:
-    value = base.metadata.get(Keys.Attention.KEY_LENGTH.format(arch=base.architecture))
     own = (base.embedding_length or 0) // (base.head_count or 1)
-    return value if isinstance(value, int) else own
+    return base.unsigned(Keys.Attention.KEY_LENGTH) or own

@@ -129,6 +129,18 @@ def test_odd_tensors_are_refused_by_name(base: Path, copy: Path, name: str, word
         convert_adapter(copy, read_header(base), copy / "a.gguf")
 
 
+def test_two_modules_of_one_weight_are_refused(base: Path, copy: Path) -> None:
+    path = copy / "adapter_model.safetensors"
+    matrices = load_file(path)
+    again = {
+        name.replace(".model.model.layers", ".model.layers"): v for name, v in matrices.items()
+    }
+    save_file(matrices | again, path)
+    with pytest.raises(ModelError, match=r"Two modules of the adapter .* adapt blk\."):
+        convert_adapter(copy, read_header(base), copy / "a.gguf")
+    assert not list(copy.glob("a.gguf*"))
+
+
 def test_another_models_adapter_is_refused(base: Path, copy: Path, tmp_path: Path) -> None:
     path = copy / "adapter_model.safetensors"
     weights = load_file(path)
