@@ -99,7 +99,6 @@ class OutputFile:
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def commit(self) -> None:
-        """Give the file its final name."""
         os.fsync(self._file)
         os.replace(self.partial, self.path)
         self._committed = True

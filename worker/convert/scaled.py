@@ -73,7 +73,6 @@ def check_method(config: Config) -> tuple[int, int]:
 
 
 def scale_name(weight: str, names: Mapping[str, Any]) -> str | None:
-    """The name of a weight's scale, if it has one."""
     base = weight.removesuffix("weight")
     return next((base + scale for scale in _SCALES if base + scale in names), None)
 

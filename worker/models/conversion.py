@@ -220,7 +220,6 @@ async def _follow(stdout: asyncio.StreamReader, on_progress: OnProgress) -> Work
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the child process: first with SIGTERM, then with SIGKILL."""
     if process.returncode is not None:
         return
     with contextlib.suppress(ProcessLookupError):

@@ -1,7 +1,5 @@
 """Headers, registries and the cache as text for people: the output of `inspect`, `list` and
 `cache`.
-
-Pure; no state.
 """
 
 from __future__ import annotations
@@ -19,7 +17,6 @@ LONGEST_VALUE = 72
 
 
 def header_text(header: GgufHeader) -> str:
-    """A GGUF's facts, its metadata and its tensors, one per line."""
     return "\n".join(_header_lines(header))
 
 
@@ -97,7 +94,6 @@ def stored_text(stored: Sequence[StoredModel], folder: Path) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """A table whose columns are as wide as their widest cell."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join(
         "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -36,7 +36,9 @@ async def resolve_projector(wanted: str | None, model: ResolvedModel) -> Project
     if wanted == NONE:
         return None
     if wanted is None:
-        paths = [model.projector] if model.projector is not None else _beside(model_path)
+        beside = [each for each in sorted(model_path.parent.glob("*.gguf")) if each != model_path]
+        found = [each for each in beside if is_projector(each.name)]
+        paths = [model.projector] if model.projector is not None else found
         return await asyncio.to_thread(_only_fitting, paths, model_path)
     path = Path(os.path.expanduser(wanted)).absolute()
     return await asyncio.to_thread(_named, path, model_path)
@@ -50,11 +52,6 @@ def _named(path: Path, model_path: Path) -> ProjectorFile:
             f"{str(path)!r} is no projector for {str(model_path)!r}: {fault}.", path=str(path)
         )
     return ProjectorFile(str(path), is_named=True)
-
-
-def _beside(model_path: Path) -> list[Path]:
-    beside = sorted(model_path.parent.glob("*.gguf"))
-    return [each for each in beside if is_projector(each.name) and each != model_path]
 
 
 def _only_fitting(paths: Sequence[Path], model_path: Path) -> ProjectorFile | None:

@@ -80,8 +80,6 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All aliases of one file, in its order."""
-
     file: Path
     entries: Mapping[str, RegistryEntry]
 

@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from worker.errors import ModelError
 from worker.installation import default_cache_dir
@@ -25,9 +25,6 @@ from worker.models.gguf.servable import check_servable
 from worker.models.reference import HubReference, is_like_repository, name_of
 from worker.settings import Settings
 from worker.wire.messages import OnProgress, Progress
-
-if TYPE_CHECKING:
-    from worker.models.hub.download import Downloaded
 
 BUNDLED = "tiny-model"
 
@@ -99,7 +96,16 @@ async def resolve(
         return await resolve(None, cache_dir=cache, outtype=outtype, on_progress=on_progress)
     if isinstance(place, Path):
         return await _resolve_path(place.absolute(), ref, cache, outtype, on_progress)
-    fetched = await _download(place, sha256, cache, on_progress, room=room, projector=projector)
+    from worker.models.hub.download import download  # A model on this machine needs it not.
+
+    fetched = await download(
+        place,
+        cache_dir=cache,
+        sha256=sha256,
+        on_progress=on_progress,
+        room=room,
+        projector=projector,
+    )
     local = await _resolve_path(fetched.path, ref, cache, outtype, on_progress)
     return replace(local, kind="hub", projector=fetched.projector)
 
@@ -121,26 +127,20 @@ async def resolve_checkpoint(
             f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors."
         )
     if isinstance(place, HubReference):
-        cache = (cache_dir or default_cache_dir()).absolute()
-        found = await _download(place, sha256, cache, on_progress, safetensors_only=True)
+        from worker.models.hub.download import download
+
+        found = await download(
+            place,
+            cache_dir=(cache_dir or default_cache_dir()).absolute(),
+            sha256=sha256,
+            on_progress=on_progress,
+            safetensors_only=True,
+        )
         folder = found.path
     else:
         folder = bundled_folder() if place is None else place.absolute()
     await asyncio.to_thread(check_checkpoint, folder)
     return folder
-
-
-async def _download(
-    place: HubReference,
-    sha256: str | None,
-    cache: Path,
-    on_progress: OnProgress,
-    **more: Any,
-) -> Downloaded:
-    # A model on this machine does not need these imports.
-    from worker.models.hub.download import download
-
-    return await download(place, cache_dir=cache, sha256=sha256, on_progress=on_progress, **more)
 
 
 def look_up(

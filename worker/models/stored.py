@@ -174,7 +174,6 @@ def hold(path: Path) -> BinaryIO | None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether any process has marked the file."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,6 @@ from worker.errors import ModelError
 
 
 def of_family(family: Family, config: Config, d: Dims) -> Metadata:
-    """The metadata that follows from the configuration."""
     found = (family.common or decoder)(family, config, d)
     for key, setting in family.metadata.items():
         value = setting(config, d) if callable(setting) else setting
@@ -291,7 +290,6 @@ def require(config: Config, d: Dims, settings: Mapping[str, object]) -> None:
 
 
 def check(family: Family, config: Config, d: Dims) -> None:
-    """Refuse what llama.cpp's implementation of the family cannot do."""
     kind = config.rope().kind
     if kind == "llama3" and not family.scales_as_llama3 or kind not in (family.ropes or (kind,)):
         raise ModelError(
@@ -306,6 +304,5 @@ def check(family: Family, config: Config, d: Dims) -> None:
 
 
 def extra_tensors(family: Family, config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
-    """Small tensors that follow from the configuration."""
     scaled = llama3_factors(config, d) if family.scales_as_llama3 else {}
     return {**scaled, **family.extra_tensors(config, d)}

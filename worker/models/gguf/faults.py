@@ -1,7 +1,4 @@
-"""The form of all errors about a GGUF file's content, and what a file that is not a GGUF may be.
-
-Runs wherever a GGUF is read; no state.
-"""
+"""The form of all errors about a GGUF file's content, and what a file that is not a GGUF may be."""
 
 from __future__ import annotations
 

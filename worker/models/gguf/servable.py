@@ -40,7 +40,6 @@ NOT_DECODED = {
 
 
 def check_servable(header: GgufHeader) -> None:
-    """Refuse a well-formed GGUF that is not a model which the engine can run."""
     path = header.path
     kind = header.metadata.get(constants().Keys.General.TYPE, "model")
     if kind != "model":

@@ -1,7 +1,4 @@
-"""The tensor table of a GGUF file: each tensor's type, shape and position, checked.
-
-Runs wherever a GGUF is read; no state.
-"""
+"""The tensor table of a GGUF file: each tensor's type, shape and position, checked."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ Row = tuple[str, tuple[int, ...], int, int]
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One row of the tensor table."""
-
     name: str
     type_name: str
     shape: tuple[int, ...]

@@ -77,8 +77,6 @@ async def download(
 
 @dataclass(frozen=True, slots=True)
 class _Download:
-    """The download of one reference; used in the download thread."""
-
     ref: HubReference
     sha256: str | None
     safetensors_only: bool

@@ -38,8 +38,6 @@ DISK_RESERVE_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Transfers files of one repository into its cache."""
-
     cache: RepoCache
     on_progress: OnProgress
     stop: threading.Event
