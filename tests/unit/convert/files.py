@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,17 @@ def write(path: Path, header: dict[str, Any], data: bytes = b"", n_bytes: int = 
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text + data)
         file.truncate(8 + len(text) + max(len(data), n_bytes))
+
+
+def write_tensors(path: Path, tensors: Iterable[tuple[str, str, Sequence[int], bytes]]) -> None:
+    """By name, type, shape and values."""
+    header: dict[str, Any] = {}
+    data = bytearray()
+    for name, dtype, shape, values in tensors:
+        offsets = [len(data), len(data) + len(values)]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": offsets}
+        data += values
+    write(path, header, bytes(data))
 
 
 def write_hollow(

@@ -202,13 +202,10 @@ def write(name: str, folder: Path) -> None:
     config, tensors = MODELS[name]
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
-    draw, header, data = np.random.default_rng(len(name)), {}, b""
-    for tensor, shape in tensors():
-        kind, values = _values(tensor, shape, draw)
-        header[tensor] = {"dtype": kind, "shape": list(shape)}
-        header[tensor]["data_offsets"] = [len(data), len(data) + len(values)]
-        data += values
-    files.write(folder / "model.safetensors", header, data)
+    draw = np.random.default_rng(len(name))
+    drawn = ((tensor, shape, *_values(tensor, shape, draw)) for tensor, shape in tensors())
+    written = ((tensor, kind, shape, values) for tensor, shape, kind, values in drawn)
+    files.write_tensors(folder / "model.safetensors", written)
 
 
 def _values(name: str, shape: Shape, draw: np.random.Generator) -> tuple[str, bytes]:

@@ -41,15 +41,6 @@ def test_the_manifest_is_what_sha256sum_says(tmp_path: Path) -> None:
     assert header.name == "Tiny"
 
 
-def test_a_snapshot_of_the_hub_is_named_with_its_revision(tmp_path: Path) -> None:
-    snapshot = tmp_path / "models--some--model/snapshots" / ("a1" * 20)
-    snapshot.parent.mkdir(parents=True)
-    checkpoint("llama", tmp_path).rename(snapshot)
-    header = read_header(converted(snapshot, tmp_path / "m.gguf"))
-    assert header.metadata["llorch.convert.source"] == "some/model"
-    assert header.metadata["llorch.convert.revision"] == "a1" * 20
-
-
 def test_a_name_that_llama_cpp_would_trip_over_is_changed(tmp_path: Path) -> None:
     source = checkpoint("phi-3", tmp_path)
     target = converted(source, tmp_path / "m.gguf", "--name", "My-Phi-3-mini")

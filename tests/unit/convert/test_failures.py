@@ -65,15 +65,13 @@ def rename(file: Path, old: str, new: str) -> None:
 
 def leave_out(folder: Path, *names: str) -> None:
     for file in folder.glob("*.safetensors"):
-        (header, values), kept = files.read(file), b""
-        for name in names:
-            header.pop(name, None)
-        for entry in header.values():
-            if span := entry.get("data_offsets"):
-                first = len(kept)
-                kept += values[slice(*span)]
-                entry["data_offsets"] = [first, len(kept)]
-        files.write(file, header, kept)
+        header, values = files.read(file)
+        kept = {name: e for name, e in header.items() if name not in (*names, "__metadata__")}
+        each = (
+            (name, e["dtype"], e["shape"], values[slice(*e["data_offsets"])])
+            for name, e in kept.items()
+        )
+        files.write_tensors(file, each)
 
 
 def edit_tokenizer(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -35,14 +35,8 @@ def read_all(path: Path) -> Tensors:
 
 
 def write_all(path: Path, tensors: Tensors) -> None:
-    header: dict[str, Any] = {}
-    data = b""
-    for name, (dtype, values) in tensors.items():
-        raw = values.tobytes()
-        offsets = [len(data), len(data) + len(raw)]
-        header[name] = {"dtype": dtype, "shape": list(values.shape), "data_offsets": offsets}
-        data += raw
-    files.write(path, header, data)
+    each = ((name, kind, a.shape, a.tobytes()) for name, (kind, a) in tensors.items())
+    files.write_tensors(path, each)
 
 
 def e4m3(byte: int) -> float:

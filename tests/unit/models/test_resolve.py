@@ -249,22 +249,6 @@ def test_a_conversion_without_the_engine_writes_nothing(
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize(
-    ("missing", "words"),
-    [
-        ("config.json", "no config.json"),
-        ("tokenizer.json", "none of tokenizer.json, tokenizer.model"),
-        ("model.safetensors", "no .safetensors file"),
-    ],
-)
-def test_an_incomplete_folder_is_told_at_once(
-    tmp_path: Path, checkpoint: Path, missing: str, words: str
-) -> None:
-    (checkpoint / missing).unlink()
-    error = refused(str(checkpoint), tmp_path / "cache")
-    assert isinstance(error, ModelError) and words in error.message
-
-
 @pytest.mark.parametrize("shard", ["../model.safetensors", "/etc/passwd", "model.bin"])
 def test_an_index_names_weights_of_its_folder_alone(
     tmp_path: Path, checkpoint: Path, shard: str
