@@ -86,10 +86,8 @@ def test_a_cut_connection_is_resumed_within_the_download(hub: Hub, tmp_path: Pat
 
 
 OURS = (
-    "import asyncio, sys, pathlib; from worker.models.hub.download import download;"
-    "from worker.models.reference import HubReference;"
-    "asyncio.run(download(HubReference('o/r', None, 'm.gguf'),"
-    " cache_dir=pathlib.Path(sys.argv[1]), sha256=None, on_progress=print))"
+    "import sys, pathlib; from tests.support.fetching import fetch;"
+    "fetch('hf:o/r::file=m.gguf', pathlib.Path(sys.argv[1]))"
 )
 THE_LIBRARYS = (
     "import sys; from huggingface_hub import hf_hub_download;"

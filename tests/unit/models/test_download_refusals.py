@@ -159,17 +159,12 @@ def test_a_disk_that_fills_up_mid_way(hub: Hub, tmp_path: Path) -> None:
     content = os.urandom(3 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
     script = (
-        "import asyncio, pathlib, resource, signal, sys\n"
-        "from worker.errors import DownloadError\n"
-        "from worker.models.hub.download import download\n"
-        "from worker.models.reference import HubReference\n"
+        "import pathlib, resource, signal, sys\n"
+        "from tests.support.fetching import failure\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20))\n"
-        "try:\n"
-        "    asyncio.run(download(HubReference('o/r', None, 'm.gguf'),\n"
-        "        cache_dir=pathlib.Path(sys.argv[1]), sha256=None, on_progress=lambda p: None))\n"
-        "except DownloadError as error:\n"
-        "    print(error.details['reason'], error.message)\n"
+        "error = failure('hf:o/r::file=m.gguf', pathlib.Path(sys.argv[1]))\n"
+        "print(error.details['reason'], error.message)\n"
     )
     told = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "cache")],

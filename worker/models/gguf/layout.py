@@ -240,17 +240,12 @@ class _Reader:
         self.position += n_bytes
 
     def number(self, form: struct.Struct, what: str) -> Any:
-        return form.unpack(self.take(form.size, what))[0]
-
-    def u32(self, what: str) -> int:
-        return int(self.number(_U32, what))
-
-    def u64(self, what: str) -> int:
-        return int(self.number(_U64, what))
+        (value,) = form.unpack(self.take(form.size, what))
+        return value
 
     def string(self, what: str) -> str:
         """A text value; bytes that are not UTF-8 are replaced."""
-        length = self.u64(f"the length of {what}")
+        length = self.number(_U64, f"the length of {what}")
         if length > MAX_STRING_BYTES:
             raise self.fault(
                 f"{what} claims {length} bytes, more than the allowed {MAX_STRING_BYTES}"
@@ -259,7 +254,7 @@ class _Reader:
 
     def name(self, what: str, limit: int) -> str:
         """The name of a key or tensor; UTF-8, as replaced bytes could make two names equal."""
-        length = self.u64(f"the length of {what}")
+        length = self.number(_U64, f"the length of {what}")
         if not 0 < length <= limit:
             raise self.fault(f"{what} is {length} bytes long instead of 1 to {limit}")
         try:
@@ -271,13 +266,13 @@ class _Reader:
 
     def layout(self) -> GgufLayout:
         self.skip(4, "the magic")
-        version = self.u32("the version")
+        version = self.number(_U32, "the version")
         if version & 0xFFFF == 0:
             raise self.fault("it is big-endian; the worker reads little-endian files")
         if version not in (2, 3):
             raise self.fault(f"it has GGUF version {version} where 2 or 3 is needed")
-        n_tensors = self.u64("the number of tensors")
-        n_keys = self.u64("the number of keys")
+        n_tensors = self.number(_U64, "the number of tensors")
+        n_keys = self.number(_U64, "the number of keys")
         self.check_count("tensors", n_tensors, MAX_TENSORS, 24)
         self.check_count("metadata keys", n_keys, MAX_KEYS, 13)
 
@@ -321,7 +316,7 @@ class _Reader:
             key = self.name(f"metadata key {index}", MAX_KEY_BYTES)
             if key in types:
                 raise self.fault(f"the metadata key {key!r} occurs twice")
-            kind = self.u32(f"the type of {key!r}")
+            kind = self.number(_U32, f"the type of {key!r}")
             if kind == _ARRAY:
                 types[key] = "array"
                 arrays[key] = self.array(key)
@@ -336,8 +331,8 @@ class _Reader:
         return values, types, arrays
 
     def array(self, key: str) -> GgufArray:
-        kind = self.u32(f"the item type of {key!r}")
-        length = self.u64(f"the length of {key!r}")
+        kind = self.number(_U32, f"the item type of {key!r}")
+        length = self.number(_U64, f"the length of {key!r}")
         if kind not in _NUMBERS and kind != _STRING:
             raise self.fault(f"the array {key!r} has items of the unknown type {kind}")
         if length > MAX_ARRAY_ITEMS:
@@ -367,7 +362,7 @@ class _Reader:
     def tensor_rows(self, n_tensors: int) -> Iterator[Row]:
         for index in range(n_tensors):
             name = self.name(f"the name of tensor {index}", MAX_TENSOR_NAME_BYTES)
-            n_dims = self.u32(f"the number of dimensions of {name!r}")
+            n_dims = self.number(_U32, f"the number of dimensions of {name!r}")
             if n_dims > MAX_DIMENSIONS:
                 raise self.fault(f"tensor {name!r} has {n_dims} dimensions, more than 4")
             raw = self.take(8 * n_dims, f"the shape of {name!r}")
