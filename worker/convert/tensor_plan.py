@@ -99,7 +99,7 @@ def plan_tensors(
         raise ModelError(f"{config.name} gives {len(d.kinds)} kinds of layers for {d.n_layers}")
     outputs: dict[str, OutputTensor] = {}
     for name, values in extra_tensors(family, config, d).items():
-        piece = RowSpan((), len(values), make=lambda _, values=values: values)
+        piece = RowSpan((), len(values), make=partial(_given, values))
         outputs[name] = OutputTensor(name, values.shape, (piece,))
     made_shape = cache(partial(_made_shape, d))
     for instance in _instances(checkpoint, family, d):
@@ -118,6 +118,10 @@ def plan_tensors(
     if family.head != "none":
         _tie_head(family, outputs, config)
     return sorted(outputs.values(), key=_position)
+
+
+def _given(values: npt.NDArray[Any], _sources: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return values
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,9 +49,10 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
                 f"{folder}: how texts are cut is said in Python code alone, beside its "
                 f"{TIKTOKEN}; that of {', '.join(_CUT_AS_KIMI)} is known"
             )
-    if model and model.get("type") == "WordPiece":
+    kind, has_bytes = (model.get("type"), model.get("byte_fallback")) if model else (None, None)
+    if kind == "WordPiece":
         return definition.wordpiece(tokenizer)
-    if model and model.get("type") == "BPE" and not sentencepiece.is_sentencepiece_bpe(tokenizer):
+    if kind == "BPE" and not has_bytes:
         return definition.byte_level(tokenizer, pre)
     path = folder / "tokenizer.model"
     if path.is_file():
@@ -61,12 +62,12 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
         return vocabulary
     if not model:
         raise ModelError(f"{folder} has none of {', '.join(TOKENIZERS)}")
-    if sentencepiece.is_sentencepiece_bpe(tokenizer):
+    if kind == "BPE":
         return sentencepiece.from_bpe_json(tokenizer)
-    if model.get("type") == "Unigram":
+    if kind == "Unigram":
         return sentencepiece.from_unigram_json(tokenizer)
     raise ModelError(
-        f"{folder / 'tokenizer.json'}: a tokenizer of type {model.get('type')} cannot "
+        f"{folder / 'tokenizer.json'}: a tokenizer of type {kind} cannot "
         "be converted; byte-level BPE, SentencePiece BPE, Unigram and WordPiece can"
     )
 

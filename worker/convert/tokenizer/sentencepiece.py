@@ -44,11 +44,6 @@ def from_model(model: SentencePieceModel) -> Vocabulary:
     return vocabulary
 
 
-def is_sentencepiece_bpe(tokenizer: Mapping[str, Any]) -> bool:
-    model = tokenizer["model"]
-    return model.get("type") == "BPE" and bool(model.get("byte_fallback"))
-
-
 def from_bpe_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of a `tokenizer.json` with BPE and byte fallback: a SentencePiece model."""
     model = tokenizer["model"]
@@ -83,11 +78,11 @@ def from_unigram_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
         vocabulary.put(i, text, kind, float(score))
     if unk is not None:
         vocabulary.special_ids["unk"] = unk
-    settings = vocabulary.settings
     set_space_prefix(vocabulary, tokenizer)
-    settings[Keys.Tokenizer.REMOVE_EXTRA_WS] = _squeezes_spaces(tokenizer)
-    if charsmap := _charsmap(tokenizer):
-        settings[Keys.Tokenizer.PRECOMPILED_CHARSMAP] = charsmap
+    vocabulary.settings[Keys.Tokenizer.REMOVE_EXTRA_WS] = _squeezes_spaces(tokenizer)
+    for step in steps_of(tokenizer.get("normalizer"), "Precompiled"):
+        charsmap = base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
+        vocabulary.settings.setdefault(Keys.Tokenizer.PRECOMPILED_CHARSMAP, charsmap)
     return vocabulary
 
 
@@ -129,9 +124,3 @@ def _squeezes_spaces(tokenizer: Mapping[str, Any]) -> bool:
     return not found.isdisjoint((" {2,}", r"\s+", r"\s{2,}")) or any(
         steps_of(tokenizer.get("pre_tokenizer"), "WhitespaceSplit")
     )
-
-
-def _charsmap(tokenizer: Mapping[str, Any]) -> bytes:
-    for step in steps_of(tokenizer.get("normalizer"), "Precompiled"):
-        return base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
-    return b""
