@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -24,13 +24,15 @@ from tests.unit.api.answers import Message, message_of, parse, use_of
 from tests.unit.api.model_outputs import CASES, HELLO, TOOLS, Case
 from tests.unit.api.round_trips import NAMES
 from tests.unit.api.round_trips import source as template
-from worker.api.chat.delta import Arguments
+from worker.api.chat.delta import Arguments, Text
+from worker.api.chat.message import Choice
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.tagged_calls import nested_value
 from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
-from worker.wire.messages import Finished, PromptScored, Started, TokenLogprob
+from worker.supervisor.job import Job
+from worker.wire.messages import Finished, PromptProgress, PromptScored, Started, TokenLogprob
 
 USE = use_of(TOOLS)
 
@@ -481,3 +483,12 @@ def test_no_job_begins_once_its_client_has_left(scripted: ScriptedFactory, strea
     until(lambda: turnstile.n_entered >= 2, 10, "no second job was accepted")
     time.sleep(0.5)
     assert len(worker.supervisor.requests) == 2
+
+
+def test_news_of_the_prompt_takes_no_log_probabilities_away() -> None:
+    """Who was preempted computes the prompt again, in the midst of the answer."""
+    first, second = TokenLogprob(1, b"a", -1.0), TokenLogprob(2, b"b", -2.0)
+    choice = Choice(0, cast("Job", None))
+    for delta in (Text("", (first,)), PromptProgress(1, 5, 0.1), Text("ab", (second,))):
+        choice.add(delta)
+    assert choice.blocks[0].scores == [first, second]

@@ -130,8 +130,9 @@ class Choice:
                 self.calls[call].parts.append(text)
             case PromptScored(_, logprobs):
                 self.prompt_logprobs = logprobs
-            case PromptProgress():
+            case PromptProgress():  # also between two tokens, where a request was preempted
                 self.progress = delta
+                return
             case Finished():
                 self.finished = delta
         if not isinstance(delta, Text):
