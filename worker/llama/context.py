@@ -48,6 +48,9 @@ _N_PARTS = slice(8, 12)
 sequence. For each part there follow the number of its cells and, unless that is 0, the cells
 (`llama_kv_cache::state_write`)."""
 _HEAD_BYTES = _N_PARTS.stop
+_TAIL_BYTES = 256 * _COUNT_BYTES
+"""Of zeros, with which a state ends here: counts of empty parts. llama.cpp is given as many as a
+split cache has besides the sequence's own. To add them when a state is restored would copy it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,36 +332,35 @@ class Context:
         return bytes(self._got(slot, size, only_partial) or b"")
 
     def state_bytes(self, slot: int) -> int:
-        """The size of the state of all memory of a sequence."""
+        """The size of the state of all memory of a sequence; 0 if llama.cpp fails."""
         size = int(self._flat.llama_state_seq_get_size_ext(self.pointer, slot, 0))
-        return size - self._n_empty_parts * _COUNT_BYTES
+        return size and size - self._n_empty_parts * _COUNT_BYTES + _TAIL_BYTES
 
     def state(self, slot: int, n_bytes: int) -> memoryview | None:
         """A copy of the state of all memory of a sequence; `None` if llama.cpp fails, or a copy of
         its cells waits."""
         if slot in self._unsettled:
             return None
-        n_empty = self._n_empty_parts
-        state = self._got(slot, n_bytes + n_empty * _COUNT_BYTES, 0)
-        if state is None or not n_empty:
-            return state
-        # As of one pool: without the parts that are empty, those before the slot's and behind it.
-        begin = slot * _COUNT_BYTES
-        state[begin : begin + _HEAD_BYTES] = state[:_HEAD_BYTES]
-        state = state[begin : begin + n_bytes]
-        state[_N_PARTS] = (1).to_bytes(_COUNT_BYTES, sys.byteorder)
+        tail = n_bytes - _TAIL_BYTES
+        size = tail + self._n_empty_parts * _COUNT_BYTES
+        state = self._got(slot, size, 0, more=_TAIL_BYTES)
+        if state is not None:
+            if self._n_empty_parts:  # those before the slot's are left out
+                begin = slot * _COUNT_BYTES
+                state[begin : begin + _HEAD_BYTES] = state[:_HEAD_BYTES]
+                state = state[begin:]
+            state = state[:n_bytes]
+            state[tail:] = bytes(_TAIL_BYTES)
         return state
 
     def restore(self, slot: int, state: memoryview) -> bool:
         """Put a state into an empty sequence; if it does not fit, or a copy of the sequence's cells
-        waits, returns false and leaves the sequence empty."""
-        if n_empty := self._n_empty_parts:
-            n_parts = (1 + n_empty).to_bytes(_COUNT_BYTES, sys.byteorder)
-            empty = bytes(n_empty * _COUNT_BYTES)
-            state = memoryview(
-                b"".join((state[: _N_PARTS.start], n_parts, state[_HEAD_BYTES:], empty))
-            )
-        fits = slot not in self._unsettled and self._put(slot, state, 0)
+        waits, returns false and leaves the sequence empty. Writes into the state's head."""
+        n_empty = self._n_empty_parts
+        if self.memory_kind.moves_states:
+            state[_N_PARTS] = (1 + n_empty).to_bytes(_COUNT_BYTES, sys.byteorder)
+        size = len(state) - _TAIL_BYTES + n_empty * _COUNT_BYTES
+        fits = slot not in self._unsettled and self._put(slot, state[:size], 0)
         if not fits:
             self.truncate(slot, 0)
         return fits
@@ -369,8 +371,9 @@ class Context:
         is_split = self.memory_kind.moves_states and not self.options.kv_unified
         return self.options.n_seq_max - 1 if is_split else 0
 
-    def _got(self, slot: int, size: int, flags: int) -> memoryview | None:
-        content = np.empty(size, np.uint8)  # llama.cpp writes all of it
+    def _got(self, slot: int, size: int, flags: int, more: int = 0) -> memoryview | None:
+        """What llama.cpp writes, all of `size`, with `more` bytes behind it."""
+        content = np.empty(size + more, np.uint8)
         pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
         written = self._flat.llama_state_seq_get_data_ext(self.pointer, pointer, size, slot, flags)
         return content.data if written == size else None

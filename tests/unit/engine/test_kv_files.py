@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from tests.support.worker import until
 from worker.engine.cache.disk import Disk
-from worker.engine.cache.disk_file import Damaged, read, read_entry, write
+from worker.engine.cache.disk_file import Damaged, Entry, read, read_entry, write
 from worker.engine.cache.moves import Snapshot, State
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
@@ -25,7 +26,7 @@ NOBODYS = Scope()
 
 def state(
     tokens: Iterable[int],
-    data: bytes,
+    data: bytes | memoryview,
     snapshots: tuple[Snapshot, ...] = (),
     scope: Scope = NOBODYS,
 ) -> State:
@@ -71,6 +72,21 @@ def test_a_file_is_read_as_it_was_written_and_is_its_users_alone(tmp_path: Path)
     assert [(each.length, each.data) for each in again.snapshots] == [(33, b"window")]
     assert memoryview(again.data.obj).nbytes == 100, "no part keeps the others in memory"
     assert os.listdir(tmp_path) == ["one.kv"]
+
+
+def test_a_state_may_be_restored_while_it_is_written(tmp_path: Path) -> None:
+    """Its head is written into for that."""
+    data = bytearray(8 << 20)
+    written: list[Entry] = []
+    one = state(range(40), memoryview(data))
+    writer = Thread(target=lambda: written.append(write(tmp_path / "one.kv", one, "", KEY)))
+    writer.start()
+    number = 0
+    while writer.is_alive():
+        number += 1
+        data[8:12] = (number % 9).to_bytes(4, "little")
+    assert number > 9
+    assert read(written[0], NOBODYS, KEY).n_bytes == len(data)
 
 
 def test_a_wrong_bit_anywhere_is_found(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ _OPENING_SECONDS = 1.0
 """How long a start waits for the store; after that, the store opens in the background."""
 _ABANDONED_SECONDS = 3600
 """An unfinished file of this age is abandoned."""
-_FORMAT = 3
+_FORMAT = 4
 """The format's version; it must change with the content of the files."""
 
 

@@ -29,6 +29,9 @@ _MAGIC = b"LLORCHKV"
 _LENGTH_BYTES, _MAC_BYTES = 4, 32
 _PIECE = 8 << 20
 """Bytes that are written, read or hashed at once, without the GIL."""
+_FIRST = 64
+"""Bytes of a state that are copied: while it is written, the engine thread may restore it, which
+writes into its head."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -71,7 +74,8 @@ def write(path: Path, state: State, salt: str, key: bytes) -> Entry:
     sizes = tuple((each.length, len(each.data)) for each in snapshots)
     header = msgspec.msgpack.encode(_Header(salt, tokens.tobytes(), len(data), sizes))
     head = _MAGIC + len(header).to_bytes(_LENGTH_BYTES, "little") + header
-    parts = [memoryview(head), data, *(memoryview(each.data) for each in snapshots)]
+    parts = [memoryview(head + data[:_FIRST]), data[_FIRST:]]
+    parts += (memoryview(each.data) for each in snapshots)
     unfinished = path.with_suffix(UNFINISHED)
     descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
