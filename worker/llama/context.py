@@ -6,6 +6,7 @@ Belongs to the engine thread; only `abort` is thread-safe.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -48,6 +49,9 @@ _N_PARTS = slice(8, 12)
 sequence. For each part there follow the number of its cells and, unless that is 0, the cells
 (`llama_kv_cache::state_write`)."""
 _HEAD_BYTES = _N_PARTS.stop
+_AT_ONCE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
+"""Memory whose pages are all there when it is given, on Linux: to come upon each of them takes half
+as long again, and the huge pages that NumPy asks for several times as long where none are free."""
 _TAIL_BYTES = 256 * _COUNT_BYTES
 """Of zeros, with which a state ends here: counts of empty parts. llama.cpp is given as many as a
 split cache has besides the sequence's own. To add them when a state is restored would copy it."""
@@ -329,7 +333,8 @@ class Context:
         """A sequence's recurrent state, or the cells of its windows; empty if llama.cpp fails."""
         only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
         size = self._flat.llama_state_seq_get_size_ext(self.pointer, slot, only_partial)
-        return bytes(self._got(slot, size, only_partial) or b"")
+        content = np.empty(size, np.uint8)
+        return bytes(content) if self._got(slot, content, only_partial) else b""
 
     def state_bytes(self, slot: int) -> int:
         """The size of the state of all memory of a sequence; 0 if llama.cpp fails."""
@@ -343,14 +348,15 @@ class Context:
             return None
         tail = n_bytes - _TAIL_BYTES
         size = tail + self._n_empty_parts * _COUNT_BYTES
-        state = self._got(slot, size, 0, more=_TAIL_BYTES)
-        if state is not None:
-            if self._n_empty_parts:  # those before the slot's are left out
-                begin = slot * _COUNT_BYTES
-                state[begin : begin + _HEAD_BYTES] = state[:_HEAD_BYTES]
-                state = state[begin:]
-            state = state[:n_bytes]
-            state[tail:] = bytes(_TAIL_BYTES)
+        state = memoryview(mmap.mmap(-1, size + _TAIL_BYTES, flags=_AT_ONCE))
+        if not self._got(slot, np.frombuffer(state[:size], np.uint8), 0):
+            return None
+        if self._n_empty_parts:  # those before the slot's are left out
+            begin = slot * _COUNT_BYTES
+            state[begin : begin + _HEAD_BYTES] = state[:_HEAD_BYTES]
+            state = state[begin:]
+        state = state[:n_bytes]
+        state[tail:] = bytes(_TAIL_BYTES)
         return state
 
     def restore(self, slot: int, state: memoryview) -> bool:
@@ -371,12 +377,11 @@ class Context:
         is_split = self.memory_kind.moves_states and not self.options.kv_unified
         return self.options.n_seq_max - 1 if is_split else 0
 
-    def _got(self, slot: int, size: int, flags: int, more: int = 0) -> memoryview | None:
-        """What llama.cpp writes, all of `size`, with `more` bytes behind it."""
-        content = np.empty(size + more, np.uint8)
-        pointer = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8))
+    def _got(self, slot: int, content: npt.NDArray[np.uint8], flags: int) -> bool:
+        """Whether llama.cpp has written all of the content."""
+        pointer, size = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(content)
         written = self._flat.llama_state_seq_get_data_ext(self.pointer, pointer, size, slot, flags)
-        return content.data if written == size else None
+        return bool(written == size)
 
     def _put(self, slot: int, state: bytes | memoryview, flags: int) -> bool:
         content = np.frombuffer(state, np.uint8)
