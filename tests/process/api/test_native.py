@@ -151,6 +151,15 @@ def test_a_deadline_that_is_no_time_is_named(worker: WorkerProcess, value: str) 
     assert answer.json()["errors"][0]["field"] == "X-Deadline"
 
 
+@pytest.mark.parametrize(("encoding", "status"), [("gzip", 400), ("Identity", 200)])
+def test_a_compressed_body_is_named(worker: WorkerProcess, encoding: str, status: int) -> None:
+    headers = {"Content-Encoding": encoding}
+    answer = httpx.post(f"{worker.base_url}/v1/inference", json=greedy(), headers=headers)
+    assert answer.status_code == status
+    if status == 400:
+        assert answer.json()["errors"][0]["field"] == "Content-Encoding"
+
+
 # --- state -------------------------------------------------------------------------------
 
 

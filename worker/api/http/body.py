@@ -29,7 +29,7 @@ from pydantic_core import CoreSchema
 from starlette.requests import Request
 
 from worker.api.http.faults import faults_of, invalid, refusal, unknown_fields
-from worker.api.http.headers import CONTENT_LENGTH, DEADLINE
+from worker.api.http.headers import CONTENT_ENCODING, CONTENT_LENGTH, DEADLINE
 from worker.api.http.state import AppState
 from worker.background import background_thread
 from worker.errors import InferenceTimeout, PayloadTooLarge, QueueFull
@@ -62,6 +62,7 @@ _TOO_MANY_DIGITS = b"0" * (MAX_DIGITS + 1)
 _AS_ZEROS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
 """Each digit as 0, all else as a blank."""
 _WIDE_NUMBER = re.compile(rb"(?<![0-9.eE+])(?<![eE]-)[0-9]{%d}" % len(_TOO_MANY_DIGITS))
+_AS_IT_IS = "identity"
 BOM = b"\xef\xbb\xbf"
 _readers = background_thread("bodies")
 
@@ -265,6 +266,9 @@ async def read_parts(request: Request, limit: int) -> list[bytearray]:
         message = f"the body has {found} bytes; at most {limit} bytes are taken here"
         return PayloadTooLarge(message, limit_bytes=limit)
 
+    if (CONTENT_ENCODING.of(request) or _AS_IT_IS).lower() != _AS_IT_IS:
+        what = "must be absent: a body is read as it is, not compressed"
+        raise refusal(CONTENT_ENCODING.name, "enum", what)
     declared = CONTENT_LENGTH.of(request) or ""
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
         raise refuse(declared)
