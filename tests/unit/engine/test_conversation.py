@@ -9,6 +9,8 @@ from itertools import count, pairwise, product
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.chats import SPECIAL, TEMPLATES, calling, result, user
 from worker.engine.text import chat_template
@@ -329,8 +331,8 @@ def test_each_call_of_a_turn_of_its_own_has_its_result(ids: tuple[str | None, st
         ((LONG, LONGER), (None, LONG), [LONGER, LONG]),
         ((LONG, LONGER), ("other", LONGER), [LONG, LONGER]),
         ((None, None), (None, None), ["call00001", "call00002"]),
-        ((LONG, LONG), (LONG, LONG), [LONG, "call00002"]),
-        ((LONG, None), (None, LONG), ["call00002", LONG]),
+        ((LONG, LONG), (LONG, LONG), [LONG, "call00001"]),
+        ((LONG, None), (None, LONG), ["call00001", LONG]),
         ((LONG, LONGER), (LONG, LONG), [LONG, LONG]),
         (("call00001", None), ("call00001", None), ["call00001", "call00002"]),
     ],
@@ -383,3 +385,22 @@ def test_a_long_chat_has_more_time_but_not_without_end(monkeypatch: pytest.Monke
     for n_messages in (1, 1600, 4096):
         template.read(ChatPrompt((HI,) * n_messages)).text()
     assert given[0] < 2.1 and 6 < given[1] < given[2] < 20
+
+
+@given(
+    st.lists(
+        st.lists(st.sampled_from([None, LONG, "call00001", "call00002", "call00003"]), min_size=1),
+        max_size=4,
+    )
+)
+def test_every_call_has_an_id_of_its_own_whatever_clients_call_theirs(
+    turns: list[list[str | None]],
+) -> None:
+    messages: list[dict[str, Any]] = []
+    for ids in turns:
+        messages.append(named(calling(*map(call, range(len(ids)))), *ids))
+        messages += [named(result(1, A), id) for id in ids]
+    paired = _paired({"messages": messages})["messages"]
+    called = [each["id"] for message in paired for each in message.get("tool_calls", ())]
+    assert [each["tool_call_id"] for each in paired if each["role"] == "tool"] == called
+    assert len(set(called)) == len(called)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import takewhile
+from itertools import chain, count, takewhile
 from typing import Any
 
 Chat = dict[str, Any]
@@ -341,6 +341,7 @@ def _paired(chat: Chat) -> Chat:
     functions: dict[str, str] = {}
     own_ids: dict[str, deque[str]] = {}
     unnamed: deque[str] = deque()
+    made = map("call{:05}".format, count(1))  # a client's own ids may look like these
     for message in chat["messages"]:
         if given := message.get("tool_calls"):
             own_ids |= {call["id"]: deque() for call in given if call.get("id") in named}
@@ -348,7 +349,7 @@ def _paired(chat: Chat) -> Chat:
             calls: list[dict[str, Any]] = []
             for call in given:
                 id = call.get("id")
-                own = id if id and id not in functions else f"call{len(functions) + 1:05}"
+                own = next(each for each in chain([id], made) if each and each not in functions)
                 functions[own] = call["function"]["name"]
                 own_ids.get(id, unnamed).append(own)
                 calls.append({**call, "id": own})
