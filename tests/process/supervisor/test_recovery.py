@@ -82,6 +82,7 @@ async def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost()
         events["b"] += await next_token(other)
         assert text_of(events["b"]) == "c d"
         assert supervisor.status().queued == 3 and supervisor.status().running == 1
+        assert waiting.engine_restarts == 0, "it had no engine yet"
         for each in (other, waiting):
             each.cancel()
         supervisor.cancel("d")
