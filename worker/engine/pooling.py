@@ -40,10 +40,12 @@ class _Texts:
     norm: int
     adapters: Applied
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
+    n_left: int = field(init=False)
+    """Tokens of the texts that are left. To count them in each turn would take longer than a small
+    model computes, with a hundred requests of thousands of texts."""
 
-    @property
-    def n_left(self) -> int:
-        return sum(map(len, self.left))
+    def __post_init__(self) -> None:
+        self.n_left = sum(map(len, self.left))
 
 
 Group = list[tuple[_Texts, list[list[int]]]]
@@ -153,6 +155,7 @@ class Pooling:
         for request, taken in group:
             for text in taken:
                 request.left.popleft()
+                request.n_left -= len(text)
                 request.vectors.append((len(text), scaled(next(vectors), request.norm)))
             if not request.left:
                 del self._requests[request.request_id]

@@ -154,3 +154,23 @@ def test_each_request_gets_its_own_vectors_once(steps: list[list[int] | str | in
             assert event.request_id in cancelled or any(
                 text[0] == BAD for text in asked[event.request_id - 1]
             )
+
+
+class Counted(list[int]):
+    """Counts how often its length is asked for."""
+
+    n_asked = 0
+
+    def __len__(self) -> int:
+        type(self).n_asked += 1
+        return super().__len__()
+
+
+def test_a_turn_looks_at_the_texts_that_it_computes_alone() -> None:
+    bench = Bench()
+    bench.take(1, *map(Counted, texts(400, 5, first=100)))
+    bench.turn()
+    Counted.n_asked = 0
+    bench.run()
+    assert bench.ended() == [1] and len(bench.compute.groups) == 100
+    assert Counted.n_asked < 20 * 400
