@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -93,6 +94,18 @@ def test_only_the_template_writes_control_tokens(model: Model, how: str) -> None
             for role in roles:
                 found = chats.control(user("x"), user(said, role), user("z"))
                 assert found == own[role], (spelled, said)
+
+
+def test_parts_that_a_template_joins_make_no_control_token(model: Model) -> None:
+    chats = Chats(model, "{% for part in m.content %}{{ part.text }}{% endfor %}")
+    own = chats.control(user("x"), user("y"))
+    for spelled in {*chats.spelled[:3], chats.begin, chats.end}:
+        for first, second in product(range(1, len(spelled)), repeat=2):
+            texts = f"a{spelled[:first]}", spelled[first:second], spelled[max(first, second) :]
+            said = {"role": "user", "content": [{"type": "text", "text": text} for text in texts]}
+            ids = chats.ids(user("x"), said)
+            assert [each for each in ids if each in model.control] == own, texts
+            assert f"a{spelled}" in chats.text(ids)
 
 
 @settings(max_examples=150, deadline=None)

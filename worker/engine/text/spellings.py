@@ -34,9 +34,14 @@ class Spellings:
         marks = {t for t in control if len(t) > 1 and not t.isidentifier()}
         # Longest first, in the order in which llama.cpp looks for them.
         self._all = sorted(marks | self._found_anywhere, key=len, reverse=True)
+        beginnings = {t[:n] for t in self._all for n in range(1, len(t))}
+        self._beginnings = tuple(each for each in beginnings if not each.isidentifier())
 
     def marking(self, chat: Chat, field: str) -> tuple[Chat, str] | None:
         """The chat with a mark in each spelling, and the mark; `None` if there is no spelling.
+
+        A text that ends as a spelling begins has one too: many templates write the parts of a
+        content one behind the other.
 
         Raises:
             InvalidRequest: no character is left for a mark, or values are nested too deeply, in the
@@ -49,16 +54,19 @@ class Spellings:
             why = "the arguments of a call are nested too deeply"
             raise InvalidRequest.of_field(field, why) from None
         spelled = self._pattern("\0".join(texts))
-        if spelled is None:
+        if spelled is None and not any(text.endswith(self._beginnings) for text in texts):
             return None
         mark = _unused_character("".join(texts))
         if mark is None:
             why = "a control token is spelled beside every character for private use"
             raise InvalidRequest.of_field(field, why)
         # After the first character of each spelling, even of one that begins within another.
-        begins = re.compile(f"(?=(?:{spelled}))(.)", re.DOTALL)
+        begins = re.compile(f"(?=(?:{spelled or '(?!)'}))(.)", re.DOTALL)
 
         def marked(text: str) -> str:
+            begun = [len(text) - len(each) for each in self._beginnings if text.endswith(each)]
+            for at in sorted(begun, reverse=True):
+                text = f"{text[: at + 1]}{mark}{text[at + 1 :]}"
             return begins.sub(rf"\1{mark}", text)
 
         return {name: _mapped(value, marked) for name, value in chat.items()}, mark
