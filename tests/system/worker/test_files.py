@@ -78,6 +78,11 @@ def test_a_cache_that_takes_no_file(
     assert [path for path in cache.rglob("*.gguf")] == []
 
 
+def test_a_file_needs_no_cache(mount: Mount, start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = start_worker("--model", str(model_in(tmp_path)), cache_dir=mount("ro"))
+    assert worker.execute("Once", max_tokens=3).end
+
+
 # --- the store ---
 
 
