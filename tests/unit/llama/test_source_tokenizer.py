@@ -71,6 +71,20 @@ def test_words_are_cut_by_each_expression_in_turn() -> None:
     assert words.ids("ab12") == words.ids("ab12") == [*map(ord, "ab12")]
 
 
+def test_words_are_kept_unless_they_are_long() -> None:
+    """A client's words of megabytes would stay in memory."""
+    asked: list[str] = []
+
+    def counted(word: str) -> list[int]:
+        asked.append(word)
+        return [len(word)]
+
+    words = SourceWords(json.dumps([r"\s+"]), counted, {})
+    for _ in range(2):
+        assert words.ids("short " + "long" * 9) == [5, 1, 36]
+    assert asked == ["short", " ", "long" * 9, "long" * 9]
+
+
 @pytest.mark.parametrize("split", ["", "{", '["("]', "[1]"])
 def test_what_is_no_list_of_expressions_is_refused(split: str) -> None:
     with pytest.raises(ModelError, match=SPLIT):
