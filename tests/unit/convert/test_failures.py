@@ -250,6 +250,8 @@ def test_ends_beyond_the_vocabulary_are_told(
     ("template", "words"),
     [
         ("{% for m in messages %}", "the chat template is not valid (line 1: "),
+        ("{{ " + "not " * 5000 + "x }}", "the chat template is not valid (it is nested too deeply"),
+        ("{{ " + "9" * 5000 + " }}", "the chat template is not valid (Exceeds the limit"),
         ("{% generation %}{% break %}{% endgeneration %}", ""),
     ],
 )

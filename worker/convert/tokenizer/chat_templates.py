@@ -58,11 +58,18 @@ def template_notes(templates: Mapping[str, str]) -> Iterator[str]:
     """What is wrong with chat templates, without which a model still completes texts."""
     syntax = jinja2.Environment(extensions=EXTENSIONS)
     for name, text in templates.items():
+        fault = ""
         try:
             syntax.parse(text)
         except jinja2.TemplateSyntaxError as error:
+            fault = f"line {error.lineno}: {error.message}"
+        except RecursionError:
+            fault = "it is nested too deeply"
+        except ValueError as error:  # a number has too many digits
+            fault = str(error)
+        if fault:
             what = f"chat template {name!r}" if templates.keys() != {"default"} else "chat template"
             yield (
-                f"the {what} is not valid (line {error.lineno}: {error.message}), so a worker "
-                "needs another one as --chat-template"
+                f"the {what} is not valid ({fault}), so a worker needs another one as "
+                "--chat-template"
             )
