@@ -34,6 +34,7 @@ CONFIG_FILES += [
 """Files besides the weights that a conversion depends on, if a checkpoint has them."""
 
 _TEMPLATE = re.compile(rf"{TEMPLATES}/[^/]+\.jinja")
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _POOLING = re.compile(r"[^/]*pooling/config\.json", re.IGNORECASE)
 _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 
@@ -142,7 +143,10 @@ def weight_map(index: Path) -> dict[str, str]:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; raises `ModelError` if there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text)
+        if _SURROGATE.search(text):  # half of a pair is no character, and no file could have it
+            json.dumps(value, ensure_ascii=False).encode()
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}", path=str(path)) from None
     except (OSError, ValueError, RecursionError) as error:

@@ -122,6 +122,10 @@ CASES: list[tuple[str, Damage, str]] = [
     ("llama", swell_header, "header claims"),
     ("llama", lambda f: (f / "config.json").unlink(), "no config.json"),
     ("llama", lambda f: (f / "config.json").write_text("{"), "not readable JSON"),
+    *(
+        ("llama", lambda f, file=file: edit(f / file, chat_template="\ud800"), "surrogates not")
+        for file in ("config.json", "tokenizer.json", "tokenizer_config.json")
+    ),
     ("llama", lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),
     ("llama", lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
     ("llama", lambda f: (f / INDEX).write_text('{"weight_map": {}}'), "without any tensor"),
