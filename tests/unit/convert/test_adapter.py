@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from safetensors.numpy import load_file, save_file
 
-from tests.unit.convert.files import converted
+from tests.unit.convert.files import converted, read
 from tests.unit.convert.test_failures import edit
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
@@ -127,6 +128,35 @@ def test_odd_tensors_are_refused_by_name(base: Path, copy: Path, name: str, word
     save_file({**load_file(path), name: np.zeros((2, 256), np.float32)}, path)
     with pytest.raises(ModelError, match=words):
         convert_adapter(copy, read_header(base), copy / "a.gguf")
+
+
+def test_heads_of_another_width_than_the_models_share(tmp_path: Path) -> None:
+    """What is added to a weight of wide heads is in the order of that weight's rows."""
+    source = checkpoint("mistral", tmp_path)
+    before = GGUFReader(converted(source, tmp_path / "base.gguf", "--outtype", "f32")).tensors
+    name, weights = "model.layers.0.self_attn.q_proj", {}
+    header, data = read(source / "model.safetensors")
+    for each in header.keys() - {"__metadata__"}:
+        bits = np.frombuffer(data[slice(*header[each]["data_offsets"])], np.uint16)
+        values = (bits.astype(np.uint32) << 16).view(np.float32)
+        weights[each] = values.reshape(header[each]["shape"])
+    draw = np.random.default_rng(0)
+    a, b = (draw.random((n, m), np.float32) for n, m in ((2, 64), (128, 2)))
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    pair = {f"base_model.model.{name}.lora_{x}.weight": m for x, m in (("A", a), ("B", b))}
+    save_file(pair, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    base = read_header(tmp_path / "base.gguf")
+    assert convert_adapter(folder, base, tmp_path / "new/adapter.gguf") == 1
+    weights[f"{name}.weight"] = weights[f"{name}.weight"] + b @ a
+    save_file(weights, source / "model.safetensors")
+    after = GGUFReader(converted(source, tmp_path / "merged.gguf", "--outtype", "f32")).tensors
+    made = {t.name: t.data for t in GGUFReader(tmp_path / "new/adapter.gguf").tensors}
+    wide = "blk.0.attn_q.weight"
+    old, new = ({t.name: t.data for t in tensors}[wide] for tensors in (before, after))
+    assert np.allclose(made[f"{wide}.lora_b"] @ made[f"{wide}.lora_a"], new - old, atol=1e-5)
 
 
 def test_two_modules_of_one_weight_are_refused(base: Path, copy: Path) -> None:
