@@ -433,8 +433,11 @@ def test_the_refusal_says_what_would_fit(header: GgufHeader) -> None:
     assert caught.value.message.endswith(
         "What would fit: --context-length 512 with 4 slots or --slots 2 with 1024 tokens each."
     )
-    with pytest.raises(InsufficientVram, match="use a smaller model"):
+    with pytest.raises(InsufficientVram, match="--slots 3 with 1024 tokens each"):
+        planned(header, host=rest + 3100 * CELL, **whole())
+    with pytest.raises(InsufficientVram, match="use a smaller model") as caught:
         planned(header, host=WEIGHTS)
+    assert caught.value.details["context_length"] == 256, "not even the shortest"
     assert planned(header, host=rest + 4096 * CELL, **whole()).fits, "to the byte"
     with pytest.raises(InsufficientVram):
         planned(header, host=rest + 4096 * CELL - 1, **whole())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -23,6 +24,7 @@ from tests.support.devices import rpc
 from tests.support.devices.fixtures import SHAPES, Given, MakeConfig
 from tests.support.devices.loads import loaded, planned
 from tests.support.random_models import KINDS, Kind, random_model
+from worker.devices import nvidia
 from worker.devices.plan import placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
@@ -328,6 +330,24 @@ def test_a_device_is_asked_again_and_one_that_changed_is_a_loss(
     other = replace(selected, cards=(replace(selected.cards[0], total_bytes=1),))
     with pytest.raises(ResidencyViolation, match="no longer the device"):
         live_check.check(other, proof)
+
+
+def test_what_is_proven_is_watched_and_checked_at_once(
+    config: MakeConfig, gpu: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nvidia, "processes", lambda _: {os.getpid(): 1})
+    with loaded(config("cuda", cuda_device=gpu)) as held:
+        assert held.prove().watched == "process"
+        (card,) = held.selected.cards
+        with pytest.raises(ResidencyViolation, match="no longer the device"):
+            held.prove(replace(held.selected, cards=(replace(card, total_bytes=1),)))
+
+
+def test_an_empty_buffer_is_nowhere(config: MakeConfig, gpu: int) -> None:
+    with loaded(config("cuda", cuda_device=gpu)) as held:
+        line = "llama_kv_cache:        CPU KV buffer size =     0.00 MiB"
+        held.context.load_log = (*held.context.load_log, line)
+        assert all(buffer.size_bytes for buffer in held.prove().buffers)
 
 
 def test_memory_that_cannot_be_locked_is_told(config: MakeConfig) -> None:

@@ -19,7 +19,7 @@ from tests.support.devices.fixtures import MakeConfig
 from tests.support.devices.loads import loaded, planned
 from tests.support.devices.tiny_gguf import Shape, write
 from tests.support.random_models import random_model
-from worker.devices.plan.placement import shared_out
+from worker.devices.plan.placement import buffer_type_name, shared_out
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
 from worker.errors import ConfigError, InsufficientVram, ResidencyViolation
@@ -88,6 +88,28 @@ def test_another_split_than_the_planned_one_is_refused(
         held.model.options = replace(held.model.options, layers=(3, 2))
         with pytest.raises(ResidencyViolation, match="layer 1 of 5 is on RPC1, not on RPC0"):
             held.prove()
+
+
+def test_weights_and_caches_on_each_others_device_are_refused(
+    config: MakeConfig, gpu: int, small_gpu: int
+) -> None:
+    wanted = config("cuda", "grouped-q8", cuda_device=(gpu, small_gpu), slots=1, context_length=256)
+    with loaded(wanted, planned(wanted), mmap=False, layers=(1, 4)) as held:
+        names = [buffer_type_name(device) for device in held.selected.devices]
+        other = {**dict(zip(names, reversed(names), strict=True)), "RPC0": "RPC1", "RPC1": "RPC0"}
+        longest_first = "|".join(map(re.escape, sorted(other, key=len, reverse=True)))
+        for each, kind, words in (
+            (held.model, "model buffer", "bytes of weights are on RPC0"),
+            (held.context, "layer", "the cache of layer 0 is on RPC1, its weights are not"),
+        ):
+            log = each.load_log
+            each.load_log = tuple(
+                re.sub(longest_first, lambda match: other[match[0]], line) if kind in line else line
+                for line in log
+            )
+            with pytest.raises(ResidencyViolation, match=words):
+                held.prove()
+            each.load_log = log
 
 
 def test_what_is_too_large_for_one_device_fits_on_two(
