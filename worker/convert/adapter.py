@@ -24,7 +24,7 @@ from worker.convert.config import MOST
 from worker.convert.family.rules import Into, Metadata, Place
 from worker.convert.malformed import told
 from worker.convert.output import OutputFile
-from worker.convert.quantize import encode, to_float32
+from worker.convert.quantize import encode, is_finite, to_float32
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
@@ -81,7 +81,14 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
     with OutputFile(target) as out:
         out.write_header(base.architecture, metadata, tensors)
         for tensor in out.tensors:
-            out.write(encode(matrices[tensor.name], tensor.kind), tensor.offset)
+            data = encode(matrices[tensor.name], tensor.kind)
+            if not is_finite(data, tensor.kind):
+                raise ModelError(
+                    f"The matrix {tensor.name} of the adapter {str(folder)!r} has a NaN or an "
+                    "infinity, with which no answer can be computed.",
+                    path=str(folder),
+                )
+            out.write(data, tensor.offset)
         out.seal()
         out.commit()
     return len(pairs)

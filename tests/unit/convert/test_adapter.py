@@ -159,6 +159,18 @@ def test_heads_of_another_width_than_the_models_share(tmp_path: Path) -> None:
     assert np.allclose(made[f"{wide}.lora_b"] @ made[f"{wide}.lora_a"], new - old, atol=1e-5)
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_a_matrix_that_is_not_finite_is_refused(base: Path, copy: Path, value: float) -> None:
+    path = copy / "adapter_model.safetensors"
+    matrices = load_file(path)
+    name = next(name for name in matrices if "lora_B" in name)
+    matrices[name][0, 0] = value
+    save_file(matrices, path)
+    with pytest.raises(ModelError, match=r"blk\..*lora_b .* has a NaN or an infinity"):
+        convert_adapter(copy, read_header(base), copy / "a.gguf")
+    assert not list(copy.glob("a.gguf*"))
+
+
 def test_two_modules_of_one_weight_are_refused(base: Path, copy: Path) -> None:
     path = copy / "adapter_model.safetensors"
     matrices = load_file(path)
