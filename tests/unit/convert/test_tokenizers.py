@@ -202,6 +202,23 @@ def test_special_tokens_templates_and_all_ends_are_carried(tmp_path: Path) -> No
     model.close()
 
 
+def test_of_several_templates_of_a_name_the_latest_form_counts(tmp_path: Path) -> None:
+    listed = [{"name": n, "template": n or "none"} for n in ("default", "tool-use é", "")]
+    given: list[tuple[str, str]] = [
+        ("tokenizer_config.json", json.dumps({"chat_template": listed})),
+        ("chat_template.json", json.dumps({"chat_template": "in JSON"})),
+        ("chat_template.jinja", "in a file"),
+    ]
+    byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
+    for (file, text), default in zip(given, ("default", "in JSON", "in a file"), strict=True):
+        (tmp_path / file).write_text(text)
+        load(tmp_path, {"eos_token_id": 1}).close()
+        layout = read_layout(tmp_path / "vocabulary.gguf")
+        assert layout.metadata["tokenizer.chat_template"] == default
+        assert layout.metadata["tokenizer.chat_template.tool_use__"] == "tool-use é"
+        assert layout.arrays["tokenizer.chat_templates"].read() == ["tool_use__"]
+
+
 def test_named_templates_are_listed_in_one_order(tmp_path: Path) -> None:
     """A second process, such as that of `verify`, would take another order for another file."""
     byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
