@@ -304,6 +304,16 @@ def test_split_faults(tmp_path: Path) -> None:
     renamed.write_bytes(paths[0].read_bytes())
     with pytest.raises(ModelError, match="one of 3 parts"):
         read_header(renamed)
+    first = paths[0].read_bytes()
+    paths[0].write_bytes(paths[1].read_bytes())
+    with pytest.raises(ModelError, match="named as the first part of a split model but is not"):
+        read_header(paths[0])
+    key = b"split.tensors.count"
+    value = first.index(key) + len(key) + 4  # behind its type
+    paths[0].write_bytes(first[:value] + b"\x09" + first[value + 1 :])
+    with pytest.raises(ModelError, match="its parts hold 3 tensors where it announces 9"):
+        read_header(paths[0])
+    paths[0].write_bytes(first)
     third = paths[2].read_bytes()
     paths[2].write_bytes(paths[1].read_bytes())
     with pytest.raises(ModelError, match="does not say that it is part 3 of 3"):
