@@ -31,6 +31,7 @@ from worker.flags import parse_flags
 from worker.settings import Settings
 from worker.wire.sampling import (
     LETTERS,
+    MAX_SAMPLERS,
     ORDER,
     OTHERS,
     PARAMETERS,
@@ -257,6 +258,8 @@ def test_the_order_by_flag_and_by_file() -> None:
     assert sampling_defaults(metadata, dict(settings.sampling))["samplers"] == ("top_k", "min_p")
     assert sampling_defaults(metadata, {})["samplers"] == ("temperature", "top_p")
     assert STATE.served.sampling["samplers"] == ORDER
+    metadata = {"general.sampling.sequence": "top_k;" * 2**20}
+    assert sampling_defaults(metadata, {})["samplers"] == ("top_k",) * MAX_SAMPLERS
 
 
 def test_a_request_wins_over_every_default() -> None:

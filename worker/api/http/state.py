@@ -23,7 +23,7 @@ from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
-from worker.wire.sampling import PARAMETERS, Sampling, order_of
+from worker.wire.sampling import MAX_SAMPLERS, PARAMETERS, Sampling, order_of
 
 KEPT_REFUSALS = 16
 FETCHES_AT_ONCE = 8
@@ -100,9 +100,10 @@ def sampling_defaults(metadata: Mapping[str, Any], flags: Mapping[str, Any]) -> 
 
 
 def _known_order(sequence: str) -> tuple[str, ...]:
-    """The order of a model's file, of which llama.cpp ignores what it does not know."""
+    """The order of a model's file, of which llama.cpp ignores what it does not know; of its names,
+    as many count as a request may send."""
     found: tuple[str, ...] = ()
-    for name in sequence.split(";"):
+    for name in sequence.split(";", MAX_SAMPLERS)[:MAX_SAMPLERS]:
         with suppress(ValueError):
             found += order_of((name,))
     return found
