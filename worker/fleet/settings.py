@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -23,7 +23,13 @@ from worker.models.reference import parse
 from worker.setting_faults import ENV_ONLY, first_fault, read_toml
 from worker.settings import FIELDS, Settings
 from worker.sockets import uri_of
-from worker.wire.adapters import with_path
+from worker.wire.adapters import (
+    Adapter,
+    ControlVector,
+    parse_adapter,
+    parse_control_vector,
+    with_path,
+)
 from worker.wire.backends import BACKENDS, BackendName
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
@@ -53,7 +59,10 @@ _READ = ("chat_template", "models_file")
 KEY_FILES = ("token_file", "api_key_file")
 _GATEWAYS = ("ssl_certfile", "ssl_keyfile", *KEY_FILES)
 _WRITTEN = ("kv_store", "cache_dir")
-_SCALED = ("lora", "control_vector")
+_SCALED: Mapping[str, Callable[[str], Adapter | ControlVector]] = {
+    "lora": parse_adapter,
+    "control_vector": parse_control_vector,
+}
 """Fields and settings that name a place; a relative one is relative to the fleet's file."""
 
 
@@ -292,9 +301,10 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
     for name in (*_REFERENCES, *_READ, *_WRITTEN, *_GATEWAYS):
         if isinstance(given := table.get(name), str):
             table[name] = absolute(given, name)
-    for name in _SCALED:
+    for name, parsed in _SCALED.items():
         given = table.get(name, [])
         files = given.split(",") if isinstance(given, str) else given
         if files and all(isinstance(each, str) for each in files):
             with contextlib.suppress(ValueError):  # the settings say what is wrong with one
-                table[name] = [with_path(each, partial(absolute, name=name)) for each in files]
+                made = partial(absolute, name=name)
+                table[name] = [with_path(parsed(each), made) for each in files]

@@ -84,11 +84,10 @@ def parse_control_vector(text: str) -> ControlVector:
     return ControlVector(path, scale)
 
 
-def with_path(text: str, made: Callable[[str], str]) -> str:
-    """A value of `--lora` or `--control-vector` with another path. Raises as `parse_adapter`."""
-    adapter = parse_adapter(text)
-    name = "" if adapter.is_default else f"{adapter.name}="
-    return f"{name}{made(adapter.path)}:{adapter.scale:g}"
+def with_path(given: Adapter | ControlVector, made: Callable[[str], str]) -> str:
+    """What is parsed as this adapter or control vector, with another path."""
+    name = f"{given.name}=" if isinstance(given, Adapter) and not given.is_default else ""
+    return f"{name}{made(given.path)}:{str(given.scale).removesuffix('.0')}"
 
 
 def _scaled(text: str, before_scale: str) -> tuple[str, float]:

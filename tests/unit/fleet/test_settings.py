@@ -270,6 +270,23 @@ def test_a_relative_path_of_nothing_is_refused_before_anything_changes(
     assert said in raised.value.message
 
 
+@pytest.mark.parametrize(
+    ("setting", "given", "made"),
+    [
+        ("lora", "v=1.gguf:0.123456789", "v={}/1.gguf:0.123456789"),
+        ("control_vector", "v=1.gguf:0.123456789", "{}/v=1.gguf:0.123456789"),
+        ("control_vector", "v=1", "{}/v=1:1"),
+    ],
+)
+def test_a_path_is_made_absolute_where_its_flag_has_it(
+    tmp_path: Path, setting: str, given: str, made: str
+) -> None:
+    for name in ("1.gguf", "v=1.gguf", "v=1", "v"):
+        (tmp_path / name).touch()
+    (group,) = load(written(tmp_path, WORKERS + f'settings.{setting} = ["{given}"]')).workers
+    assert group.settings[setting] == [made.format(tmp_path)]
+
+
 def test_the_adapters_of_a_group_are_models_that_go_to_it(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").touch()
     lora = '["sql=./a.gguf:0.5", "/elsewhere/law.gguf", "law2=/else=where.gguf"]'
