@@ -153,6 +153,7 @@ def test_no_text_breaks_the_reader_of_grammars(text: str) -> None:
         'root ::= ((("a" "b" | "c"){1,1000} "x"){1,1000} "y"){1,1000}',
         "root ::= " + " | ".join(f'"w{i}"' for i in range(600)),
         "start: R0\n" + "\n".join(f"R{i}: R{i + 1} R{i + 1}" for i in range(32)) + '\nR32: "c"',
+        "start: R0\n" + "\n".join(f"R{i}: R{i + 1}" for i in range(390)) + '\nR390: "c"',
         "start: " + " | ".join(f'"w{i}"' for i in range(1500)),
     ],
 )

@@ -6,8 +6,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 MAX_SIZE = 20_000
 """Of an expression: the most characters and classes once its repetitions are written out, which the
@@ -221,18 +222,38 @@ class LarkSizes:
             is_new = False
 
     def are_small(self) -> bool:
-        sizes = list(map(self._size_of, list(self._definitions)))
+        for name in self._definitions:
+            self._read(name)
+        sizes = self._sizes.values()
         return max(sizes, default=0) <= MAX_SIZE and sum(sizes) <= _MAX_GRAMMAR_SIZE
 
+    def _read(self, name: str) -> None:
+        """Find the size of a definition, and first of those that it names: a chain of them may be
+        longer than Python's stack."""
+        due, begun = [name], set[str]()
+        while due:
+            name = due[-1]
+            named = () if name in self._sizes or name in begun else self._terminals(name)
+            begun.add(name)
+            if missing := [each for each in named if each not in self._sizes]:
+                due += missing
+                continue
+            due.pop()
+            if name not in self._sizes:
+                is_terminal = name.lstrip("_")[:1].isupper()
+                found = (self._size(each, is_terminal) for each in self._definitions[name])
+                self._sizes[name] = sum(found)
+
+    def _terminals(self, name: str) -> Iterator[str]:
+        """Those that a definition names and that are defined."""
+        for token in chain.from_iterable(self._definitions[name]):
+            if token.lastgroup == "terminal" and token[0] in self._definitions:
+                yield token[0]
+
     def _size_of(self, name: str) -> float:
-        if name not in self._sizes:
-            if name not in self._definitions:
-                return _SIZE_OF_OTHERS
-            self._sizes[name] = 1  # the engine refuses a terminal that names itself
-            is_terminal = name.lstrip("_")[:1].isupper()
-            found = (self._size(each, is_terminal) for each in self._definitions[name])
-            self._sizes[name] = sum(found)
-        return self._sizes[name]
+        if name not in self._definitions:
+            return _SIZE_OF_OTHERS
+        return self._sizes.get(name, 1)  # the engine refuses a terminal that names itself
 
     def _size(self, tokens: _Tokens, is_terminal: bool) -> float:
         sizes = Sizes()
