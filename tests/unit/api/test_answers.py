@@ -24,7 +24,7 @@ from tests.unit.api.answers import Message, message_of, parse, use_of
 from tests.unit.api.model_outputs import CASES, HELLO, TOOLS, Case
 from tests.unit.api.round_trips import NAMES
 from tests.unit.api.round_trips import source as template
-from worker.api.chat.delta import Arguments, Text
+from worker.api.chat.delta import Arguments, Reasoning, Text
 from worker.api.chat.message import Choice
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
@@ -492,3 +492,12 @@ def test_news_of_the_prompt_takes_no_log_probabilities_away() -> None:
     for delta in (Text("", (first,)), PromptProgress(1, 5, 0.1), Text("ab", (second,))):
         choice.add(delta)
     assert choice.blocks[0].scores == [first, second]
+
+
+def test_what_was_thought_has_no_log_probabilities_in_the_text() -> None:
+    """Though the text begins as the thought ended."""
+    thought, said = TokenLogprob(1, b"a", -1.0), TokenLogprob(1, b"a", -2.0)
+    choice = Choice(0, cast("Job", None))
+    for delta in (Text("", (thought,)), Reasoning("a"), Text("", (said,)), Text("aa", ())):
+        choice.add(delta)
+    assert choice.blocks[-1].scores == [said]
