@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tests.support.certificate import own_certificate
 from worker.api.http import connection
 from worker.api.http.connection import WorkerProtocol, protocol_with
+from worker.api.http.turnstile import Turnstile
 
 N_SLOW_PARTS = 12
 left: list[str] = []
@@ -561,3 +562,42 @@ async def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPat
         assert len(connections) == 7
         for client in lazy:
             client.close()
+
+
+@pytest.mark.anyio
+async def test_of_too_many_unread_bytes_the_oldest_answer_goes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "MAX_UNREAD_BYTES", 1)
+    async with served() as (port, connections):
+        clients = []
+        for _ in range(3):
+            before = set(connections)
+            clients.append(socket.create_connection(("127.0.0.1", port)))
+            clients[-1].sendall(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
+            async with asyncio.timeout(10):
+                while (
+                    not (latest := set(connections) - before) or set(connection._unread) != latest
+                ):
+                    await asyncio.sleep(0.01)
+        for client in clients:
+            client.close()
+
+
+@pytest.mark.anyio
+async def test_one_task_passes_the_turnstile_in_a_turn() -> None:
+    turnstile, n_passed = Turnstile(), 0
+
+    async def enter() -> None:
+        nonlocal n_passed
+        await turnstile.enter()
+        n_passed += 1
+
+    tasks = [asyncio.create_task(enter()) for _ in range(9)]
+    await asyncio.sleep(0)
+    tasks[4].cancel()
+    async with asyncio.timeout(10):
+        while n_passed < 8:
+            before = n_passed
+            await asyncio.sleep(0)
+            assert n_passed - before <= 1
