@@ -4,7 +4,6 @@ what cannot guess is refused."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,8 +11,6 @@ from tests.conftest import StartWorker
 from tests.support.devices.tiny_gguf import Shape, write
 from tests.support.random_models import random_model
 from tests.support.worker import run_to_exit, shown
-from tools.survival import DEFAULT_ROUNDING
-from worker.engine.tokens import common_length
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
 
@@ -136,24 +133,3 @@ def test_vocabularies_may_differ_in_what_comes_last(tmp_path: Path, warm_cache: 
     longer.write_bytes(raw.replace(b"w50", b"v50"))
     ended = run_to_exit(*flags, str(longer), "--port", "0", cache_dir=warm_cache)
     assert "its token 309 is 'v50', the model's is 'w50'" in ended.sentence
-
-
-def test_looked_up_guesses_change_a_text_at_near_ties_alone(start_worker: StartWorker) -> None:
-    worker = start_worker("--speculate", "auto", "--threads", "2")
-    asked: Any = {"prompt": PROMPT, "max_tokens": 300, "temperature": 0, "ignore_eos": True}
-
-    def said(**more: Any) -> list[int]:
-        tokens: list[int] = worker.post("/v1/inference", asked | more).json()["tokens"]
-        return tokens
-
-    alone = said(seed=1)
-    assert said(seed=1) == alone and worker.metric("worker_engine_tokens_drafted") == 0
-    for _ in range(5):
-        guessed = said()
-        if (at := common_length(guessed, alone)) < len(alone):
-            scored = asked | {"max_tokens": at + 1, "logprobs": 2, "seed": 1}
-            (choice,) = worker.post("/v1/completions", scored).json()["choices"]
-            first, second = choice["logprobs"]["top_logprobs"][at].values()
-            assert abs(first - second) < DEFAULT_ROUNDING, f"token {at}"
-    assert worker.metric("worker_engine_tokens_accepted") > 0
-    assert worker.stop() == 0
