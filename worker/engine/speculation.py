@@ -40,6 +40,9 @@ _MARGIN = 1.2
 _MOST_ACCEPTANCE = 0.99
 _STAKE = 0.005
 """The share of all time that guesses may lose for good; looking them up counts."""
+_RESTED = 0.5
+"""What must be on the account, once it was spent, before guesses are looked up again. Else to look
+them up would take what comes to it, where a step takes a millisecond, and few would be tried."""
 _FORGET_STEPS = 32
 """Steps without guesses after which the cost of their rows is forgotten a bit."""
 _FIRST_CREDIT, _MOST_CREDIT = 2, 32
@@ -117,6 +120,8 @@ class Speculation:
         """The time to make a guess, as a share of a plain step."""
         self._account = float(_FIRST_CREDIT)
         """The plain steps that guesses have won, less those that they have lost."""
+        self._rests = False
+        """Whether the account was spent and is not yet worth a try."""
         self._tried: dict[int, list[Guess]] = {}
         """The guesses of this step, by request."""
         self._n_plain = 0
@@ -147,7 +152,9 @@ class Speculation:
         self._book(_STAKE)
         most = MOST_GUESSES if len(chunks) == 1 else _MOST_EACH
         most = min(most, self._batch - n_rows, self._most_back)
-        if self._account < 0 or (n_rows > 1 and not self._may_pay(0, 0.0, 1.0, most)):
+        if self._account < 0 or self._account >= _RESTED:
+            self._rests = self._account < 0
+        if self._rests or (n_rows > 1 and not self._may_pay(0, 0.0, 1.0, most)):
             self._forget_costs(n_rows)
             return {}
         room = {}
