@@ -52,6 +52,8 @@ _HEAD_BYTES = _N_PARTS.stop
 _AT_ONCE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
 """Memory whose pages are all there when it is given, on Linux: to come upon each of them takes half
 as long again, and the huge pages that NumPy asks for several times as long where none are free."""
+_MAPPED_BYTES = 4 << 20
+"""From this size on NumPy asks for them. A process may have some 65,000 mappings."""
 _TAIL_BYTES = 256 * _COUNT_BYTES
 """Of zeros, with which a state ends here: counts of empty parts. llama.cpp is given as many as a
 split cache has besides the sequence's own. To add them when a state is restored would copy it."""
@@ -348,7 +350,7 @@ class Context:
             return None
         tail = n_bytes - _TAIL_BYTES
         size = tail + self._n_empty_parts * _COUNT_BYTES
-        state = memoryview(mmap.mmap(-1, size + _TAIL_BYTES, flags=_AT_ONCE))
+        state = _room(size + _TAIL_BYTES)
         if not self._got(slot, np.frombuffer(state[:size], np.uint8), 0):
             return None
         if self._n_empty_parts:  # those before the slot's are left out
@@ -400,3 +402,10 @@ class Context:
     def clear(self, *, zero: bool = False) -> None:
         """Free all cells. `zero`: also what was in them, as masks let NaN through."""
         self._flat.llama_memory_clear(self._memory, zero)
+
+
+def _room(n_bytes: int) -> memoryview:
+    """Memory that is written next."""
+    if n_bytes < _MAPPED_BYTES:
+        return np.empty(n_bytes, np.uint8).data
+    return memoryview(mmap.mmap(-1, n_bytes, flags=_AT_ONCE))

@@ -114,7 +114,12 @@ def test_a_vocabulary_alone_loads_no_weights() -> None:
     vocabulary.close()
 
 
-def test_states_go_from_one_layout_of_the_cells_to_another(model: Model) -> None:
+@pytest.mark.parametrize("is_large", [False, True])
+def test_states_go_from_one_layout_of_the_cells_to_another(
+    model: Model, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    if is_large:  # as states of large models are
+        monkeypatch.setattr("worker.llama.context._MAPPED_BYTES", 0)
     layouts = [(4, False), (4, True), (8, False), (2, False), (1, False)]
     tokens = [3 + n % 200 for n in range(90)]
     batch = Batch(128)
