@@ -346,7 +346,7 @@ class Context:
     def state(self, slot: int, n_bytes: int) -> memoryview | None:
         """A copy of the state of all memory of a sequence; `None` if llama.cpp fails, or a copy of
         its cells waits."""
-        if slot in self._unsettled:
+        if slot in self._unsettled or not n_bytes:
             return None
         tail = n_bytes - _TAIL_BYTES
         size = tail + self._n_empty_parts * _COUNT_BYTES
