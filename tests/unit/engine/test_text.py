@@ -43,6 +43,12 @@ def test_an_emoji_comes_whole() -> None:
     assert stream([bytes([byte]) for byte in "🦊!".encode()]) == ["", "", "", "🦊", "!", ""]
 
 
+def test_a_cut_off_emoji_is_held_until_the_end() -> None:
+    detokenizer = Detokenizer()
+    assert (detokenizer.feed(b"a\xf0\x9f"), detokenizer.holds) == ("a", True)
+    assert (detokenizer.finish(), detokenizer.holds) == ("\ufffd", False)
+
+
 def run_stops(text: str, stops: list[str], cuts: list[int]) -> tuple[str, str | None]:
     matcher = StopMatcher(stops)
     sent = ""
