@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import mmap
 import os
 import sys
 import threading
@@ -273,6 +274,21 @@ def trim_heap() -> None:
     """Return memory that the load has freed, such as a large vocabulary's text, to the system."""
     if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc would keep it
         trim(0)
+
+
+def release_pages() -> None:
+    """Give back the mapped pages of model files. The load has read all of them; what it copied to a
+    device or repacked for this processor is never read there again. What is computed with where it
+    lies comes back from the page cache when it is next read. Locked pages stay."""
+    if sys.platform != "linux":
+        return
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
+        addresses, rights, _ = line.split(maxsplit=2)
+        if rights == "r--s":  # what llama.cpp maps; libraries are mapped private
+            first, end = (int(address, 16) for address in addresses.split("-"))
+            madvise(first, end - first, mmap.MADV_DONTNEED)
 
 
 def devices() -> list[Device]:

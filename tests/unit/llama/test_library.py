@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -146,3 +147,28 @@ def test_states_go_from_one_layout_of_the_cells_to_another(
             assert context.last_position(slot) == len(tokens) - 1
             state = context.state(slot, context.state_bytes(slot))
             assert np.array_equal(next_logits(context, slot, len(tokens)), expected)
+
+
+def _mapped_bytes(path: Path) -> int:
+    """How much of a file is in this process's memory by a mapping."""
+    mappings = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    told = [each.split("Rss:")[1].split()[0] for each in mappings if f"{path.resolve()}\n" in each]
+    return 1024 * sum(map(int, told))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is in memory")
+def test_what_the_load_has_read_is_given_back_and_comes_again(model: Model) -> None:
+    path = bundled_gguf("f32")
+
+    def logits() -> npt.NDArray[np.float32]:
+        with closing(Context(model, ContextOptions(n_ctx=64))) as context:
+            batch = Batch(64)
+            row = batch.add(0, 0, [5, 6, 7], logits=True)
+            context.decode(batch)
+            return context.logits(row).copy()
+
+    before = logits()
+    assert _mapped_bytes(path) > path.stat().st_size / 2
+    library.release_pages()
+    assert _mapped_bytes(path) == 0
+    assert np.array_equal(logits(), before)
