@@ -1,5 +1,11 @@
 """Guesses by lookup: what followed the same tokens before, in the conversation or in an earlier
-answer. Engine thread."""
+answer. Engine thread.
+
+An answer that a constraint holds to a form repeats itself in single tokens: behind a comma comes
+the same line break, behind each key the same colon, though the words around them are new. There
+the last token alone is looked up too, and what the form forces behind a guess, such as the next
+key, is guessed with it.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +17,26 @@ from typing import NamedTuple
 
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Guess
+from worker.llama.constraint import Follower
 
 N_GRAM = 3
 _LENGTHS = (N_GRAM, 5, 8, 16)
-"""The fewest equal tokens before a guess of each kind."""
+"""The fewest equal tokens before a guess of each kind…"""
+_TIMES = (1, 2, 5)
+"""…how often in a row an answer must have gone on so, for the kinds of guesses by habit…"""
+_ONCE = len(_LENGTHS)
+_FORCED = _ONCE + len(_TIMES)
+"""…and the kind of what a form forces."""
+_FORCED_TEXT = -1
+"""No token: stands for any text that a form has forced."""
+Habits = dict[int, tuple[int, int]]
+"""For a token, or `_FORCED_TEXT`: what followed it when it came last, and how often in a row."""
 _MOST_TENANTS, _MOST_KEPT = 8, 1 << 13
 _TAKEN_IN = 1 << 12
 """Tokens that a step takes in at most, some 2 ms: a long prompt becomes known over some steps, the
 oldest tokens first."""
+_MOST_BEHIND = 1 << 9
+"""Tokens that a form takes in at once, some 2 ms: of more, it forgets which habits they show."""
 _BETWEEN = -1
 """No token: stands between two answers."""
 
@@ -30,6 +48,8 @@ class Text:
         self.tokens = tokens
         self._behind: dict[tuple[int, ...], int] = {}
         self._n_known = 0
+        self.habits: Habits = {}
+        """Of the last form that an answer was held to."""
 
     @property
     def is_known(self) -> bool:
@@ -59,17 +79,46 @@ class Text:
         return _Place(self, at, length)
 
 
+class Form:
+    """An answer that a constraint holds to a form, and its habits, which begin as those of the
+    answer before."""
+
+    def __init__(self, tokens: list[int], follower: Follower, habits: Habits) -> None:
+        """`follower` has the constraint's state behind these tokens."""
+        self._tokens, self.n_known = tokens, len(tokens)
+        self.follower, self.last = follower, tokens[-1]
+        self.habits = {last: habit for last, habit in habits.items() if habit[1] >= _TIMES[-1]}
+
+    def take_in(self) -> None:
+        for token in self._tokens[self.n_known :]:
+            is_forced = self.follower.forced()[:1] == [token]
+            if not is_forced:
+                before, n_times = self.habits.get(self.last, (token, 0))
+                self.habits[self.last] = token, n_times + 1 if before == token else 1
+            self.follower.take(token)
+            self.last = _FORCED_TEXT if is_forced else token
+        self.n_known = len(self._tokens)
+
+    def habit(self, last: int) -> Guess | None:
+        """What follows `last`, a token or `_FORCED_TEXT`."""
+        if (found := self.habits.get(last)) is None:
+            return None
+        token, n_times = found
+        return Guess(token, _ONCE + sum(map(n_times.__ge__, _TIMES)) - 1)
+
+
 class Lookup(Drafter):
     """Knows each running stream, and the last answers to the same tenant
     (`cache_salt`): the time that another one's would save would tell of it."""
 
-    kinds: Rows[float] = (0.25, 0.4, 0.6, 0.85)
+    kinds: Rows[float] = (0.25, 0.4, 0.6, 0.85, 0.4, 0.85, 0.95, 0.98)
     computes = False
 
     def __init__(self, *, keeps: bool = True) -> None:
         """`keeps`: answers, for the streams after them."""
         self._keeps = keeps
         self._texts: dict[int, Text] = {}
+        self._forms: dict[int, Form] = {}
         self._answers: OrderedDict[str | None, Text] = OrderedDict()
 
     def follow(self, sequence: Sequence) -> bool:
@@ -80,32 +129,41 @@ class Lookup(Drafter):
         return True
 
     def forget(self, sequence: Sequence) -> None:
+        form = self._forms.pop(sequence.request_id, None)
         if self._texts.pop(sequence.request_id, None) is None or not self._keeps:
             return
         salt = sequence.request.cache_salt
         answers = self._answers.pop(salt, None) or Text([])
         if len(answers.tokens) > _MOST_KEPT:
-            answers = Text(answers.tokens[-_MOST_KEPT // 2 :])
+            habits, answers = answers.habits, Text(answers.tokens[-_MOST_KEPT // 2 :])
+            answers.habits = habits
         answers.tokens += [*sequence.tokens[sequence.n_prompt :][-_MOST_KEPT:], _BETWEEN]
         while not answers.is_known:
             answers.take_in()
+        if form is not None:
+            answers.habits = form.habits
         self._answers[salt] = answers
         if len(self._answers) > _MOST_TENANTS:
             self._answers.popitem(last=False)
 
     def guess(self, sequence: Sequence, most: int) -> Iterator[Guess]:
         texts = [self._texts[sequence.request_id]]
-        if (answers := self._answers.get(sequence.request.cache_salt)) is not None:
+        answers = self._answers.get(sequence.request.cache_salt)
+        if answers is not None:
             texts.append(answers)
         said = sequence.tokens[-_LENGTHS[-1] :]
-        place: _Place | None = None
-        for _ in range(most):
-            place = place or _found(texts, said)
-            if place is None:
-                return
-            yield place.guess
-            said.append(place.guess.token)
-            place = place.next
+        form = self._form(sequence, {} if answers is None else answers.habits)
+        guesses = _going_on(texts, said) if form is None else _in_form(form, texts, said)
+        return islice(guesses, most)
+
+    def _form(self, sequence: Sequence, habits: Habits) -> Form | None:
+        form = self._forms.get(sequence.request_id)
+        if form is not None and len(sequence.tokens) - form.n_known <= _MOST_BEHIND:
+            form.take_in()
+        elif (follower := sequence.sampler.ahead()) is not None:
+            habits = habits if form is None else form.habits
+            form = self._forms[sequence.request_id] = Form(sequence.tokens, follower, habits)
+        return form
 
 
 class _Place(NamedTuple):
@@ -125,6 +183,36 @@ class _Place(NamedTuple):
         tokens = self.text.tokens
         is_there = at < len(tokens) and tokens[at] != _BETWEEN
         return _Place(self.text, at, self.length + 1) if is_there else None
+
+
+def _going_on(texts: list[Text], said: list[int]) -> Iterator[Guess]:
+    place: _Place | None = None
+    while (place := place or _found(texts, said)) is not None:
+        yield place.guess
+        said.append(place.guess.token)
+        place = place.next
+
+
+def _in_form(form: Form, texts: list[Text], said: list[int]) -> Iterator[Guess]:
+    """Guesses that the form allows, and what it forces behind them."""
+    follower, last = form.follower.copy(), form.last
+    place: _Place | None = None
+    while True:
+        place = place or _found(texts, said)
+        guesses = [form.habit(last), place and place.guess]
+        if guesses[0] is not None and guesses[0].kind == _ONCE:  # which is no habit yet
+            guesses.reverse()
+        guess = next((each for each in guesses if each and follower.take(each.token)), None)
+        if guess is None:
+            return
+        yield guess
+        said.append(last := guess.token)
+        place = place.next if place is not None and place.guess.token == guess.token else None
+        for token in follower.forced():
+            follower.take(token)
+            yield Guess(token, _FORCED)
+            said.append(token)
+            place, last = None, _FORCED_TEXT
 
 
 def _found(texts: list[Text], said: list[int]) -> _Place | None:

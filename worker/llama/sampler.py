@@ -175,6 +175,13 @@ class Sampler:
             self._forced, self._forced_at = self._follower.forced()[::-1], self._n_drawn
         return self._forced[-1] if self._forced else None
 
+    def ahead(self) -> Follower | None:
+        """A copy of the constraint as it stands, to find out what may follow; `None` while none is
+        at work that forces text."""
+        if not self._may_force or self._follower is None or self._follower.is_waiting:
+            return None
+        return self._follower.copy()
+
     def end_reasoning(self, produced: Sequence[int]) -> None:
         """Close the block that is open, and each that begins later: the budget becomes 0.
 

@@ -10,8 +10,10 @@ from unittest.mock import patch
 import pytest
 
 from tests.support.real_engine import CONTEXT, RealEngine
+from tests.unit.engine.test_speculation import guessed
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.request import Choices, ForcedCalls, JsonSchema, Tool
+from worker.engine.lookup import Lookup
 from worker.llama.sampler import Sampler
 from worker.wire.sampling import Constraint
 
@@ -126,6 +128,25 @@ def test_the_text_is_what_it_is_without_forced_tokens(
     assert found.n_own_splits <= 0.02 * count
     assert found.n_rounded <= 0.01 * count
     assert found.n_steps < 0.6 * found.n_steps_drawn
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("count", [24, pytest.param(500, marks=pytest.mark.long)])
+def test_the_text_is_what_it_is_without_guesses_in_its_form(
+    engine: RealEngine, temperature: float, count: int
+) -> None:
+    guessing = RealEngine(slots=1, drafter=Lookup())
+    speculation, n_rounded, n_before = guessed(guessing), 0, engine.loop._steps
+    for seed in range(count):
+        both = [(each, submitted(each, seed, temperature)) for each in (engine, guessing)]
+        for each, _ in both:
+            each.run()
+        [(expected, end), (ids, other_end)] = [(e.ids(id), e.end(id)) for e, id in both]
+        n_rounded += ids != expected
+        assert ids != expected or end.stop_reason == other_end.stop_reason
+    assert n_rounded <= 0.01 * count
+    assert guessing.loop._steps < 0.8 * (engine.loop._steps - n_before)
+    assert speculation.n_accepted > 10 * count
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

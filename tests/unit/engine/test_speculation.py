@@ -22,7 +22,7 @@ from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_loop import CONTEXT, Engine
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.request import Choices
+from worker.api.chat.request import Choices, JsonSchema
 from worker.engine.draft import DraftModel
 from worker.engine.lookup import Lookup
 from worker.engine.pace import Pace
@@ -32,7 +32,9 @@ from worker.engine.step import Chunk
 from worker.engine.tokens import common_length
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
+from worker.llama.sampler import Sampler
 from worker.wire.messages import DecodeOutcome, Failed, Finished
+from worker.wire.sampling import Sampling
 
 STORY = "Once upon a time, there was a brave fox named Otto. Otto loved to sing. One day, Otto went"
 LIST = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
@@ -593,6 +595,36 @@ def test_a_long_prompt_is_known_over_several_steps() -> None:
         lookup.follow(sequence)
         found.append(bytes(guess.token for guess in lookup.guess(sequence, 2)))
     assert found[0] == b". " and found[-1] == b"! ", "what comes first is known first"
+
+
+def test_a_form_is_guessed_up_to_the_next_value(plain: RealEngine) -> None:
+    """What comes between two values, though the key in it is new; in the next answer from its first
+    key on."""
+    keys = ("name", "street", "city", "country", "number", "colour", "weight", "animal")
+    properties: dict[str, Any] = {key: {"type": "string", "maxLength": 9} for key in keys}
+    schema = {"type": "object", "properties": properties, "required": list(keys)}
+    constraint = constrain(JsonSchema(schema, "schema")).constraint
+    sampling = Sampling(seed=1, temperature=0.0, constraint=constraint)
+    lookup, steps = Lookup(), []
+    for request_id, values in enumerate(("abcdefgh", "qrstuvwx")):
+        pairs = (f' "{key}": "{value}"' for key, value in zip(keys, values, strict=True))
+        answer = plain.tokens_of("{" + ",".join(pairs) + "}")
+        sequence = make_sequence(request_id, b"?")
+        sampler = sequence.sampler = Sampler(plain.model, sampling, [], plain.vocabulary)
+        n_steps, n_said = 0, 0
+        while n_said < len(answer):
+            lookup.follow(sequence)
+            guesses = [guess.token for guess in lookup.guess(sequence, 31)] if n_said else []
+            n_more = 1 + common_length(guesses, answer[n_said:])
+            sequence.tokens += answer[n_said : n_said + n_more]
+            sampler.follow_produced(answer[n_said : n_said + n_more])
+            n_said, n_steps = n_said + n_more, n_steps + 1
+        lookup.forget(sequence)
+        steps.append(n_steps)
+    first, second = steps  # of 64 tokens each
+    assert first <= 3.5 * len(keys)
+    assert second <= 2.5 * len(keys), "one for what is between two values, one for a value"
+    assert not lookup._forms
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
