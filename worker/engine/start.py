@@ -120,7 +120,8 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         decoder().close()
     prompts = PromptBuilder(model, template, plan.context_length, embeds=embeds, media=reader)
     pool = PooledContext(context) if embeds else None
-    library.release_pages()
+    if settings.maps_file:
+        library.release_pages()
     channel.send([Progress("warmup", 0.0)])
     warmup.check_directions(model, context)
     seconds_per_token = 0.0
