@@ -126,8 +126,9 @@ class Speculation:
         """The guesses of this step, by request."""
         self._n_plain = 0
         """Steps without guesses."""
-        self._n_streams, self._plain = 1, 0.0
-        """Of this step, and the seconds of one that brings each of them a token."""
+        self._n_streams, self._n_rows, self._plain = 1, 1, 0.0
+        """Of this step, whose rows are more where tokens are given, and the seconds of one that
+        brings each stream a token."""
         self.n_drafted = self.n_accepted = 0
         """Tokens since the start."""
         self.seconds = 0.0
@@ -140,21 +141,19 @@ class Speculation:
 
     def drafts(self, chunks: Rows[Chunk]) -> dict[Sequence, list[int]]:
         """Guesses for what follows the chunks, which are computed in one pass: as many as are worth
-        it, none for a request whose rows must be its own, and none beside given tokens, whose rows
-        have no logits and so another price."""
-        self.seconds, self._tried, self._n_streams = 0.0, {}, len(chunks)
-        n_rows = len(chunks)
-        self._plain = self._pace.decode_seconds(n_rows)
+        it, and none for a request whose rows must be its own."""
+        self.seconds, self._tried = 0.0, {}
+        self._n_streams, self._n_rows = len(chunks), sum([n for _, _, n in chunks])
+        n_streams, n_rows = self._n_streams, self._n_rows
+        self._plain = self._pace.decode_seconds(n_streams)
         if not self._plain or (self._drafter.computes and n_rows > 1):
             return {}
-        if any([n > 1 for _, _, n in chunks]):
-            return {}
         self._book(_STAKE)
-        most = MOST_GUESSES if len(chunks) == 1 else _MOST_EACH
+        most = MOST_GUESSES if n_streams == 1 else _MOST_EACH
         most = min(most, self._batch - n_rows, self._most_back)
         if self._account < 0 or self._account >= _RESTED:
             self._rests = self._account < 0
-        if self._rests or (n_rows > 1 and not self._may_pay(0, 0.0, 1.0, most)):
+        if self._rests or (n_streams > 1 and not self._may_pay(0, 0.0, 1.0, most)):
             self._forget_costs(n_rows)
             return {}
         room = {}
@@ -186,7 +185,10 @@ class Speculation:
         n_right = sum(right.values())
         self.n_drafted += sum(map(len, self._tried.values()))
         self.n_accepted += n_right
-        more = max(seconds / self._plain - 1.0, 0.0)
+        if self._n_rows == self._n_streams:
+            more = max(seconds / self._plain - 1.0, 0.0)
+        else:  # the rows of given tokens have no logits, and nobody knows what they took
+            more = self._more(sum(map(len, self._tried.values())))
         for request_id, n in right.items():
             for index, guess in enumerate(self._tried[request_id][: n + 1]):
                 self._learn(self._streams[request_id], guess.kind, index < n)
@@ -276,8 +278,9 @@ class Speculation:
             known[kind] = min(moved(known[kind], is_right, weight), _MOST_ACCEPTANCE)
 
     def _more(self, count: int) -> float:
-        """What so many guesses take longer than a plain step, as a share of it."""
-        return max(self._pace.decode_seconds(self._n_streams + count) / self._plain - 1.0, 0.0)
+        """What so many guesses add to this step, as a share of a plain one."""
+        seconds = self._pace.decode_seconds
+        return max(seconds(self._n_rows + count) - seconds(self._n_rows), 0.0) / self._plain
 
     def _may_pay(self, n_guessed: int, tokens: float, chance: float, most: int) -> bool:
         """Whether guesses for a stream would be worth it if all further ones were right, behind

@@ -533,6 +533,21 @@ def test_a_good_draft_model_wins() -> None:
     assert served(2.0, 0.02, 0.98, 200) > 2
 
 
+def test_beside_given_tokens_a_guess_is_one_more_row() -> None:
+    """The second row is the dearest on a CPU, and given tokens have paid for it."""
+    machine = Machine(SlowLookup(0.0), 1.0, 0.1)
+    for n_rows, seconds in ((2, 2.0), (3, 2.1), (4, 2.2)):
+        machine.pace.measured(n_rows, 0, seconds)
+    said = b"what was said is said, what w"
+    sequence = machine.stream(said, n_most=len(said) + 2)  # room for one guess
+    for n_given, guesses in ((0, {}), (2, {sequence: [ord("a")]})):
+        chunk = Chunk(sequence, len(said) - 1 - n_given, 1 + n_given)
+        assert machine.speculation.drafts([chunk]) == guesses
+    account = machine.speculation._account
+    machine.speculation.verified({sequence.request_id: 1}, seconds=60.0)
+    assert 0.8 < machine.speculation._account - account < 1, "by the known price of a row"
+
+
 def test_nothing_is_guessed_where_it_cannot_be() -> None:
     assert Engine(recurrent=True, drafter=Lookup()).loop.speculation is None
     engine = Engine(drafter=Lookup())
