@@ -54,10 +54,11 @@ from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.dialects.responses.schema import read as read_response
 from worker.api.dialects.responses.stream import STREAM as RESPONSE_STREAM
 from worker.api.dialects.responses.stream import ResponseAnswer
-from worker.api.http.encoding import in_parts
+from worker.api.http.encoding import KEEPALIVE, in_parts
 from worker.api.http.errors import CHUNK_STREAM
 from worker.api.http.operation import NDJSON, StreamForm
 from worker.errors import EngineCrashed
+from worker.fleet.endings import Tail
 from worker.settings import Settings
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import (
@@ -82,7 +83,7 @@ Frame = tuple[int, list[StreamEvent]]
 
 def data_of(stream: bytes) -> list[Any]:
     """The data of nameless events."""
-    lines = stream.decode().split("\n\n")
+    lines = stream.decode().replace(KEEPALIVE.decode(), "").split("\n\n")
     assert lines.pop() == "" and all(line.startswith("data: ") for line in lines)
     return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
 
@@ -471,6 +472,19 @@ def test_a_stream_that_fails_ends_with_the_failure_alone(
     n_ends = [client.form.is_end(event) for event in events]
     assert n_ends == [False] * (len(events) - 1) + [True]
     assert b"The engine died." in events[-1]
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+@settings(max_examples=20, deadline=None)
+@given(frames=arrivals())
+def test_a_gateway_takes_the_last_event_alone_for_the_end(name: str, frames: list[Frame]) -> None:
+    """Not the end of one choice, behind which the other one goes on."""
+    client = CLIENTS[name]
+    tail, has_ended = Tail(client.form, client.answer.media_type.partition(";")[0]), []
+    for chunk in streamed(answer_of(client), frames):
+        tail.whole(chunk)
+        has_ended.append(tail.has_ended)
+    assert has_ended == [False] * (len(has_ended) - 1) + [True]
 
 
 def test_a_response_has_the_scores_of_its_text_s_own_tokens() -> None:

@@ -22,7 +22,7 @@ from worker.api.dialects.llama_server.schema import (
     InfillBody,
     TextBody,
 )
-from worker.api.http.encoding import data_event, large_event
+from worker.api.http.encoding import KEEPALIVE, data_event, large_event
 from worker.api.http.errors import nested_events
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
@@ -74,6 +74,9 @@ class TextAnswer(Answer[TextBody]):
 
     form = STREAM
 
+    def __post_init__(self) -> None:
+        self._n_running = len(self.choices)
+
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
             case Text(text, logprobs, ids):
@@ -83,8 +86,11 @@ class TextAnswer(Answer[TextBody]):
                 progress = {"prompt_progress": prompt_progress(choice)}
                 return data_event(self._part(choice, "", (), ()) | progress)
             case Finished():
+                self._n_running -= 1
                 end = self._end(choice) | {"content": "", "tokens": []}
-                return data_event(_only(self.body.response_fields, end))
+                # A comment behind the end of one choice: the stream's last event is yet to come.
+                more = KEEPALIVE if self._n_running else b""
+                return data_event(_only(self.body.response_fields, end)) + more
             case _:
                 return b""
 
