@@ -19,7 +19,7 @@ from worker.flags import _OTHER_NAMES, _parser, parse_flags
 from worker.fleet import command
 from worker.installation import own_version
 from worker.setting_faults import ENV_ONLY
-from worker.settings import BACKEND_FIELDS, FIELDS, Settings
+from worker.settings import BACKEND_FIELDS, FIELDS, Settings, is_switch
 from worker.wire.backends import BACKENDS, BackendName
 
 PROJECT = tomllib.loads((pins.FOLDER.parent / "pyproject.toml").read_text())["project"]
@@ -156,6 +156,8 @@ def test_switches_have_two_sides() -> None:
         (["--callback-url", "manager:9"], ["--callback-url", "http://"]),
         (["--callback-url", "ftp://manager/x"], ["--callback-url", "http://"]),
         (["--callback-url", "http://manager:99999/x"], ["--callback-url", "http://"]),
+        (["--callback-url", "http://manager/a b"], ["--callback-url", "http://"]),
+        (["--callback-url", "http://manager\n/x"], ["--callback-url", "http://"]),
         (["--worker-id", "two words"], ["--worker-id", "without spaces"]),
         (["--worker-id", ""], ["--worker-id"]),
         (["--served-model-name", ""], ["--served-model-name", "at least 1 character"]),
@@ -183,6 +185,36 @@ def test_a_wrong_value_is_named_with_what_would_be_right(
     for word in words:
         assert word in message
     assert "\n" not in message and "validation error" not in message
+
+
+TEXTS = [name for name in FLAGS if not is_switch(FIELDS[name])]
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_is_no_text_and_no_number_is_no_value(name: str) -> None:
+    """An empty text is one where it is the default, and for no samplers."""
+    flag = f"--{name.replace('_', '-')}"
+    if FIELDS[name].default == "" or name == "samplers":
+        load(flag, "")
+    else:
+        assert refusal(flag, "").startswith(f"{flag} is ")
+    if "Path" not in str(FIELDS[name].annotation):
+        assert refusal(flag, "\udcff").startswith(f"{flag} is ")
+
+
+@pytest.mark.parametrize(
+    "value", ['{"a": NaN}', '{"a": Infinity}', '{"a":' * 10**5, '{"a": "\\ud800"}']
+)
+def test_an_object_is_what_json_has(value: str) -> None:
+    message = refusal("--chat-template-kwargs", value)
+    assert "must be a JSON object such as" in message and len(message) < 400
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "1979-05-27"])
+def test_a_table_for_an_object_has_what_json_has(value: str, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(f"chat_template_kwargs = {{a = {value}}}")
+    assert "must be a JSON object such as" in refusal("--config", str(config))
 
 
 def test_a_gpu_worker_takes_all_layers_or_does_not_start() -> None:

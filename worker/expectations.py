@@ -21,6 +21,7 @@ _NOUNS = {
     "bool_type": "true or false",
     "bool_parsing": "true or false",
     "string_type": "a text",
+    "string_unicode": "UTF-8",
     "tuple_type": "a list",
     "list_type": "a list",
     "dict_type": "an object",

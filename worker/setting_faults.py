@@ -97,6 +97,10 @@ _FORMS = {
 """What a field's pattern wants, where that is more than visible ASCII characters."""
 
 
+_MOST_QUOTED = 200
+"""Characters of a value that a message repeats."""
+
+
 def _name(fault: ErrorDetails) -> str:
     return str(fault["loc"][0]) if fault["loc"] else "configuration"
 
@@ -113,6 +117,8 @@ def _sentence(fault: ErrorDetails, flags: Mapping[str, Any], others: Mapping[str
     given = "a secret that cannot be sent" if name in ENV_ONLY else repr(fault["input"])
     if name.endswith("_url") and isinstance(fault["input"], str):
         given = repr(without_secrets(fault["input"]))
+    if len(given) > _MOST_QUOTED:
+        given = f"{given[:_MOST_QUOTED]}…"
     if variable.endswith("_PORT") and str(fault["input"]).startswith("tcp://"):
         return (
             f"{origin} is {given}, which Kubernetes sets for a Service of that name; "

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
 from urllib.parse import urlsplit
 
+import pydantic_core
 from pydantic import (
     BeforeValidator,
     Field,
@@ -101,13 +102,19 @@ def _order(value: Any) -> tuple[str, ...]:
     return order_of(value if isinstance(value, str) else given)
 
 
+def _file_name(value: Any) -> Any:
+    """Refuse an empty text, which a path has for the folder one is in."""
+    if value == "":
+        raise ValueError("must be a text of at least 1 character")
+    return value
+
+
 def _object(value: Any) -> Any:
-    """Read a text as JSON; a table of the file is kept."""
-    if not isinstance(value, str):
-        return value
+    """Read a text as JSON; a table of the file may have what JSON has."""
     try:
-        return json.loads(value)
-    except ValueError as error:
+        text = value if isinstance(value, str) else json.dumps(value)
+        return pydantic_core.from_json(text, allow_inf_nan=False)
+    except (ValueError, TypeError) as error:
         raise ValueError('must be a JSON object such as {"name": 1}') from error
 
 
@@ -125,6 +132,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Name = Annotated[str, Field(min_length=1)]
+File = Annotated[Path, BeforeValidator(_file_name)]
 Names = Annotated[tuple[Name, ...], NoDecode, BeforeValidator(_separated)]
 Hosts = Annotated[tuple[Name, ...], NoDecode, BeforeValidator(_each_separated)]
 Indices = Annotated[
@@ -198,32 +206,32 @@ class Settings(_TableFields):
     backend: BackendName = _setting("cpu", "", "set by the command")
 
     # fmt: off
-    model: str | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
+    model: Name | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
     lora: Names = _setting((), "model", "[NAME=]FILE[:SCALE], repeatable: a LoRA adapter, a GGUF or a folder of PEFT's, for requests that ask for NAME as their model; without a name, for all that ask for none; scale 1 without it")
-    draft: str | None = _setting(None, "model", "a small model of the same vocabulary, named as --model's, that guesses ahead for a stream that runs alone")
-    mmproj: str | None = _setting(None, "model", "FILE: the projector with which the model sees and hears; without it the smallest of the model's repository, or the only one beside the model that fits; none or --no-mmproj: text only")
-    models_file: Path | None = _setting(None, "model", "the models.toml to look aliases up in")
+    draft: Name | None = _setting(None, "model", "a small model of the same vocabulary, named as --model's, that guesses ahead for a stream that runs alone")
+    mmproj: Name | None = _setting(None, "model", "FILE: the projector with which the model sees and hears; without it the smallest of the model's repository, or the only one beside the model that fits; none or --no-mmproj: text only")
+    models_file: File | None = _setting(None, "model", "the models.toml to look aliases up in")
     outtype: OutputType = _setting("q8_0", "model", "weight type when SafeTensors are converted")
-    cache_dir: Path | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
+    cache_dir: File | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
     worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=_VISIBLE, description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
     host: Hosts = _setting(("127.0.0.1",), "server", "an address to listen on, repeatable; the first one is told to others", min_length=1, max_length=16)
     port: Port = _setting(8080, "server", "port to listen on; 0 takes any free one")
     api_prefix: str = _setting("", "server", "a path such as /llm that all paths of the worker begin with", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
-    uds: str | None = _setting(None, "server", "a Unix socket to listen on, in place of --host and --port; the umask says who may connect", min_length=1)
-    ssl_certfile: str | None = _setting(None, "server", "certificate chain in PEM; the worker then speaks HTTPS")
-    ssl_keyfile: str | None = _setting(None, "server", "the certificate's key in PEM")
+    uds: Name | None = _setting(None, "server", "a Unix socket to listen on, in place of --host and --port; the umask says who may connect")
+    ssl_certfile: Name | None = _setting(None, "server", "certificate chain in PEM; the worker then speaks HTTPS")
+    ssl_keyfile: Name | None = _setting(None, "server", "the certificate's key in PEM")
     served_model_name: Names = _setting((), "server", "a name that this worker answers to in OpenAI's and the other dialects, repeatable; without it every name is served")
     strict: bool = _setting(False, "server", "refuse fields that OpenAI's and the other dialects' routes do not know; without it they are ignored and named in x-ignored-fields")
     reasoning: Literal["none", "auto"] = _setting("auto", "chat", "auto: what a model thinks before its answer comes apart from it, in reasoning_content; none: it stays in the text")
-    reasoning_effort: str | None = _setting(None, "chat", "how much a model reasons where a request says nothing: none, minimal, low, medium, high or another word that its chat template knows")
+    reasoning_effort: Name | None = _setting(None, "chat", "how much a model reasons where a request says nothing: none, minimal, low, medium, high or another word that its chat template knows")
     reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "chat", "tokens of reasoning in a chat's answer at most, where a request says nothing; 0 = none, -1 = any number")
-    reasoning_budget_message: str = _setting("", "chat", "a text that ends reasoning whose budget is spent")
+    reasoning_budget_message: str = _setting("", "chat", "a text that ends reasoning whose budget is spent", max_length=4096)
     chat_template_kwargs: JsonObject | None = _setting(None, "chat", "a JSON object: variables of the chat template, where a request says nothing of them")
     allow_host: Names = _setting((), "server", "a host name, repeatable, that Host may have besides the worker's own names")
     allow_origin: Names = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
     allow_media_host: Names = _setting((), "server", "HOST or HOST:PORT, repeatable, from which pictures and sounds that a request names by an http(s) URL are fetched; * is any; an address of a private network must be named itself")
     worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, pattern=_SENDABLE)
-    api_key_file: str | None = _setting(None, "server", "a file of keys beside the token, a line each: NAME:KEY; logs and metrics have the name")
+    api_key_file: Name | None = _setting(None, "server", "a file of keys beside the token, a line each: NAME:KEY; logs and metrics have the name")
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
     page: bool = _setting(True, "server", "serve the pages: the worker's state at /, a chat at /chat/, the API at /docs/")
     keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0 = off")
@@ -231,7 +239,7 @@ class Settings(_TableFields):
     metrics_interval_ms: int = _setting(500, "server", "milliseconds between metrics events of a stream, 250 to 1000; 0 = off")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "server", "log this level and those above it")
     log_format: Literal["auto", "json", "console"] = _setting("auto", "server", "auto: JSON lines, but on a terminal the start's progress and then warnings; console: readable lines")
-    config: Path | None = _setting(None, "server", "TOML file with any of these settings")
+    config: File | None = _setting(None, "server", "TOML file with any of these settings")
     samplers: Order | None = _setting(None, "sampling", "the samplers that are used, in their order: names between ;, or llama.cpp's letters")
 
     callback_url: str | None = _setting(None, "pool", "where the pool manager takes the ready callback")
@@ -240,7 +248,7 @@ class Settings(_TableFields):
     callback_optional: bool = _setting(False, "pool", "serve even if the callback fails for good")
     heartbeat_url: str | None = _setting(None, "pool", "where the pool manager takes heartbeats")
     heartbeat_interval: Seconds = _setting(15.0, "pool", "seconds between heartbeats")
-    advertise_host: str | None = _setting(None, "pool", "host name that the pool manager should use in place of --host", min_length=1)
+    advertise_host: Name | None = _setting(None, "pool", "host name that the pool manager should use in place of --host")
 
     n_gpu_layers: str | None = _setting(None, "device", "layers on the device: \"all\" on a GPU, \"0\" on a CPU, nothing between")
     max_queued_requests: Count = _setting(256, "limits", "requests that may wait for a slot")
@@ -340,7 +348,8 @@ class Settings(_TableFields):
             return None
         with contextlib.suppress(ValueError):
             parts = urlsplit(url)
-            if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            is_http = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            if is_http and url.isprintable() and " " not in url:
                 return url
         raise ValueError("must be a URL such as http://manager:9200/ready")
 

@@ -64,7 +64,7 @@ class EngineSettings:
     confine: bool = _setting(True, "device", "let the kernel keep the engine process from other files than it needs, from connections and from programs; --no-confine for debuggers, or for a driver that cannot bear it")
     blas: Literal["on", "off"] = _setting("off", "device", "use the BLAS plug-in for prompts, where the wheel has one")
 
-    chat_template: str | None = _setting(None, "model", "file of a Jinja chat template to use in place of the model's own")
+    chat_template: str | None = _setting(None, "model", "file of a Jinja chat template to use in place of the model's own", min_length=1)
     rope_scaling: Literal["none", "linear", "yarn"] | None = _setting(None, "model", "how positions beyond the trained length are scaled; without it as the file says")
     rope_scale: float | None = _setting(None, "model", "how many times the trained length the context is: --rope-freq-scale is 1 divided by it", gt=0, le=1e6)
     rope_freq_base: float | None = _setting(None, "model", "base frequency of the rotary embedding; without it the file's", gt=0, le=1e12)
