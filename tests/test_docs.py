@@ -28,7 +28,7 @@ from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.http import headers
 from worker.api.http.page import pages
 from worker.errors import WorkerError, flag
-from worker.flags import _OTHER_NAMES, _flag_hint, _parser
+from worker.flags import _parser
 from worker.observability.metrics import Metrics
 from worker.setting_faults import ENV_ONLY
 from worker.settings import FIELDS
@@ -324,7 +324,7 @@ def test_a_flag_of_llama_server_is_answered_with_what_the_page_says() -> None:
         answers = re.findall(r"`(--[a-z][\w-]*)|(the variable `\w+)", ours)
         for name in re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", theirs):
             if answers and name not in parser._option_string_actions:
-                hint = _flag_hint(name, parser)
+                hint = parser.hint(name)
                 told = hint.removeprefix("; did you mean ").removesuffix("?").split(" or ")
                 said = {"".join(each).replace("`", "") for each in answers}
                 assert set(told) <= said, (name, hint)
@@ -333,10 +333,13 @@ def test_a_flag_of_llama_server_is_answered_with_what_the_page_says() -> None:
 def test_a_flag_of_llama_server_that_is_none_here_is_not_taken_for_another() -> None:
     page = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")[0]
     parser = _parser("cpu", None)
-    known = {*parser._option_string_actions, *(each for n in _OTHER_NAMES.values() for each in n)}
+    known = {
+        *parser._option_string_actions,
+        *(each for n in parser.other_names.values() for each in n),
+    }
     unknown = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", page)) - known
     assert len(unknown) > 200
-    hints = {name: hint for name in unknown if "did you" in (hint := _flag_hint(name, parser))}
+    hints = {name: hint for name in unknown if "did you" in (hint := parser.hint(name))}
     assert hints == {}
 
 

@@ -21,7 +21,7 @@ LEAVES = {
     "setting_files",
     "observability",
 }
-LEAVES |= {"observability", "lean_imports", "background", "expectations", "sockets"}
+LEAVES |= {"lean_imports", "background", "expectations", "arguments", "sockets"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "lean_imports": set(),
     "background": set(),
     "expectations": set(),
+    "arguments": {"expectations"},
     "sockets": {"errors"},
     "confinement": {"wire"},
     "setting_faults": {"errors", "expectations"},

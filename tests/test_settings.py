@@ -15,7 +15,7 @@ import pytest
 from builds import pins
 from worker.commands import convert, install_engine
 from worker.errors import ConfigError
-from worker.flags import _OTHER_NAMES, _parser, parse_flags
+from worker.flags import _parser, parse_flags
 from worker.fleet import command
 from worker.installation import own_version
 from worker.setting_faults import ENV_ONLY
@@ -390,15 +390,43 @@ def test_what_another_program_takes_is_answered_with_our_name(given: list[str], 
     assert message.endswith(words) and "x" not in message.split()
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("model --outfile x.gguf", "did you mean DESTINATION, which is the word behind SOURCE?"),
+        ("model -o", "did you mean DESTINATION, which is the word behind SOURCE?"),
+        ("o/r x.gguf --remote", "did you mean SOURCE, as hf:owner/repo@revision?"),
+        ("model x.gguf -q q4_0", "did you mean --outtype?"),
+        ("model x.gguf --outtyp q4_0", "did you mean --outtype?"),
+        ("model x.gguf --over", "llorch-convert convert --help lists them."),
+        ("model x.gguf --vocab-only", "llorch-convert convert --help lists them."),
+        ("list --familes", "did you mean --families?"),
+        ("cache -q 1", "llorch-convert cache --help lists them."),
+    ],
+)
+def test_what_another_converter_takes_is_answered_with_our_name(
+    given: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        convert.run(given.split())
+    assert capsys.readouterr().err.rstrip().endswith(words)
+
+
 def test_a_text_may_begin_as_a_flag_does() -> None:
     given = parse_flags("cpu", ["--reasoning-budget-message", "-so it ends", "--port", "3"])
     assert given == {"reasoning_budget_message": "-so it ends", "port": "3"}
 
 
 def test_other_programs_names_are_none_of_ours() -> None:
-    ours = {flag for backend in BACKENDS for flag in _parser(backend, None)._option_string_actions}
-    assert {name for name in _OTHER_NAMES if name.startswith("--")} <= ours
-    assert not ours & {each for names in _OTHER_NAMES.values() for each in names}
+    commands = next(
+        each for each in convert._parser()._actions if isinstance(each, argparse._SubParsersAction)
+    )
+    servers = [_parser(backend, None) for backend in BACKENDS]
+    for parsers in (servers, [*commands.choices.values()]):
+        ours = {flag for parser in parsers for flag in parser._option_string_actions}
+        theirs = parsers[0].other_names
+        assert {name for name in theirs if name.startswith("--")} <= ours | {"--version"}
+        assert not ours & {each for names in theirs.values() for each in names}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from typing import Any, NoReturn, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from worker.arguments import Parser
 from worker.commands import SUBCOMMANDS
 from worker.errors import ConfigError, flag
 from worker.expectations import closest
@@ -103,55 +103,39 @@ _OTHER_NAMES = {
 """What llama-server and vLLM call the same thing; one of their names may stand for two of ours."""
 
 
-_SHORT_WORD = re.compile(r"-[A-Za-z]{2}\S*")
-"""A flag of one dash and more than one letter, of which none is ours; a text has a space."""
 _NONE_FLAGS = frozenset({"mmproj"})
 """Settings whose value `none` has a flag of its own, as other servers have it."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argparse parser whose errors are `ConfigError`s."""
+class _Parser(Parser):
+    """A parser whose errors are `ConfigError`s."""
+
+    other_names = _OTHER_NAMES
 
     def error(self, message: str) -> NoReturn:
         # argparse says that it ignores what it refuses.
         message = message.replace(
             "ignored explicit argument", "is a switch and takes no value, not"
         )
-        raise ConfigError(message[0].upper() + message[1:] + ".")
+        end = "" if message[-1] in ".?" else "."
+        raise ConfigError(f"{message[0].upper()}{message[1:]}{end}")
 
 
 def parse_flags(
     backend: BackendName, argv: Sequence[str], name: str | None = None
 ) -> dict[str, Any]:
     """The given flags, as strings under their setting's name; `name` is a subcommand."""
-    parser = _parser(backend, name)
-    # argparse would take `-hf` for `-h`.
-    unknown = [each for each in argv if _SHORT_WORD.fullmatch(each)]
-    given: dict[str, Any] = {}
-    if not unknown:
-        namespace, unknown = parser.parse_known_args(list(argv))
-        given = vars(namespace)
+    namespace, unknown = _parser(backend, name).parse_known_args(list(argv))
     if unknown:
-        first = unknown[0].split("=")[0]
-        if first.startswith("-"):
-            what = f"{first} is not a flag of llorch-{backend}"
-            hint = _flag_hint(first, parser)
-        else:
-            what = f"{first!r} is none of the subcommands {', '.join(SUBCOMMANDS)}"
-            hint = closest(first, [*SUBCOMMANDS, "--help", "--version"])
-            if first in SUBCOMMANDS:
-                what, hint = f"A subcommand comes first: llorch-{backend} {first} …", "."
-            serves = "" if name else "it serves without one, and "
-            hint = hint or f"; {serves}a model is given as --model {first}."
-        raise ConfigError(what + hint, field=first)
+        first = unknown[0]
+        what = f"{first!r} is none of the subcommands {', '.join(SUBCOMMANDS)}"
+        hint = closest(first, [*SUBCOMMANDS, "--help", "--version"])
+        if first in SUBCOMMANDS:
+            what, hint = f"A subcommand comes first: llorch-{backend} {first} …", "."
+        serves = "" if name else "it serves without one, and "
+        raise ConfigError(what + (hint or f"; {serves}a model is given as --model {first}."))
+    given: dict[str, Any] = vars(namespace)
     return given
-
-
-def _flag_hint(unknown: str, parser: _Parser) -> str:
-    if meant := [ours for ours, names in _OTHER_NAMES.items() if unknown in names]:
-        return f"; did you mean {' or '.join(meant)}?"
-    known = [each for each in parser._option_string_actions if each[:2] == "--"]
-    return closest(unknown, known) or "; --help lists them."
 
 
 def _parser(backend: BackendName, name: str | None) -> _Parser:
@@ -169,7 +153,6 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
         + f".\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
-        allow_abbrev=False,
     )
     version = f"%(prog)s {own_version()}"
     parser.add_argument("--version", action="version", version=version, help="print the version")

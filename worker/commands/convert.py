@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import get_args
 
+from worker.arguments import Parser
 from worker.commands import open_standard_files, without_reader
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
@@ -172,8 +173,27 @@ def _keep(files: Iterable[Path], destination: Path) -> None:
 # --- their arguments ---------------------------------------------------------------------
 
 
+class _Parser(Parser):
+    other_names = {
+        "DESTINATION, which is the word behind SOURCE": ("-o", "--outfile", "--output", "--out"),
+        "SOURCE, which is the first word": ("-m", "--model", "--model-dir", "--hf-repo", "--repo"),
+        "SOURCE, as hf:owner/repo@revision": ("--remote", "--revision"),
+        "BASE, which is the word behind ADAPTER": ("--base", "--base-model-id"),
+        "--name": ("--model-name",),
+        "--outtype": ("-q", "--quantize", "--quant", "--quantization", "--dtype"),
+        "--cache-dir": ("--local-dir",),
+        "--threads": ("-t", "--nthreads"),
+        "--overwrite": ("-f", "--force"),
+        "--progress": ("-v", "--verbose", "--quiet"),
+        "--version": ("-V",),
+        "list --families": ("--print-supported-models",),
+        "the variable HF_TOKEN": ("--token", "-hft", "--hf-token"),
+    }
+    """What llama.cpp's converters, the hub's client and ollama call the same thing."""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="llorch-convert",
         description="SafeTensors in, a verified GGUF out. `llorch-convert SOURCE DESTINATION` is "
         "the command convert.",

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from worker.arguments import Parser
 from worker.background import die_with_parent
 from worker.installation import default_cache_dir, own_version
 from worker.wire.backends import BACKENDS
@@ -59,7 +60,7 @@ def _module(*command: str, path: Path | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="llorch-worker",
         description="Prepares an installation. llorch-cpu, llorch-cuda and the others serve.",
     )

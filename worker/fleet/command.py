@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
+from worker.arguments import Parser
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.fleet import deploy
 from worker.fleet.cluster import (
@@ -56,7 +57,7 @@ def run(argv: list[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="llorch-ray",
         description="Serve with several workers, on one machine or many, through Ray Serve.",
         epilog="exit codes: 0 done, 1 Ray refuses or is not there, 2 usage or file, 3 the workers "

@@ -1,0 +1,43 @@
+"""The parser of all commands: a flag that none of them has is answered with the one that was meant.
+
+Runs on the main thread, before anything heavy is imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from worker.expectations import closest
+
+_FLAG = re.compile(r"--?[A-Za-z][^\s=]*")
+"""A text has a space, and a number begins with a digit."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that takes no abbreviations, and says what an unknown flag stands for."""
+
+    other_names: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """What other programs call a flag, by our name of it; one of their names may stand for two of
+    ours."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Before argparse looks, which would take `-hf` for `-h`, and the value of an unknown flag
+        # for an argument.
+        for each in args or ():
+            name = each.partition("=")[0]
+            if each == "--" or (self._subparsers and not each.startswith("-")):
+                break
+            if _FLAG.fullmatch(name) and name not in self._option_string_actions:
+                self.error(f"{name} is not a flag of {self.prog}{self.hint(name)}")
+        return super().parse_known_args(args, namespace)
+
+    def hint(self, unknown: str) -> str:
+        """What stands behind a flag that is none here."""
+        known = [each for each in self._option_string_actions if each[:2] == "--"]
+        meant = [ours for ours, names in self.other_names.items() if unknown in names]
+        if there := [each for each in meant if each in known or each[:2] != "--"]:
+            return f"; did you mean {' or '.join(there)}?"
+        return closest(unknown, known) or f"; {self.prog} --help lists them."
