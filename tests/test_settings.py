@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import subprocess
+import sys
 import tomllib
 from itertools import chain
 from pathlib import Path
@@ -439,6 +441,26 @@ def test_each_command_tells_its_version(
         getattr(importlib.import_module(module), function)()
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"{name} {own_version()}\n"
+
+
+INTERRUPTED = """\
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name.startswith("worker.") and name != "worker.cli":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+from {module} import {function} as run
+run()
+"""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_command_is_interrupted_without_a_trace_of_its_imports(name: str) -> None:
+    module, _, function = SCRIPTS[name].partition(":")
+    code = INTERRUPTED.format(module=module, function=function)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 @pytest.mark.parametrize("module", [convert, command, install_engine])

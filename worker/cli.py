@@ -1,124 +1,53 @@
-"""The commands `llorch-<backend>`, one for each entry of `BACKENDS`.
-
-Runs the command that a command line asks for. A failure becomes one JSON log line, one sentence on
-stderr and the contract's exit code. Runs on the main thread. Nothing heavy is imported before the
-engine process has been started, so that both processes import at the same time.
-"""
+"""What the commands of `pyproject.toml` call. Nothing else is imported before Ctrl-C can wait."""
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import importlib
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
-
-from worker.commands import SUBCOMMANDS, open_standard_files, without_reader
-from worker.devices.cpu import instructions
-from worker.errors import WorkerError, not_utf8, system_words
-from worker.supervisor.engine_process import EngineProcess
-
-if TYPE_CHECKING:
-    from worker.settings import Settings
-    from worker.wire.backends import BackendName
+from typing import NoReturn
 
 
-def main(backend: BackendName, argv: Sequence[str]) -> int:
-    """Run one command to its end; returns the exit code."""
-    open_standard_files()
-    gc.disable()  # until all is imported: that makes no garbage, and to look for it takes a tenth
-    name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
-    serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)
-    if serves:
-        # Until the event loop takes signals, SIGTERM stops as Ctrl-C does: the first process of a
-        # container would not notice it, and serve on until it is killed.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+@contextmanager
+def interrupted_later() -> Iterator[None]:
+    """For imports. A signal that would raise `KeyboardInterrupt` inside the block does so at its
+    end: inside of a native module that is being imported, an exception may crash."""
+    came: list[int] = []
+    handled = [
+        each
+        for each in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(each) is signal.default_int_handler
+    ]
+    for each in handled:
+        signal.signal(each, lambda number, _: came.append(number))
     try:
-        with contextlib.closing(EngineProcess()) as engine:
-            if serves and not instructions.missing():
-                engine.spawn()
-            return _obey(backend, name, argv[1:] if name else argv, engine)
+        yield
+    finally:
+        for each in handled:
+            signal.signal(each, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+def _command(module: str, function: str, *first: str) -> NoReturn:
+    """Run a function of a module, which takes the arguments behind `first` and returns the exit
+    code."""
+    try:
+        with interrupted_later():
+            run = getattr(importlib.import_module(module), function)
+        sys.exit(run(*first, sys.argv[1:]))
     except KeyboardInterrupt:
-        return 0 if name is None else 130
+        sys.exit(128 + signal.SIGINT)
 
 
-def _obey(
-    backend: BackendName, name: str | None, argv: Sequence[str], engine: EngineProcess
-) -> int:
-    from worker.observability import logs
-
-    logs.configure()
-    try:
-        instructions.check()  # must precede NumPy, which would end the process with SIGILL
-        from worker.flags import parse_flags
-        from worker.installation import check_engine
-        from worker.settings import Settings
-
-        if name == "health":
-            from worker.commands.health import flags_of_first_process
-
-            argv = [*flags_of_first_process(f"llorch-{backend}"), *argv]
-        flags = parse_flags(backend, argv, name)
-        as_json = bool(flags.pop("json", False))
-        settings = Settings.load(backend, flags)
-        logs.configure(settings.log_level, settings.log_format, settings.worker_id)
-        settings.check_machine()
-        if name not in ("chat", "doctor"):  # one may ask a worker elsewhere, one reports all faults
-            check_engine(backend)
-        if name is not None:
-            command = importlib.import_module(f"worker.commands.{name}")
-            gc.enable()
-            return int(command.run(settings, as_json=as_json))
-        from worker.lifecycle import run
-
-        gc.enable()
-        run(settings, engine, partial(_room_bytes, settings))
-        return 0
-    except WorkerError as error:
-        return _report(f"llorch-{backend}", error)
-    except UnicodeEncodeError as error:
-        return _report(f"llorch-{backend}", not_utf8(error))
-    except BrokenPipeError:
-        return without_reader()
-    except OSError as error:  # a full disk, a folder that is gone
-        return _report(f"llorch-{backend}", WorkerError(system_words(error)))
-    except Exception as error:  # a bug: the log gets the trace, the user a sentence
-        logs.get_logger().error("worker.bug", exc_info=error)
-        return _report(
-            f"llorch-{backend}", WorkerError(f"Unexpected {type(error).__name__}: {error}")
-        )
-
-
-def _room_bytes(settings: Settings) -> int:
-    from worker.devices.preflight import room_bytes  # only some models ask for it
-
-    return room_bytes(settings.engine)
-
-
-def _report(command: str, error: WorkerError) -> int:
-    """Turn an error into a log line, a sentence and an exit code."""
-    from worker.observability import logs
-
-    known = {"code": error.code, "message": error.message, "exit_code": error.exit_code}
-    details = {key: value for key, value in error.details.items() if key not in ("errors", "event")}
-    logs.get_logger().error("worker.failed", **(details | known))
-    with contextlib.suppress(OSError):  # without a reader, the exit code still tells
-        print(f"{command}: {error.message}", file=sys.stderr, flush=True)
-    return error.exit_code
-
-
-def _command(backend: BackendName) -> NoReturn:
-    sys.exit(main(backend, sys.argv[1:]))
-
-
-cpu = partial(_command, "cpu")
-cuda = partial(_command, "cuda")
-vulkan = partial(_command, "vulkan")
-metal = partial(_command, "metal")
-accelerate = partial(_command, "accelerate")
-
-if __name__ == "__main__":
-    cpu()
+cpu = partial(_command, "worker.main", "main", "cpu")
+cuda = partial(_command, "worker.main", "main", "cuda")
+vulkan = partial(_command, "worker.main", "main", "vulkan")
+metal = partial(_command, "worker.main", "main", "metal")
+accelerate = partial(_command, "worker.main", "main", "accelerate")
+convert = partial(_command, "worker.commands.convert", "run")
+ray = partial(_command, "worker.fleet.command", "run")
+worker = partial(_command, "worker.commands.install_engine", "run")

@@ -1,7 +1,7 @@
 """Every failure that a user can meet, each with its wire code, HTTP status and exit code.
 
 Any room may raise them, on either side of the engine pipe. Each dialect of `api` turns
-them into HTTP answers and into the last event of a stream, and `cli` into an exit code.
+them into HTTP answers and into the last event of a stream, and `main` into an exit code.
 `details` has numbers and paths for machines.
 """
 

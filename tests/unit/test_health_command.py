@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.certificate import own_certificate
-from worker import cli
+from worker import main as command_line
 from worker.commands import health, served
 from worker.flags import parse_flags
 from worker.settings import Settings
@@ -56,7 +56,7 @@ def test_it_follows_the_flags_of_the_first_process(
 ) -> None:
     line = f"{before}\0--model\0tiny\0--host\x000.0.0.0\0--port={port}\0"
     first_process.write_text(line)
-    assert cli.main("cpu", ["health"]) == 0
+    assert command_line.main("cpu", ["health"]) == 0
     assert capsys.readouterr().out == "healthy\n"
 
 
@@ -64,10 +64,10 @@ def test_its_own_flags_and_variables_count_where_the_first_process_is_none(
     port: int, first_process: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first_process.write_text("/sbin/init\0")
-    assert cli.main("cpu", ["health", "--port", str(port)]) == 0
+    assert command_line.main("cpu", ["health", "--port", str(port)]) == 0
     first_process.unlink()
     monkeypatch.setenv("LLORCH_PORT", str(port))
-    assert cli.main("cpu", ["health"]) == 0
+    assert command_line.main("cpu", ["health"]) == 0
 
 
 def test_one_that_is_not_well_or_not_there_is_a_failure(
@@ -78,11 +78,11 @@ def test_one_that_is_not_well_or_not_there_is_a_failure(
 ) -> None:
     first_process.write_text("")
     monkeypatch.setattr(Healthy, "status", 503)
-    assert cli.main("cpu", ["health", "--port", str(port)]) == 1
+    assert command_line.main("cpu", ["health", "--port", str(port)]) == 1
     assert "The worker is not well" in capsys.readouterr().err
-    assert cli.main("cpu", ["health", "--port", "1"]) == 1
+    assert command_line.main("cpu", ["health", "--port", "1"]) == 1
     assert "The worker at http://127.0.0.1:1 does not answer" in capsys.readouterr().err
-    assert cli.main("cpu", ["health", "--port", "0"]) == 2
+    assert command_line.main("cpu", ["health", "--port", "0"]) == 2
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_a_worker_at_a_unix_socket_is_asked_there(
 
     with AtASocket(str(tmp_path / "s"), Healthy) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        assert cli.main("cpu", ["health", "--uds", str(tmp_path / "s")]) == 0
+        assert command_line.main("cpu", ["health", "--uds", str(tmp_path / "s")]) == 0
         assert capsys.readouterr().out == "healthy\n"
         server.shutdown()
-    assert cli.main("cpu", ["health", "--uds", str(tmp_path / "none")]) == 1
+    assert command_line.main("cpu", ["health", "--uds", str(tmp_path / "none")]) == 1
     assert f"The worker at {tmp_path / 'none'} does not answer" in capsys.readouterr().err
 
 
@@ -124,7 +124,7 @@ def test_a_certificate_is_trusted_whatever_names_are_in_it(
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         flags = ["--host", "127.0.0.2", "--port", str(server.server_port)]
         flags += ["--ssl-certfile", file, "--ssl-keyfile", file]
-        assert cli.main("cpu", ["health", *flags]) == 0
+        assert command_line.main("cpu", ["health", *flags]) == 0
         with served.client_of(Settings.load("cpu", parse_flags("cpu", flags, None))) as client:
             assert client.get("/health").is_success
         server.shutdown()
@@ -138,7 +138,7 @@ def test_another_server_without_that_path_is_no_worker_that_is_not_well(
 ) -> None:
     monkeypatch.setattr(Healthy, "said", b"<html>\n<p>not found\n")
     monkeypatch.setattr(Healthy, "status", 404)
-    assert cli.main("cpu", ["health", "--port", str(port)]) == 1
+    assert command_line.main("cpu", ["health", "--port", str(port)]) == 1
     assert capsys.readouterr().err.endswith("is no worker.\n")
 
 
@@ -153,18 +153,18 @@ def test_what_answers_there_may_be_another_server(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(Healthy, "said", said)
-    assert cli.main("cpu", [command, "--port", str(port)]) == 1
+    assert command_line.main("cpu", [command, "--port", str(port)]) == 1
     assert capsys.readouterr().err.endswith("is no worker.\n")
 
 
 def test_a_name_that_is_none_is_told(
     first_process: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main("cpu", ["health", "--host", "a..b"]) == 1
+    assert command_line.main("cpu", ["health", "--host", "a..b"]) == 1
     assert "The worker at http://a..b:8080 does not answer" in capsys.readouterr().err
 
 
 def test_a_chat_needs_its_certificate(capsys: pytest.CaptureFixture[str]) -> None:
     files = ("--ssl-certfile", "/nowhere", "--ssl-keyfile", "/nowhere")
-    assert cli.main("cpu", ["chat", *files]) == 2
+    assert command_line.main("cpu", ["chat", *files]) == 2
     assert "--ssl-certfile is '/nowhere', which is no file" in capsys.readouterr().err

@@ -30,13 +30,9 @@ _MOST_THREADS = 1024
 _COMMANDS = ("convert", "verify", "inspect", "list", "cache", "adapter")
 
 
-def main() -> None:
-    open_standard_files()
-    sys.exit(run(sys.argv[1:]))
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code. The fault is on stderr, or in the last JSON line."""
+    open_standard_files()
     if arguments and arguments[0] not in (*_COMMANDS, "-h", "--help", "--version"):
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)
@@ -330,4 +326,4 @@ def _source(options: argparse.Namespace, report: Reporter) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(sys.argv[1:]))

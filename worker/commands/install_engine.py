@@ -26,10 +26,6 @@ _RECIPES = (_PACKAGE / "assets" / "engine", _PACKAGE.parent)
 """Where the package `builds` may lie: in an installation, in a checkout."""
 
 
-def main() -> None:
-    sys.exit(run(sys.argv[1:]))
-
-
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code: 0 if the engine is installed, 1 if not."""
     options = _parser().parse_args(arguments)

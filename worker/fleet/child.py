@@ -24,7 +24,7 @@ def watch(death_pipe: int) -> None:
 
 
 def main() -> int:
-    from worker.cli import main as run
+    from worker.main import main as run
 
     death_pipe, backend = int(sys.argv[1]), sys.argv[2]
     os.set_inheritable(death_pipe, False)

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
 
 from worker.arguments import Parser
 from worker.errors import ConfigError, ModelError, WorkerError
@@ -34,10 +33,6 @@ START_ATTEMPTS = 3
 """A part of Ray that takes too long on a busy machine ends the rest of it."""
 PLACING_SECONDS = 10.0
 """A worker that Ray has not placed for so long waits for a device that another has."""
-
-
-def main() -> NoReturn:
-    sys.exit(run(sys.argv[1:]))
 
 
 def run(argv: list[str]) -> int:
@@ -266,4 +261,4 @@ def _short(message: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(sys.argv[1:]))
