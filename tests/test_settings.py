@@ -414,6 +414,18 @@ def test_what_another_converter_takes_is_answered_with_our_name(
     assert capsys.readouterr().err.rstrip().endswith(words)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [["model", ""], ["cache", "--cache-dir", ""], ["inspect", ""], ["list", "--models-file", ""]],
+)
+def test_an_empty_text_is_not_the_folder_one_is_in(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        convert.run(given)
+    assert capsys.readouterr().err.endswith(": an empty text names no file\n")
+
+
 def test_a_text_may_begin_as_a_flag_does() -> None:
     given = parse_flags("cpu", ["--reasoning-budget-message", "-so it ends", "--port", "3"])
     assert given == {"reasoning_budget_message": "-so it ends", "port": "3"}

@@ -37,7 +37,9 @@ def run(arguments: Sequence[str]) -> int:
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)
     report = Reporter(options.progress)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for each in (signal.SIGTERM, signal.SIGHUP):  # the latter of a terminal that is closed
+        if signal.getsignal(each) is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(each, _interrupt)
     try:
         options.run(options, report)
         sys.stdout.flush()
@@ -201,7 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_destination(convert)
     text = "type of the weights (default: q8_0)"
     convert.add_argument("--outtype", choices=[*FORMATS], default="q8_0", help=text)
-    convert.add_argument("--imatrix", type=Path, help="importance matrix, for K-quants")
+    convert.add_argument("--imatrix", type=_path, help="importance matrix, for K-quants")
     convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
     convert.add_argument(
         "--mmproj", action="store_true", help="write the projector of pictures and sounds"
@@ -214,14 +216,14 @@ def _parser() -> argparse.ArgumentParser:
 
     verify = commands.add_parser("verify", help="compare a GGUF with the SafeTensors it came of")
     _add_source(verify)
-    verify.add_argument("file", type=Path, help="what llorch-convert wrote of it")
+    verify.add_argument("file", type=_path, help="what llorch-convert wrote of it")
     verify.add_argument("--name", help="as it was given to the conversion")
-    verify.add_argument("--imatrix", type=Path, help="as it was given to the conversion")
+    verify.add_argument("--imatrix", type=_path, help="as it was given to the conversion")
     _add_pre_tokenizer(verify)
     verify.set_defaults(run=_verify)
 
     inspect = commands.add_parser("inspect", help="print a GGUF's metadata and tensors")
-    inspect.add_argument("file", type=Path, help="a GGUF file")
+    inspect.add_argument("file", type=_path, help="a GGUF file")
     inspect.set_defaults(run=_inspect)
 
     aliases = commands.add_parser("list", help="show the aliases, or the families")
@@ -245,8 +247,8 @@ def _parser() -> argparse.ArgumentParser:
     cache.set_defaults(run=_cache)
 
     adapter = commands.add_parser("adapter", help="write a GGUF adapter from a PEFT LoRA adapter")
-    adapter.add_argument("adapter", type=Path, help="a folder with adapter_config.json")
-    adapter.add_argument("base", type=Path, help="the GGUF of the model that it was trained on")
+    adapter.add_argument("adapter", type=_path, help="a folder with adapter_config.json")
+    adapter.add_argument("base", type=_path, help="the GGUF of the model that it was trained on")
     _add_destination(adapter)
     adapter.set_defaults(run=_adapter)
     for command in commands.choices.values():
@@ -265,20 +267,22 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 def _add_cache_dir(parser: argparse.ArgumentParser, text: str) -> None:
     given = os.environ.get("LLORCH_CACHE_DIR") or None
-    parser.add_argument("--cache-dir", type=_expanded, default=given, help=text)
+    parser.add_argument("--cache-dir", type=_path, default=given, help=text)
 
 
-def _expanded(path: str) -> Path:
-    return Path(os.path.expanduser(path))
+def _path(text: str) -> Path:
+    if not text:  # which is the folder one is in to `Path`
+        raise argparse.ArgumentTypeError("an empty text names no file")
+    return Path(os.path.expanduser(text))
 
 
 def _add_models_file(parser: argparse.ArgumentParser) -> None:
     given, text = os.environ.get("LLORCH_MODELS_FILE") or None, "a registry of your own"
-    parser.add_argument("--models-file", type=Path, default=given, help=text)
+    parser.add_argument("--models-file", type=_path, default=given, help=text)
 
 
 def _add_destination(command: argparse.ArgumentParser) -> None:
-    command.add_argument("destination", type=Path, help="the GGUF file to write")
+    command.add_argument("destination", type=_path, help="the GGUF file to write")
     command.add_argument("--overwrite", action="store_true", help="replace what is there")
 
 

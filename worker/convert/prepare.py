@@ -243,7 +243,7 @@ def _importance(options: Options) -> Metadata:
     if options.imatrix is None or options.format.tensor_type is not None:
         return {}
     if not options.imatrix.is_file():
-        raise ModelError(f"{options.imatrix} does not exist", path=str(options.imatrix))
+        raise ModelError(f"--imatrix {options.imatrix} is no file", path=str(options.imatrix))
     return {manifest.IMATRIX: sha256_of_file(options.imatrix)}
 
 

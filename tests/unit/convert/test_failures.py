@@ -338,6 +338,22 @@ def test_a_kill_in_any_phase_leaves_nothing_that_loads(tmp_path: Path) -> None:
     assert not target.with_name("model.gguf.partial").exists()
 
 
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_leaves_nothing(how: signal.Signals, tmp_path: Path) -> None:
+    target = tmp_path / "out" / "model.gguf"
+    target.parent.mkdir()
+    command = [sys.executable, "-m", "worker.commands.convert", str(TINY), str(target)]
+    child = conversion([*command, "--outtype", "q4_k_m"], target, tmp_path)
+    assert child.stdout is not None
+    while json.loads(child.stdout.readline()).get("phase") != "quantize":
+        pass
+    child.send_signal(how)
+    child.send_signal(signal.SIGCONT)  # it may stand still by now
+    child.communicate()
+    assert child.returncode == 130
+    assert list(target.parent.iterdir()) == []
+
+
 def test_a_disk_without_room_is_told_before_anything_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +386,9 @@ def test_an_importance_matrix_that_nothing_would_use_is_refused(
     given = ["--outtype", "q8_0", "--imatrix", str(tmp_path / "nowhere"), "--progress", "none"]
     assert cli.run([str(TINY), str(target), *given]) == 2
     assert "--imatrix is given, but nothing uses it" in capsys.readouterr().err
+    given = ["--outtype", "q4_k_m", "--imatrix", str(TINY), "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *given]) == 3
+    assert f"--imatrix {TINY} is no file" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
