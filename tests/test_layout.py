@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "api": LEAVES | {"supervisor"},
     "fleet": LEAVES | {"api", "main", "models"},
     "lifecycle": LEAVES | {"api", "supervisor", "models", "pool", "confinement"},
-    "commands": LEAVES | {"convert", "devices", "models"},
+    "commands": LEAVES | {"convert", "devices", "engine", "models"},
     "flags": LEAVES | {"commands"},
     "main": LEAVES | {"cli", "flags", "lifecycle", "supervisor", "commands", "devices"},
 }

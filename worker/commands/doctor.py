@@ -19,12 +19,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from worker.commands.plan import check_template_of
 from worker.devices import machine, preflight
 from worker.devices.cpu import instructions
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan, memory_map
 from worker.devices.preflight import ChosenDevice, Findings, Questions
-from worker.errors import DownloadError, InsufficientVram, ModelError, WorkerError
+from worker.errors import ConfigError, DownloadError, InsufficientVram, ModelError, WorkerError
 from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
@@ -261,6 +262,8 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
         except DownloadError as error:
             _downloaded_first("model", name, error, found, cache_fault)
             return None
+        with contextlib.suppress(ConfigError):  # the check of the files has told why
+            check_template_of(resolved, settings)
         found.ok("model", f"{name}: {resolved.gguf_path}")
         return resolved
 

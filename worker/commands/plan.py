@@ -11,11 +11,14 @@ from functools import partial
 
 from worker.devices import preflight
 from worker.devices.plan.plan import Plan
+from worker.engine.text.renderer import check_template
 from worker.errors import InsufficientVram, ModelError
 from worker.models.adapter import resolve_adapters
 from worker.models.draft import resolve_draft
+from worker.models.gguf.header import read_header
 from worker.models.projector import resolve_projector
-from worker.models.resolve import resolve_for
+from worker.models.resolve import ResolvedModel, resolve_for
+from worker.setting_files import read_chat_template
 from worker.settings import Settings
 
 _PLAN_SECONDS = 120.0
@@ -32,6 +35,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     settings.check_files()
     room = partial(preflight.room_bytes, settings.engine)
     resolved = asyncio.run(resolve_for(settings, settings.model, room=room))
+    check_template_of(resolved, settings)
     path = str(resolved.gguf_path)
     adapters = asyncio.run(
         resolve_adapters(settings.adapters, resolved.gguf_path, settings.cache_path)
@@ -57,6 +61,14 @@ def run(settings: Settings, *, as_json: bool) -> int:
     assert findings.plan is not None, "a plan or an error"
     _print(findings.plan, as_json)
     return 0
+
+
+def check_template_of(resolved: ResolvedModel, settings: Settings) -> None:
+    """Raises `ModelError` for a chat template with which the start would fail."""
+    file = settings.engine.chat_template
+    header = resolved.header or read_header(resolved.gguf_path)
+    if source := read_chat_template(file) if file is not None else header.chat_template:
+        check_template(source)
 
 
 def _print(plan: Plan, as_json: bool) -> None:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support.bundled import bundled_with_template
 from tests.support.devices import rpc
 from tests.support.hub_server import Repo, running_hub
 from tests.support.random_models import random_model
@@ -154,6 +155,25 @@ def test_a_plan_refuses_each_file_with_which_a_start_fails(
     assert plan.stderr.splitlines()[-1] == start.stderr.splitlines()[-1]
     report = diagnose(warm_cache, **dict(zip(names_of(there[::2]), there[1::2], strict=True)))
     assert report.exit_code == 2
+    told = [check.text for check in report.checks if check.error]
+    assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
+
+
+@pytest.mark.parametrize("whose", ["model", "chat_template"])
+def test_a_template_with_which_a_start_fails_is_told_before(
+    whose: str, tmp_path: Path, warm_cache: Path
+) -> None:
+    file = tmp_path / "given"
+    if whose == "model":
+        file = bundled_with_template(tmp_path / "m.gguf", "{% if %}")
+    else:
+        file.write_text("{{ messages.__class__ }}")
+    arguments = [f"--{whose.replace('_', '-')}", str(file), "--port", "0"]
+    start = run(*arguments, cache=warm_cache)
+    plan = run("plan", *arguments, cache=warm_cache)
+    report = diagnose(warm_cache, **{whose: str(file)})
+    assert plan.returncode == start.returncode == report.exit_code == 3
+    assert plan.stderr.splitlines()[-1] == start.stderr.splitlines()[-1]
     told = [check.text for check in report.checks if check.error]
     assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
 

@@ -17,10 +17,10 @@ from msgspec import structs
 
 from worker.engine.text import conversation
 from worker.engine.text.conversation import Chat, Form
-from worker.engine.text.renderer import OutOfBounds, Refused, renderer
-from worker.errors import InvalidRequest, ModelError
+from worker.engine.text.renderer import OutOfBounds, Refused, check_template, renderer
+from worker.errors import InvalidRequest
 from worker.llama.model import Model
-from worker.setting_files import MAX_TEMPLATE_CHARS, read_chat_template
+from worker.setting_files import read_chat_template
 from worker.wire.work import ChatPrompt
 
 MAX_RENDER_SECONDS = 2.0
@@ -41,17 +41,9 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None
     ) -> None:
         """`tool_use` is the model's second template, for chats with tools."""
-        if len(source) > MAX_TEMPLATE_CHARS:
-            raise ModelError(
-                f"the model's chat template has {len(source):,} characters; at most "
-                f"{MAX_TEMPLATE_CHARS:,} are taken"
-            )
+        check_template(source)
         self.source = source
         self._special_tokens = dict(special_tokens)
-        try:
-            renderer().compile(source)
-        except Refused as error:
-            raise ModelError(f"the model's chat template is not valid: {error}") from error
         self._probing_seconds = 0.0
         self._forms: tuple[Form, ...] = conversation.forms_of(self._probed)
         self._tool_use = ChatTemplate(tool_use, special_tokens) if tool_use is not None else None

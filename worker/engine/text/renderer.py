@@ -1,4 +1,5 @@
-"""The engine's side of the process that renders chat templates (`sandbox`). Intake threads."""
+"""The other side of the process that renders chat templates (`sandbox`): the engine's intake
+threads, and the main thread of a command that tells whether a model would start."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from functools import cache
 from typing import Any
 
 from worker.confinement.bounded import BoundedProgram, Ended
+from worker.errors import ModelError
+from worker.setting_files import MAX_TEMPLATE_CHARS
 
 _COMPILE_SECONDS = 5.0
 """Of a processor; constants are computed then. Templates take 0.1."""
@@ -58,3 +61,19 @@ class Renderer(BoundedProgram):
 
 renderer = cache(Renderer)
 """The one of this process."""
+
+
+def check_template(source: str) -> None:
+    """
+    Raises:
+        ModelError: no chat can be rendered with this template.
+    """
+    if len(source) > MAX_TEMPLATE_CHARS:
+        raise ModelError(
+            f"the model's chat template has {len(source):,} characters; at most "
+            f"{MAX_TEMPLATE_CHARS:,} are taken"
+        )
+    try:
+        renderer().compile(source)
+    except Refused as error:
+        raise ModelError(f"the model's chat template is not valid: {error}") from error
