@@ -375,6 +375,7 @@ def test_several_faults_are_told_together() -> None:
         (["docter"], "did you mean doctor?"),
         (["my/model.gguf"], "a model is given as --model my/model.gguf."),
         (["serve"], "it serves without one, and a model is given as --model serve."),
+        (["serve", "m.gguf"], "it serves without one, and a model is given as --model m.gguf."),
         (["help"], "did you mean --help?"),
         (["-V"], "did you mean --version?"),
         (["--qqqq"], "--help lists them."),
@@ -504,7 +505,7 @@ def test_more_threads_than_cpus_are_refused_where_they_would_run() -> None:
         more.check_machine()
 
 
-@pytest.mark.parametrize("given", ["--page=yes", "--no-page=1", "--help=me"])
+@pytest.mark.parametrize("given", ["--page=yes", "--no-page=1", "--help=me", "--mmap true"])
 def test_a_switch_with_a_value_is_told_to_take_none(given: str) -> None:
     with pytest.raises(ConfigError, match="takes no value, not"):
-        parse_flags("cpu", [given])
+        parse_flags("cpu", given.split())

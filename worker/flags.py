@@ -125,15 +125,20 @@ def parse_flags(
     backend: BackendName, argv: Sequence[str], name: str | None = None
 ) -> dict[str, Any]:
     """The given flags, as strings under their setting's name; `name` is a subcommand."""
-    namespace, unknown = _parser(backend, name).parse_known_args(list(argv))
+    parser = _parser(backend, name)
+    namespace, unknown = parser.parse_known_args(list(argv))
     if unknown:
         first = unknown[0]
+        before = ["", *argv][argv.index(first)]
+        known = parser._option_string_actions.get(before)
+        if known is not None and known.nargs == 0 and first not in SUBCOMMANDS:
+            parser.error(f"{before} is a switch and takes no value, not {first!r}")
         what = f"{first!r} is none of the subcommands {', '.join(SUBCOMMANDS)}"
         hint = closest(first, [*SUBCOMMANDS, "--help", "--version"])
         if first in SUBCOMMANDS:
             what, hint = f"A subcommand comes first: llorch-{backend} {first} …", "."
         serves = "" if name else "it serves without one, and "
-        raise ConfigError(what + (hint or f"; {serves}a model is given as --model {first}."))
+        raise ConfigError(what + (hint or f"; {serves}a model is given as --model {unknown[-1]}."))
     given: dict[str, Any] = vars(namespace)
     return given
 
