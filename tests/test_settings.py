@@ -280,6 +280,7 @@ def test_what_kubernetes_puts_into_a_pod(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLORCH_MODEL", "")
     monkeypatch.setenv("LLORCH_PORT", "")
+    monkeypatch.setenv("LLORCH_CUDA_DEVICE", "")  # another command's, too
     assert (load().model, load().port) == (None, 8080)
 
 

@@ -563,12 +563,13 @@ def is_switch(info: FieldInfo) -> bool:
 
 
 def _refuse_unknown_environment(backend: BackendName) -> None:
-    for variable in os.environ:
+    for variable, value in os.environ.items():
         if not variable.startswith(ENV_PREFIX):
             continue
         name = variable.removeprefix(ENV_PREFIX).lower()
         if name in FIELDS:
-            _refuse_other_backend(name, variable, backend)
+            if value:
+                _refuse_other_backend(name, variable, backend)
         elif not _SERVICE_LINK.search(variable):
             hint = closest(name.upper(), [each.upper() for each in FIELDS], ENV_PREFIX)
             raise ConfigError(
