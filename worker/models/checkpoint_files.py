@@ -149,6 +149,8 @@ def read_json(path: Path) -> dict[str, Any]:
             json.dumps(value, ensure_ascii=False).encode()
     except FileNotFoundError:
         raise ModelError(f"{path.parent} has no {path.name}", path=str(path)) from None
+    except NotADirectoryError:
+        raise ModelError(f"{path.parent} is no folder", path=str(path)) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} is not readable JSON: {error}", path=str(path)) from None
     if not isinstance(value, dict):

@@ -227,6 +227,11 @@ def test_names_go_by_the_familys_table(
     }
 
 
+def test_a_file_in_place_of_the_folder_is_told(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=f"{base} is no folder"):
+        convert_adapter(base, read_header(base), tmp_path / "a.gguf")
+
+
 def test_what_the_flag_means() -> None:
     assert parse_adapter("a.gguf") == Adapter("a", "a.gguf", 1.0, is_default=True)
     assert parse_adapter("x/a.gguf=0.5") == Adapter("a", "x/a.gguf", 0.5, is_default=True)
