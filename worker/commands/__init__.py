@@ -25,6 +25,8 @@ def open_standard_files() -> None:
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
             os.set_inheritable(number, True)  # the engine process logs there, too
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)
     if sys.stdout is None:
         sys.stdout = open(1, "w", closefd=False)
     if sys.stderr is None:

@@ -59,6 +59,15 @@ def test_it_starts_a_worker_where_none_runs(warm_cache: Path) -> None:
     assert "Paris" in first["content"] and second["finish_reason"]
 
 
+def test_without_an_input_it_has_nothing_to_say(worker: WorkerProcess, tmp_path: Path) -> None:
+    command = [*installed(), "chat", "--port", str(worker.port)]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&-', "sh", *command],
+        capture_output=True, text=True, env=environment(tmp_path), timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_token_is_sent_over_https_and_its_lack_is_a_sentence(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
