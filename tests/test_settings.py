@@ -277,6 +277,13 @@ def test_what_kubernetes_puts_into_a_pod(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "enableServiceLinks" in refusal()
 
 
+def test_a_variable_in_small_letters_is_told_as_it_is_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("llorch_port", "x")
+    assert refusal().startswith("llorch_port is 'x'; ")
+
+
 def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLORCH_MODEL", "")
     monkeypatch.setenv("LLORCH_PORT", "")

@@ -108,12 +108,8 @@ def _name(fault: ErrorDetails) -> str:
 def _sentence(fault: ErrorDetails, flags: Mapping[str, Any], others: Mapping[str, str]) -> str:
     name = _name(fault)
     variable = variable_of(name)
-    if name in flags:
-        origin = flag(name)
-    elif os.environ.get(variable):
-        origin = variable
-    else:
-        origin = others.get(name, name)
+    set_as = [each for each in os.environ if each.upper() == variable and os.environ[each]]
+    origin = flag(name) if name in flags else set_as[0] if set_as else others.get(name, name)
     given = "a secret that cannot be sent" if name in ENV_ONLY else repr(fault["input"])
     if name.endswith("_url") and isinstance(fault["input"], str):
         given = repr(without_secrets(fault["input"]))
