@@ -85,6 +85,7 @@ SUBJECTS = {
         ("worker.wire.transport", "worker.wire.codec"),
         (f"{_UNIT}/wire/test_wire.py",),
     ),
+    "connection": Subject(("worker.api.http.connection",), (f"{_UNIT}/api/test_connection.py",)),
 }
 NEEDS_AN_ENGINE = ("RealEngine", "vocabulary", "llama_cpp")
 """Names in a test, or of its fixtures, that mean one."""

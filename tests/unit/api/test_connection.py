@@ -280,57 +280,91 @@ def test_a_client_of_1_0_gets_no_interim_answer() -> None:
     assert statuses(asyncio.run(exchanged(head))) == [b"200"]
 
 
-@pytest.mark.anyio
-async def test_whoever_does_not_take_the_last_bytes_is_cut() -> None:
-    """Also where they are few, and the connection is being closed."""
+class Stuck(asyncio.Transport):
+    """Takes nothing unless the test says so, which sets `n_left`."""
 
-    class Stuck(asyncio.Transport):
-        n_left, is_closed, was_aborted = 9, False, False
+    n_left, is_closed, was_aborted = 9, False, False
 
-        def get_write_buffer_size(self) -> int:
-            return self.n_left
+    def get_write_buffer_size(self) -> int:
+        return self.n_left
 
-        def write(self, data: Any) -> None: ...
+    def write(self, data: Any) -> None: ...
 
-        def close(self) -> None:
-            self.is_closed = True
+    def close(self) -> None:
+        self.is_closed = True
 
-        def can_write_eof(self) -> bool:
-            return True
+    def can_write_eof(self) -> bool:
+        return True
 
-        def write_eof(self) -> None: ...
+    def write_eof(self) -> None: ...
 
-        def is_closing(self) -> bool:
-            return self.is_closed
+    def is_closing(self) -> bool:
+        return self.is_closed
 
-        def abort(self) -> None:
-            self.was_aborted = True
+    def abort(self) -> None:
+        self.was_aborted = True
 
-        def get_extra_info(self, name: str, default: Any = None) -> Any:
-            return None
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return None
 
-        def pause_reading(self) -> None: ...
+    def pause_reading(self) -> None: ...
 
-        def resume_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
 
+
+@asynccontextmanager
+async def stuck(patience_s: float) -> AsyncIterator[tuple[WorkerProtocol, Stuck, list[bool]]]:
+    """A connection of such a client, and one entry for each time that it was cut."""
     config = uvicorn.Config(app, lifespan="off", log_config=None)
     config.load()
-    n_cut = 0
-
-    def on_cut() -> None:
-        nonlocal n_cut
-        n_cut += 1
-
-    state: Any = uvicorn.server.ServerState()
-    make: Any = protocol_with(0.05, on_cut)
-    protocol = make(config, state, {})
-    transport = Stuck()
+    cuts: list[bool] = []
+    make: Any = protocol_with(patience_s, lambda: cuts.append(True))
+    protocol, transport = make(config, uvicorn.server.ServerState(), {}), Stuck()
     protocol.connection_made(transport)
-    protocol.data_received(b"not HTTP\r\n\r\n")
-    assert protocol.transport.is_closing()
-    await asyncio.sleep(0.2)
-    assert transport.was_aborted and n_cut == 1
+    yield protocol, transport, cuts
     protocol.connection_lost(None)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("n_taken", [0, 4])
+async def test_whoever_does_not_take_the_last_bytes_is_cut(n_taken: int) -> None:
+    """Also where they are few, the connection is being closed, and some of them were taken."""
+    async with stuck(0.05) as (protocol, transport, cuts):
+        protocol.data_received(b"not HTTP\r\n\r\n")
+        assert protocol.transport.is_closing()
+        if n_taken:
+            protocol.pause_writing()
+            transport.n_left -= n_taken
+            protocol.resume_writing()
+        await asyncio.sleep(0.2)
+        assert transport.was_aborted and len(cuts) == 1
+
+
+@pytest.mark.anyio
+async def test_whoever_takes_a_byte_in_time_is_not_cut() -> None:
+    async with stuck(0.1) as (protocol, transport, cuts):
+        protocol.pause_writing()
+        for _ in range(5):
+            await asyncio.sleep(0.06)
+            transport.n_left -= 1
+        assert protocol in connection._unread and not cuts
+        await asyncio.sleep(0.3)
+        assert transport.was_aborted and len(cuts) == 1
+        assert protocol not in connection._unread
+
+
+@pytest.mark.anyio
+async def test_whoever_took_all_is_watched_no_more() -> None:
+    async with stuck(0.02) as (protocol, transport, cuts):
+        protocol.pause_writing()
+        transport.n_left = 0
+        await asyncio.sleep(0.1)
+        assert protocol not in connection._unread and not cuts
+        transport.n_left = 9
+        protocol.pause_writing()
+        protocol.resume_writing()
+        await asyncio.sleep(0.1)
+        assert protocol not in connection._unread and not cuts
 
 
 @pytest.mark.parametrize("lines", [b"", b"Connection: keep-alive\r\n"])
