@@ -168,6 +168,16 @@ def test_on_a_processor_the_output_is_repacked_beside_the_input(
     assert set(MadeUp.seen) == {1} and MadeUp.n_open == 0
 
 
+@pytest.mark.parametrize("order", [(FIRST, SECOND), (SECOND, FIRST)])
+def test_the_largest_tensor_is_one_that_each_device_takes(
+    monkeypatch: pytest.MonkeyPatch, order: placement.Devices
+) -> None:
+    most = {FIRST: 5 << 20, SECOND: (4 << 20) - 1}
+    monkeypatch.setattr(MadeUp, "takes", lambda _, size, device: size <= most[device])
+    assert placement.largest_tensor_bytes(order) == 3 << 20
+    assert MadeUp.n_open == 0
+
+
 def test_as_many_experts_are_asked_for_as_are_used() -> None:
     header = model()
     used = {f"{header.architecture}.expert_used_count": 3}
