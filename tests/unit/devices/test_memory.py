@@ -16,7 +16,7 @@ from tests.support.devices.loads import loaded, planned
 from tests.support.random_adapters import random_adapter
 from tests.support.random_models import KINDS, Kind, random_model
 from worker.devices.cpu.budget import cpu_budget
-from worker.devices.plan import memory
+from worker.devices.plan import memory, placement
 from worker.devices.plan.cells import STATES_AHEAD, head_options
 from worker.devices.plan.plan import Plan
 from worker.devices.residency.load_report import parse
@@ -26,6 +26,7 @@ from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.models.gguf.header import read_header
+from worker.models.gguf.tensors import TensorEntry
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one slot": {"slots": 1, "context_length": 512},
@@ -206,3 +207,11 @@ def test_a_model_that_pools_has_room_for_the_logits_of_a_whole_text(config: Make
     plan = memory.plan(header, given.settings, (), cpu_budget(1), "model")
     shape = SHAPES["wide-heads"]
     assert plan.parts["output"] == 4 * 512 * (shape.vocabulary + shape.embedding)
+
+
+def test_a_matrix_may_have_several_planes() -> None:
+    """As in latent attention, of which each head has one; ggml ends the process at vectors that
+    have another number."""
+    header = read_header(random_model("dense"))
+    matrix = TensorEntry("blk.0.attn_k_b.weight", "F32", (32, 32, 4), 0, 4 * 32 * 32 * 4)
+    assert placement.place(replace(header, tensors=(matrix,)), ()).device_bytes == (matrix.n_bytes,)
