@@ -579,6 +579,12 @@ def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None
         assert statuses(asyncio.run(exchanged(earlier + bad + earlier))) == [b"200", status]
 
 
+def test_a_head_is_measured_without_those_before_it() -> None:
+    large = b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 30_000 + b"\r\n"
+    sent = (large + b"\r\n") * 3 + large + b"Connection: close\r\n\r\n"
+    assert statuses(asyncio.run(exchanged(sent))) == [b"200"] * 4
+
+
 @pytest.mark.anyio
 async def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "most_connections", lambda: 8)
