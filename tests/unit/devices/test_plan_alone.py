@@ -372,7 +372,7 @@ def test_a_huge_cache_is_planned_from_smaller_ones(
     ("chosen", "cells", "length", "unified"),
     [
         ({"kv_cells": 4096, "slots": 4, "context_length": 1024}, 4096, 1024, False),
-        ({"kv_cells": 4095, "slots": 4, "context_length": 1024}, 4095, 1024, True),
+        ({"kv_cells": 4095, "slots": 4, "context_length": 1024}, 4096, 1024, True),
         ({"kv_cells": 4096, "slots": 8}, 4096, TRAINED, True),
         ({"kv_cells": 1024, "slots": 8}, 1024, 1024, True),
         ({"kv_cells": 1024, "slots": 8, "context_length": 512, "kv_unified": False}, 2048, 256, 0),

@@ -226,6 +226,7 @@ class _Planner:
             if settings.kv_cells is None or parts.cells >= cells:
                 return parts
             return replace(parts, reason=f"{parts.reason}; of {cells:,} the rest would lie idle")
+        cells = -(-cells // CELLS_STEP) * CELLS_STEP  # else more could be kept than are told
         reason = f"{cells:,} cells in one pool, of which a sequence may have {length:,}"
         divisions = divisions_of(cells, slots) if settings.kv_unified is None else ()
         return KvCache(cells, length, True, reason, divisions)
