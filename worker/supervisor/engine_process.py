@@ -155,6 +155,7 @@ class EngineProcess:
         if not left:
             self.kill()
             await self._has_left(KILL_WAIT_SECONDS)
+        self._black_box.close()  # this object is in a cycle, which may not be collected for days
         return how_it_ended(self._process.returncode)
 
     async def _has_left(self, within_seconds: float) -> bool:

@@ -23,6 +23,11 @@ class BlackBox:
         self._memory = mmap.mmap(-1 if fd is None else fd, mmap.PAGESIZE)
         self.in_hand = memoryview(self._memory).cast("q")
 
+    def close(self) -> None:
+        """Give the page and its descriptor back; nothing can be read any more."""
+        self.in_hand.release()
+        self._memory.close()
+
     @property
     def suspects(self) -> frozenset[int]:
         """Ids of the requests in hand."""

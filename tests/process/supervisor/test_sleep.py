@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import pytest
@@ -40,6 +41,18 @@ async def test_requests_that_come_while_it_sleeps_wake_it_once() -> None:
             assert job.engine_restarts == 0
         assert supervisor.state == "ready" and engine_pid(supervisor) != first
         assert not supervisor.status().crashes
+
+
+async def test_an_engine_that_has_left_holds_no_descriptor() -> None:
+    def n_open() -> int:
+        return len(os.listdir("/dev/fd"))
+
+    async with supervised() as supervisor:
+        before = n_open()
+        for _ in range(3):
+            supervisor.sleep()
+            await all_of(await submit(supervisor, request("say", "a")))
+        assert n_open() <= before
 
 
 async def test_what_the_worker_asks_itself_keeps_it_not_awake(
