@@ -20,7 +20,7 @@ from worker.devices import machine, select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import a_part_each, context_options
-from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.placement import may_repack, tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.preflight import (
     ChosenDevice,
@@ -124,6 +124,7 @@ def _trial(questions: Questions, walls: Walls) -> Trial:
         mmap=not selected.is_gpu,
         mlock=settings.mlock,
         tensor_placement=tensor_placement(header, selected.devices),
+        extra_buffer_types=may_repack(header),
     )
     model = Model(path, options)
     cells = a_part_each(settings, 256)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from worker.devices.plan.cells import draft_options, head_options
-from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.placement import may_repack, tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof
 from worker.devices.select import Selected
@@ -91,6 +91,7 @@ def _load(
         mmap=settings.maps_file,
         mlock=settings.mlock,
         tensor_placement=tensor_placement(header, selected.devices),
+        extra_buffer_types=may_repack(header),
     )
     model = Model(file.path, options)
     length = min(context_length, model.trained_context_length)

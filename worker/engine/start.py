@@ -17,7 +17,7 @@ from worker.devices import machine, select
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options, divided
-from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.placement import may_repack, tensor_placement
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
@@ -247,6 +247,7 @@ def _load_model(
         mmap=config.engine.maps_file,
         mlock=config.engine.mlock,
         tensor_placement=tensor_placement(header, selected.devices),
+        extra_buffer_types=may_repack(header),
         metadata=header.overridden,
         mtp=config.engine.speculate == "mtp" and header.pooling is None,
     )

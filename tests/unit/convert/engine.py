@@ -8,19 +8,22 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from worker.devices.plan.placement import may_repack
 from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import LoadOptions, Model
+from worker.models.gguf.header import read_header
 
 
-def logits(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-    """One row per token; KV cache in F32, flash attention off, weights as they are stored."""
+def logits(gguf: Path, tokens: Sequence[int], *, repacked: bool = False) -> npt.NDArray[np.float32]:
+    """One row per token; KV cache in F32, flash attention off, weights as they are stored, or
+    `repacked` as a worker has them."""
 
     def read(context: Context) -> npt.NDArray[np.float32]:
         return np.stack([context.logits(row).copy() for row in range(len(tokens))])
 
-    return _decoded(gguf, tokens, read, embeddings=False)
+    return _decoded(gguf, tokens, read, embeddings=False, repacked=repacked)
 
 
 def embedding(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -44,8 +47,10 @@ def _decoded(
     read: Callable[[Context], npt.NDArray[np.float32]],
     *,
     embeddings: bool = True,
+    repacked: bool = False,
 ) -> npt.NDArray[np.float32]:
-    model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
+    repacked = repacked and may_repack(read_header(gguf))
+    model = Model(str(gguf), LoadOptions(extra_buffer_types=repacked))
     n = len(tokens)
     options = ContextOptions(
         n_ctx=max(n, 64),

@@ -11,7 +11,13 @@ import pytest
 
 from tests.support.random_models import random_model
 from worker.devices.plan import placement
-from worker.devices.plan.placement import Weights, place, shared_out, tensor_placement
+from worker.devices.plan.placement import (
+    Weights,
+    may_repack,
+    place,
+    shared_out,
+    tensor_placement,
+)
 from worker.llama import library
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.tensors import TensorEntry
@@ -211,3 +217,15 @@ def test_layers_are_shared_out_by_their_middles(
     tensors.append(TensorEntry("output.weight", "F32", (1,), 0, output))
     header = replace(model(), tensors=tuple(tensors), block_count=len(blocks))
     assert shared_out(header, available) == layers
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_k_b.weight", "blk.0.ffn_up_exps.weight"])
+def test_nothing_is_repacked_beside_a_matrix_that_would_lose_planes(name: str) -> None:
+    planes = TensorEntry(name, "Q8_0", (4, 4, 2), 0, BLOCK)
+    header = replace(model(), tensors=(*model().tensors, planes))
+    one_copy = sum(SIZES.values()) + BLOCK
+    loses = "attn" in name  # experts are multiplied in another way
+    assert may_repack(model()) and may_repack(header) is not loses
+    assert (place(header, ()).device_bytes == (one_copy,)) is loses
+    MadeUp.repacks = staticmethod(lambda each: each != name)
+    assert may_repack(header)

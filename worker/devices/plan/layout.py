@@ -52,6 +52,7 @@ class Unloaded:
             no_alloc=True,
             mtp=mtp,
             tensor_placement=self.weights.placed,
+            extra_buffer_types=placement.may_repack(header),
             metadata=header.overridden,
             without_vocabulary=size,
         )

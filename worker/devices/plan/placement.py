@@ -73,6 +73,21 @@ def tensor_placement(header: GgufHeader, devices: Devices) -> tuple[tuple[str, i
     return place(header, devices[:1]).placed if devices else ()
 
 
+def may_repack(header: GgufHeader) -> bool:
+    """Whether llama.cpp may repack weights for this processor: `LoadOptions.extra_buffer_types`.
+
+    Its type for AMX says that it multiplies with a matrix of several planes, as latent attention
+    has them, keeps the first alone, and multiplies with none: llama.cpp then ends the process.
+    """
+    planes = [each for each in header.tensors if each.shape[2:] and not _EXPERTS.search(each.name)]
+    if not planes:
+        return True
+    cpu = _cpu()
+    with closing(_Meta()) as meta:
+        types = _extra_buffer_types(cpu)
+        return not any(meta.multiplies(each, cpu, kind, 1) for each in planes for kind in types)
+
+
 def shared_out(header: GgufHeader, available: Sequence[int]) -> tuple[int, ...]:
     """The number of layers for each of several devices, by their available bytes.
 
@@ -157,9 +172,9 @@ def _place_on_gpus(
 
 
 def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
-    [cpu, *_] = [device for device in library.devices() if device.kind == "cpu"]
+    cpu = _cpu()
     plain_type = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
-    faster = _extra_buffer_types(cpu)
+    faster = _extra_buffer_types(cpu) if may_repack(header) else []
     n_used = header.metadata.get(f"{header.architecture}.expert_used_count", 1)
     n_experts = n_used if isinstance(n_used, int) else 1
     total = 0
@@ -181,6 +196,10 @@ def _is_output_too(tensor: TensorEntry, header: GgufHeader) -> bool:
     # LFM2 names its output norm as encoders name the one after their embedding.
     has_output = "output_norm.weight" in names or header.architecture.startswith("lfm2")
     return has_output and "output.weight" not in names
+
+
+def _cpu() -> library.Device:
+    return next(device for device in library.devices() if device.kind == "cpu")
 
 
 def _extra_buffer_types(cpu: library.Device) -> list[int]:
