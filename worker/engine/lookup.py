@@ -27,18 +27,14 @@ _TIMES = (1, 2, 5)
 _ONCE = len(_LENGTHS)
 _FORCED = _ONCE + len(_TIMES)
 """…and the kind of what a form forces."""
-_FORCED_TEXT = -1
-"""No token: stands for any text that a form has forced."""
+_BETWEEN, _FORCED_TEXT = -1, -2
+"""No tokens: what stands between two answers, and for any text that a form has forced."""
 Habits = dict[int, tuple[int, int]]
 """For a token, or `_FORCED_TEXT`: what followed it when it came last, and how often in a row."""
 _MOST_TENANTS, _MOST_KEPT = 8, 1 << 13
 _TAKEN_IN = 1 << 12
 """Tokens that a step takes in at most, some 2 ms: a long prompt becomes known over some steps, the
 oldest tokens first."""
-_MOST_BEHIND = 1 << 9
-"""Tokens that a form takes in at once, some 2 ms: of more, it forgets which habits they show."""
-_BETWEEN = -1
-"""No token: stands between two answers."""
 
 
 class Text:
@@ -80,24 +76,23 @@ class Text:
 
 
 class Form:
-    """An answer that a constraint holds to a form, and its habits, which begin as those of the
-    answer before."""
+    """The habits of an answer that a constraint holds to a form. They begin as those of the answer
+    before."""
 
-    def __init__(self, tokens: list[int], follower: Follower, habits: Habits) -> None:
-        """`follower` has the constraint's state behind these tokens."""
-        self._tokens, self.n_known = tokens, len(tokens)
-        self.follower, self.last = follower, tokens[-1]
+    def __init__(self, sequence: Sequence, habits: Habits) -> None:
+        self._tokens, self._n_known = sequence.tokens, sequence.n_prompt
+        self._n_prompt, self._forced = sequence.n_prompt, sequence.sampler.forced
+        self.last = _BETWEEN
         self.habits = {last: habit for last, habit in habits.items() if habit[1] >= _TIMES[-1]}
 
     def take_in(self) -> None:
-        for token in self._tokens[self.n_known :]:
-            is_forced = self.follower.forced()[:1] == [token]
+        forced = self._forced[self._n_known - self._n_prompt :]
+        for token, is_forced in zip(self._tokens[self._n_known :], forced, strict=False):
             if not is_forced:
                 before, n_times = self.habits.get(self.last, (token, 0))
                 self.habits[self.last] = token, n_times + 1 if before == token else 1
-            self.follower.take(token)
             self.last = _FORCED_TEXT if is_forced else token
-        self.n_known = len(self._tokens)
+        self._n_known = len(self._tokens)
 
     def habit(self, last: int) -> Guess | None:
         """What follows `last`, a token or `_FORCED_TEXT`."""
@@ -152,18 +147,14 @@ class Lookup(Drafter):
         if answers is not None:
             texts.append(answers)
         said = sequence.tokens[-_LENGTHS[-1] :]
-        form = self._form(sequence, {} if answers is None else answers.habits)
-        guesses = _going_on(texts, said) if form is None else _in_form(form, texts, said)
-        return islice(guesses, most)
-
-    def _form(self, sequence: Sequence, habits: Habits) -> Form | None:
+        if (follower := sequence.sampler.ahead()) is None:
+            return islice(_going_on(texts, said), most)
         form = self._forms.get(sequence.request_id)
-        if form is not None and len(sequence.tokens) - form.n_known <= _MOST_BEHIND:
-            form.take_in()
-        elif (follower := sequence.sampler.ahead()) is not None:
-            habits = habits if form is None else form.habits
-            form = self._forms[sequence.request_id] = Form(sequence.tokens, follower, habits)
-        return form
+        if form is None:
+            habits = {} if answers is None else answers.habits
+            form = self._forms[sequence.request_id] = Form(sequence, habits)
+        form.take_in()
+        return islice(_in_form(form, follower, texts, said), most)
 
 
 class _Place(NamedTuple):
@@ -193,9 +184,9 @@ def _going_on(texts: list[Text], said: list[int]) -> Iterator[Guess]:
         place = place.next
 
 
-def _in_form(form: Form, texts: list[Text], said: list[int]) -> Iterator[Guess]:
-    """Guesses that the form allows, and what it forces behind them."""
-    follower, last = form.follower.copy(), form.last
+def _in_form(form: Form, follower: Follower, texts: list[Text], said: list[int]) -> Iterator[Guess]:
+    """Guesses that the form allows, and what it forces behind them. `follower` is used up."""
+    last = form.last
     place: _Place | None = None
     while True:
         place = place or _found(texts, said)

@@ -66,6 +66,8 @@ class Sampler:
         """What the constraint forces, the next token last."""
         self._forced_at = -1
         """How many tokens there were when it was last asked."""
+        self.forced = bytearray()
+        """Of each token since the prompt, whether the constraint left no other."""
         self.may_give = self._reasoning is not None or self._may_force
         """Whether tokens may be given."""
         self._unwanted = model.eog if sampling.ignore_eos else frozenset()
@@ -207,7 +209,9 @@ class Sampler:
 
     def _advance(self, token: int) -> None:
         self._n_drawn += 1
-        if self._forced and self._forced.pop() != token:
+        is_forced = bool(self._forced) and self._forced.pop() == token
+        self.forced.append(is_forced)
+        if not is_forced:
             self._forced.clear()
         for memory in self._memories.values():
             memory.remember(token)
@@ -247,6 +251,7 @@ class Sampler:
         `learned` is the `state` of its chain after them.
         """
         for token in tokens:
+            self._next_given()  # finds out what is forced
             self._take(token)
         if learned:
             self.chain.state = learned
