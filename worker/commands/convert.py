@@ -187,7 +187,7 @@ class _Parser(Parser):
         "list --families": ("--print-supported-models",),
         "the variable HF_TOKEN": ("--token", "-hft", "--hf-token"),
     }
-    """What llama.cpp's converters, the hub's client and ollama call the same thing."""
+    """What other converters and the hub's client call the same thing."""
 
 
 def _parser() -> argparse.ArgumentParser:
