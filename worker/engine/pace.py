@@ -112,7 +112,10 @@ class Pace:
             share = (n_rows - below) / (above - below)
             return moved(known[below], known[above], share)
         nearest = below or above
-        return max(self._expected(known[nearest], n_rows - nearest), 0.0)
+        seconds = known[nearest]
+        if nearest == 1:  # until it is measured, the second row counts as a step of its own
+            seconds, nearest = 2 * seconds, 2
+        return max(self._expected(seconds, n_rows - nearest), 0.0)
 
     def _expected(self, seconds: float, n_more: int) -> float:
         """The time with so many rows more than a step has that takes `seconds`."""

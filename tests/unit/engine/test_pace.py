@@ -144,3 +144,13 @@ def test_a_tile_is_one_prompts() -> None:
     assert shares(256, oldest_first=False) == {1: 128, 2: 128}
     second.n_computed = 195
     assert shares(64, oldest_first=False) == {1: 59, 2: 5}, "what is left of a tile is not lost"
+
+
+def test_the_second_row_counts_as_a_step_until_it_is_measured() -> None:
+    pace = Pace(1.0, 64)
+    pace.measured(1, 0, 0.01)
+    assert pace.decode_seconds(2) == pytest.approx(0.02)
+    assert 0.02 < pace.decode_seconds(8) < 0.03
+    pace.measured(2, 0, 0.012)
+    assert pace.decode_seconds(2) == pytest.approx(0.012)
+    assert pace.decode_seconds(8) < 0.02

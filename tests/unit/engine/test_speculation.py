@@ -76,6 +76,7 @@ def guessed(engine: Engine | RealEngine, dice: random.Random | None = None) -> S
     speculation._book = lambda won: None  # type: ignore[method-assign]
     pace = engine.scheduler.pace
     pace.measured(1, 0, 1.0)
+    pace.measured(2, 0, 1.0)  # the second row is free, too
     pace.measured = lambda n_decoding, n_prompt, seconds: None  # type: ignore[method-assign]
     return speculation
 
