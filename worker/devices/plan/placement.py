@@ -76,8 +76,9 @@ def tensor_placement(header: GgufHeader, devices: Devices) -> tuple[tuple[str, i
 def may_repack(header: GgufHeader) -> bool:
     """Whether llama.cpp may repack weights for this processor: `LoadOptions.extra_buffer_types`.
 
-    Its type for AMX says that it multiplies with a matrix of several planes, as latent attention
-    has them, keeps the first alone, and multiplies with none: llama.cpp then ends the process.
+    Its type for AMX takes a matrix of several planes, as latent attention has them, but of a
+    quantised one it keeps the first alone, and of any it refuses the vectors, which are not
+    contiguous there: llama.cpp finds nothing that multiplies with it, and ends the process.
     """
     planes = [each for each in header.tensors if each.shape[2:] and not _EXPERTS.search(each.name)]
     if not planes:
