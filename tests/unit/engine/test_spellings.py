@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +18,10 @@ from hypothesis import strategies as st
 from builds import sdist
 from builds.pins import pins
 from tests.support.bundled import ASSET, bundled_gguf
-from tests.support.chats import CHATS
+from tests.support.chats import CHATS, TEMPLATES
 from worker.engine.media.span import PromptTokens
 from worker.engine.text.chat_template import ChatTemplate
+from worker.engine.text.deletions import Deletion
 from worker.engine.text.prompt import PromptBuilder
 from worker.engine.text.spellings import Spellings
 from worker.errors import InvalidRequest
@@ -194,7 +199,7 @@ def test_nobody_can_use_up_the_marks() -> None:
 
 def test_words_and_single_characters_are_no_spellings() -> None:
     chat = {"messages": [user("the user said X")]}
-    assert Spellings(["user", "X", ""]).marking(chat, "messages") is None
+    assert Spellings(["user", "X", ""]).marking(chat, "messages", tuple) is None
 
 
 def test_a_spelling_that_is_escaped_in_a_call_s_arguments_stays_text() -> None:
@@ -252,3 +257,47 @@ def test_media_follow_their_messages_and_protect_no_spelling() -> None:
         ids = builder.build(ChatPrompt((*said, spelled), media=media))
         assert [token for token in ids if token in numbers] == [*order]
         assert not model.control & {*ids[1:]}
+
+
+TURN = re.compile(r"<\|?[\w-]+\|?>|\[/?[A-Z_]+\]", re.ASCII)
+
+
+@pytest.mark.parametrize("path", sorted(TEMPLATES.glob("*.jinja")), ids=lambda path: path.stem)
+def test_what_a_template_joins_makes_no_control_token(path: Path) -> None:
+    """Where it deletes a word of its own, or two with what is between them, in any place."""
+    template = ChatTemplate(path.read_text(), {"bos_token": "<s>", "eos_token": "</s>"})
+
+    def control(text: str, spelled: list[str]) -> list[list[str]]:
+        """The control tokens of each chat that has a text in each place."""
+        found = []
+        for place in ("system", "user", "assistant", "tool"):
+            for more in ({}, {"reasoning_content": text} if place == "assistant" else {}):
+                message = {**user(text, place), **more}
+                prompt = ChatPrompt((user("x"), message, user("y")))
+                if place == "system":
+                    prompt = ChatPrompt((message, user(text), user("y")))
+                with contextlib.suppress(InvalidRequest):
+                    reading = template.read(prompt)
+                    rendered, spellings = reading.text(), Spellings(spelled)
+                    marking = spellings.marking(reading.chat, "messages", reading.deletions)
+                    parts: Iterable[tuple[str, bool]] = [(rendered, True)]
+                    if marking is not None:
+                        chat, mark = marking
+                        parts = spellings.split(replace(reading, chat=chat).text(), mark)
+                    texts = [text for text, has_control in parts if has_control]
+                    pattern = "|".join(map(re.escape, spelled))
+                    found.append([each for text in texts for each in re.findall(pattern, text)])
+        return found
+
+    plain = ChatPrompt((user("x"), user("y", "assistant"), user("z")))
+    words = [*template.deletions, Deletion("/think"), Deletion("<think>", "</think>")]
+    looked_for = {word for first, last, _ in words for word in (first, last)}
+    written = TURN.findall(template.read(plain).text())
+    spelled = sorted({*written} - looked_for, key=len)[-2:]
+    for token in spelled:
+        for cut in {1, len(token) // 2, len(token) - 1}:
+            own = control("a", spelled)
+            for first, last, _ in words:
+                between = f"{first}b{last}" if last else first
+                said = f"a{token[:cut]}{between}{token[cut:]}"
+                assert control(said, spelled) == own, said

@@ -12,11 +12,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from msgspec import structs
 
 from worker.engine.text import conversation
 from worker.engine.text.conversation import Chat, Form
+from worker.engine.text.deletions import Deletion, deletions_of
 from worker.engine.text.renderer import OutOfBounds, Refused, check_template, renderer
 from worker.errors import InvalidRequest
 from worker.llama.model import Model
@@ -41,7 +43,7 @@ class ChatTemplate:
         self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None
     ) -> None:
         """`tool_use` is the model's second template, for chats with tools."""
-        check_template(source)
+        self._words = check_template(source)
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._probing_seconds = 0.0
@@ -58,6 +60,17 @@ class ChatTemplate:
         except Refused:
             self._probing_seconds += time.monotonic() - began
             return None
+
+    @cached_property
+    def deletions(self) -> tuple[Deletion, ...]:
+        """What the template deletes from texts; found at the first chat for which it matters."""
+
+        def rendered(chat: Chat) -> str | None:
+            for form in self._forms:
+                chat = form(chat)
+            return self._probed(chat)
+
+        return deletions_of(self._words, rendered)
 
     @property
     def takes_tools(self) -> bool:
@@ -115,6 +128,10 @@ class Reading:
             raise _refused(self.prompt.field, str(error)) from error
         except Refused as error:
             raise self._fault(str(error)) from error
+
+    def deletions(self) -> tuple[Deletion, ...]:
+        """What the template deletes from the chat's texts."""
+        return self.template.deletions
 
     def _rendered(self) -> str:
         n_messages = len(self.chat["messages"])

@@ -255,11 +255,13 @@ class PromptBuilder:
             map(model.token_text, model.control.intersection(tokens)),
             map(model.token_text, model.user_defined.intersection(tokens)),
         )
-        marking = spellings.marking(reading.chat, prompt.field)
         # A longer one is refused anyway; with media it may be shorter, as marks have tokens, too.
         is_too_long = len(tokens) > self._context_length and not prompt.media
+        marking = None
+        if not is_too_long:
+            marking = spellings.marking(reading.chat, prompt.field, reading.deletions)
         parts: Iterable[tuple[str, bool]] = [(text, True)]
-        if marking is not None and not is_too_long:
+        if marking is not None:
             chat, spelled = marking
             parts = spellings.split(replace(reading, chat=chat).text(), spelled)
         elif not prompt.media:

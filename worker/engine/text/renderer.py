@@ -28,12 +28,14 @@ class Renderer(BoundedProgram):
     def __init__(self) -> None:
         super().__init__("worker.engine.text.sandbox")
 
-    def compile(self, source: str) -> None:
-        """
+    def compile(self, source: str) -> list[str]:
+        """The words in the expressions of a template.
+
         Raises:
             Refused: the source is no template, or one that cannot be trusted.
         """
-        self._text_of([source, None], _COMPILE_SECONDS)
+        words: list[str] = json.loads(self._text_of([source, None], _COMPILE_SECONDS))
+        return words
 
     def render(self, source: str, variables: Mapping[str, Any], seconds: float) -> str:
         """The text of a template, which takes at most so many seconds of a processor.
@@ -63,8 +65,9 @@ renderer = cache(Renderer)
 """The one of this process."""
 
 
-def check_template(source: str) -> None:
-    """
+def check_template(source: str) -> list[str]:
+    """The words in the expressions of a template.
+
     Raises:
         ModelError: no chat can be rendered with this template.
     """
@@ -74,6 +77,6 @@ def check_template(source: str) -> None:
             f"{MAX_TEMPLATE_CHARS:,} are taken"
         )
     try:
-        renderer().compile(source)
+        return renderer().compile(source)
     except Refused as error:
         raise ModelError(f"the model's chat template is not valid: {error}") from error

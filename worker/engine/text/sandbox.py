@@ -2,7 +2,7 @@
 
 A template comes from a downloaded file and is hostile until shown otherwise. A request is
 `[source, variables]` in JSON, and the answer `[text, reason for a refusal]`. Without variables, the
-source is only compiled.
+source is only compiled, and the text is a JSON array of the words in its expressions.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ MAX_CHARS = 4_000_000
 """Of a rendered chat."""
 MAX_BYTES = 256 * 2**20
 """Of all memory that renderings take."""
+_MAX_WORD_CHARS = 64
+"""A longer text is no word that somebody would look for in another."""
 _WARM_UP = r"{{ 'a\n' | indent | pprint }}{{ strftime_now('%c') }}{{ nothing.at_all }}"
 """Has Python open what it opens at the first text, filter and error."""
 _ESCAPING = ("escape", "e", "forceescape", "safe", "urlize", "xmlattr")
@@ -139,6 +141,13 @@ def _internal(tree: jinja2.nodes.Template) -> str | None:
     return None
 
 
+def _words(source: str) -> list[str]:
+    """The texts in a template's expressions, each once."""
+    constants = _environment().parse(source).find_all(jinja2.nodes.Const)
+    texts = {each.value for each in constants if isinstance(each.value, str)}
+    return sorted(text for text in texts if text.strip() and len(text) <= _MAX_WORD_CHARS)
+
+
 def _rendered(template: jinja2.Template, variables: Mapping[str, Any]) -> Answer:
     try:
         return _joined(template.generate(variables)), None
@@ -176,7 +185,9 @@ def _answer(source: str, variables: Mapping[str, Any] | None) -> Answer:
     template = _compiled(source)
     if isinstance(template, str):
         return None, template
-    return _rendered(template, variables) if variables is not None else ("", None)
+    if variables is None:
+        return json.dumps(_words(source)), None
+    return _rendered(template, variables)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,12 @@ without a spelling is not changed: its text is tokenised as a whole. Intake thre
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from worker.engine.text.conversation import Chat
+from worker.engine.text.deletions import Deletion, shortened
 from worker.errors import InvalidRequest
 
 _TURN = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_\w+>|\[/?[A-Z_]+\]", re.DOTALL)
@@ -37,11 +39,14 @@ class Spellings:
         beginnings = {t[:n] for t in self._all for n in range(1, len(t))}
         self._beginnings = tuple(each for each in beginnings if not each.isidentifier())
 
-    def marking(self, chat: Chat, field: str) -> tuple[Chat, str] | None:
+    def marking(
+        self, chat: Chat, field: str, deletions: Callable[[], Sequence[Deletion]]
+    ) -> tuple[Chat, str] | None:
         """The chat with a mark in each spelling, and the mark; `None` if there is no spelling.
 
         A text that ends as a spelling begins has one too: many templates write the parts of a
-        content one behind the other.
+        content one behind the other. So has a text that spells a token once its template has
+        deleted something; `deletions` is asked only if the texts have all characters of a token.
 
         Raises:
             InvalidRequest: no character is left for a mark, or values are nested too deeply, in the
@@ -53,23 +58,37 @@ class Spellings:
         except RecursionError:
             why = "the arguments of a call are nested too deeply"
             raise InvalidRequest.of_field(field, why) from None
-        spelled = self._pattern("\0".join(texts))
-        if spelled is None and not any(text.endswith(self._beginnings) for text in texts):
+        joined = "\0".join(texts)
+        may_be_cut = any(all(each in joined for each in spelling) for spelling in self._all)
+        deleted = deletions() if may_be_cut else ()
+        is_begun = any(text.endswith(self._beginnings) for text in texts)
+        if not (deleted or is_begun or self._pattern(joined)):
             return None
-        mark = _unused_character("".join(texts))
+        begins = {text: self._begins(text, deleted) for text in texts}
+        if not any(begins.values()):
+            return None
+        mark = _unused_character(joined)
         if mark is None:
             why = "a control token is spelled beside every character for private use"
             raise InvalidRequest.of_field(field, why)
-        # After the first character of each spelling, even of one that begins within another.
-        begins = re.compile(f"(?=(?:{spelled or '(?!)'}))(.)", re.DOTALL)
 
         def marked(text: str) -> str:
-            begun = [len(text) - len(each) for each in self._beginnings if text.endswith(each)]
-            for at in sorted(begun, reverse=True):
-                text = f"{text[: at + 1]}{mark}{text[at + 1 :]}"
-            return begins.sub(rf"\1{mark}", text)
+            cuts = [0, *(at + 1 for at in sorted(begins[text])), len(text)]
+            return mark.join(text[begin:end] for begin, end in pairwise(cuts))
 
         return {name: _mapped(value, marked) for name, value in chat.items()}, mark
+
+    def _begins(self, text: str, deletions: Sequence[Deletion]) -> set[int]:
+        """The places of the first characters of a text's spellings, of one that begins within
+        another, too."""
+        found: set[int] = set()
+        for left, places in ((text, range(len(text))), *shortened(text, deletions)):
+            if pattern := self._pattern(left):
+                found |= {places[each.start()] for each in re.finditer(f"(?={pattern})", left)}
+            if left.endswith(self._beginnings):
+                begun = (each for each in self._beginnings if left.endswith(each))
+                found |= {places[len(left) - len(each)] for each in begun}
+        return found
 
     def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:
         """The parts of a rendered text without the marks; each with whether it has control tokens.

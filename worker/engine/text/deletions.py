@@ -1,0 +1,109 @@
+"""What a chat template deletes from the texts that it is given.
+
+What stands on both sides of a deleted word is joined, and may be a control token then: SmolLM3's
+template deletes `/think` from `<|im_/thinkend|>`. The words are those in the expressions of a
+template's source; what it does to each is seen in probes that have the word between two marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import permutations
+from typing import Any, NamedTuple
+
+Chat = dict[str, Any]
+Render = Callable[[Chat], str | None]
+"""Renders a chat; `None` if the template refuses it."""
+
+_BEFORE, _AMONG, _BEHIND = "before5eb1", "among5eb1", "behind5eb1"
+_TO_THE_END = None
+_CALL = {"id": "call00001", "type": "function"}
+_TOOL = {"name": "f", "description": "A function", "parameters": {"type": "object"}}
+
+
+class Deletion(NamedTuple):
+    """Deletes what is from one word to another, both included."""
+
+    first: str
+    last: str = ""
+    """If empty, the first word alone."""
+    is_longest: bool = False
+    """To the text's last such word, or its end; otherwise to the next one, again and again."""
+
+    def kept(self, text: str) -> list[tuple[int, int]]:
+        """The spans of a text that are left: each one's begin and end."""
+        spans: list[tuple[int, int]] = []
+        begin = 0
+        while (at := text.find(self.first, begin)) >= 0:
+            find = text.rfind if self.is_longest else text.find
+            if (last := find(self.last, at + len(self.first))) < 0:
+                break
+            spans.append((begin, at))
+            begin = last + len(self.last)
+        return [*spans, (begin, len(text))]
+
+
+def deletions_of(words: Iterable[str], render: Render) -> tuple[Deletion, ...]:
+    """What a template deletes of its own `words`, and between two of those that it looks for."""
+    found: dict[Deletion, None] = {}
+    looked_for = []
+    for word in words:
+        written = {*_written(word, render)}
+        if any(text is _TO_THE_END or len(text) < len(word) for text in written):
+            looked_for.append(word)
+        if "" in written:
+            found[Deletion(word)] = None
+        if _TO_THE_END in written:
+            found[Deletion(word, is_longest=True)] = None
+    for first, last in permutations(looked_for, 2):
+        if "" in _written(f"{first}{_AMONG}{last}", render):
+            found |= {Deletion(first, last, is_longest): None for is_longest in (False, True)}
+    return tuple(found)
+
+
+def _written(between: str, render: Render) -> Iterator[str | None]:
+    """What a template writes for a text between two marks, in each place of a chat."""
+    for chat in _chats(f"{_BEFORE}{between}{_BEHIND}"):
+        _, *behind = (render(chat) or "").split(_BEFORE)
+        for rest in behind:
+            written, found, _ = rest.partition(_BEHIND)
+            yield written if found else _TO_THE_END
+
+
+def _chats(text: str) -> Iterator[Chat]:
+    """Two chats with a text in each place: some templates take no tools."""
+
+    def chat(*messages: Chat, tools: Any = None) -> Chat:
+        said = [{"role": "system", "content": text}, {"role": "user", "content": text}, *messages]
+        return {"messages": said, "tools": tools, "add_generation_prompt": True}
+
+    answer = {"role": "assistant", "content": text, "reasoning_content": text}
+    call = {**_CALL, "function": {"name": "f", "arguments": {"key": text}}}
+    result = {"role": "tool", "content": text, "tool_call_id": _CALL["id"]}
+    yield chat(answer, {"role": "user", "content": text})
+    tools = [{"type": "function", "function": _TOOL}]
+    yield chat({**answer, "tool_calls": [call]}, result, tools=tools)
+
+
+def shortened(text: str, deletions: Sequence[Deletion]) -> Iterator[tuple[str, Sequence[int]]]:
+    """The text as a template may have it after deletions, with the place of each character: after
+    each one alone, and after all of them twice, as one may join what another deletes."""
+    whole: tuple[str, Sequence[int]] = text, range(len(text))
+    for deletion in deletions:
+        if (found := _without(whole, deletion)) is not whole:
+            yield found
+    left = whole
+    for deletion in (*deletions, *deletions):
+        if (found := _without(left, deletion)) is not left:
+            left = found
+            yield left
+
+
+def _without(given: tuple[str, Sequence[int]], deletion: Deletion) -> tuple[str, Sequence[int]]:
+    text, places = given
+    if len(kept := deletion.kept(text)) == 1:
+        return given
+    return (
+        "".join(text[begin:end] for begin, end in kept),
+        [place for begin, end in kept for place in places[begin:end]],
+    )
