@@ -22,7 +22,7 @@ from worker.api.dialects.llama_server.schema import (
     InfillBody,
     TextBody,
 )
-from worker.api.http.encoding import KEEPALIVE, data_event, large_event
+from worker.api.http.encoding import data_event, large_event
 from worker.api.http.errors import nested_events
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
@@ -31,7 +31,10 @@ from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
 from worker.wire.sampling import PARAMETERS, Sampling
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
-STREAM = nested_events(lambda event: b'"stop":true' in event)
+_GOES_ON = b"} \n"
+"""How the event ends that ends one choice and not the stream. JSON may have a space there, and as a
+part of that event it has come, or is lost, together with it."""
+STREAM = nested_events(lambda event: b'"stop":true' in event and _GOES_ON not in event)
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
 
 
@@ -88,9 +91,8 @@ class TextAnswer(Answer[TextBody]):
             case Finished():
                 self._n_running -= 1
                 end = self._end(choice) | {"content": "", "tokens": []}
-                # A comment behind the end of one choice: the stream's last event is yet to come.
-                more = KEEPALIVE if self._n_running else b""
-                return data_event(_only(self.body.response_fields, end)) + more
+                event = data_event(_only(self.body.response_fields, end))
+                return event.replace(b"}\n", _GOES_ON) if self._n_running else event
             case _:
                 return b""
 
