@@ -322,7 +322,7 @@ class Gateway(Surface):
     async def _holder(self, ask: Ask) -> Worker | None:
         """The worker that keeps the stream that the request names, of several the one whose began
         last; `None` if there is none."""
-        workers = self._table.workers()
+        workers = self._table.all_workers()
         heads = await asyncio.gather(*(_asked(worker, ask, "HEAD") for worker in workers))
         began = {
             worker: float(head.header(BEGAN.key) or 0)
@@ -336,7 +336,7 @@ class Gateway(Surface):
         job, that one alone is asked."""
         running = None if ask.job_id is None else self._jobs.get(ask.job_id)
         if running is None or operation.path != "/cancel":
-            return await self._of_several(self._table.workers(), ask, operation)
+            return await self._of_several(self._table.all_workers(), ask, operation)
         running.cancelled = True
         workers = [] if running.worker is None else [running.worker]
         with contextlib.suppress(NotReady):

@@ -76,6 +76,11 @@ class Worker:
     def is_well(self) -> bool:
         return self.misses == 0 and time.monotonic() >= self.avoided_until
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it is taken for lost."""
+        return self.misses >= MAX_MISSES
+
     def remember(self, key: str) -> None:
         """Record a request with this key, which takes the least recently used slot."""
         self.prefixes.pop(key, None)
@@ -85,19 +90,33 @@ class Worker:
 
 
 class WorkerTable:
-    """All workers, by their groups."""
+    """All workers, by their groups, and those that have left these."""
 
     def __init__(self) -> None:
         self._groups: dict[str, dict[str, Worker]] = {}
+        self._leaving: dict[str, Worker] = {}
+        """Those that have left their groups and answer probes: they end what they have."""
 
     def replace(self, group: str, workers: Iterable[Worker]) -> None:
-        """Set the group's workers; one that stays keeps its state."""
-        known = self._groups.get(group, {})
-        self._groups[group] = {worker.id: known.get(worker.id, worker) for worker in workers}
+        """Set the group's workers; one that stays, or is there again, keeps its state."""
+        self._leaving |= self._groups.get(group, {})
+        self._groups[group] = {
+            worker.id: self._leaving.pop(worker.id, worker) for worker in workers
+        }
+
+    def forget_silent(self) -> None:
+        """Forget those that have left their groups and answer no more."""
+        leaving = self._leaving.items()
+        self._leaving = {id: worker for id, worker in leaving if not worker.is_silent}
 
     def workers(self, group: str | None = None) -> list[Worker]:
         groups = self._groups.values() if group is None else [self._groups.get(group, {})]
         return [worker for workers in groups for worker in workers.values()]
+
+    def all_workers(self) -> list[Worker]:
+        """Those that have left their groups too: these take no new request, and may have what one
+        asks for."""
+        return [*self.workers(), *self._leaving.values()]
 
     def choose(self, group: str | None, key: str | None, without: Iterable[str]) -> Worker | None:
         """The worker for a request, not one of `without`; `None` if no other is left."""
@@ -147,20 +166,22 @@ def _least_loaded(workers: Iterable[Worker]) -> Worker:
 
 
 async def watch(table: WorkerTable) -> None:
-    """Probe all workers for ever, at the same time, and give up those that have fallen silent.
+    """Probe all workers for ever, at the same time, and give up those that have fallen silent, also
+    those that have left their groups: Ray is the first to drop a machine that is cut off.
 
     A worker that is suspended, or whose machine is cut off, closes no connection; its streams would
     hang for ever. `/health` never waits for the engine, so a worker that misses three probes is
     taken for lost, and its exchanges are aborted.
     """
     while True:
-        await asyncio.gather(*map(probe, table.workers()))
+        await asyncio.gather(*map(probe, table.all_workers()))
+        table.forget_silent()
         await asyncio.sleep(PROBE_EVERY_SECONDS)
 
 
 async def probe(worker: Worker) -> None:
     answer = await fetch(worker.address, "GET", "/health")
     worker.misses = 0 if answer is not None else worker.misses + 1
-    if worker.misses >= MAX_MISSES:
+    if worker.is_silent:
         for abort in list(worker.aborts):
             abort()

@@ -257,6 +257,32 @@ async def test_one_that_takes_connections_and_says_nothing_is_found(
     assert seconds <= max(30 * factor, 10)
 
 
+async def test_one_that_falls_silent_after_it_left_its_group_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray drops a machine that is cut off before a gateway does."""
+    for module, name in ((table_of_workers, "PROBE_EVERY_SECONDS"), (upstream, "FETCH_SECONDS")):
+        monkeypatch.setattr(module, name, 0.02 * getattr(module, name))
+
+    async def falls_silent(conversation: Conversation) -> None:
+        if "/execute" in conversation.line:
+            await conversation.stream(TOKEN)
+        await conversation.reader.read()
+
+    async with fleet_of(falls_silent) as (gateway, table, (worker,)):
+        reading = asyncio.create_task(call(gateway, "/execute", JOB))
+        while not worker.requests:
+            await asyncio.sleep(0.01)
+        table.replace("tiny", at({}))
+        watching = asyncio.create_task(table_of_workers.watch(table))
+        async with asyncio.timeout(10):
+            got = await reading
+            assert got.ended and b"ENGINE_CRASHED" in got.body.removeprefix(TOKEN)
+            while table.all_workers():
+                await asyncio.sleep(0.01)
+        watching.cancel()
+
+
 @pytest.mark.parametrize("counts_bytes", [False, True])
 async def test_a_long_prefill_keeps_its_client(counts_bytes: bool) -> None:
     """With a comment; but who goes on at a byte of the stream gets the worker's bytes alone, and
@@ -527,6 +553,9 @@ async def test_a_kept_stream_is_read_from_the_worker_where_it_began_last(path: s
         assert request.headers["last-event-id"] == "3" and path in request.line
     async with fleet_of(keeper(None, b""), keeper(None, b"")) as (gateway, _, _):
         assert (await call(gateway, path)).status == 404
+    async with fleet_of(keeper(5.0, TOKEN)) as (gateway, table, _):
+        table.replace("tiny", at({}))
+        assert (await call(gateway, path)).body == TOKEN + END, "it drains, and ends its streams"
 
 
 async def test_a_request_may_name_its_worker() -> None:
