@@ -59,7 +59,7 @@ from worker.fleet.endings import json_object
 from worker.fleet.metrics import merged
 from worker.fleet.relay import RETRY_AFTER_SECONDS, Ask, Relay
 from worker.fleet.settings import Fleet
-from worker.fleet.upstream import Exchange, fetch
+from worker.fleet.upstream import FETCH_SECONDS, Exchange, fetch
 from worker.fleet.workers import Worker, WorkerTable
 from worker.observability.metrics import CONTENT_TYPE
 from worker.settings import Settings
@@ -67,6 +67,8 @@ from worker.settings import Settings
 FEED_SECONDS = 15.0
 """How long the feed of changes stays open. A browser has six connections for all of its tabs."""
 METRICS_SECONDS = 0.5
+UNSEEN_SECONDS = 0.05
+"""After which a worker is asked again that has been sent a job and does not know it yet."""
 MAX_HELD_BYTES = 256 * 2**20
 """Of the bodies of all requests whose answers have not begun: another worker may need them."""
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream", "/cancel"))
@@ -338,11 +340,13 @@ class Gateway(Surface):
         if running is None or operation.path != "/cancel":
             return await self._of_several(self._table.all_workers(), ask, operation)
         running.cancelled = True
-        workers = [] if running.worker is None else [running.worker]
+        deadline = time.monotonic() + FETCH_SECONDS
         with contextlib.suppress(NotReady):
-            answer = await self._of_several(workers, ask, operation)
-            if answer.status_code != JobNotFound.status:
-                return answer
+            while running in self._asks and running.worker is not None:
+                answer = await self._of_several([running.worker], ask, operation)
+                if answer.status_code != JobNotFound.status or time.monotonic() > deadline:
+                    return answer
+                await asyncio.sleep(UNSEEN_SECONDS)  # it still reads the job
         return json_response({"job_id": ask.job_id, "status": "cancelled"}, 202)
 
     async def _of_several(

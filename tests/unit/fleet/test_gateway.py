@@ -328,6 +328,29 @@ async def test_a_duplicate_and_a_cancel_go_to_the_worker_that_has_the_job() -> N
         first.cancel()
 
 
+async def test_a_cancel_reaches_a_worker_that_still_reads_the_job() -> None:
+    """Or its client would be told that a job is cancelled which then runs to its end."""
+    n_refused, cancelled = 0, asyncio.Event()
+
+    async def script(conversation: Conversation) -> None:
+        nonlocal n_refused
+        if "/execute" in conversation.line:
+            await cancelled.wait()
+            return await conversation.json(499, {"code": "CANCELLED"})
+        n_refused += 1
+        if n_refused < 3:
+            return await conversation.json(404, {"code": "JOB_NOT_FOUND"})
+        cancelled.set()
+        return await conversation.json(202, {"job_id": "j"})
+
+    async with fleet_of(script) as (gateway, _, (worker,)):
+        running = asyncio.create_task(call(gateway, "/execute", JOB))
+        while not worker.requests:
+            await asyncio.sleep(0.01)
+        assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 202
+        assert (await running).status == 499
+
+
 async def test_a_cancel_of_what_this_gateway_does_not_have_goes_to_all() -> None:
     async def knows(conversation: Conversation) -> None:
         await conversation.json(202, {"job_id": "j"})
