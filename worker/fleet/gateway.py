@@ -29,6 +29,7 @@ from worker.api.http.app import Surface
 from worker.api.http.body import SMALL_BYTES, in_background, read_parts
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import FLAT
+from worker.api.http.faults import refusal
 from worker.api.http.gate import Gate
 from worker.api.http.headers import (
     BEGAN,
@@ -271,6 +272,9 @@ class Gateway(Surface):
             raise Forbidden("a fleet is not stopped by its clients; `llorch-ray down` does that")
         if ask.only is not None:
             return None
+        if operation.asks == "named":
+            what = "is required: this changes one worker, and others would answer otherwise"
+            raise refusal(WORKER.name, "required", what)
         if path == "/metrics":
             return await self._metrics()
         if operation.probe:

@@ -591,6 +591,11 @@ async def test_a_request_may_name_its_worker() -> None:
         assert got.status == 404 and "no worker 'three-0'" in got.json["message"]
         headers = {"x-llorch-worker": "two-0"}
         assert (await call(gateway, "/shutdown", {}, headers=headers)).status == 403
+        for path in ("/sleep", "/wake_up", "/lora-adapters"):  # they change one worker
+            got = await call(gateway, path, {})
+            assert got.status == 400 and "X-Llorch-Worker" in str(got.json), path
+            assert (await call(gateway, path, {}, headers=headers)).status == 200
+        assert [len(worker.requests) for worker in workers] == [1, 4]
 
 
 async def test_a_page_sees_several_models_as_those_of_a_router(

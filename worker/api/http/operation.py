@@ -64,10 +64,10 @@ class Operation:
     always_json: bool = False
     """Whether it needs a JSON content type also without a body: no web page's form sends that."""
 
-    asks: Literal["none", "one", "groups", "all"] = "one"
+    asks: Literal["none", "one", "named", "groups", "all"] = "one"
     """Which of a fleet's workers a gateway asks: none, as the answer needs no state; one of the
-    group of the model named; one of each group; or all of them, because any may have the job or the
-    answer that the request names."""
+    group of the model named; the one that the request names, whose state it changes; one of each
+    group; or all of them, because any may have the job or the answer that the request names."""
     joined: Callable[[Sequence[Any]], Any] | None = None
     """Makes one answer out of several workers' answers; without it, a gateway gives on that of a
     worker that has what was asked for."""

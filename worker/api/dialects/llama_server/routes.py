@@ -219,7 +219,7 @@ OPERATIONS = [
     Operation("GET", "/lora-adapters", adapters, "The adapters that are loaded"),
     Operation(
         "POST", "/lora-adapters", set_adapters, "Adapters of requests that name none",
-        body=AdaptersBody, errors=(400, 413),
+        body=AdaptersBody, errors=(400, 413), asks="named",
     ),
 ]  # fmt: skip
 # The streams that the page goes on with are chats, in OpenAI's form.

@@ -105,10 +105,11 @@ OPERATIONS = [
     ),
     Operation(
         "POST", "/sleep", sleep, "End the engine until the next request", {JSON: Done},
-        errors=(503,),
+        errors=(503,), asks="named",
     ),
     Operation(
-        "POST", "/wake_up", wake_up, "Start the engine of a worker that sleeps", {JSON: Done}
+        "POST", "/wake_up", wake_up, "Start the engine of a worker that sleeps", {JSON: Done},
+        asks="named",
     ),
     Operation("GET", "/is_sleeping", is_sleeping, "Does the worker sleep?", {JSON: Sleeping}),
 ]  # fmt: skip
