@@ -323,7 +323,7 @@ class Gateway(Surface):
             for worker, answer in zip(workers, await asyncio.gather(*asked), strict=True)
             if answer is not None and answer.status == 200
         }
-        return merged(texts, self._by_key)
+        return await in_background(partial(merged, texts, dict(self._by_key)))
 
     async def _holder(self, ask: Ask) -> Worker | None:
         """The worker that keeps the stream that the request names, of several the one whose began
