@@ -20,7 +20,9 @@ class Tail:
     def __init__(self, form: StreamForm, media_type: str) -> None:
         self._boundary = b"\n\n" if media_type == SSE else b"\n"
         self._form = form
-        self._partial = self._first = self._last = b""
+        self._partial = b""
+        self._first = self._last = b""
+        """Events, with the end of their last line. Comments say nothing of a stream."""
 
     def whole(self, chunk: bytes) -> bytes:
         """The events that this chunk completes; an incomplete event is held back."""
@@ -31,13 +33,16 @@ class Tail:
             return b""
         cut += len(self._boundary)
         self._partial, data = data[cut:], data[:cut]
-        if not self._first:
-            self._first = self._event(data.removeprefix(KEEPALIVE).partition(self._boundary)[0])
-        self._last = self._event(data.removesuffix(self._boundary).rpartition(self._boundary)[2])
+        events = data
+        while events.startswith(KEEPALIVE):
+            events = events.removeprefix(KEEPALIVE)
+        while events.endswith(KEEPALIVE):
+            events = events.removesuffix(KEEPALIVE)
+        if events:
+            events = events.removesuffix(self._boundary)
+            self._first = self._first or events.partition(self._boundary)[0] + b"\n"
+            self._last = events.rpartition(self._boundary)[2] + b"\n"
         return data
-
-    def _event(self, text: bytes) -> bytes:
-        return text + b"\n" if text else b""
 
     @property
     def has_ended(self) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.fleet.scripted import Conversation, call, fleet_of
 from worker.api.app import DIALECTS
+from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.operation import NDJSON
 from worker.api.http.routes import Routes
 from worker.errors import EngineCrashed
@@ -68,8 +69,19 @@ async def test_anthropic() -> None:
     assert isinstance(event["error"], dict) and event["error"]["type"] == "api_error"
 
 
-async def test_responses_fail_with_the_response_that_was_begun() -> None:
-    name, event = last_event(await lost_after(RESPONSES, "/v1/responses"))
+@pytest.mark.parametrize(
+    "sent",
+    [
+        RESPONSES,
+        RESPONSES + KEEPALIVE,
+        KEEPALIVE * 2 + RESPONSES + KEEPALIVE * 2,
+        RESPONSES.replace(b"\n\n", b"\nid: 3\n\n"),
+        RESPONSES.replace(b'"delta":"a"', b'"delta":"data: a"'),
+    ],
+    ids=["alone", "silence", "long silence", "kept", "text like SSE"],
+)
+async def test_responses_fail_with_the_response_that_was_begun(sent: bytes) -> None:
+    name, event = last_event(await lost_after(sent, "/v1/responses"))
     assert name == event["type"] == "response.failed"
     assert event["sequence_number"] == 8
     response = event["response"]

@@ -198,8 +198,9 @@ def _failure(error: WorkerError, first: bytes, last: bytes) -> bytes:
 
 
 def _data(event: bytes) -> dict[str, Any]:
-    data = event.rpartition(b"data: ")[2]
-    return json.loads(data) if data else {}
+    """Of an event as it is sent; it may have an id, too."""
+    lines = [line for line in event.split(b"\n") if line.startswith(b"data: ")]
+    return json.loads(lines[0].removeprefix(b"data: ")) if lines else {}
 
 
 STREAM = StreamForm(lambda event: event.startswith(_ENDS), _failure)
