@@ -129,6 +129,7 @@ class LocalNode:
     def __init__(self) -> None:
         self._folder = default_cache_dir() / "fleet"
         self._file = self._folder / "ray.pid"
+        self._token = self._folder / "token"
         self.log = self._folder / "ray.log"
         self._mark = str(self._file.absolute())
 
@@ -166,9 +167,11 @@ class LocalNode:
 
     def keep_token(self, token: str) -> Path:
         """Write the token of the fleet's clients where only this user can read it."""
-        file = self._folder / "token"
-        write_whole(file, token.encode())
-        return file
+        write_whole(self._token, token.encode())
+        return self._token
+
+    def forget_token(self) -> None:
+        self._token.unlink(missing_ok=True)
 
     def stop(self) -> bool:
         """End Ray's process and all that it runs; returns whether there was any of it.
@@ -184,7 +187,7 @@ class LocalNode:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(process.name), signal.SIGKILL)
         self._file.unlink(missing_ok=True)
-        (self._folder / "token").unlink(missing_ok=True)
+        self.forget_token()
         return pid is not None or bool(left)
 
     def _end(self, pid: int) -> None:

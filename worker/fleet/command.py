@@ -80,7 +80,9 @@ def _parser() -> argparse.ArgumentParser:
             help="the group's name in the file, where there are several",
         )
     scale.add_argument("count", type=_count, metavar="N", help="the number of workers")
-    down = commands.add_parser("down", help="drain and end all workers; the local cluster too")
+    down = commands.add_parser(
+        "down", help="drain and end all workers, and the Ray that `up` started"
+    )
     down.set_defaults(act=_down)
     return parser
 
@@ -132,14 +134,18 @@ def _roll(cluster: Cluster, arguments: argparse.Namespace) -> None:
 
 
 def _down(cluster: Cluster, arguments: argparse.Namespace) -> None:
+    """A cluster on this machine is ended only if no other is named."""
+    node = LocalNode()
     try:
         if deploy.running_config(cluster.details()) is not None:
             cluster.delete()
     except NoCluster:
-        if not LocalNode().stop():
+        if cluster.is_named or not node.stop():
             raise
+    if cluster.is_named:
+        node.forget_token()
     else:
-        LocalNode().stop()
+        node.stop()
     print("The fleet is down.")
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -137,6 +140,26 @@ def test_only_a_group_that_needs_a_device_waits_for_one(
     else:
         command._wait(Starting(), unless_for_a_device=True)  # type: ignore[arg-type]
         assert left
+
+
+def test_down_ends_no_cluster_here_where_another_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here = tmp_path / "llorch-worker" / "fleet"
+    here.mkdir(parents=True)
+    environment = {**os.environ, cluster._MARK: str(here / "ray.pid")}
+    with (
+        subprocess.Popen(["sleep", "300"], env=environment) as process,
+        dashboard() as (client, methods),
+    ):
+        (here / "ray.pid").write_text(str(process.pid))
+        command._down(client, argparse.Namespace())
+        assert process.poll() is None
+        client.is_named = False
+        command._down(client, argparse.Namespace())
+        assert process.wait(10) != 0
+    assert methods == ["GET", "GET"]
 
 
 @pytest.mark.parametrize(
