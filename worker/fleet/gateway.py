@@ -159,9 +159,12 @@ class Gateway(Surface):
         if operation.asks == "none":
             return await operation.endpoint(request, _NO_STATE)
         body = b"".join(await read_parts(request, self._fleet.max_body_bytes))
-        self.body_bytes -= len(body)
-        ask = self._ask(place, operation, request.scope, body, await self._fields_of(request, body))
-        del body  # the request's is let go of when its answer begins
+        try:
+            fields = await self._fields_of(request, body)
+        finally:
+            self.body_bytes -= len(body)
+        ask = self._ask(place, operation, request.scope, body, fields)
+        del body, fields  # the request's is let go of when its answer begins
         self._asks.add(ask)
         try:
             n_held = sum(len(each.body) for each in self._asks)

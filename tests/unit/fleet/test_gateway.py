@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -543,6 +544,25 @@ async def test_bodies_that_come_at_once_are_bounded_in_bytes(
         assert (got.status, got.json["code"]) == (503, "QUEUE_FULL")
         assert int(got.headers["retry-after"]) >= 1
         assert gateway.body_bytes == 4_999_990
+
+
+async def test_bodies_that_wait_for_their_parser_are_bounded_in_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body_module, "MAX_BODY_BYTES_AT_ONCE", 5_000_000)
+    free = threading.Event()
+    body = {"job_id": "j", "prompt": "x" * 3_000_000}
+    async with fleet_of(answers) as (gateway, _, _):
+        busy = asyncio.create_task(body_module.in_background(free.wait))
+        waiting = asyncio.create_task(call(gateway, "/execute", body))
+        while gateway.body_bytes < 3_000_000:
+            await asyncio.sleep(0.01)
+        refused = asyncio.create_task(call(gateway, "/execute", body))
+        await asyncio.wait({refused}, timeout=10)
+        free.set()
+        assert ((await refused).status, refused.result().json["code"]) == (503, "QUEUE_FULL")
+        assert (await waiting).status == 200 and await busy
+        assert gateway.body_bytes == 0
 
 
 async def test_what_any_worker_may_have_is_asked_of_all() -> None:
