@@ -69,7 +69,14 @@ class ScriptedSupervisor:
         self.progresses: list[Progress] = []
         self._players: set[asyncio.Task[None]] = set()
 
-    def open(self, work: Work, deadline: float | None = None, inbox: Inbox | None = None) -> Job:
+    def open(
+        self,
+        work: Work,
+        deadline: float | None = None,
+        inbox: Inbox | None = None,
+        *,
+        counts_prompt: bool = True,
+    ) -> Job:
         if not isinstance(work, InferenceRequest):
             job = Job(1, work, self.metrics, self._dropped)
             job.feed([Answered(1, self.replies(work))])
@@ -77,7 +84,8 @@ class ScriptedSupervisor:
         if self.refusal is not None:
             raise self.refusal
         self.requests.append(work)
-        job = Job(len(self.requests), work, self.metrics, self._dropped, inbox or Inbox())
+        inbox, request_id = inbox or Inbox(), len(self.requests)
+        job = Job(request_id, work, self.metrics, self._dropped, inbox, counts_prompt)
         job.accept(Accepted(job.request_id, 3))
         self.jobs[work.job_id] = job
         player = asyncio.get_running_loop().create_task(self._play(job, self.script))

@@ -81,8 +81,8 @@ class Metrics:
         self.rejected = counter("worker_requests_rejected_total", "Requests that queue or engine refused.", ("code",))
         self.keys = counter("worker_key_requests_total", "Requests with a key of --api-key-file, by its name.", ("key",))
         self.quarantined = counter("worker_requests_quarantined_total", "Requests refused after crashing the engine.")
-        self.tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests.")
-        self.tokens_out = counter("worker_tokens_generated_total", "Tokens sent to clients.")
+        self.tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests, as usage tells them: once for all choices of a prompt.")
+        self.tokens_out = counter("worker_tokens_generated_total", "Tokens of answers, as usage tells them: those of a matched stop, too.")
         self.slow_readers = counter("worker_slow_readers_total", "Clients cut because they stopped reading.")
         self.crashes = counter("worker_engine_crashes_total", "Engine processes that died.")
         self.respawns = counter("worker_engine_respawns_total", "Engine processes started anew.")
@@ -97,7 +97,7 @@ class Metrics:
         self.load = histogram("worker_model_load_seconds", "Engine start to its first decoded token.", buckets=_LOAD_SECONDS)
 
         # vLLM's older and newer names, from which its routers compute a hit rate.
-        queries, hits = "Prompt tokens of started requests.", "As worker_tokens_cached_total."
+        queries, hits = "Of worker_tokens_in_total, those of started requests.", "As worker_tokens_cached_total."
         self._queries = [counter(f"vllm:{name}_queries_total", queries) for name in _CACHE_NAMES]
         self._hits = [counter(f"vllm:{name}_hits_total", hits) for name in _CACHE_NAMES]
         self._hits.append(counter("worker_tokens_cached_total", "Prompt tokens that were not computed again."))

@@ -128,6 +128,8 @@ class Job:
     """Ends the job with an error and makes the engine forget it."""
     inbox: Inbox = field(default_factory=Inbox)
     """Where its events go."""
+    counts_prompt: bool = True
+    """Whether `usage` and metrics count its prompt: of several choices, the first counts it."""
     job_id: str | None = field(init=False)
     """The client's name for the job; only generating requests have one."""
     is_internal: bool = field(init=False)
@@ -162,6 +164,8 @@ class Job:
     _is_scored: bool = False
     """Whether the prompt's log-probabilities were sent."""
     _sent_ids: list[int] = field(default_factory=list)
+    _n_unsent: int = 0
+    """Tokens of its end that no text came of: those of a stop."""
     _learned: tuple[float, ...] = ()
     """The state of its sampler after those."""
     _to_replay: list[int] = field(default_factory=list)
@@ -180,7 +184,8 @@ class Job:
 
     @property
     def tokens_out(self) -> int:
-        return len(self._sent_ids)
+        """As `usage` tells it; what is still held back counts at the end."""
+        return len(self._sent_ids) + self._n_unsent
 
     @property
     def has_slot(self) -> bool:
@@ -252,7 +257,8 @@ class Job:
         self._prompt_ids = event.prompt_ids
         if not self.is_accepted:
             self.is_accepted = True
-            self._metrics.tokens_in.inc(event.prompt_tokens)
+            if self.counts_prompt:
+                self._metrics.tokens_in.inc(event.prompt_tokens)
             self.inbox.put()
 
     def submission(self) -> Work:
@@ -329,7 +335,8 @@ class Job:
                     self.started_at_unix = time.time()
                     self.cached_tokens = self.computed_tokens = event.cached_tokens
                     self._metrics.queue_wait.observe(time.monotonic() - self._submitted_at)
-                    self._metrics.looked_up(self.prompt_tokens, event.cached_tokens, event.tier)
+                    if self.counts_prompt:
+                        self._metrics.looked_up(self.prompt_tokens, event.cached_tokens, event.tier)
                 case PromptProgress():
                     self.computed_tokens = event.n_computed
                 case PromptScored():
@@ -344,7 +351,9 @@ class Job:
                 self._metrics.first_token.observe(now - self._submitted_at)
             self._last_token_at = now
         match events[-1]:
-            case Finished(stop_reason=reason):
+            case Finished(stop_reason=reason, tokens_out=n_out):
+                self._n_unsent = max(n_out - len(self._sent_ids), 0)
+                self._metrics.tokens_out.inc(self._n_unsent)
                 self._end("success", reason)
             case Answered():
                 self.is_accepted = True

@@ -180,13 +180,21 @@ class Supervisor:
             self._guardian.engine.send(EndReasoning(job.request_id))
         return True
 
-    def open(self, work: Work, deadline: float | None = None, inbox: Inbox | None = None) -> Job:
+    def open(
+        self,
+        work: Work,
+        deadline: float | None = None,
+        inbox: Inbox | None = None,
+        *,
+        counts_prompt: bool = True,
+    ) -> Job:
         """Admit the work and send it to the engine; raises if it is not admitted.
 
         `deadline` is a time of `time.monotonic()`; an `InferenceRequest` has its own. Without an
         `inbox`, the job has one of its own.
         """
-        job = Job(self._next_request_id, work, self._metrics, self._drop, inbox or Inbox())
+        inbox = inbox or Inbox()
+        job = Job(self._next_request_id, work, self._metrics, self._drop, inbox, counts_prompt)
         state = self.state
         try:
             self._check_admission(work, state)

@@ -30,6 +30,9 @@ FROZEN = {
         vllm:cache_config_info vllm:gpu_prefix_cache_hit_rate""",
 }
 """By kind; those of vLLM are read by routers."""
+FOX = "Once upon a time, there was a brave fox named"
+CACHED, REUSED = "worker_tokens_cached_total", "worker_tokens_reused_total"
+ASKED = "vllm:prefix_cache_queries_total"
 
 
 def test_names_and_kinds_are_frozen(worker: WorkerProcess) -> None:
@@ -63,6 +66,39 @@ def test_a_request_is_counted_once_everywhere(worker: WorkerProcess) -> None:
     *others, inter_token = added.values()
     assert others == [1, 5, 200, 1, 1, 1]
     assert 1 <= inter_token <= 199, "those that came together with the first are not apart"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt": FOX, "n": 3},
+        {"prompt": [FOX, "The fox"], "n": 2},
+        {"prompt": FOX, "stop": [" and", " the", " a", ". "], "n": 2},
+    ],
+)
+def test_tokens_are_counted_as_usage_tells_them(
+    worker: WorkerProcess, fields: dict[str, Any]
+) -> None:
+    names = ("worker_tokens_in_total", "worker_tokens_generated_total", CACHED, REUSED, ASKED)
+
+    def counts() -> list[float]:
+        worker.wait_idle()
+        text = worker.get("/metrics").text
+        return [sum_of(name, text) for name in names]
+
+    before = counts()
+    body = {"max_tokens": 60, "temperature": 0, **fields}
+    usage = worker.post("/v1/completions", body).json()["usage"]
+    added = [now - was for now, was in zip(counts(), before, strict=True)]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    prompt = usage["prompt_tokens"]
+    assert added == [prompt, usage["completion_tokens"], cached, cached, prompt]
+
+
+def sum_of(name: str, exposition: str) -> float:
+    """Of all series of a metric."""
+    lines = [line for line in exposition.splitlines() if line.partition("{")[0].split()[0] == name]
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def test_gauges_are_the_engines(worker: WorkerProcess) -> None:
@@ -106,9 +142,6 @@ def test_refusals_are_counted_by_code(worker: WorkerProcess) -> None:
     before = worker.metric(name)
     worker.post("/v1/inference", {"prompt": "fox " * 2000})
     assert worker.metric(name) == before + 1
-
-
-FOX = "Once upon a time, there was a brave fox named"
 
 
 def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:

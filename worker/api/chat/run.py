@@ -83,7 +83,7 @@ async def respond(
     jobs: list[Job] = []
     waits_for = None if names else request
     async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
-        await _start_jobs(jobs, state, requests, inference.digests, inbox, waits_for)
+        await _start_jobs(jobs, state, requests, asked.n, inference.digests, inbox, waits_for)
         choices = [
             Choice(index, job, inference.parser_of, echo)
             for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
@@ -183,21 +183,23 @@ async def _start_jobs(
     jobs: list[Job],
     state: AppState,
     requests: Iterable[InferenceRequest],
+    n: int,
     digests: Iterable[str],
     inbox: Inbox,
     waits_for: Request | None,
 ) -> None:
-    """Start all jobs, each once the one before is accepted by the engine; raises its refusal.
+    """Start all jobs, `n` for each prompt, each once the one before is accepted by the engine;
+    raises its refusal.
 
     Returns once all are accepted, before any status line. None is started for a client that has
     left, where `waits_for` is its request.
     """
-    for request, digest in zip(requests, digests, strict=True):
+    for index, (request, digest) in enumerate(zip(requests, digests, strict=True)):
         # Who leaves ends the jobs that there are, so while one runs, there is no need to look.
         if waits_for and all([job.has_ended for job in jobs]):
             if await waits_for.is_disconnected():
                 raise Cancelled("The client gave the request up.")
-        job = state.supervisor.open(request, inbox=inbox)
+        job = state.supervisor.open(request, inbox=inbox, counts_prompt=index % n == 0)
         jobs.append(job)
         await job.accepted()
         await state.accepted.enter()

@@ -101,7 +101,7 @@ class _Choices(Answer[Any]):
 
     def _sums(self) -> dict[str, Any]:
         """A prompt is counted once; its first choice tells what was cached."""
-        jobs = [choice.job for choice in self.choices[:: self.asked.n]]
+        jobs = [choice.job for choice in self.choices if choice.job.counts_prompt]
         n_prompt = sum(job.prompt_tokens for job in jobs)
         n_out = sum(choice.tokens_out for choice in self.choices)
         n_reasoning = sum(choice.reasoning_tokens for choice in self.choices)
