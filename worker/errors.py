@@ -27,6 +27,8 @@ class WorkerError(Exception):
         super().__init__(message)
         self.message = message
         self.details = details
+        self.ended_a_job = False
+        """Whether a job has ended with it, and is counted in the metrics with its code."""
 
 
 def error_of(code: str, message: str, details: dict[str, Any]) -> WorkerError:

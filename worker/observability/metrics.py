@@ -78,7 +78,7 @@ class Metrics:
         histogram = partial(Histogram, registry=self.registry)
         # fmt: off
         self.requests = counter("worker_requests_total", "Accepted requests that ended, by outcome.", ("outcome",))
-        self.rejected = counter("worker_requests_rejected_total", "Requests that queue or engine refused.", ("code",))
+        self.rejected = counter("worker_requests_rejected_total", "Requests answered with an error before they were accepted, by its code.", ("code",))
         self.keys = counter("worker_key_requests_total", "Requests with a key of --api-key-file, by its name.", ("key",))
         self.quarantined = counter("worker_requests_quarantined_total", "Requests refused after crashing the engine.")
         self.tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests, as usage tells them: once for all choices of a prompt.")

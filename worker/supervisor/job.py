@@ -360,6 +360,7 @@ class Job:
                 self._end("success", None)
             case Failed(error=error):
                 self._error = error
+                error.ended_a_job = True
                 self._end(_OUTCOMES.get(error.code, "error"), error.code)
         self.inbox.put(events)
 

@@ -196,13 +196,8 @@ class Supervisor:
         inbox = inbox or Inbox()
         job = Job(self._next_request_id, work, self._metrics, self._drop, inbox, counts_prompt)
         state = self.state
-        try:
-            self._check_admission(work, state)
-            self._jobs.add(job)
-        except WorkerError as error:
-            if not job.is_internal:
-                self._metrics.rejected.labels(error.code).inc()
-            raise
+        self._check_admission(work, state)
+        self._jobs.add(job)
         self._next_request_id += 1
         if not job.is_internal:
             self.has_served, self._used_at = True, time.monotonic()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess, until
 
 # Renaming or removing one of these breaks somebody's dashboard; adding is free.
@@ -32,7 +34,14 @@ FROZEN = {
 """By kind; those of vLLM are read by routers."""
 FOX = "Once upon a time, there was a brave fox named"
 CACHED, REUSED = "worker_tokens_cached_total", "worker_tokens_reused_total"
+REFUSED = "worker_requests_rejected_total"
+TOKEN = "s3cret-of-the-worker"
 ASKED = "vllm:prefix_cache_queries_total"
+
+
+@pytest.fixture(scope="module")
+def guarded_worker(share_worker: StartWorker) -> WorkerProcess:
+    return share_worker("--max-body-bytes", "1000000", env={"LLORCH_WORKER_TOKEN": TOKEN})
 
 
 def test_names_and_kinds_are_frozen(worker: WorkerProcess) -> None:
@@ -136,12 +145,48 @@ def test_routers_can_tell_what_was_found_in_the_cache(worker: WorkerProcess, pre
     assert worker.metric("vllm:gpu_prefix_cache_hit_rate") == pytest.approx(hits / queries)
 
 
-def test_refusals_are_counted_by_code(worker: WorkerProcess) -> None:
-    worker.post("/v1/inference", {"prompt": "fox " * 2000})
-    name = 'worker_requests_rejected_total{code="CONTEXT_LENGTH_EXCEEDED"}'
-    before = worker.metric(name)
-    worker.post("/v1/inference", {"prompt": "fox " * 2000})
-    assert worker.metric(name) == before + 1
+@pytest.mark.parametrize(
+    ("request_of", "code"),
+    [
+        ({"json": {"prompt": "fox " * 2000}}, "CONTEXT_LENGTH_EXCEEDED"),
+        ({"json": {"prompt": FOX, "max_tokens": "many"}}, "INVALID_REQUEST"),
+        ({"content": b"{", "headers": {"Content-Type": "application/json"}}, "INVALID_REQUEST"),
+        ({"json": {"prompt": FOX, "grammar": "root ::= ("}}, "INVALID_REQUEST"),
+        ({"json": {"prompt": FOX}, "headers": {"Origin": "https://evil.example"}}, "FORBIDDEN"),
+        ({"json": {"prompt": FOX}, "headers": {"Authorization": "Bearer other"}}, "UNAUTHORIZED"),
+        ({"content": b" " * 1_000_001}, "PAYLOAD_TOO_LARGE"),
+        ({"method": "DELETE"}, "METHOD_NOT_ALLOWED"),
+        ({"url": "/v1/nothing"}, "NOT_FOUND"),
+    ],
+)
+def test_each_refused_request_is_counted_once_by_its_code(
+    guarded_worker: WorkerProcess, request_of: dict[str, Any], code: str
+) -> None:
+    def refusals() -> dict[str, float]:
+        lines = guarded_worker.get("/metrics").text.splitlines()
+        series = (each.rsplit(" ", 1) for each in lines if each.startswith(REFUSED))
+        return {name: float(n) for name, n in series}
+
+    key = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
+    asked = {"method": "POST", "url": "/v1/completions", **request_of}
+    asked["headers"] = key | asked.get("headers", {})
+    before = refusals()
+    with guarded_worker.client() as client:
+        assert client.request(**asked).status_code >= 400
+    name = f'{REFUSED}{{code="{code}"}}'
+    assert refusals() == before | {name: before.get(name, 0) + 1}
+
+
+def test_a_request_that_fails_once_it_is_accepted_was_not_refused(worker: WorkerProcess) -> None:
+    soon = {"X-Deadline": str(int(time.time() * 1000) + 300)}
+    body = {"prompt": FOX, "max_tokens": 8000, "ignore_eos": True}
+    timeouts = 'worker_requests_total{outcome="timeout"}'
+    before = worker.metric(timeouts)
+    with worker.client() as client:
+        answer = client.post("/v1/completions", json=body, headers=soon)
+    assert answer.status_code == 504
+    assert worker.metric(timeouts) == before + 1
+    assert f'{REFUSED}{{code="INFERENCE_TIMEOUT"}}' not in worker.get("/metrics").text
 
 
 def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:

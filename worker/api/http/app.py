@@ -65,8 +65,10 @@ class Surface:
         """The gate has let a request in, with the key of this name."""
         bind_key(key)
 
-    def refused(self, path: str, status: int, error: WorkerError) -> None:
-        """An operation that is no probe, and that no page repeats, has failed before its answer."""
+    def refused(
+        self, operation: Operation | None, path: str, status: int, error: WorkerError
+    ) -> None:
+        """A request is answered with an error; `operation` is `None` if there is none for it."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is told to offer nothing else"
@@ -125,8 +127,7 @@ class Surface:
                 )
             except WorkerError as error:
                 response = error_response(error, place.dialect.errors, correlation_id)
-                if operation is not None and not (is_probe or is_quiet):
-                    self.refused(path, response.status_code, error)
+                self.refused(operation, path, response.status_code, error)
             except ClientDisconnect:  # before its body was read; nobody reads this answer
                 response = Response(status_code=499)
             if response is not None:
@@ -172,8 +173,17 @@ class Application(Surface):
         super().admitted(key)
         self.state.metrics.keys.labels(key).inc()
 
-    def refused(self, path: str, status: int, error: WorkerError) -> None:
-        """Where the body is at fault, the reason names fields alone: a message may quote it."""
+    def refused(
+        self, operation: Operation | None, path: str, status: int, error: WorkerError
+    ) -> None:
+        """Count it, and list it for the page unless a probe or a page asked.
+
+        Where the body is at fault, the reason names fields alone: a message may quote it.
+        """
+        if not error.ended_a_job:
+            self.state.metrics.rejected.labels(error.code).inc()
+        if operation is None or operation.probe or operation.quiet:
+            return
         reason = error.message
         is_counted = isinstance(error, ContextLengthExceeded)  # its message has numbers alone
         if not is_counted and (faults := details_of(error).get("errors")):
