@@ -55,8 +55,8 @@ ALLOWED: dict[str, set[str]] = {
     "pool": LEAVES,
     "api": LEAVES | {"supervisor"},
     "fleet": LEAVES | {"api", "main", "models"},
-    "lifecycle": LEAVES | {"api", "supervisor", "models", "pool", "confinement"},
-    "commands": LEAVES | {"convert", "devices", "engine", "models"},
+    "lifecycle": LEAVES | {"cli", "api", "supervisor", "models", "pool", "confinement"},
+    "commands": LEAVES | {"cli", "convert", "devices", "engine", "models"},
     "flags": LEAVES | {"commands"},
     "main": LEAVES | {"cli", "flags", "lifecycle", "supervisor", "commands", "devices"},
 }

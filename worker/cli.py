@@ -11,6 +11,12 @@ from functools import partial
 from typing import NoReturn
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Those that stop a worker. One that `nohup` has started outlives its terminal."""
+    ignores_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *(() if ignores_terminal else (signal.SIGHUP,)))
+
+
 @contextmanager
 def interrupted_later() -> Iterator[None]:
     """For imports. A signal that would raise `KeyboardInterrupt` inside the block does so at its
@@ -18,7 +24,7 @@ def interrupted_later() -> Iterator[None]:
     came: list[int] = []
     handled = [
         each
-        for each in (signal.SIGINT, signal.SIGTERM)
+        for each in stop_signals()
         if signal.getsignal(each) is signal.default_int_handler
     ]
     for each in handled:

@@ -28,6 +28,7 @@ from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.server import Server, server_for
 from worker.api.http.state import AppState
 from worker.background import in_daemon_thread
+from worker.cli import stop_signals
 from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError, system_words
 from worker.installation import own_version
@@ -112,7 +113,7 @@ class Lifecycle:
         settings = self._settings
         self._metrics = Metrics(settings.worker_id, len(settings.adapters))
         self._supervisor = Supervisor(settings, self._metrics, self._engine)
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         server = self._http_server()
         self._pool = PoolClient(settings, self._metrics)
@@ -320,8 +321,9 @@ class Lifecycle:
 
     def _on_signal(self, number: signal.Signals) -> None:
         self._log.info("worker.signal", signal=signal.Signals(number).name)
-        # The first one never cuts a drain: an orchestrator sends it after `/shutdown`, too.
-        if self._was_signalled:
+        # The first one never cuts a drain: an orchestrator sends it after `/shutdown`, too. Nor do
+        # those of a terminal that is closed: its shell sends one, and the system another.
+        if self._was_signalled and number != signal.SIGHUP:
             self._stops_now = True
             self._supervisor.cut_drain()
         self._was_signalled = True

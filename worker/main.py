@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from worker.cli import interrupted_later
+from worker.cli import interrupted_later, stop_signals
 from worker.commands import SUBCOMMANDS, open_standard_files, without_reader
 from worker.devices.cpu import instructions
 from worker.errors import WorkerError, not_utf8, system_words
@@ -34,9 +34,10 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
     serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)
     if serves:
-        # Until the event loop takes signals, SIGTERM stops as Ctrl-C does: the first process of a
-        # container would not notice it, and serve on until it is killed.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # Until the event loop takes signals, each of these stops as Ctrl-C does: the first process
+        # of a container would not notice SIGTERM, and serve on until it is killed.
+        for number in set(stop_signals()) - {signal.SIGINT}:
+            signal.signal(number, signal.default_int_handler)
     try:
         with contextlib.closing(EngineProcess()) as engine:
             if serves and not instructions.missing():

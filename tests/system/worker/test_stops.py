@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -11,12 +13,19 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.held import engines_held_by, mid_stream
-from tests.support.worker import run_to_exit, until
+from tests.support.worker import (
+    WorkerProcess,
+    environment,
+    installed,
+    json_lines,
+    run_to_exit,
+    until,
+)
 
 LONG = {"max_tokens": 1000, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "/shutdown"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP", "/shutdown"])
 def test_running_streams_finish_and_new_work_is_refused(
     start_worker: StartWorker, how: str, tmp_path: Path
 ) -> None:
@@ -55,6 +64,51 @@ def test_what_outlives_the_drain_gets_its_terminal_event(
     assert 0.4 < time.monotonic() - before < 20, "a wedged engine holds nothing up"
 
 
+IN_A_TERMINAL = """\
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def test_a_terminal_that_is_closed_lets_streams_finish(warm_cache: Path, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_A_TERMINAL, *installed(), "--port", "0", "--log-format", "json"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(warm_cache, engines_held_by(hold)),
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        log = b""
+        while b"worker.ready" not in log:
+            log += os.read(ours, 4096)
+        [listening] = [x for x in json_lines(log.decode()) if x["event"] == "worker.listening"]
+        worker = WorkerProcess(process, tmp_path, listening["port"])
+        with mid_stream(worker, hold, "One day", max_tokens=40, ignore_eos=True) as reading:
+            os.close(ours)
+            until(lambda: worker.get("/ready").status_code == 503, 60, lambda: "still ready")
+            worker.signal(signal.SIGHUP)  # a shell sends it before the system does
+            hold.unlink()
+            assert reading.rest().end["tokens_out"] == 40
+        assert worker.wait() == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_worker_that_ignores_its_terminal_outlives_it(start_worker: StartWorker) -> None:
+    worker = start_worker(command=["nohup", *installed()])
+    worker.signal(signal.SIGHUP)
+    assert worker.execute("Once", max_tokens=1).end["tokens_out"] == 1
+    assert worker.stop() == 0
+
+
 def test_a_second_signal_stops_now(start_worker: StartWorker, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     worker = start_worker("--drain-timeout", "60", env=engines_held_by(hold))
@@ -83,7 +137,7 @@ cpu()
 """The first engine is spawned before the worker has read its settings."""
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_stop_before_the_port_is_open(warm_cache: Path, how: str) -> None:
     command = [sys.executable, "-c", SIGNALLED_EARLY.format(how=how)]
     exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
