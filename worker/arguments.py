@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -33,6 +34,14 @@ class Parser(argparse.ArgumentParser):
             if _FLAG.fullmatch(name) and name not in self._option_string_actions:
                 self.error(f"{name} is not a flag of {self.prog}{self.hint(name)}")
         return super().parse_known_args(args, namespace)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse's, but the command learns that whoever read stdout has left."""
+        try:
+            (file or sys.stderr).write(message)
+        except (AttributeError, OSError) as error:
+            if file is sys.stdout and isinstance(error, BrokenPipeError):
+                raise
 
     def hint(self, unknown: str) -> str:
         """What stands behind a flag that is none here."""

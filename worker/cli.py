@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -23,9 +24,7 @@ def interrupted_later() -> Iterator[None]:
     end: inside of a native module that is being imported, an exception may crash."""
     came: list[int] = []
     handled = [
-        each
-        for each in stop_signals()
-        if signal.getsignal(each) is signal.default_int_handler
+        each for each in stop_signals() if signal.getsignal(each) is signal.default_int_handler
     ]
     for each in handled:
         signal.signal(each, lambda number, _: came.append(number))
@@ -40,13 +39,39 @@ def interrupted_later() -> Iterator[None]:
 
 def _command(module: str, function: str, *first: str) -> NoReturn:
     """Run a function of a module, which takes the arguments behind `first` and returns the exit
-    code."""
+    code. Who reads the output may leave at any time, as `head` does: that ends each command."""
     try:
         with interrupted_later():
             run = getattr(importlib.import_module(module), function)
-        sys.exit(run(*first, sys.argv[1:]))
+        try:
+            code = run(*first, sys.argv[1:])
+        finally:
+            _flush()
+        sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError:
+        stop_writing()
+        sys.exit(128 + signal.SIGPIPE)
+
+
+def _flush() -> None:
+    """
+    Raises:
+        BrokenPipeError: nobody reads the output. Other trouble with it is told when Python exits.
+    """
+    try:
+        if sys.stdout is not None:  # which a parent may have closed
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError:
+        pass
+
+
+def stop_writing() -> None:
+    """Have what is still to be written to stdout go nowhere: whoever read it has left."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 cpu = partial(_command, "worker.main", "main", "cpu")

@@ -28,7 +28,7 @@ from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.server import Server, server_for
 from worker.api.http.state import AppState
 from worker.background import in_daemon_thread
-from worker.cli import stop_signals
+from worker.cli import stop_signals, stop_writing
 from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError, system_words
 from worker.installation import own_version
@@ -79,6 +79,13 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
                         os.unlink(path)
     if error is not None:
         raise error
+
+
+def _print(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:  # whoever read it has left, which is no reason to end
+        stop_writing()
 
 
 class Lifecycle:
@@ -222,7 +229,7 @@ class Lifecycle:
                 self._uri, key if settings.needs_key else None, settings.api_prefix
             )
             # On a thread of its own: if nobody reads stdout, this blocks, but serving must not.
-            in_daemon_thread(partial(print, line, flush=True))
+            in_daemon_thread(partial(_print, line))
         await self._pool.announce(self._callback(), lambda: self._supervisor.has_served)
 
     async def _show_start(self) -> None:

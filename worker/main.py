@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from worker.cli import interrupted_later, stop_signals
-from worker.commands import SUBCOMMANDS, open_standard_files, without_reader
+from worker.commands import SUBCOMMANDS, open_standard_files
 from worker.devices.cpu import instructions
 from worker.errors import WorkerError, not_utf8, system_words
 from worker.supervisor.engine_process import EngineProcess
@@ -62,8 +62,8 @@ def _obey(
         return _report(f"llorch-{backend}", error)
     except UnicodeEncodeError as error:
         return _report(f"llorch-{backend}", not_utf8(error))
-    except BrokenPipeError:
-        return without_reader()
+    except BrokenPipeError:  # `cli` knows what to do
+        raise
     except OSError as error:  # a full disk, a folder that is gone
         return _report(f"llorch-{backend}", WorkerError(system_words(error)))
     except Exception as error:  # a bug: the log gets the trace, the user a sentence

@@ -2,7 +2,6 @@
 
 import io
 import os
-import signal
 import sys
 from collections.abc import Mapping
 
@@ -33,10 +32,3 @@ def open_standard_files() -> None:
         sys.stderr = open(2, "w", closefd=False)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding != "utf-8":
         sys.stdout.reconfigure(errors="replace")  # a plan's bars are no reason to show no plan
-
-
-def without_reader() -> int:
-    """Write nothing more: whoever read the output has left, as `head` does. Returns the exit code
-    of a program that SIGPIPE ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 128 + signal.SIGPIPE

@@ -19,10 +19,10 @@ from statistics import median
 from typing import Any
 
 import httpx
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from worker.commands.console import Console
 from worker.commands.served import headers_of, lost, own_worker
 from worker.errors import WorkerError
 from worker.settings import Settings

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from rich.console import Console
 from rich.status import Status
 
+from worker.commands.console import Console
 from worker.commands.served import CONNECT_SECONDS, client_of, headers_of, lost, own_worker
 from worker.errors import WorkerError
 from worker.settings import Settings

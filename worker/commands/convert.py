@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from types import FrameType
 from typing import get_args
 
 from worker.arguments import Parser
-from worker.commands import open_standard_files, without_reader
+from worker.commands import open_standard_files
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
 from worker.errors import ConfigError, ModelError, WorkerError, not_utf8, system_words
@@ -42,9 +41,8 @@ def run(arguments: Sequence[str]) -> int:
             signal.signal(each, _interrupt)
     try:
         options.run(options, report)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        return without_reader()
+    except BrokenPipeError:  # `cli` knows what to do
+        raise
     except WorkerError as error:
         report.failed(error)
         return error.exit_code
@@ -330,4 +328,6 @@ def _source(options: argparse.Namespace, report: Reporter) -> Path:
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    from worker.cli import convert
+
+    convert()

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rich.console import Console
 from rich.status import Status
 
 from tests.conftest import StartWorker
@@ -21,6 +20,7 @@ from tests.support.certificate import own_certificate
 from tests.support.ports import free_port
 from tests.support.worker import WorkerProcess, environment, installed, until
 from worker.commands.chat import Answer, print_json, take
+from worker.commands.console import Console
 
 FRANCE = "What is the capital of France?\n"
 
