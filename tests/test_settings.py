@@ -104,6 +104,22 @@ def test_every_flag_is_a_variable_and_a_key_of_the_file(
     assert value(load("--config", str(config))) == value(by_flag)
 
 
+@pytest.mark.parametrize("other", ["llorch_port", "LLORCH_Port"])
+def test_one_setting_in_two_spellings_is_refused(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(other, "2")
+    assert load().port == 2
+    monkeypatch.setenv("LLORCH_PORT", "")
+    assert load().port == 2, "one that is empty is none"
+    monkeypatch.setenv("LLORCH_PORT", "3")
+    both = {other, "LLORCH_PORT"}
+    assert all(each in refusal() for each in both) and refusal().endswith("unset one.")
+    monkeypatch.delenv("LLORCH_PORT")
+    monkeypatch.setenv("llorch_prt", "1")
+    assert refusal().startswith("The environment variable llorch_prt is not a setting")
+
+
 def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MODEL_PATH", "/m.gguf")
     monkeypatch.setenv("BIND_ADDR", "[::1]:99")
@@ -386,6 +402,8 @@ def test_several_faults_are_told_together() -> None:
         (["serve", "m.gguf"], "it serves without one, and a model is given as --model m.gguf."),
         (["help"], "did you mean --help?"),
         (["-V"], "did you mean --version?"),
+        (["--"], "-- ends the flags, and llorch-cpu takes nothing else; leave it out."),
+        (["--", "--port", "1"], "and llorch-cpu takes nothing else; leave it out."),
         (["--qqqq"], "--help lists them."),
         (["--kv_cells", "1"], "did you mean --kv-cells?"),
         (["--maxtokensout", "1"], "did you mean --max-tokens-out?"),
@@ -433,6 +451,17 @@ def test_an_empty_text_is_not_the_folder_one_is_in(
     with pytest.raises(SystemExit, match="2"):
         convert.run(given)
     assert capsys.readouterr().err.endswith(": an empty text names no file\n")
+
+
+@pytest.mark.parametrize(
+    "given", [["model", "-"], ["inspect", "-"], ["model", "x.gguf", "--imatrix", "-"]]
+)
+def test_no_stream_stands_in_for_a_file(
+    given: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        convert.run(given)
+    assert "no stream can stand in for a file here" in capsys.readouterr().err
 
 
 def test_a_text_may_begin_as_a_flag_does() -> None:

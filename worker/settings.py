@@ -563,13 +563,17 @@ def is_switch(info: FieldInfo) -> bool:
 
 
 def _refuse_unknown_environment(backend: BackendName) -> None:
+    spelled: dict[str, str] = {}
     for variable, value in os.environ.items():
-        if not variable.startswith(ENV_PREFIX):
+        if not variable.upper().startswith(ENV_PREFIX):  # capitals are not told from small letters
             continue
-        name = variable.removeprefix(ENV_PREFIX).lower()
+        name = variable[len(ENV_PREFIX) :].lower()
         if name in FIELDS:
             if value:
                 _refuse_other_backend(name, variable, backend)
+                if (other := spelled.setdefault(name, variable)) != variable:
+                    message = f"{other} and {variable} are both set, and are one setting; unset one"
+                    raise ConfigError(f"{message}.", field=name)
         elif not _SERVICE_LINK.search(variable):
             hint = closest(name.upper(), [each.upper() for each in FIELDS], ENV_PREFIX)
             raise ConfigError(
