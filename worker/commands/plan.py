@@ -11,14 +11,13 @@ from functools import partial
 
 from worker.devices import preflight
 from worker.devices.plan.plan import Plan
-from worker.engine.text.renderer import check_template
+from worker.engine.text.renderer import check_template, served_templates
 from worker.errors import InsufficientVram, ModelError
 from worker.models.adapter import resolve_adapters
 from worker.models.draft import resolve_draft
 from worker.models.gguf.header import read_header
 from worker.models.projector import resolve_projector
 from worker.models.resolve import ResolvedModel, resolve_for
-from worker.setting_files import read_chat_template
 from worker.settings import Settings
 
 _PLAN_SECONDS = 120.0
@@ -65,10 +64,10 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
 def check_template_of(resolved: ResolvedModel, settings: Settings) -> None:
     """Raises `ModelError` for a chat template with which the start would fail."""
-    file = settings.engine.chat_template
     header = resolved.header or read_header(resolved.gguf_path)
-    if source := read_chat_template(file) if file is not None else header.chat_template:
-        check_template(source)
+    for source in served_templates(header.named_template, settings.engine.chat_template):
+        if source:
+            check_template(source)
 
 
 def _print(plan: Plan, as_json: bool) -> None:

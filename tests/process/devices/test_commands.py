@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.bundled import bundled_with_template
+from tests.support.bundled import bundled_with, bundled_with_template
 from tests.support.devices import rpc
 from tests.support.hub_server import Repo, running_hub
 from tests.support.random_models import random_model
@@ -159,13 +159,16 @@ def test_a_plan_refuses_each_file_with_which_a_start_fails(
     assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
 
 
-@pytest.mark.parametrize("whose", ["model", "chat_template"])
+@pytest.mark.parametrize("whose", ["model", "tool_use", "chat_template"])
 def test_a_template_with_which_a_start_fails_is_told_before(
     whose: str, tmp_path: Path, warm_cache: Path
 ) -> None:
     file = tmp_path / "given"
     if whose == "model":
         file = bundled_with_template(tmp_path / "m.gguf", "{% if %}")
+    elif whose == "tool_use":  # the model's second template, for chats with tools
+        file = bundled_with(tmp_path / "m.gguf", {"tokenizer.chat_template.tool_use": "{% if %}"})
+        whose = "model"
     else:
         file.write_text("{{ messages.__class__ }}")
     arguments = [f"--{whose.replace('_', '-')}", str(file), "--port", "0"]

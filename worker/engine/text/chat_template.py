@@ -19,10 +19,15 @@ from msgspec import structs
 from worker.engine.text import conversation
 from worker.engine.text.conversation import Chat, Form
 from worker.engine.text.deletions import Deletion, deletions_of
-from worker.engine.text.renderer import OutOfBounds, Refused, check_template, renderer
+from worker.engine.text.renderer import (
+    OutOfBounds,
+    Refused,
+    check_template,
+    renderer,
+    served_templates,
+)
 from worker.errors import InvalidRequest
 from worker.llama.model import Model
-from worker.setting_files import read_chat_template
 from worker.wire.work import ChatPrompt
 
 MAX_RENDER_SECONDS = 2.0
@@ -179,9 +184,7 @@ def template_of(model: Model, file: str | None) -> ChatTemplate | None:
         ConfigError: the operator's file cannot be read, or is too long.
         ModelError: the template is not valid, or too long.
     """
-    source, tool_use = model.chat_template(), model.chat_template("tool_use")
-    if file is not None:
-        source, tool_use = read_chat_template(file), None
+    source, tool_use = served_templates(model.chat_template, file)
     if source is None:
         return None
     names = {"bos_token": "bos_token_id", "eos_token": "eos_token_id"}

@@ -4,13 +4,13 @@ threads, and the main thread of a command that tells whether a model would start
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
 from worker.confinement.bounded import BoundedProgram, Ended
 from worker.errors import ModelError
-from worker.setting_files import MAX_TEMPLATE_CHARS
+from worker.setting_files import MAX_TEMPLATE_CHARS, read_chat_template
 
 _COMPILE_SECONDS = 5.0
 """Of a processor; constants are computed then. Templates take 0.1."""
@@ -63,6 +63,21 @@ class Renderer(BoundedProgram):
 
 renderer = cache(Renderer)
 """The one of this process."""
+
+
+def served_templates(
+    named: Callable[[str | None], str | None], file: str | None
+) -> tuple[str | None, str | None]:
+    """The template to serve with, if there is one, and that for chats with tools, if that is
+    another. `named` has the model's own by their names; the operator's `file` replaces all.
+
+    Raises:
+        ConfigError: the file cannot be read, or is too long.
+    """
+    if file is not None:
+        return read_chat_template(file), None
+    source = named(None)
+    return source, None if source is None else named("tool_use")
 
 
 def check_template(source: str) -> list[str]:

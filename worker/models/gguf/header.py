@@ -70,6 +70,13 @@ class GgufHeader(GgufLayout):
             for key in self.types
         }
 
+    def named_template(self, name: str | None = None) -> str | None:
+        """The chat template of this name (`tool_use`…), or the default one."""
+        if name is None:
+            return self.chat_template
+        text = self.metadata.get(f"tokenizer.chat_template.{name}")
+        return None if text is None else str(text)
+
     def tensor_types(self) -> dict[str, int]:
         """Bytes by tensor type, the largest first."""
         return dict(_bytes_by_type(self.tensors).most_common())
