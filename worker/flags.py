@@ -129,6 +129,8 @@ def parse_flags(
     namespace, unknown = parser.parse_known_args(list(argv))
     if unknown:
         first = unknown[0]
+        if first == "--":
+            parser.error(f"-- ends the flags, and {parser.prog} takes nothing else; leave it out")
         before = ["", *argv][argv.index(first)]
         known = parser._option_string_actions.get(before)
         if known is not None and known.nargs == 0 and first not in SUBCOMMANDS:

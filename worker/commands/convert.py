@@ -271,6 +271,9 @@ def _add_cache_dir(parser: argparse.ArgumentParser, text: str) -> None:
 def _path(text: str) -> Path:
     if not text:  # which is the folder one is in to `Path`
         raise argparse.ArgumentTypeError("an empty text names no file")
+    if text == "-":
+        why = "no stream can stand in for a file here; name one"
+        raise argparse.ArgumentTypeError(f"{why}, or ./- for that name")
     return Path(os.path.expanduser(text))
 
 
