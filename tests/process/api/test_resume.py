@@ -297,6 +297,19 @@ def test_a_place_that_is_none_is_refused_by_name(
         assert answer.status_code == 400 and named in answer.text
 
 
+@pytest.mark.parametrize("place", ["", "?from=3", "?from=100000", "?from=x"])
+def test_the_head_of_a_kept_stream_is_that_of_its_reading(
+    scripted: ScriptedFactory, place: str
+) -> None:
+    url = f"{scripted().base_url}/execute"
+    httpx.post(url, json={"job_id": "j", "prompt": "x"}, headers=RESUME)
+    got, head = httpx.get(f"{url}/j{place}"), httpx.head(f"{url}/j{place}")
+    assert head.status_code == got.status_code and not head.content
+    own = {"date", "transfer-encoding", "x-correlation-id", "x-request-id"}
+    told, expected = ({*each.headers.multi_items()} for each in (head, got))
+    assert {key for key, _ in told ^ expected} <= own
+
+
 def test_a_reader_may_leave_before_a_late_head(scripted: ScriptedFactory) -> None:
     worker = scripted()
     worker.supervisor.script = [0.5, *story("a", "b")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from functools import partial
 from urllib.parse import quote
 
@@ -84,11 +85,18 @@ def go_on(request: Request, state: AppState, name: str) -> Response:
         offset = log.behind(_number(last, LAST_EVENT_ID.name))
     else:
         offset = _number(request.query_params.get("from") or "0", "from")
-    stream = Response(media_type=log.media_type)
-    if request.method != "HEAD":
+    if request.method == "HEAD":
+        log.read(offset)  # raises as it would with GET
+        stream = EventStream(_nothing(), media_type=log.media_type)
+    else:
         stream = reading(log, offset, state)
     stream.headers[BEGAN.name] = f"{log.began_at:.6f}"
     return stream
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
 
 
 def _number(text: str, field: str) -> int:
