@@ -327,6 +327,7 @@ def make_sequence(
     produced: tuple[int, ...] = (),
     min_tokens: int = 0,
     most_given: int = 0,
+    reports_progress: bool = False,
 ) -> Sequence:
     request = InferenceRequest(
         job_id=str(request_id),
@@ -339,5 +340,6 @@ def make_sequence(
         deterministic=deterministic,
         deadline=deadline,
         produced=produced,
+        reports_progress=reports_progress,
     )
     return Sequence(request_id, request, list(prompt), ByteSampler(most_given))

@@ -161,8 +161,10 @@ def prompt_events(
         sequence, start, _ = chunk
         if start >= sequence.n_prompt or sequence.slot is None:
             continue  # it decodes, or has failed in this step
-        if sequence.request.reports_progress or chunk.end < sequence.n_prompt:
-            n_computed = min(chunk.end, sequence.n_prompt)
+        n_computed = min(chunk.end, sequence.n_prompt)
+        is_news = n_computed > sequence.n_told and sequence.first_token_at is None
+        if is_news and (sequence.request.reports_progress or chunk.end < sequence.n_prompt):
+            sequence.n_told = n_computed
             seconds = now - (sequence.started_at or now)
             events.append(PromptProgress(sequence.request_id, n_computed, seconds))
         if sequence.max_rows == NO_LIMIT or not sequence.scores_prompt:

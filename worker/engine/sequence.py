@@ -72,6 +72,9 @@ class Sequence:
     """Rank among all admissions: the largest is the youngest."""
     max_rows: int = NO_LIMIT
     """The most rows of its prompt in one batch."""
+    n_told: int = 0
+    """How much of its prompt `PromptProgress` has told. Less of it is computed where it starts
+    over."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     """Those known so far; empty again once they are sent."""
     tried_at: int = -1

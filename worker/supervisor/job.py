@@ -303,8 +303,8 @@ class Job:
             match event:
                 case Started() if self.started_at_unix is not None:
                     self.enter(Stage.STARTED)
-                case PromptProgress() if self._sent_ids:
-                    pass  # the prompt once more, for an engine that goes on with the answer
+                case PromptProgress(n_computed=n) if self._sent_ids or n <= self.computed_tokens:
+                    pass  # the prompt once more: its progress only grows, and ends with the answer
                 case PromptScored() if self._is_scored:
                     pass
                 case Token(token_ids=ids) if self._to_replay:

@@ -35,7 +35,7 @@ from worker.observability.metrics import Metrics
 from worker.supervisor.job import Job, Stage, StreamEvent
 from worker.supervisor.recovery import Quarantine, after_a_crash
 from worker.supervisor.supervisor import Supervisor
-from worker.wire.messages import Failed, Finished, Started, Token
+from worker.wire.messages import Accepted, Failed, Finished, PromptProgress, Started, Token
 from worker.wire.sampling import Sampling
 from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
 
@@ -179,6 +179,15 @@ async def test_who_was_in_hand_is_blamed_even_if_it_has_left(
         after_a_crash([job], frozenset(in_hand), 5, quarantine)
     assert job.crashes_spent == 2 * n_blamed
     assert (job.work in quarantine) == bool(n_blamed)
+
+
+def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
+    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
+    job.accept(Accepted(1, 9))
+    job.feed([Started(1, 2), PromptProgress(1, 6, 0.1)])
+    after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
+    told = [PromptProgress(1, n, 0.1) for n in (4, 6, 8)]
+    assert job.continued([Started(1, 0), *told]) == told[-1:]
 
 
 async def test_an_answered_question_is_absolved() -> None:

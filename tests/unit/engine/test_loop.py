@@ -36,6 +36,7 @@ from worker.wire.messages import (
     Finished,
     PromptProgress,
     Started,
+    Token,
 )
 from worker.wire.work import InferenceRequest
 
@@ -275,6 +276,30 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
     told = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
     assert len(told) > 2 and told == sorted(told) and told[-1] < 90, "each step but the last"
     assert not any(isinstance(each, PromptProgress) for each in engine.events[1])
+
+
+@pytest.mark.parametrize("reports_progress", [True, False])
+@pytest.mark.parametrize("n_turns", [14, 30])
+def test_the_progress_of_a_prompt_that_starts_over_only_grows(
+    n_turns: int, reports_progress: bool
+) -> None:
+    """And none is told of a prompt whose answer has begun."""
+    engine = Engine(prefill_budget=4, prefix_cache=False, memory_bytes=0)
+    candidates = (bytes([value, 255] * 20) for value in range(200))
+    long = [each for each in candidates if len(expected_answer(each, 50, CONTEXT)) == 50]
+    engine.submit(1, long[0], max_tokens=50)
+    engine.turn()
+    engine.submit(2, long[1], max_tokens=50, reports_progress=reports_progress)
+    for _ in range(n_turns):
+        engine.turn()
+    assert engine.scheduler.preempt_youngest() is not None
+    engine.run()
+    computed = [(s, n) for b in engine.backend.batches for r, s, n in b if r == 2]
+    assert len([start for start, _ in computed if not start]) == 2, "it did start over"
+    told = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
+    assert len(told) >= 9 and told == sorted({*told})
+    kinds = [type(each) for each in engine.events[2]]
+    assert PromptProgress not in kinds[kinds.index(Token) :]
 
 
 @pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
