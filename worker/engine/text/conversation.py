@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -54,6 +54,15 @@ def as_it_is(chat: Chat) -> Chat:
     return chat
 
 
+def _of_messages(change: Callable[[list[Message]], Iterable[Message]]) -> Form:
+    """The form in which the messages are changed so, and the rest is as it is."""
+    return lambda chat: {**chat, "messages": [*change(chat["messages"])]}
+
+
+def _of_each(change: Callable[[Message], Message]) -> Form:
+    return _of_messages(partial(map, change))
+
+
 # --- content -----------------------------------------------------------------------------------
 
 
@@ -72,29 +81,26 @@ def joined(content: Any, text: str, *, between: str = "\n") -> Any:
     return [*others, {**last, "text": joined(last.get("text"), text, between=between)}]
 
 
-def _never_none(chat: Chat) -> Chat:
-    """Some templates print what is no content, and read the first part of a list without a look."""
-    return _each(chat, lambda m: {**m, "content": m.get("content") or ""})
+_never_none = _of_each(lambda m: {**m, "content": m.get("content") or ""})
+"""Some templates print what is no content, and read the first part of a list without a look."""
 
 
 Which = Callable[[Message], bool]
 """Whether a message is one of those that a template reads alike."""
 
 
-def _as_text(which: Which, chat: Chat) -> Chat:
-    return _each(chat, lambda m: {**m, "content": text_of(m.get("content"))} if which(m) else m)
+def _as_text(which: Which) -> Form:
+    return _of_each(lambda m: {**m, "content": text_of(m.get("content"))} if which(m) else m)
 
 
-_all_as_text = partial(_as_text, lambda message: True)
+_all_as_text = _as_text(lambda message: True)
 
 
-def _as_parts(chat: Chat) -> Chat:
-    def parts(message: Message) -> Message:
-        content = message["content"]
-        is_text = isinstance(content, str)
-        return {**message, "content": [{"type": "text", "text": content}]} if is_text else message
-
-    return _each(chat, parts)
+@_of_each
+def _as_parts(message: Message) -> Message:
+    content = message["content"]
+    is_text = isinstance(content, str)
+    return {**message, "content": [{"type": "text", "text": content}]} if is_text else message
 
 
 # --- messages that follow each other -------------------------------------------------------------
@@ -104,7 +110,7 @@ Follows = Callable[[list[Message], Message], bool]
 """Whether a message is one with the messages before it."""
 
 
-def _runs(messages: list[Message], follows: Follows) -> Iterator[list[Message]]:
+def _runs(messages: Iterable[Message], follows: Follows) -> Iterator[list[Message]]:
     run: list[Message] = []
     for message in messages:
         if run and not follows(run, message):
@@ -128,8 +134,8 @@ def _merged(run: list[Message]) -> Message:
     return merged
 
 
-def _runs_merged(follows: Follows, chat: Chat) -> Chat:
-    return {**chat, "messages": [*map(_merged, _runs(chat["messages"], follows))]}
+def _runs_merged(follows: Follows) -> Form:
+    return _of_messages(lambda messages: map(_merged, _runs(messages, follows)))
 
 
 def _is_of_the_turn(run: list[Message], message: Message) -> bool:
@@ -149,27 +155,26 @@ def _is_behind_result(run: list[Message], message: Message) -> bool:
     return run[0].get("role") == "tool" and message.get("role") == "user"
 
 
-_words_with_calls = partial(_runs_merged, _calls_after_words)
+_words_with_calls = _runs_merged(_calls_after_words)
 
 
-def _apart_from_calls(chat: Chat) -> Chat:
+@_of_messages
+def _apart_from_calls(messages: list[Message]) -> Iterator[Message]:
     """The assistant's words in a message before that of the calls beside which they stand."""
-    messages: list[Message] = []
-    for message in chat["messages"]:
+    for message in messages:
         if message.get("tool_calls") and text_of(message.get("content")):
-            messages.append(_assistant(message["content"]))
+            yield _assistant(message["content"])
             message = {**message, "content": ""}
-        messages.append(message)
-    return {**chat, "messages": messages}
+        yield message
 
 
 # --- the system's words, and tools ---------------------------------------------------------------
 
 
-def _halves(chat: Chat) -> tuple[list[Message], list[Message]]:
+def _halves(messages: list[Message]) -> tuple[list[Message], list[Message]]:
     """The system's messages before all others, and those."""
-    beginning = list(takewhile(lambda m: m.get("role") in _SYSTEM, chat["messages"]))
-    return beginning, chat["messages"][len(beginning) :]
+    beginning = list(takewhile(lambda m: m.get("role") in _SYSTEM, messages))
+    return beginning, messages[len(beginning) :]
 
 
 def _one_beginning(chat: Chat, *, of_each_role: bool = False) -> Chat:
@@ -178,36 +183,37 @@ def _one_beginning(chat: Chat, *, of_each_role: bool = False) -> Chat:
     def follows(run: list[Message], message: Message) -> bool:
         return not of_each_role or run[0].get("role") == message.get("role")
 
-    beginning, others = _halves(chat)
+    beginning, others = _halves(chat["messages"])
     return {**chat, "messages": [*map(_merged, _runs(beginning, follows)), *others]}
 
 
-def _later_as_user(chat: Chat) -> Chat:
+@_of_messages
+def _later_as_user(messages: list[Message]) -> Iterator[Message]:
     """What the system says later as the user's words, before those of a turn that follows."""
 
     def follows(run: list[Message], message: Message) -> bool:
         return run[-1].get("role") in _SYSTEM and message.get("role") in (*_SYSTEM, "user")
 
-    beginning, others = _halves(chat)
-    later: Chat = {"messages": [*map(_merged, _runs(others, follows))]}
-    for role in _SYSTEM:
-        later = _with_role(later, role, "user")
-    return {**chat, "messages": [*beginning, *later["messages"]]}
+    beginning, others = _halves(messages)
+    yield from beginning
+    for message in map(_merged, _runs(others, follows)):
+        yield {**message, "role": "user"} if message.get("role") in _SYSTEM else message
 
 
-def _into_next(chat: Chat) -> Chat:
+@_of_messages
+def _into_next(messages: list[Message]) -> list[Message]:
     """The first message, if it is the system's, at the beginning of the next one."""
-    match chat["messages"]:
+    match messages:
         case [{"role": "system"} as system, next_message, *others]:
             text = f"{text_of(system.get('content'))}\n{text_of(next_message.get('content'))}"
-            return {**chat, "messages": [{**next_message, "content": text}, *others]}
+            return [{**next_message, "content": text}, *others]
         case [{"role": "system"} as system]:
-            return {**chat, "messages": [{**system, "role": "user"}]}
-    return chat
+            return [{**system, "role": "user"}]
+    return messages
 
 
-def _with_role(chat: Chat, role: str, other: str) -> Chat:
-    return _each(chat, lambda m: {**m, "role": other} if m.get("role") == role else m)
+def _with_role(role: str, other: str) -> Form:
+    return _of_each(lambda m: {**m, "role": other} if m.get("role") == role else m)
 
 
 def _into_next_before_others(chat: Chat) -> Chat:
@@ -319,30 +325,29 @@ def _with_calls(message: Message, change: Callable[[Message], Message]) -> Messa
     return {**message, "tool_calls": [change(call) for call in calls]} if calls else message
 
 
-def _with_arguments(change: Callable[[Any], Any], chat: Chat) -> Chat:
+def _with_arguments(change: Callable[[Any], Any]) -> Form:
     def changed(call: Message) -> Message:
         function = call["function"]
         arguments = change(function.get("arguments", {}))
         return {**call, "function": {**function, "arguments": arguments}}
 
-    return _each(chat, lambda message: _with_calls(message, changed))
+    return _of_each(lambda message: _with_calls(message, changed))
 
 
-_as_objects = partial(_with_arguments, _parsed)
+_as_objects = _with_arguments(_parsed)
 
 
-def _paired(chat: Chat) -> Chat:
+def _pairs(messages: list[Message]) -> Iterator[Message]:
     """Each call with an id of its own, each result with its call's id and the function's name.
 
     A result that names no call is that of the first call of the last turn that no result names.
     """
-    messages: list[Message] = []
-    named = {id for each in chat["messages"] if (id := each.get("tool_call_id"))}
+    named = {id for each in messages if (id := each.get("tool_call_id"))}
     functions: dict[str, str] = {}
-    own_ids: dict[str, deque[str]] = {}
+    own_ids: dict[Any, deque[str]] = {}
     unnamed: deque[str] = deque()
     made = map("call{:05}".format, count(1))  # a client's own ids may look like these
-    for message in chat["messages"]:
+    for message in messages:
         if given := message.get("tool_calls"):
             own_ids |= {call["id"]: deque() for call in given if call.get("id") in named}
             unnamed = deque()
@@ -364,33 +369,34 @@ def _paired(chat: Chat) -> Chat:
                 own = unnamed.popleft()
             if own is not None:
                 message = {**message, "tool_call_id": own, "name": functions[own]}
-        messages.append(message)
-    return {**chat, "messages": messages}
+        yield message
 
 
-def _strays_as_user(chat: Chat) -> Chat:
+_paired = _of_messages(_pairs)
+
+
+@_of_messages
+def _strays_as_user(messages: list[Message]) -> Iterator[Message]:
     """Results of no call in words, as the user's."""
-    messages: list[Message] = []
     ids: set[str] = set()
-    for message in _paired(chat)["messages"]:
+    for message in _pairs(messages):
         ids |= {call["id"] for call in message.get("tool_calls") or ()}
         is_stray = message.get("role") == "tool" and message.get("tool_call_id") not in ids
-        messages.append(_user(_result_in_words(message)) if is_stray else message)
-    return {**chat, "messages": messages}
+        yield _user(_result_in_words(message)) if is_stray else message
 
 
-def _one_call_a_turn(chat: Chat) -> Chat:
+@_of_messages
+def _one_call_a_turn(messages: list[Message]) -> Iterator[Message]:
     """Parallel calls as turns of their own, each with its result behind it."""
 
     def follows(run: list[Message], message: Message) -> bool:
         return len(run[0].get("tool_calls") or ()) > 1 and message.get("role") == "tool"
 
-    def turns(run: list[Message]) -> Iterator[Message]:
-        first, *results = run
+    for first, *results in _runs(_pairs(messages), follows):
         calls = first.get("tool_calls") or ()
         if len(calls) < 2:
             yield first
-            return
+            continue
         by_id: dict[Any, list[Message]] = {call["id"]: [] for call in calls}
         others: list[Message] = []
         for each in results:
@@ -401,14 +407,12 @@ def _one_call_a_turn(chat: Chat) -> Chat:
             yield from by_id[call["id"]]
         yield from others
 
-    runs = _runs(_paired(chat)["messages"], follows)
-    return {**chat, "messages": [message for run in runs for message in turns(run)]}
-
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
 
 
-def _with_short_ids(chat: Chat) -> Chat:
+@_of_messages
+def _with_short_ids(messages: list[Message]) -> Iterator[Message]:
     """Ids of calls as Mistral has them, of 9 letters and digits."""
 
     def short(name: str, given: Message) -> Message:
@@ -416,20 +420,19 @@ def _with_short_ids(chat: Chat) -> Chat:
         is_short = _SHORT_ID.fullmatch(id)
         return {**given, name: id if is_short else sha256(id.encode()).hexdigest()[:9]}
 
-    def own(message: Message) -> Message:
+    for message in _pairs(messages):
         is_result = message.get("role") == "tool"
         message = short("tool_call_id", message) if is_result else message
-        return _with_calls(message, partial(short, "id"))
-
-    return _each(_paired(chat), own)
+        yield _with_calls(message, partial(short, "id"))
 
 
-def _with_the_call(chat: Chat) -> Chat:
+@_of_messages
+def _with_the_call(messages: list[Message]) -> list[Message]:
     """Results, and the answer after them, in the message that made the calls."""
-    messages: list[Message] = []
+    merged: list[Message] = []
     callers: dict[Any, Message] = {}
-    for message in map(dict, _paired(chat)["messages"]):
-        last = messages[-1] if messages else {}
+    for message in map(dict, _pairs(messages)):
+        last = merged[-1] if merged else {}
         is_answer = message.get("role") == "assistant" and not message.get("tool_calls")
         if caller := message.get("role") == "tool" and callers.get(message.get("tool_call_id")):
             response = _parsed(text_of(message.get("content")))
@@ -438,41 +441,31 @@ def _with_the_call(chat: Chat) -> Chat:
         elif is_answer and last.get(_RESULTS) and not last.get("content"):
             last["content"] = message.get("content")
         else:
-            messages.append(message)
+            merged.append(message)
             callers |= {call["id"]: message for call in message.get("tool_calls") or ()}
-    return {**chat, "messages": messages}
+    return merged
 
 
 # --- reasoning -----------------------------------------------------------------------------------
 
 
-def _under_each_name(chat: Chat) -> Chat:
+@_of_each
+def _under_each_name(message: Message) -> Message:
     """Reasoning as `reasoning_content` and as `thinking`, as transformers gives it."""
-
-    def named(message: Message) -> Message:
-        reasoning = message.get("reasoning_content")
-        return {"thinking": reasoning, **message} if reasoning is not None else message
-
-    return _each(chat, named)
+    reasoning = message.get("reasoning_content")
+    return {"thinking": reasoning, **message} if reasoning is not None else message
 
 
-def _as_thinking_part(chat: Chat) -> Chat:
+@_of_each
+def _as_thinking_part(message: Message) -> Message:
     """Reasoning as the first part of the content."""
-
-    def with_part(message: Message) -> Message:
-        own = dict(message)
-        reasoning = own.pop("reasoning_content", None)
-        if reasoning is None:
-            return own
-        text = text_of(own.get("content"))
-        parts = [{"type": "thinking", "thinking": reasoning}]
-        return {**own, "content": parts + ([{"type": "text", "text": text}] if text else [])}
-
-    return _each(chat, with_part)
-
-
-def _each(chat: Chat, change: Callable[[Message], Message]) -> Chat:
-    return {**chat, "messages": [change(message) for message in chat["messages"]]}
+    own = dict(message)
+    reasoning = own.pop("reasoning_content", None)
+    if reasoning is None:
+        return own
+    text = text_of(own.get("content"))
+    parts = [{"type": "thinking", "thinking": reasoning}]
+    return {**own, "content": parts + ([{"type": "text", "text": text}] if text else [])}
 
 
 # --- which form a template reads -----------------------------------------------------------------
@@ -568,7 +561,7 @@ def _matter_of_parts(role: str, *messages: Message, is_calling: bool = False) ->
     def which(message: Message) -> bool:
         return message.get("role") == role and bool(message.get("tool_calls")) is is_calling
 
-    forms = (as_it_is, partial(_as_text, which), as_it_is)
+    forms = (as_it_is, _as_text(which), as_it_is)
     return _Matter(_chat(*messages), forms, _arrive(_FIRST, _SECOND))
 
 
@@ -583,7 +576,7 @@ _MATTERS = (
     ),
     _Matter(
         _chat(_developer(_MARK), _user("x")),
-        (as_it_is, partial(_with_role, role="developer", other="system")),
+        (as_it_is, _with_role("developer", "system")),
         role="developer",
     ),
     _Matter(
@@ -602,7 +595,7 @@ _MATTERS = (
     ),
     _Matter(
         _chat(_user("x"), _calling(_MARK), _result("y")),
-        (_as_objects, partial(_with_arguments, _written), _as_objects),
+        (_as_objects, _with_arguments(_written), _as_objects),
         _arrives_as_json,
     ),
     _Matter(
@@ -635,7 +628,7 @@ _MATTERS = (
     ),
     _Matter(
         _chat(_user("x"), _user(_FIRST), _assistant("y"), _assistant(_SECOND), _user("z")),
-        (as_it_is, partial(_runs_merged, _is_of_the_turn), as_it_is),
+        (as_it_is, _runs_merged(_is_of_the_turn), as_it_is),
         _arrive(_FIRST, _SECOND),
     ),
     _Matter(
@@ -654,7 +647,7 @@ _MATTERS = (
     ),
     _Matter(
         _chat(_system(_FIRST), _user("x"), _calling("z"), _result(_MARK), _user(_SECOND)),
-        (as_it_is, partial(_runs_merged, _is_behind_result), as_it_is),
+        (as_it_is, _runs_merged(_is_behind_result), as_it_is),
         _arrive(_FIRST, _MARK, _SECOND),
     ),
     _Matter(
@@ -681,7 +674,7 @@ _MATTERS = (
 
 def forms_of(render: Render) -> tuple[Form, ...]:
     """The forms in which a template reads a chat; they are applied in order."""
-    found: list[Form] = [_never_none, partial(_with_role, role="function", other="tool")]
+    found: list[Form] = [_never_none, _with_role("function", "tool")]
 
     def rendered(chat: Chat, last: Form) -> str:
         for form in (*found, last):
@@ -692,7 +685,7 @@ def forms_of(render: Render) -> tuple[Form, ...]:
         for form in matter.forms:
             prompt = rendered(matter.probe, form)
             if form is matter.forms[0] and matter.role and prompt:
-                other = rendered(_with_role(matter.probe, matter.role, _NO_ROLE), form)
+                other = rendered(_with_role(matter.role, _NO_ROLE)(matter.probe), form)
                 if other.lower().replace(_NO_ROLE, matter.role) == prompt.lower():
                     continue  # it writes whatever the role is
             if matter.arrives(prompt):
@@ -716,7 +709,7 @@ def without_broken_arguments(chat: Chat) -> tuple[str, Chat] | None:
     )
     if (place := next(broken, None)) is None:
         return None
-    return place, _with_arguments(lambda given: given if is_object(given) else {}, chat)
+    return place, _with_arguments(lambda given: given if is_object(given) else {})(chat)
 
 
 def tells_tools_in_words(forms: tuple[Form, ...]) -> bool:
