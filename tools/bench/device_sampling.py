@@ -24,13 +24,13 @@ from tools.bench.model import BIG_VOCABULARY, SIZES, bench_model
 from tools.bench.peer_build import build_peers
 from worker.devices import select
 from worker.devices.plan.cells import a_part_each, context_options
-from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.placement import load_options
 from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.chain import Chain, Undo
 from worker.llama.context import Context
 from worker.llama.draw import dice
-from worker.llama.model import LoadOptions, Model
+from worker.llama.model import Model
 from worker.models.gguf.header import read_header
 from worker.wire.backends import BackendName
 from worker.wire.engine_settings import EngineSettings
@@ -118,8 +118,7 @@ def graph(lines: list[str]) -> str:
 def measure(path: Path, backend: BackendName, n: int, n_steps: int) -> None:
     settings = EngineSettings(backend, slots=n)
     selected = select.select_device(settings)
-    placed = tensor_placement(read_header(path), selected.devices)
-    model = Model(str(path), LoadOptions(selected.devices, tensor_placement=placed))
+    model = Model(str(path), load_options(read_header(path), selected.devices))
     options = context_options(settings, a_part_each(settings, CONTEXT), threads=2, embeds=False)
     for name, parameters in PARAMETERS.items():
         sampling = Sampling(seed=1, **parameters)

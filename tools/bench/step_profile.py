@@ -29,7 +29,7 @@ from worker.confinement.walls import Walls
 from worker.devices import select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.cells import a_part_each, context_options
-from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.placement import load_options
 from worker.engine.backend import LlamaBackend
 from worker.engine.limits import Limits
 from worker.engine.lookup import Lookup
@@ -39,7 +39,7 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context
-from worker.llama.model import LoadOptions, Model
+from worker.llama.model import Model
 from worker.llama.sampler import Sampler
 from worker.models.gguf.header import read_header
 from worker.wire.backends import BackendName
@@ -101,8 +101,7 @@ def profiled(
     other.close()
     walls = Walls(settings, [path]) if confine else None
     selected = select.select_device(settings)
-    placed = tensor_placement(read_header(path), selected.devices)
-    model = Model(str(path), LoadOptions(selected.devices, tensor_placement=placed))
+    model = Model(str(path), load_options(read_header(path), selected.devices))
     shape, threads = a_part_each(settings, CONTEXT), cpu_budget(None).threads
     context = Context(model, context_options(settings, shape, threads=threads, embeds=False))
     backend = LlamaBackend(model, context, CONTEXT)

@@ -20,7 +20,7 @@ from worker.devices import machine, select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import a_part_each, context_options
-from worker.devices.plan.placement import may_repack, tensor_placement
+from worker.devices.plan.placement import load_options
 from worker.devices.plan.plan import Plan
 from worker.devices.preflight import (
     ChosenDevice,
@@ -35,7 +35,7 @@ from worker.devices.residency import proof as residency
 from worker.errors import WorkerError
 from worker.llama import library, warmup
 from worker.llama.context import Context
-from worker.llama.model import LoadOptions, Model
+from worker.llama.model import Model
 from worker.models.control_vectors import read_directions
 from worker.models.gguf.header import parts_beside, read_header
 from worker.models.gguf.servable import check_overridden
@@ -119,17 +119,11 @@ def _trial(questions: Questions, walls: Walls) -> Trial:
     )
     selected = select.select_device(settings).first
     header = read_header(path)
-    options = LoadOptions(
-        devices=selected.devices,
-        mmap=not selected.is_gpu,
-        mlock=settings.mlock,
-        tensor_placement=tensor_placement(header, selected.devices),
-        extra_buffer_types=may_repack(header),
-    )
-    model = Model(path, options)
+    mmap, mlock = not selected.is_gpu, settings.mlock
+    model = Model(path, load_options(header, selected.devices, mmap=mmap, mlock=mlock))
     cells = a_part_each(settings, 256)
     context = Context(model, context_options(settings, cells, threads=1, embeds=False))
-    proof = residency.prove(model, context, selected, header, locked=settings.mlock)
+    proof = residency.prove(model, context, selected, header, locked=mlock)
     closed = walls.close()
     warmup.warm_up(model, context)
     return Trial(selected.names[0], proof.resident, round(time.monotonic() - began, 2), closed)

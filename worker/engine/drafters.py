@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from worker.devices.plan.cells import draft_options, head_options
-from worker.devices.plan.placement import may_repack, tensor_placement
+from worker.devices.plan.placement import load_options
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof
 from worker.devices.select import Selected
@@ -17,7 +17,7 @@ from worker.engine.speculation import Drafter
 from worker.errors import InsufficientVram, VramOom
 from worker.llama import warmup
 from worker.llama.context import Context, ContextOptions
-from worker.llama.model import LoadOptions, Model
+from worker.llama.model import Model
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.observability.logs import get_logger
 from worker.wire.engine_info import DraftInfo, Residency, SpeculationInfo
@@ -86,17 +86,11 @@ def _load(
 ) -> tuple[Context, Residency]:
     header = read_header(Path(file.path))
     selected = selected.first
-    options = LoadOptions(
-        devices=selected.devices,
-        mmap=settings.maps_file,
-        mlock=settings.mlock,
-        tensor_placement=tensor_placement(header, selected.devices),
-        extra_buffer_types=may_repack(header),
-    )
-    model = Model(file.path, options)
+    mmap, mlock = settings.maps_file, settings.mlock
+    model = Model(file.path, load_options(header, selected.devices, mmap=mmap, mlock=mlock))
     length = min(context_length, model.trained_context_length)
     context = _context(model, draft_options(settings, length, threads=threads), "The draft model")
-    where = proof.prove(model, context, selected, header, locked=settings.mlock)
+    where = proof.prove(model, context, selected, header, locked=mlock)
     warmup.warm_up(model, context)
     return context, where
 

@@ -17,7 +17,7 @@ from worker.devices import machine, select
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options, divided
-from worker.devices.plan.placement import may_repack, tensor_placement
+from worker.devices.plan.placement import load_options
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
@@ -40,7 +40,7 @@ from worker.errors import InsufficientVram, ModelError, VramOom, WorkerError
 from worker.llama import library, warmup
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, rows_with_logits
-from worker.llama.model import LoadOptions, Model
+from worker.llama.model import Model
 from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
 from worker.models.control_vectors import Directions, layers_of, read_directions
@@ -241,13 +241,12 @@ def _load_model(
             rate = fraction * plan.parts["weights"] / max(now - began, 1e-3)
             channel.send([Progress("load", round(100 * fraction, 1), rate)])
 
-    options = LoadOptions(
-        devices=selected.devices,
+    options = load_options(
+        header,
+        selected.devices,
         layers=plan.layers,
         mmap=config.engine.maps_file,
         mlock=config.engine.mlock,
-        tensor_placement=tensor_placement(header, selected.devices),
-        extra_buffer_types=may_repack(header),
         metadata=header.overridden,
         mtp=config.engine.speculate == "mtp" and header.pooling is None,
     )

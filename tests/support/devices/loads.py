@@ -12,12 +12,12 @@ from tests.support.devices.fixtures import Given
 from worker.devices.cpu.budget import CpuBudget, cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, a_part_each, context_options
-from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.placement import load_options
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof
 from worker.devices.select import Selected, select_device
 from worker.llama.context import Context
-from worker.llama.model import LoadOptions, Model
+from worker.llama.model import Model
 from worker.models.gguf.header import read_header
 from worker.wire.engine_info import Residency
 
@@ -59,12 +59,12 @@ def loaded(
 ) -> Iterator[Loaded]:
     """The model as the engine loads it, but for `options`; without a plan, 256 tokens a slot."""
     header, selected = read_header(given.model_path), select_device(given.settings)
-    load = LoadOptions(
-        devices=selected.devices,
+    load = load_options(
+        header,
+        selected.devices,
         layers=plan.layers if plan else (),
         mmap=not selected.is_gpu,
         mlock=given.settings.mlock,
-        tensor_placement=tensor_placement(header, selected.devices),
     )
     kv = a_part_each(given.settings, given.settings.context_length or 256)
     if plan is not None:

@@ -13,12 +13,12 @@ from typing import Any
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options
-from worker.devices.plan.placement import tensor_placement
+from worker.devices.plan.placement import load_options
 from worker.devices.residency import live_check, proof
 from worker.devices.select import select_device
 from worker.errors import WorkerError
 from worker.llama.context import Context
-from worker.llama.model import LoadOptions, Model
+from worker.llama.model import Model
 from worker.models.gguf.header import read_header
 from worker.wire.engine_settings import EngineSettings
 
@@ -29,12 +29,7 @@ def main(path: str, given: dict[str, Any]) -> None:
     settings, header = EngineSettings("vulkan", **given), read_header(path)
     selected = select_device(settings)
     plan = memory.plan(header, settings, selected.devices, cpu_budget(1), "model")
-    options = LoadOptions(
-        devices=selected.devices,
-        layers=plan.layers,
-        mmap=False,
-        tensor_placement=tensor_placement(header, selected.devices),
-    )
+    options = load_options(header, selected.devices, layers=plan.layers, mmap=False)
     model = Model(path, options)
     cells = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
     embeds = header.pooling is not None

@@ -13,10 +13,10 @@ from tests.support.random_models import random_model
 from worker.devices.plan import placement
 from worker.devices.plan.placement import (
     Weights,
+    load_options,
     may_repack,
     place,
     shared_out,
-    tensor_placement,
 )
 from worker.llama import library
 from worker.models.gguf.header import GgufHeader, read_header
@@ -102,8 +102,8 @@ def test_all_of_a_model_is_on_its_card() -> None:
     found = place(model(), (FIRST,))
     names = placed("token_embd.weight", "position_embd.weight")
     assert found == Weights((INPUT + BLOCKS + LAST,), 0, (), names)
-    assert tensor_placement(model(), (FIRST, SECOND)) == names
-    assert tensor_placement(model(), ()) == ()
+    assert load_options(model(), (FIRST, SECOND)).tensor_placement == names
+    assert load_options(model(), ()).tensor_placement == ()
     assert MadeUp.n_open == 0
 
 

@@ -15,9 +15,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
+from typing import Any
 
 from worker.errors import ConfigError
 from worker.llama import library
+from worker.llama.model import LoadOptions
 from worker.models.gguf.header import GgufHeader
 from worker.models.gguf.tensors import TensorEntry, padded, tensor_types
 
@@ -68,9 +70,15 @@ def place(header: GgufHeader, devices: Devices, layers: tuple[int, ...] = ()) ->
         return _place_on_gpus(header, devices, layers, meta)
 
 
-def tensor_placement(header: GgufHeader, devices: Devices) -> tuple[tuple[str, int], ...]:
-    """`Weights.placed`, without asking about a CPU's tensors, of which none has to be placed."""
-    return place(header, devices[:1]).placed if devices else ()
+def load_options(header: GgufHeader, devices: Devices, **others: Any) -> LoadOptions:
+    """The options to load all of a model onto these devices, or into memory."""
+    return LoadOptions(
+        devices=devices,
+        # A CPU is not asked about its tensors, of which none has to be placed.
+        tensor_placement=place(header, devices[:1]).placed if devices else (),
+        extra_buffer_types=may_repack(header),
+        **others,
+    )
 
 
 def may_repack(header: GgufHeader) -> bool:
