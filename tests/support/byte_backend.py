@@ -263,13 +263,17 @@ class ByteBackend:
         self._extend(slot, tokens)
         return True
 
-    def divide(self, layout: Divide) -> None:
+    @property
+    def cells(self) -> ByteBackend:
+        return self
+
+    def divide(self, n_cells: int, n_slots: int, unified: bool) -> None:
         assert not self.copies, "a copy that waits would be lost"
-        self.n_slots, self.n_cells, self.unified = layout.n_slots, layout.n_cells, layout.unified
-        self.part = layout.n_cells // (1 if layout.unified else layout.n_slots)
+        self.n_slots, self.n_cells, self.unified = n_slots, n_cells, unified
+        self.part = n_cells // (1 if unified else n_slots)
         for each in (self.contents, self.held, self.states, self.longest):
             each.clear()
-        self.layouts.append(layout)
+        self.layouts.append(Divide(n_cells, n_slots, unified))
 
     def abort(self) -> None: ...
 

@@ -13,7 +13,6 @@ from tests.support.driven import Driven
 from worker.devices.plan.cells import divided
 from worker.engine.backend import LlamaBackend
 from worker.engine.cache.disk import Disk
-from worker.engine.cache.moves import Divide
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.mtp import Head
@@ -110,7 +109,7 @@ class RealEngine(Driven):
         self.scheduler = Scheduler(*layouts, pool)
         best = self.scheduler.limits
         if layouts:
-            self.backend.divide(Divide(best.n_cells, best.n_slots, best.unified))
+            self.context.divide(best.n_cells, best.n_slots, best.unified)
         self.cache = self.scheduler.cache
         self.loop = Loop(self.backend, self.scheduler, self.receive, disk=disk, drafter=drafter)
         self._next = 0

@@ -25,7 +25,6 @@ from tools.bench.peer_build import build_peers
 from tools.bench.stats import percentile
 from worker.devices.plan.cells import divided
 from worker.engine.backend import LlamaBackend
-from worker.engine.cache.moves import Divide
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
@@ -93,7 +92,7 @@ def simulated(options: argparse.Namespace, path: Path) -> dict[str, float]:
     backend = LlamaBackend(model, context, options.cells)
     layouts = layouts_of(options)
     if len(layouts) > 1:
-        backend.divide(Divide(layouts[0].n_cells, layouts[0].n_slots, unified=False))
+        context.divide(layouts[0].n_cells, layouts[0].n_slots, unified=False)
     scheduler, clock = Scheduler(*layouts), Clock()
     times: defaultdict[int, list[float]] = defaultdict(list)
     counts: defaultdict[int, int] = defaultdict(int)

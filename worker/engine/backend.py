@@ -11,7 +11,6 @@ from functools import partial
 from typing import Protocol
 
 from worker.devices.plan.projector import EMBEDDINGS_BYTES
-from worker.engine.cache.moves import Divide
 from worker.engine.media.embeddings import Embeddings
 from worker.engine.media.span import Span
 from worker.engine.sequence import Sequence as EngineSequence
@@ -29,6 +28,23 @@ Drafts = Mapping[EngineSequence, Sequence[int]]
 NO_DRAFTS: Drafts = {}
 
 
+class Cells(Protocol):
+    """What the slots hold, as `Context` has it; lengths are positions."""
+
+    def divide(self, n_cells: int, n_slots: int, unified: bool) -> None: ...
+    def first_position(self, slot: int) -> int: ...
+    def truncate(
+        self, slot: int, length: int, snapshot: bytes | None = None, *, is_recent: bool = False
+    ) -> bool: ...
+    def copy(
+        self, source: int, target: int, length: int, snapshot: bytes | None = None
+    ) -> bool: ...
+    def snapshot(self, slot: int) -> bytes: ...
+    def state_bytes(self, slot: int) -> int: ...
+    def state(self, slot: int, n_bytes: int) -> memoryview | None: ...
+    def restore(self, slot: int, state: memoryview) -> bool: ...
+
+
 class Backend(Protocol):
     """A model with its KV cache: llama.cpp in the worker, a byte-level model in tests of the
     loop."""
@@ -36,6 +52,9 @@ class Backend(Protocol):
     context_length: int
     memory_kind: MemoryKind
     rows_a_pass: int
+
+    @property
+    def cells(self) -> Cells: ...
 
     def encode(self, span: Span, salt: str | None) -> bool:
         """Have the embeddings of a part of a medium at hand for `fill`; false if they were kept
@@ -64,25 +83,8 @@ class Backend(Protocol):
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
         """The bytes of a token; empty for a control token that is not in `shown`."""
 
-    def divide(self, layout: Divide) -> None:
-        """Begin anew with empty cells in this layout.
+    # --- as `Context` has them ---
 
-        Raises `VramOom` if the device has no memory for it any more.
-        """
-
-    # --- as `Context` has them; lengths are positions ---
-
-    def first_position(self, slot: int) -> int: ...
-    def truncate(
-        self, slot: int, length: int, snapshot: bytes | None = None, *, is_recent: bool = False
-    ) -> bool: ...
-    def copy(
-        self, source: int, target: int, length: int, snapshot: bytes | None = None
-    ) -> bool: ...
-    def snapshot(self, slot: int) -> bytes: ...
-    def state_bytes(self, slot: int) -> int: ...
-    def state(self, slot: int, n_bytes: int) -> memoryview | None: ...
-    def restore(self, slot: int, state: memoryview) -> bool: ...
     def abort(self) -> None: ...
     def resume(self) -> None: ...
 
@@ -103,6 +105,7 @@ class LlamaBackend:
         self._order: list[int] = []
         """The slots of the last batch of single rows, and the order of its rows."""
         self._eog = model.eog
+        self.cells: Cells = context
         self.context_length = context_length
         self.rows_a_pass = context.options.n_ubatch
         has_still_tokens = projector is not None and projector.has_four_positions
@@ -110,23 +113,6 @@ class LlamaBackend:
         self.decode = partial(context.decode, self._batch)
         self.abort = context.abort
         self.resume = context.resume
-        self.first_position = context.first_position
-        self.truncate = context.truncate
-        self.copy = context.copy
-        self.snapshot = context.snapshot
-        self.state_bytes = context.state_bytes
-        self.state = context.state
-        self.restore = context.restore
-
-    def divide(self, layout: Divide) -> None:
-        self._context.remake(
-            replace(
-                self._context.options,
-                n_ctx=layout.n_cells,
-                n_seq_max=layout.n_slots,
-                kv_unified=layout.unified,
-            )
-        )
 
     def encode(self, span: Span, salt: str | None) -> bool:
         assert self._projector is not None, "without one, no prompt has media"

@@ -46,7 +46,7 @@ class Loop:
     ) -> None:
         self._backend, self._scheduler = backend, scheduler
         self._send, self._clock, self.disk = send, clock, disk
-        self.carrier = Carrier(scheduler.cache, backend, disk, self.call, clock)
+        self.carrier = Carrier(scheduler.cache, backend.cells, disk, self.call, clock)
         self.speculation: Speculation | None = None
         self._cuts_anywhere = backend.memory_kind.cuts_anywhere
         self._n_held: dict[Sequence, int] = {}

@@ -104,13 +104,13 @@ class Context:
         self._is_aborted = ctypes.cast(ctypes.CDLL(None).strlen, self._flat.ggml_abort_callback)
         self._make(options)
 
-    def remake(self, options: ContextOptions) -> None:
-        """Begin anew, with empty cells that are laid out by other options.
+    def divide(self, n_cells: int, n_slots: int, unified: bool) -> None:
+        """Begin anew with empty cells, in one pool or in equal parts for so many slots.
 
-        Raises `VramOom`, and is closed, if llama.cpp cannot allocate it.
+        Raises `VramOom`, and is closed, if the device has no memory for it any more.
         """
         self.close()
-        self._make(options)
+        self._make(replace(self.options, n_ctx=n_cells, n_seq_max=n_slots, kv_unified=unified))
 
     def _make(self, options: ContextOptions) -> None:
         flat, model, self.options = self._flat, self.model, options

@@ -20,7 +20,6 @@ from tests.support.byte_backend import (
 )
 from tests.support.driven import Driven
 from worker.engine.cache.disk import Disk
-from worker.engine.cache.moves import Divide
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.media.span import Span
@@ -102,7 +101,7 @@ class Engine(Driven):
         self.scheduler = Scheduler(*layouts, limits)
         if layouts:
             best = self.scheduler.limits
-            self.backend.divide(Divide(best.n_cells, best.n_slots, best.unified))
+            self.backend.divide(best.n_cells, best.n_slots, best.unified)
         self.cache = self.scheduler.cache
         disk = None
         if self.folder is not None:

@@ -140,17 +140,17 @@ def test_no_state_is_read_or_written_where_a_copy_waits(kind: Kind) -> None:
     """llama.cpp makes a copy between the parts of a split pool with the next batch. A state that
     was written over its source until then would be what is copied."""
     engine = RealEngine(3, path=random_model(kind), flash_attention="off")
-    backend, told = engine.backend, tuple(range(300, 360))
+    context, told = engine.context, tuple(range(300, 360))
     engine.generate(told, max_tokens=1)
-    length = engine.context.last_position(0) + 1
-    state = backend.state(0, backend.state_bytes(0))
-    assert state is not None and backend.copy(0, 2, length)
-    assert backend.state(2, backend.state_bytes(2)) is None, "it is not there yet"
-    assert not backend.restore(0, state), "it would be written over what is copied"
+    length = context.last_position(0) + 1
+    state = context.state(0, context.state_bytes(0))
+    assert state is not None and context.copy(0, 2, length)
+    assert context.state(2, context.state_bytes(2)) is None, "it is not there yet"
+    assert not context.restore(0, state), "it would be written over what is copied"
     engine.cache.start_over(0)
     request_id = engine.submit(tuple(range(700, 720)), max_tokens=1)  # in the slot between
     while not engine.ids(request_id):
         engine.loop.turn()
-    copied = backend.state(2, backend.state_bytes(2))
-    assert backend.truncate(2, 0) and backend.restore(2, state)
-    assert copied == backend.state(2, backend.state_bytes(2))
+    copied = context.state(2, context.state_bytes(2))
+    assert context.truncate(2, 0) and context.restore(2, state)
+    assert copied == context.state(2, context.state_bytes(2))

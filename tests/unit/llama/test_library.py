@@ -141,7 +141,7 @@ def test_states_go_from_one_layout_of_the_cells_to_another(
         state = context.state(2, context.state_bytes(2))
         expected = next_logits(context, 2, len(tokens))
         for slots, kv_unified in layouts:
-            context.remake(options(slots, kv_unified))
+            context.divide(2048, slots, kv_unified)
             slot = slots - 1
             assert state is not None and context.restore(slot, state)
             assert context.last_position(slot) == len(tokens) - 1

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from worker.engine.backend import Backend
+from worker.engine.backend import Cells
 from worker.engine.cache.cache import MIN_SHARED_TOKENS, MOST_SECONDS, Cache
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Entry
@@ -36,13 +36,13 @@ class Carrier:
     def __init__(
         self,
         cache: Cache,
-        backend: Backend,
+        cells: Cells,
         disk: Disk | None,
         call: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`call` runs an action on the engine thread; any thread may use it."""
-        self._cache, self._backend, self._disk = cache, backend, disk
+        self._cache, self._cells, self._disk = cache, cells, disk
         self._call, self._clock = call, clock
         self._due: deque[tuple[Sequence, Entry, int]] = deque()
         """For whom which file is to be read, in order of arrival, and how many of its tokens are
@@ -58,14 +58,14 @@ class Carrier:
     def carry_out(self, moves: Iterable[Move]) -> None:
         """Change the cells as planned. What fails leaves the slot empty, and its sequence starts
         over."""
-        cache, backend, has_window = self._cache, self._backend, self._cache.limits.window > 0
+        cache, cells, has_window = self._cache, self._cells, self._cache.limits.window > 0
         for move in moves:
             if isinstance(move, Save):
                 self._save(move.slot, move.state)
                 continue
             if isinstance(move, Divide):
                 began = self._clock()
-                backend.divide(move)
+                cells.divide(*move)
                 seconds = round(self._clock() - began, 3)
                 log.info("engine.cells_divided", **move._asdict(), seconds=seconds)
                 continue
@@ -73,27 +73,27 @@ class Carrier:
             length = cache.position(move.slot, move.length)
             match move:
                 case Truncate(slot, is_recent=is_recent):
-                    done = backend.truncate(slot, length, data, is_recent=is_recent)
+                    done = cells.truncate(slot, length, data, is_recent=is_recent)
                 case Copy(source, slot):
-                    done = backend.copy(source, slot, length, data)
+                    done = cells.copy(source, slot, length, data)
                 case Restore(slot, state):
-                    done = self._restore(slot, state) and backend.truncate(slot, length, data)
+                    done = self._restore(slot, state) and cells.truncate(slot, length, data)
             if not done:
-                backend.truncate(slot, 0)
+                cells.truncate(slot, 0)
                 cache.start_over(slot)
             if has_window:
-                cache.slots[slot].first = backend.first_position(slot)
+                cache.slots[slot].first = cells.first_position(slot)
 
     def look_at(self, snapshots_of: Iterable[Sequence]) -> None:
         """After a batch on memory that cannot be cut anywhere: see what windows have left, and take
         snapshots of these sequences."""
-        cache, backend = self._cache, self._backend
+        cache, cells = self._cache, self._cells
         if cache.limits.window:  # new cells overwrite old ones, in one pool also those of others
             for slot in cache.slots:
-                slot.first = backend.first_position(slot.index)
+                slot.first = cells.first_position(slot.index)
         for sequence in snapshots_of:
             if sequence.slot is not None:  # it may have failed in this step
-                cache.keep_snapshot(sequence, backend.snapshot(sequence.slot))
+                cache.keep_snapshot(sequence, cells.snapshot(sequence.slot))
 
     def save_while(self, is_idle: Callable[[], bool]) -> None:
         """Copy to memory what the next request would have to wait for."""
@@ -105,11 +105,11 @@ class Carrier:
 
     def _save(self, slot: int, state: State) -> None:
         began = time.thread_time()
-        n_bytes = self._backend.state_bytes(slot)
+        n_bytes = self._cells.state_bytes(slot)
         counting = time.thread_time() - began
         if counting <= _MOST_COUNTING and 0 < n_bytes <= self._cache.memory.most_bytes:
             at = self._clock()
-            state.data, state.n_bytes = self._backend.state(slot, n_bytes), n_bytes
+            state.data, state.n_bytes = self._cells.state(slot, n_bytes), n_bytes
             if state.data is not None:
                 self._cache.saved(state, self._clock() - at)
                 return
@@ -119,7 +119,7 @@ class Carrier:
         if state.data is None:
             return False
         began = self._clock()
-        done = self._backend.restore(slot, state.data)
+        done = self._cells.restore(slot, state.data)
         self._cache.prices.copied(state.n_bytes, self._clock() - began)
         return done
 
