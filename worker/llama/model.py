@@ -293,10 +293,10 @@ class Model:
         if self._source_tokenizer is not None:
             ids = self._source_tokenizer.ids(text, parse_special=parse_special)
         elif len(text) <= MAX_TEXT_CHARS:
-            return self._tokenize_at_once(text, add_special, parse_special)
+            return self.tokenize_bytes(text.encode(), add_special, parse_special)
         else:
             ids = self._tokenize_long(text, parse_special)
-        edges = self._tokenize_at_once("", add_special, False)
+        edges = self.tokenize_bytes(b"", add_special)
         n_front = int(self.adds_bos)
         return [*edges[:n_front], *ids, *edges[n_front:]]
 
@@ -338,9 +338,9 @@ class Model:
             if at - start < MAX_TEXT_CHARS:
                 continue
             if not text[at - 1].isspace() or match[0] not in self._lstripping:
-                found += self._tokenize_at_once(text[start:at], False, parse_special)
+                found += self.tokenize_bytes(text[start:at].encode(), False, parse_special)
                 start = at
-        return found + self._tokenize_at_once(text[start:], False, parse_special)
+        return found + self.tokenize_bytes(text[start:].encode(), False, parse_special)
 
     @cached_property
     def _lstripping(self) -> frozenset[str]:
@@ -354,9 +354,6 @@ class Model:
     @cached_property
     def _added(self) -> re.Pattern[str]:
         return any_of(map(self.token_text, self.user_defined))
-
-    def _tokenize_at_once(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        return self.tokenize_bytes(text.encode(), add_special, parse_special)
 
     def tokenize_bytes(
         self, data: bytes, add_special: bool = False, parse_special: bool = False
@@ -389,14 +386,6 @@ class Model:
                 self.vocab, token, 1, buffer, _MOST_PIECE_BYTES, False, True
             )
             yield buffer.raw[:length] if length >= 0 else self.piece(token[0], special=True)
-
-    def pieces(self) -> Iterator[bytes]:
-        """The bytes of every token in turn; special tokens as they are spelled."""
-        buffer = ctypes.create_string_buffer(_MOST_PIECE_BYTES)
-        to_piece, vocab = self._flat.llama_token_to_piece, self.vocab
-        for token in range(self.n_vocab):
-            length = to_piece(vocab, token, buffer, _MOST_PIECE_BYTES, 0, True)
-            yield buffer.raw[:length] if length >= 0 else self.piece(token, special=True)
 
 
 def _tensor_overrides(placement: Sequence[tuple[str, int]]) -> Any:

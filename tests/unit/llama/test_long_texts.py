@@ -30,7 +30,7 @@ def test_a_long_text_has_the_tokens_of_its_whole_in_every_vocabulary() -> None:
             tokens = rng.sample(spelled, min(len(spelled), 8))
             text = "".join(rng.choices([*WORDS, *tokens], k=MAX_TEXT_CHARS))
             for parse_special in (False, True):
-                whole = model._tokenize_at_once(text, True, parse_special)
+                whole = model.tokenize_bytes(text.encode(), True, parse_special)
                 found = model.tokenize(text, add_special=True, parse_special=parse_special)
                 assert found == whole, (path.name, parse_special)
         model.close()
