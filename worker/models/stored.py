@@ -87,7 +87,7 @@ def select(
                 f"one thing in the cache; it names {len(matches)}.",
                 field="remove",
             )
-        chosen += matches
+        chosen += [each for each in matches if each not in chosen]
     if older_than_days is not None:
         oldest = time.time() - older_than_days * 86_400
         old = [each for each in stored if each.last_used < oldest and each not in chosen]
@@ -111,7 +111,7 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
                 size_bytes=revision.size_on_disk,
                 last_used=repo.last_accessed,
                 files=tuple(file.blob_path for file in revision.files),
-                delete=cache.delete_revisions(revision.commit_hash).execute,
+                delete=partial(_delete_snapshot, hub_dir, revision.commit_hash),
                 locks=tuple((hub_dir / ".locks" / repo.repo_path.name).glob("*lock")),
             )
     for part in cache.incomplete_files:
@@ -126,6 +126,13 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
             delete=part.file_path.unlink,
             locks=tuple((hub_dir / ".locks" / folder).glob(f"{key}.*lock")),
         )
+
+
+def _delete_snapshot(hub_dir: Path, commit: str) -> None:
+    """By a scan of its own: what another one shared is there no more if that went before."""
+    from huggingface_hub import scan_cache_dir
+
+    scan_cache_dir(hub_dir).delete_revisions(commit).execute()
 
 
 def _conversions(folder: Path) -> Iterator[StoredModel]:

@@ -72,6 +72,12 @@ def test_an_old_snapshot_goes_and_what_it_shares_stays(cache: Path, gguf_bytes: 
     assert not list(repo.glob("blobs/*.incomplete"))
 
 
+def test_what_snapshots_share_goes_with_the_last_of_them(cache: Path) -> None:
+    keys = (COMMIT[:8], OTHER_COMMIT[:8], COMMIT[:9])
+    assert run("--cache-dir", str(cache), "--remove", *keys) == 0
+    assert not list((cache / "hub").glob("models--o--r"))
+
+
 def test_what_was_not_used_for_long_goes(cache: Path, hub: Hub) -> None:
     (converted,) = (cache / "converted").iterdir()
     os.utime(converted, (0, time.time() - 3 * 86_400))
