@@ -104,12 +104,13 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
     for repo in cache.repos:
         for revision in repo.revisions:
             refs = f" ({', '.join(sorted(revision.refs))})" if revision.refs else ""
+            read = [file.blob_last_accessed for file in revision.files]
             yield StoredModel(
                 key=revision.commit_hash,
                 kind="download",
                 name=f"{repo.repo_id}{refs}",
                 size_bytes=revision.size_on_disk,
-                last_used=repo.last_accessed,
+                last_used=max(read, default=repo.last_accessed),
                 files=tuple(file.blob_path for file in revision.files),
                 delete=partial(_delete_snapshot, hub_dir, revision.commit_hash),
                 locks=tuple((hub_dir / ".locks" / repo.repo_path.name).glob("*lock")),

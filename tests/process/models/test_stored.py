@@ -90,6 +90,16 @@ def test_what_was_not_used_for_long_goes(cache: Path, hub: Hub) -> None:
     assert converted.exists(), "its use counts"
 
 
+def test_a_snapshot_is_as_old_as_its_own_files(hub: Hub, tmp_path: Path) -> None:
+    repo = hub.repos["o/r"] = Repo({"m.gguf": bytes(2000)})
+    old, _ = fetch("hf:o/r::file=m.gguf", tmp_path)
+    repo.branches["main"], repo.files["m.gguf"] = OTHER_COMMIT, bytes(3000)
+    new, _ = fetch("hf:o/r::file=m.gguf", tmp_path)
+    os.utime(old.path.resolve(), (0, time.time()))
+    assert run("--cache-dir", str(tmp_path), "--older-than", "2") == 0
+    assert new.path.exists() and not old.path.exists()
+
+
 def test_keys_must_name_one_thing(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for key in ("aaa", "none-such", ""):
         assert run("--cache-dir", str(cache), "--remove", key) == 2
