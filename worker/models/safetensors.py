@@ -5,13 +5,14 @@ The header is checked against the file's size; tensor bytes are not read.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+import msgspec
 
 from worker.errors import ModelError
 
@@ -26,6 +27,15 @@ _ITEM_BITS: Mapping[str, int] = {
 }
 """Bits per value of every SafeTensors type; tensors that the model does not use may have any."""
 _MAX_HEADER_BYTES = 100 << 20
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
+
+
+class _Entry(msgspec.Struct):
+    """What the header says of a tensor."""
+
+    dtype: str
+    shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=8)]
+    data_offsets: tuple[_Count, _Count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +77,11 @@ def read_header(path: Path) -> list[TensorInfo]:
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
                 raise error(f"its header claims {length} bytes, the file has {size}")
-            header = json.loads(file.read(length).decode("utf-8"))
+            header = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
     except OSError as failure:
         raise ModelError(f"{path} cannot be read: {failure.strerror}", path=str(path)) from None
     except (ValueError, RecursionError):
-        raise error("its header is not JSON") from None
-    if not isinstance(header, dict):
-        raise error("its header is not a JSON object")
+        raise error("its header is not a JSON object") from None
     header.pop("__metadata__", None)
     data_bytes = size - 8 - length
     infos = [_tensor(path, 8 + length, data_bytes, name, e) for name, e in header.items()]
@@ -88,22 +96,19 @@ def read_header(path: Path) -> list[TensorInfo]:
     return infos
 
 
-def _tensor(path: Path, base: int, data_bytes: int, name: str, entry: object) -> TensorInfo:
+def _tensor(path: Path, base: int, data_bytes: int, name: str, raw: msgspec.Raw) -> TensorInfo:
     def error(what: str) -> ModelError:
         return ModelError(f"{path}: tensor {name} {what}", path=str(path), tensor=name)
 
-    if not isinstance(entry, dict):
-        raise error("has no dtype, shape and data_offsets")
-    dtype: Any = entry.get("dtype")
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _ITEM_BITS:
-        raise error(f"has type {dtype}, which SafeTensors does not have")
-    if not _whole_numbers(shape):
-        raise error("has no valid shape")
-    if not _whole_numbers(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    try:
+        entry = msgspec.json.decode(raw, type=_Entry)
+    except ValueError as fault:
+        raise error(f"has no valid entry in the header: {fault}") from None
+    if entry.dtype not in _ITEM_BITS:
+        raise error(f"has type {entry.dtype}, which SafeTensors does not have")
+    begin, end = entry.data_offsets
+    if begin > end:
         raise error("has no valid data_offsets")
-    begin, end = offsets
     if end > data_bytes:
         raise ModelError(
             f"{path} is truncated: tensor {name} ends at byte {base + end}, "
@@ -112,10 +117,7 @@ def _tensor(path: Path, base: int, data_bytes: int, name: str, entry: object) ->
             needed_bytes=base + end,
             available_bytes=base + data_bytes,
         )
-    if len(shape) > 8 or 8 * (end - begin) != math.prod(shape) * _ITEM_BITS[dtype]:
-        raise error(f"of shape {shape} and type {dtype} cannot take {end - begin} bytes")
-    return TensorInfo(name, dtype, tuple(shape), path, base + begin, end - begin)
-
-
-def _whole_numbers(value: Any) -> bool:
-    return isinstance(value, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in value)
+    if 8 * (end - begin) != math.prod(entry.shape) * _ITEM_BITS[entry.dtype]:
+        shape = list(entry.shape)
+        raise error(f"of shape {shape} and type {entry.dtype} cannot take {end - begin} bytes")
+    return TensorInfo(name, entry.dtype, entry.shape, path, base + begin, end - begin)
