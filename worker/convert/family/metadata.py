@@ -174,25 +174,29 @@ def kv_heads(_config: Config, d: Dims) -> list[int]:
 
 
 def rope(family: Family, config: Config, n_dims: int) -> Metadata:
-    """Rotation and its scaling, of which llama.cpp may know only some forms in a family."""
+    """Rotation and its scaling, of a kind that `check` lets through."""
     given = config.rope()
     found: Metadata = {Keys.Rope.DIMENSION_COUNT: n_dims, Keys.Rope.FREQ_BASE: given.theta}
-    if given.kind == "dynamic" and _is_idle(config, given.params):
-        return found
     if given.kind == "linear":
         found[Keys.Rope.SCALING_TYPE] = "linear"
         found[Keys.Rope.SCALING_FACTOR] = given.params.number("factor")
-        return found
-    if given.kind == "yarn":
-        return found | _yarn(family, config, given.params)
-    if given.kind in ("default", "llama3", "mrope", *family.ropes):
-        # Llama 3's scaling is a tensor of factors; three dimensions of positions scale nothing.
-        return found
-    raise ModelError(
-        f"{config.name}: rope scaling of type {given.kind!r} is not known for "
-        f"{family.architecture}; "
-        "default, linear, llama3 and yarn are, and dynamic up to max_position_embeddings"
-    )
+    elif given.kind == "yarn":
+        found |= _yarn(family, config, given.params)
+    return found
+
+
+def _check_rope(family: Family, config: Config) -> None:
+    """llama.cpp may know only some kinds of scaling in a family. Llama 3's is a tensor of factors;
+    three dimensions of positions scale nothing."""
+    given = config.rope()
+    is_idle = given.kind == "dynamic" and _is_idle(config, given.params)
+    usual = ("default", "linear", "yarn", "mrope", *["llama3"] * family.scales_as_llama3)
+    known = family.ropes or (*usual, "dynamic up to max_position_embeddings")
+    if given.kind not in known and (family.ropes or not is_idle):
+        raise ModelError(
+            f"{config.name}: rope scaling of type {given.kind!r} is not known for "
+            f"{family.architecture} in llama.cpp; {', '.join(known)} are"
+        )
 
 
 def _is_idle(config: Config, params: Config) -> bool:
@@ -290,12 +294,7 @@ def require(config: Config, d: Dims, settings: Mapping[str, object]) -> None:
 
 
 def check(family: Family, config: Config, d: Dims) -> None:
-    kind = config.rope().kind
-    if kind == "llama3" and not family.scales_as_llama3 or kind not in (family.ropes or (kind,)):
-        raise ModelError(
-            f"{config.name}: rope scaling of type {kind!r} is not known for {family.architecture}"
-            f" in llama.cpp{'; ' if family.ropes else ''}{' and '.join(family.ropes)}"
-        )
+    _check_rope(family, config)
     local = config.section("rope_parameters").section("sliding_attention")
     if local.text("rope_type", "default") != "default":
         raise ModelError(f"{local.name}: llama.cpp scales no rotation within windows")

@@ -222,7 +222,7 @@ class Family:
     scales_as_llama3: bool = False
     """llama.cpp reads the factors of Llama 3's rope scaling in this family."""
     ropes: tuple[str, ...] = ()
-    """The only kinds of rope scaling that llama.cpp implements; empty: `metadata.rope` says."""
+    """The only kinds of rope scaling that llama.cpp implements; empty: the usual ones."""
     yarn: Mapping[str, object] = field(
         default_factory=lambda: {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": True}
     )
