@@ -86,14 +86,13 @@ def nucleus(values: Logits, weights: Logits, share: float, least: int, side: str
     """
     wanted = share * float(weights.sum(dtype=np.float64))
     guess = max(_FIRST_GUESS, least)
-    while guess < len(values):
+    while True:
         index = largest(values, guess)
         if count := reached(weights[index], wanted, side):
             return index[: max(count, least)]
+        if guess >= len(values):
+            return index
         guess *= 16
-    index = largest(values, len(values))
-    count = reached(weights[index], wanted, side)
-    return index[: max(count, least)] if count else index
 
 
 def reached(weights: Logits, wanted: float, side: str) -> int:

@@ -36,6 +36,7 @@ class MediaChunk:
     n_positions: int
     """How far it advances the position of what follows it: its rows but with M-RoPE."""
     pointer: Any
+    """To the native chunk, which is freed with this one."""
 
 
 Piece = tuple[int, ...] | MediaChunk
@@ -129,9 +130,9 @@ class Projector:
             int(mtmd.mtmd_input_chunk_get_n_tokens(copy)),
             bool(mtmd.mtmd_decode_use_non_causal(self.pointer, copy)),
             int(mtmd.mtmd_input_chunk_get_n_pos(copy)),
-            _Owned(copy),
+            copy,
         )
-        weakref.finalize(piece.pointer, mtmd.mtmd_input_chunk_free, copy)
+        weakref.finalize(piece, mtmd.mtmd_input_chunk_free, copy)
         return piece
 
     def encode(self, chunk: MediaChunk) -> npt.NDArray[np.float32]:
@@ -141,7 +142,7 @@ class Projector:
             InferenceFailed: the projector fails; `NotANumber`: it gives infinity or NaN.
         """
         with library.log.capture() as lines:
-            result = self._mtmd.mtmd_encode_chunk(self.pointer, chunk.pointer.address)
+            result = self._mtmd.mtmd_encode_chunk(self.pointer, chunk.pointer)
         if result != 0:
             raise InferenceFailed(f"the projector fails: {library.reason(lines)}")
         pointer = self._mtmd.mtmd_get_output_embd(self.pointer)
@@ -157,7 +158,7 @@ class Projector:
         in_line = np.arange(first, first + n_tokens, dtype=np.int32)
         if not self.has_four_positions:
             return in_line[np.newaxis]
-        image = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk.pointer.address)
+        image = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk.pointer)
         if not image:  # a sound
             return np.stack([in_line, in_line, in_line, np.zeros_like(in_line)])
         found = (self._mtmd.mtmd_decoder_pos * n_tokens)()
@@ -186,13 +187,6 @@ def mend_breaks(rows: npt.NDArray[np.float32], line_break: npt.NDArray[np.float3
         return False
     rows[is_break] = line_break
     return True
-
-
-class _Owned:
-    """A native object that is freed with this one."""
-
-    def __init__(self, address: Any) -> None:
-        self.address = address
 
 
 @cache
