@@ -10,9 +10,6 @@ TILE_TOKENS = 64
 """Prompt tokens are counted out in tiles: llama.cpp's attention on a CPU computes this many rows
 together (GGML_FA_TILE_Q), and the rows of an incomplete tile take several times as long. A step has
 at least one tile, even beyond the target."""
-PROMPT_SHARE = 1.0
-"""If decode rows take most of the target, prompts get this share of the decode time: streams then
-run at half of their pace, and no prompt waits for ever."""
 MEASURED_TOKENS = 64
 """The fewest prompt tokens whose time tells the cost of a prompt token well. Until there were so
 many, a shorter prompt's tells it, which is higher."""
@@ -20,7 +17,7 @@ _ROW_COST = 1.5
 """The expected time of one more decode row, in prompt tokens of a long prompt…"""
 _LEAST_ROW_COST = 0.02
 """…and the least, as a share of the nearest step that was measured."""
-_NEWEST = 0.3
+NEWEST = 0.3
 """Weight of the newest measurement in a running mean."""
 _FORGOTTEN = 0.03
 """The share of the measured cost of further rows that `forget_beyond` forgets, and of the cost of
@@ -47,7 +44,7 @@ class Pace:
         self._owed = max(self._owed - seconds, 0.0)
         if not n_prompt:
             known = self._decode.get(n_decoding, seconds)
-            self._decode[n_decoding] = known + _NEWEST * (seconds - known)
+            self._decode[n_decoding] = known + NEWEST * (seconds - known)
             for n, longer in self._decode.items():
                 if n < n_decoding and longer > seconds:  # fewer rows take no longer than more do
                     self._decode[n] = moved(longer, seconds, _FORGOTTEN)
@@ -64,7 +61,7 @@ class Pace:
             # The decode time comes from other steps; at least a tenth is counted for the prompts.
             taken = max(seconds - self.decode_seconds(n_decoding), seconds / 10) / n_prompt
             known = taken if self._beside is None else self._beside
-            self._beside = moved(known, taken, _NEWEST)
+            self._beside = moved(known, taken, NEWEST)
 
     def encoded(self, seconds: float) -> None:
         """Record the time that a part of a picture or sound took in the projector, which nothing
@@ -92,8 +89,10 @@ class Pace:
             return self._most
         # Small steps cost throughput, and throughput is what helps requests that wait.
         target = self.target_seconds * (1 + n_waiting / n_decoding)
+        # Where decode rows take most of it, prompts get as much time as they: streams then run at
+        # half of their pace, and no prompt waits for ever.
         decode = self.decode_seconds(n_decoding)
-        tokens = int(max(target - decode, PROMPT_SHARE * decode) / cost)
+        tokens = int(max(target - decode, decode) / cost)
         return min(max(tokens // TILE_TOKENS, 1) * TILE_TOKENS, self._most)
 
     def decode_seconds(self, n_rows: int) -> float:

@@ -12,7 +12,7 @@ from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, Snapsho
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.engine.limits import Limits
 from worker.engine.media.span import position_of
-from worker.engine.pace import moved
+from worker.engine.pace import NEWEST, moved
 from worker.engine.sequence import Awaited, Sequence
 from worker.engine.tokens import common_length
 
@@ -31,8 +31,6 @@ MOST_SECONDS, _MOST_SECONDS_ALONE = 0.1, 2.0
 would take longer stays in its cells, or is lost with them."""
 _MORE_TOKENS = 16
 """An answer is expected to go on for as many tokens as it has, and for these."""
-_NEWEST = 0.3
-"""Weight of the newest measurement in a running mean."""
 
 
 @dataclass(slots=True)
@@ -48,10 +46,10 @@ class Prices:
 
     def copied(self, n_bytes: int, seconds: float) -> None:
         """One copy that was interrupted does not decide alone."""
-        self.per_byte = moved(self.per_byte, seconds / max(n_bytes, 1), _NEWEST)
+        self.per_byte = moved(self.per_byte, seconds / max(n_bytes, 1), NEWEST)
 
     def read(self, n_bytes: int, seconds: float) -> None:
-        self.per_disk_byte = moved(self.per_disk_byte, seconds / max(n_bytes, 1), _NEWEST)
+        self.per_disk_byte = moved(self.per_disk_byte, seconds / max(n_bytes, 1), NEWEST)
 
 
 @dataclass(frozen=True, slots=True)
