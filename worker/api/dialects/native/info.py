@@ -21,17 +21,15 @@ from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
 _LIMITS = (
-    "max_queued_requests",
-    "max_queued_prompt_tokens",
-    "max_prompt_chars",
-    "max_tokens_out",
-    "max_body_bytes",
-    "metrics_interval_ms",
-    "keepalive",
-    "slow_reader_timeout",
-    "stall_timeout",
-    "drain_timeout",
-)
+    "max_queued_requests max_queued_prompt_tokens max_prompt_chars max_body_bytes "
+    "metrics_interval_ms keepalive slow_reader_timeout stall_timeout drain_timeout"
+).split()
+"""Settings that are told."""
+_FACTS = (
+    "device device_total_bytes slots speculation projector batch micro_batch prefill_budget "
+    "inter_token_target_ms threads threads_derivation cpu_variant findings versions build plan"
+).split()
+"""Fields of `EngineInfo` that are told as they are."""
 
 
 async def info(request: Request, state: AppState) -> dict[str, Any]:
@@ -84,33 +82,18 @@ def _conversion(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _engine(engine: EngineInfo, settings: EngineSettings) -> dict[str, Any]:
     return {
-        "device": engine.device,
-        "device_total_bytes": engine.device_total_bytes,
-        "slots": engine.slots,
+        **{name: getattr(engine, name) for name in _FACTS},
         "kv": {
             "cells": engine.kv_cells,
             "unified": engine.kv_unified,
-            "divisions": list(engine.kv_divisions),
+            "divisions": engine.kv_divisions,
             "reason": engine.kv_reason,
             "types": settings.kv_types,
             "memory_bytes": engine.memory_bytes,
             "store_bytes": engine.kv_store_bytes,
         },
         "rope": dict(settings.rope),
-        "speculation": engine.speculation,
-        "projector": engine.projector,
-        "batch": engine.batch,
-        "micro_batch": engine.micro_batch,
-        "prefill_budget": engine.prefill_budget,
-        "inter_token_target_ms": engine.inter_token_target_ms,
-        "threads": engine.threads,
-        "threads_derivation": engine.threads_derivation,
-        "cpu_variant": engine.cpu_variant,
-        "findings": dict(engine.findings),
         "confinement": {each.name: {"holds": each.holds, "how": each.how} for each in engine.walls},
-        "versions": dict(engine.versions),
-        "build": dict(engine.build),
-        "plan": dict(engine.plan),
         "load_seconds": round(engine.load_seconds, 3),
     }
 
