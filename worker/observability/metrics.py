@@ -102,7 +102,6 @@ class Metrics:
         self._hits = [counter(f"vllm:{name}_hits_total", hits) for name in _CACHE_NAMES]
         self._hits.append(counter("worker_tokens_cached_total", "Prompt tokens that were not computed again."))
         self.reused = counter("worker_tokens_reused_total", "As worker_tokens_cached_total, by where they were.", ("tier",))
-        self._n_queries = self._n_hits = 0
         self._hit_rate = gauge("vllm:gpu_prefix_cache_hit_rate", "Prompt tokens that were not computed again, of all since the start; 1 is all.")
         self._gauges = [(gauge(name, text), attrgetter(path)) for name, text, path in _GAUGES]
         self._cache = gauge("vllm:cache_config_info", "1; a block is one KV cell.", ("block_size", "num_gpu_blocks"))
@@ -123,8 +122,6 @@ class Metrics:
         for hits in self._hits:
             hits.inc(cached_tokens)
         self.reused.labels(tier).inc(cached_tokens)
-        self._n_queries += prompt_tokens
-        self._n_hits += cached_tokens
 
     def tokens(self, n_tokens: int, seconds_each: float | None) -> None:
         """Count `n_tokens` sent; `seconds_each` is the time between them, `None` for the first."""
@@ -149,7 +146,8 @@ class Metrics:
         self._vram.labels(self._worker_id).set(status.vram_bytes)
         for gauge, value_in in self._gauges:
             gauge.set(float(value_in(status)))
-        self._hit_rate.set(self._n_hits / max(self._n_queries, 1))
+        n_queries = self.value("vllm:prefix_cache_queries_total")
+        self._hit_rate.set(self.value("worker_tokens_cached_total") / max(n_queries, 1))
         self._cache.clear()
         self._cache.labels("1", str(status.stats.kv_cells_total)).set(1)
         if self._n_adapters:

@@ -187,7 +187,7 @@ class Application(Surface):
         reason = error.message
         is_counted = isinstance(error, ContextLengthExceeded)  # its message has numbers alone
         if not is_counted and (faults := details_of(error).get("errors")):
-            named = (f"{each['field'] or 'the body'} ({each['constraint']})" for each in faults)
+            named = (f"{each['field']} ({each['constraint']})" for each in faults)
             reason = ", ".join(named)[:_MAX_REASON_CHARS]
         self.state.refusals.append(Refusal(time.time(), path, status, error.code, reason))
 
