@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qs, quote
 
 from pydantic import AliasChoices, BaseModel
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -39,8 +40,6 @@ from worker.api.http.headers import (
     ORIGIN,
     REQUEST_ID,
     WORKER,
-    Head,
-    head_of,
 )
 from worker.api.http.operation import JSON, SSE, Dialect, Operation
 from worker.api.http.page import pages
@@ -193,11 +192,11 @@ class Gateway(Surface):
         """The request with the fields that routing needs."""
         # An Origin was checked here, where the host that it belongs to is known.
         headers = [(name, value) for name, value in scope["headers"] if name != ORIGIN.key]
-        head = head_of(headers)
-        if not (CORRELATION_ID in head or REQUEST_ID in head):
+        head = Headers(raw=headers)
+        if not (CORRELATION_ID.all(head) or REQUEST_ID.all(head)):
             headers.append((REQUEST_ID.key, scope["state"]["correlation_id"].encode()))
-        is_late = b"1" in head.get(LATE_HEAD, ())  # a proxy wants no early head
-        counts_bytes = CONVERSATION in head
+        is_late = "1" in LATE_HEAD.all(head)  # a proxy wants no early head
+        counts_bytes = bool(CONVERSATION.all(head))
         streams = fields.get("stream") is True or JSON not in operation.answers
         is_job = operation.path in _JOBS
         named = place.parameters.get("model")
@@ -221,10 +220,9 @@ class Gateway(Surface):
             only=self._asked_for(head),
         )
 
-    def _asked_for(self, head: Head) -> Worker | None:
+    def _asked_for(self, head: Headers) -> Worker | None:
         """The worker that the request names, if it names one."""
-        for name in head.get(WORKER, ()):
-            id = name.decode("latin-1")
+        for id in WORKER.all(head):
             for worker in self._table.workers():
                 if worker.id == id:
                     return worker

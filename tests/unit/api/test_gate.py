@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.datastructures import Headers
 
 from worker.api.http.gate import Gate
-from worker.api.http.headers import head_of
 from worker.errors import ConfigError, Forbidden, Unauthorized
 from worker.setting_files import read_keys
 from worker.settings import Settings
@@ -33,7 +33,7 @@ def may_ask(settings: Settings, **head: str) -> bool:
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in given_head.items()]
     scope: Any = {"method": "POST", "http_version": "1.1"}
     try:
-        Gate(settings).check(None, scope, head_of(raw))
+        Gate(settings).check(None, scope, Headers(raw=raw))
     except (Forbidden, Unauthorized):
         return False
     return True
@@ -96,11 +96,11 @@ def test_each_key_has_its_name(tmp_path: Path) -> None:
     gate = Gate(Settings(api_key_file=str(file), worker_token="t"))
     scope: Any = {"method": "GET", "http_version": "1.1"}
     for key, name in [("sk-a", "alice"), ("sk-b", "bob"), ("sk-c", "line-5"), ("t", "token")]:
-        head = head_of([(b"host", b"127.0.0.1"), (b"authorization", b"Bearer " + key.encode())])
+        head = Headers(raw=[(b"host", b"127.0.0.1"), (b"authorization", b"Bearer " + key.encode())])
         assert gate.check(None, scope, head) == name
     for wrong in (b"alice", b"alice:sk-a", b"sk-", b"", b"# ours"):
         with pytest.raises(Unauthorized):
-            gate.check(None, scope, head_of([(b"host", b"127.0.0.1"), (b"x-api-key", wrong)]))
+            gate.check(None, scope, Headers(raw=[(b"host", b"127.0.0.1"), (b"x-api-key", wrong)]))
 
 
 @pytest.mark.parametrize(

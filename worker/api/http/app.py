@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -20,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import details_of, error_response
 from worker.api.http.gate import Gate
-from worker.api.http.headers import CORRELATION_ID, IGNORED_FIELDS, ORIGIN, REQUEST_ID, head_of
+from worker.api.http.headers import CORRELATION_ID, IGNORED_FIELDS, ORIGIN, REQUEST_ID
 from worker.api.http.openapi import Description
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.routes import Place, Routes
@@ -30,7 +31,7 @@ from worker.errors import ContextLengthExceeded, InferenceFailed, WorkerError
 from worker.observability.logs import bind_correlation_id, bind_key, get_logger
 
 _IDS = (CORRELATION_ID, REQUEST_ID)
-_NOT_IN_AN_ID = re.compile(rb"[^A-Za-z0-9._:@/+=-]")
+_NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
 _MAX_IGNORED_CHARS = 2048
@@ -83,10 +84,9 @@ class Surface:
         is_quiet = operation is not None and operation.quiet
         if not is_probe:
             await self._turnstile.enter()
-        head = head_of(scope["headers"])
-        ids = next(filter(None, map(head.get, _IDS)), [b""])
-        clean = _NOT_IN_AN_ID.sub(b"", ids[-1])[:_MAX_ID_CHARS]
-        correlation_id = clean.decode() or uuid.uuid4().hex
+        head = Headers(scope=scope)
+        ids = next(filter(None, (each.all(head) for each in _IDS)), [""])
+        correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex
         scope["app"] = self
         scope.setdefault("state", {})["correlation_id"] = correlation_id
         bind_correlation_id(correlation_id)
@@ -101,7 +101,7 @@ class Surface:
                 added = [(each.key, id) for each in _IDS if each.key not in there]
                 if names := scope["state"].get("ignored_fields"):
                     added.append((IGNORED_FIELDS.key, _shown(names).encode()))
-                if ORIGIN in head:
+                if ORIGIN.all(head):
                     added += gate.cors(head)
                 message["headers"] = [*message["headers"], *added]
             await send(message)

@@ -11,10 +11,10 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from worker.api.http import headers
-from worker.api.http.headers import Head
 from worker.api.http.operation import Operation
 from worker.errors import Forbidden, Unauthorized
 from worker.observability.logs import digest
@@ -44,7 +44,7 @@ class Gate:
         self._origins = {origin.rstrip("/").lower() for origin in settings.allow_origin}
         self._needs_json = not settings.needs_key
 
-    def check(self, operation: Operation | None, scope: Scope, head: Head) -> str | None:
+    def check(self, operation: Operation | None, scope: Scope, head: Headers) -> str | None:
         """The name of the key that the client shows, if keys have names.
 
         `operation` is `None` where there is none of this method.
@@ -53,10 +53,10 @@ class Gate:
             Forbidden: a web page may have sent the request.
             Unauthorized: the token is missing or wrong.
         """
-        hosts = head.get(headers.HOST, ())
+        hosts = headers.HOST.all(head)
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise Forbidden("Host must be given, once")
-        host = _name_of(hosts[0].decode("latin-1")) if hosts else ""
+        host = _name_of(hosts[0]) if hosts else ""
         if self._checks_host and hosts and host not in self._hosts:
             # Pages of a name that a stranger can have lead here would be of one origin with it.
             is_out_of_reach = not self._is_local and (_is_address(host) or _is_private(host))
@@ -65,48 +65,48 @@ class Gate:
                 raise Forbidden(
                     f"Host is not a name of this worker, which {why}; --allow-host adds one"
                 )
-        for origin in head.get(headers.ORIGIN, ()):
-            if not self._may_ask(origin.decode("latin-1").lower(), host):
+        for origin in headers.ORIGIN.all(head):
+            if not self._may_ask(origin.lower(), host):
                 raise Forbidden(
                     "Origin is not one that may use this worker; --allow-origin adds it"
                 )
-        given = head.get(headers.CONTENT_TYPE, ())
-        kinds = [kind.partition(b";")[0].strip().lower() for kind in given]
-        if self._needs_json and scope["method"] == "POST" and kinds != [b"application/json"]:
+        given = headers.CONTENT_TYPE.all(head)
+        kinds = [kind.partition(";")[0].strip().lower() for kind in given]
+        if self._needs_json and scope["method"] == "POST" and kinds != ["application/json"]:
             if operation is not None and operation.always_json:
                 raise Forbidden(f"{operation.path} needs Content-Type: application/json")
-            if _has_body(head) and any(map(head.__contains__, _OF_BROWSERS)):
+            if _has_body(head) and any(each.all(head) for each in _OF_BROWSERS):
                 raise Forbidden("a browser's POST needs Content-Type: application/json")
         is_public = operation is not None and (operation.public or operation.probe)
         if not self._keys or is_public:
             return None
-        tokens, n_given = tokens_in(head), len(head.get(headers.AUTHORIZATION, ()))
-        shown = digest(tokens[0]) if n_given <= 1 and len(tokens) == 1 else ""
+        tokens, n_given = tokens_in(head), len(headers.AUTHORIZATION.all(head))
+        shown = digest(tokens[0].encode("latin-1")) if n_given <= 1 and len(tokens) == 1 else ""
         if shown not in self._keys:
             how = "Authorization: Bearer … or x-api-key"
             raise Unauthorized(f"this worker needs its token or a key, as {how}")
         return self._keys[shown]
 
-    def cors(self, head: Head) -> list[tuple[bytes, bytes]]:
+    def cors(self, head: Headers) -> list[tuple[bytes, bytes]]:
         """The CORS headers of an answer, if --allow-origin names the request's origin."""
-        for origin in head.get(headers.ORIGIN, ()):
-            if self._is_named(origin.decode("latin-1").lower()):
+        for origin in headers.ORIGIN.all(head):
+            if self._is_named(origin.lower()):
                 return [
-                    (b"access-control-allow-origin", origin),
+                    (b"access-control-allow-origin", origin.encode("latin-1")),
                     (b"access-control-expose-headers", _EXPOSED),
                     (b"vary", b"origin"),
                 ]
         return []
 
-    def preflight(self, head: Head) -> list[tuple[bytes, bytes]]:
+    def preflight(self, head: Headers) -> list[tuple[bytes, bytes]]:
         cors = self.cors(head)
         if not cors:
             return []
-        asked = head.get(headers.ASKED_HEADERS, ()) or (headers.CONTENT_TYPE.key,)
+        asked = headers.ASKED_HEADERS.all(head) or [headers.CONTENT_TYPE.name]
         return [
             *cors,
             (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
-            (b"access-control-allow-headers", asked[0]),
+            (b"access-control-allow-headers", asked[0].encode("latin-1")),
             (b"access-control-allow-private-network", b"true"),
             (b"access-control-max-age", b"600"),
         ]
@@ -135,10 +135,10 @@ def _keys_of(settings: Settings) -> dict[str, str | None]:
     return keys
 
 
-def tokens_in(head: Head) -> list[bytes]:
-    parts = [value.partition(b" ") for value in head.get(headers.AUTHORIZATION, ())]
-    tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == b"bearer"]
-    return tokens or list(head.get(headers.API_KEY, ()))
+def tokens_in(head: Headers) -> list[str]:
+    parts = [value.partition(" ") for value in headers.AUTHORIZATION.all(head)]
+    tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == "bearer"]
+    return tokens or headers.API_KEY.all(head)
 
 
 def _name_of(netloc: str) -> str:
@@ -169,6 +169,6 @@ def is_loopback(name: str) -> bool:
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 
-def _has_body(head: Head) -> bool:
-    lengths = head.get(headers.CONTENT_LENGTH, ())
-    return headers.TRANSFER_ENCODING in head or any(length != b"0" for length in lengths)
+def _has_body(head: Headers) -> bool:
+    lengths = headers.CONTENT_LENGTH.all(head)
+    return bool(headers.TRANSFER_ENCODING.all(head)) or any(length != "0" for length in lengths)

@@ -6,10 +6,12 @@ of an operation from the same entries. One without a description is HTTP's or th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 Described = Mapping[str, Any]
@@ -28,35 +30,26 @@ def _switch(description: str) -> Described:
     return _text(f"1: {description}; anything else counts as absent", examples=["1"])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Header:
     name: str
     asked: Described | None = None
     """What it says in a request."""
     told: Described | None = None
     """What it says in an answer."""
-    key: bytes = field(init=False)
-    """The name as a scope has it."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "key", self.name.lower().encode())
+    @cached_property
+    def key(self) -> bytes:
+        """The name as a scope has it."""
+        return self.name.lower().encode()
 
     def of(self, request: Request) -> str | None:
         """The header's value in the request, of several the first."""
         return request.headers.get(self.name)
 
-
-Head = Mapping[Header, Sequence[bytes]]
-"""A request's headers, each with all of its values."""
-
-
-def head_of(headers: Iterable[tuple[bytes, bytes]]) -> Head:
-    """Of those that are listed here."""
-    head: dict[Header, list[bytes]] = {}
-    for name, value in headers:
-        if (header := _BY_KEY.get(name)) is not None:
-            head.setdefault(header, []).append(value.strip())
-    return head
+    def all(self, head: Headers) -> list[str]:
+        """All of its values in a request's head."""
+        return [value.strip(" \t") for value in head.getlist(self.name)]
 
 
 _ID = {"maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"}
@@ -137,6 +130,5 @@ SEC_FETCH_SITE = Header("Sec-Fetch-Site")
 TRANSFER_ENCODING = Header("Transfer-Encoding")
 
 ALL = tuple(each for each in list(globals().values()) if isinstance(each, Header))
-_BY_KEY = {each.key: each for each in ALL}
 UNBUFFERED = {"cache-control": "no-store", "x-accel-buffering": "no"}
 """Of an answer that streams; the second is nginx's."""

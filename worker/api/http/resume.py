@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from urllib.parse import quote
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,8 +20,6 @@ from worker.api.http.headers import (
     OWNER,
     RESUME,
     Described,
-    Head,
-    head_of,
 )
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
@@ -56,12 +55,12 @@ def in_a_path(id: str) -> str:
 def owner_of(request: Request) -> str:
     """Who asks: a digest of the credential, which is empty where none is sent; of a gateway's, with
     that of its client. Whoever else sends that header becomes nobody who has a stream."""
-    return owner_in(head_of(request.scope["headers"]))
+    return owner_in(Headers(scope=request.scope))
 
 
-def owner_in(head: Head) -> str:
-    parts = [*(tokens_in(head)[:1] or [b""]), *head.get(OWNER, ())]
-    return digest(b"\0".join(parts)) if any(parts) else ""
+def owner_in(head: Headers) -> str:
+    parts = [*(tokens_in(head)[:1] or [""]), *OWNER.all(head)]
+    return digest("\0".join(parts).encode("latin-1")) if any(parts) else ""
 
 
 def reading(log: StreamLog, offset: int, state: AppState) -> EventStream:
