@@ -395,9 +395,6 @@ class Loop:
         stored = self.disk.counts if self.disk is not None else Counts()
         n_cached = cache.cells_cached
         return Stats(
-            len(scheduler.running),
-            len(scheduler.waiting),
-            scheduler.waiting_prompt_tokens if scheduler.waiting else 0,
             cache.cells_running + n_cached,
             scheduler.limits.n_cells,
             n_cached,

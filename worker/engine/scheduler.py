@@ -54,10 +54,6 @@ class Scheduler:
         first = islice(self.waiting, self.limits.n_slots)
         return bool(self.running) or any(not each.awaits_disk for each in first)
 
-    @property
-    def waiting_prompt_tokens(self) -> int:
-        return sum(sequence.n_left for sequence in self.waiting)
-
     # --- sequences come and go -------------------------------------------------------------
 
     def add(self, sequence: Sequence) -> None:

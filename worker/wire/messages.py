@@ -214,9 +214,6 @@ class Failed(Message, frozen=True):
 class Stats(Message, frozen=True):
     """The engine's state after a step: several times a second while it works, and once idle."""
 
-    running: int
-    waiting: int
-    waiting_prompt_tokens: int
     kv_cells_used: int
     kv_cells_total: int
     kv_cells_cached: int

@@ -155,7 +155,6 @@ def test_work_is_what_can_be_done_now() -> None:
     assert not works(scheduler)
     (behind,) = added(scheduler, some(40, 200))
     assert not works(scheduler), "all slots are kept for those before it"
-    assert scheduler.waiting_prompt_tokens == 120
     assert scheduler.plan().chunks == []
     reading[1].awaits_disk = False
     assert works(scheduler)
@@ -164,7 +163,6 @@ def test_work_is_what_can_be_done_now() -> None:
     reading[0].awaits_disk = False
     assert goes_on(scheduler).started == [reading[0]]
     assert works(scheduler) and list(scheduler.waiting) == [behind]
-    assert scheduler.waiting_prompt_tokens == 40
 
 
 def test_one_that_ends_while_it_waits_keeps_nothing() -> None:
