@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 
 FIRST_DELAY_SECONDS = 0.1
 LONGEST_DELAY_SECONDS = 15.0
@@ -24,8 +23,7 @@ class Crash:
     """How long the engine was ready; 0 if it died before that."""
     served: bool
     """Whether it had finished a request."""
-    at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    """In UTC, for people."""
+    at_unix: float = field(default_factory=time.time)
     at_seconds: float = field(default_factory=time.monotonic)
 
 

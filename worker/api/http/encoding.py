@@ -34,8 +34,11 @@ _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_pla
 _LINE_BREAKS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def rfc3339(moment: datetime, digits: Literal["milliseconds", "microseconds"]) -> str:
-    return moment.astimezone(UTC).isoformat(timespec=digits).replace("+00:00", "Z")
+def rfc3339(
+    unix_seconds: float, digits: Literal["milliseconds", "microseconds"] = "milliseconds"
+) -> str:
+    moment = datetime.fromtimestamp(unix_seconds, UTC)
+    return moment.isoformat(timespec=digits).replace("+00:00", "Z")
 
 
 def dumps(value: object) -> str:

@@ -100,7 +100,7 @@ def _engine(engine: EngineInfo, settings: EngineSettings) -> dict[str, Any]:
 
 def _crash(crash: Crash) -> EngineCrash:
     return {
-        "at": rfc3339(crash.at, "milliseconds"),
+        "at": rfc3339(crash.at_unix),
         "cause": crash.cause,
         "ready_seconds": round(crash.ready_seconds, 3),
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 from worker.api.chat.delta import Delta, Text
@@ -76,12 +75,11 @@ class NativeAnswer(Answer[InferenceBody]):
 
     def _started(self, choice: Choice) -> dict[str, Any]:
         job = choice.job
-        moment = datetime.fromtimestamp(job.started_at_unix or time.time(), UTC)
         return {
             "type": "started",
             "job_id": job.job_id,
             "model": self.state.model_ref,
-            "started_at": rfc3339(moment, "milliseconds"),
+            "started_at": rfc3339(job.started_at_unix or time.time()),
             "seed": job.seed,
             "prompt_tokens": job.prompt_tokens,
             "cached_tokens": job.cached_tokens,

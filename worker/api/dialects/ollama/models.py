@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import AliasChoices, Field
@@ -149,8 +149,7 @@ def _capabilities(state: AppState) -> list[str]:
 
 
 def _started_at(state: AppState) -> str:
-    uptime = timedelta(seconds=state.supervisor.status().uptime_seconds)
-    return rfc3339(datetime.now(UTC) - uptime, "microseconds")
+    return rfc3339(time.time() - state.supervisor.status().uptime_seconds, "microseconds")
 
 
 OPERATIONS = [

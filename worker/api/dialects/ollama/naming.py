@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import time
 
 from typing_extensions import TypedDict
 
@@ -29,7 +29,7 @@ def served(name: str, state: AppState) -> str:
 
 
 def now() -> str:
-    return rfc3339(datetime.now(UTC), "microseconds")
+    return rfc3339(time.time(), "microseconds")
 
 
 def nanoseconds(seconds: float) -> int:

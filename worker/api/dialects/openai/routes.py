@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
@@ -62,7 +61,7 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
         # What Anthropic's clients read.
         "type": "model",
         "display_name": name,
-        "created_at": rfc3339(datetime.fromtimestamp(created, UTC), "milliseconds"),
+        "created_at": rfc3339(created),
         "lifecycle": "active",
         "max_input_tokens": info.model.context_length,
         "max_tokens": state.served.max_tokens_out,
