@@ -465,22 +465,22 @@ def test_no_job_begins_once_its_client_has_left(scripted: ScriptedFactory, strea
     worker.supervisor.script = story("a")
     client = socket.create_connection(("127.0.0.1", worker.port))
 
-    class Turnstile:
-        n_entered = 0
+    class Acceptances:
+        n_turns = 0
 
-        async def enter(self) -> None:
-            self.n_entered += 1
-            if self.n_entered == 2:
+        async def turn(self) -> None:
+            self.n_turns += 1
+            if self.n_turns == 2:
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.close()  # with a reset: who only closes a side waits for the answer
                 await asyncio.sleep(0.2)
 
-    turnstile: Any = Turnstile()
-    worker.state.accepted = turnstile
+    acceptances: Any = Acceptances()
+    worker.state.acceptances = acceptances
     body = json.dumps({"prompt": "Once", "n": 8, "stream": streams}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
     client.sendall(f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
-    until(lambda: turnstile.n_entered >= 2, 10, "no second job was accepted")
+    until(lambda: acceptances.n_turns >= 2, 10, "no second job was accepted")
     time.sleep(0.5)
     assert len(worker.supervisor.requests) == 2
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from tests.support.certificate import own_certificate
 from worker.api.http import connection
 from worker.api.http.connection import WorkerProtocol, protocol_with
-from worker.api.http.turnstile import Turnstile
+from worker.api.http.one_per_turn import OnePerTurn
 
 N_SLOW_PARTS = 12
 left: list[str] = []
@@ -625,12 +625,12 @@ async def test_of_too_many_unread_bytes_the_oldest_answer_goes(
 
 
 @pytest.mark.anyio
-async def test_one_task_passes_the_turnstile_in_a_turn() -> None:
-    turnstile, n_passed = Turnstile(), 0
+async def test_one_task_goes_on_in_a_turn() -> None:
+    turns, n_passed = OnePerTurn(), 0
 
     async def enter() -> None:
         nonlocal n_passed
-        await turnstile.enter()
+        await turns.turn()
         n_passed += 1
 
     tasks = [asyncio.create_task(enter()) for _ in range(9)]

@@ -202,7 +202,7 @@ async def _start_jobs(
         job = state.supervisor.open(request, inbox=inbox, counts_prompt=index % n == 0)
         jobs.append(job)
         await job.accepted()
-        await state.accepted.enter()
+        await state.acceptances.turn()
         _log.info(
             "request.accepted",
             job_id=request.job_id,

@@ -22,11 +22,11 @@ from worker.api.http.encoding import json_response
 from worker.api.http.errors import details_of, error_response
 from worker.api.http.gate import Gate
 from worker.api.http.headers import CORRELATION_ID, IGNORED_FIELDS, ORIGIN, REQUEST_ID
+from worker.api.http.one_per_turn import OnePerTurn
 from worker.api.http.openapi import Description
 from worker.api.http.operation import Dialect, Operation
 from worker.api.http.routes import Place, Routes
 from worker.api.http.state import AppState, Refusal
-from worker.api.http.turnstile import Turnstile
 from worker.errors import ContextLengthExceeded, InferenceFailed, WorkerError
 from worker.observability.logs import bind_correlation_id, bind_key, get_logger
 
@@ -53,7 +53,7 @@ class Surface:
     """Of all bodies that are being read."""
 
     def __init__(self) -> None:
-        self._turnstile = Turnstile()
+        self._arrivals = OnePerTurn()
 
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send
@@ -83,7 +83,7 @@ class Surface:
         is_probe = operation is not None and operation.probe
         is_quiet = operation is not None and operation.quiet
         if not is_probe:
-            await self._turnstile.enter()
+            await self._arrivals.turn()
         head = Headers(scope=scope)
         ids = next(filter(None, (each.all(head) for each in _IDS)), [""])
         correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex

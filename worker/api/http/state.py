@@ -13,8 +13,8 @@ from typing import Any
 
 from worker.api.http.adapters import AdapterScales
 from worker.api.http.faults import fault, is_number
+from worker.api.http.one_per_turn import OnePerTurn
 from worker.api.http.stream_log import Streams
-from worker.api.http.turnstile import Turnstile
 from worker.errors import ModelNotFound, NotReady
 from worker.installation import own_version
 from worker.observability.history import History
@@ -137,8 +137,8 @@ class AppState:
         self.settings, self.supervisor, self.metrics = settings, supervisor, metrics
         self.worker_id, self.model_ref, self.incarnation = worker_id, model_ref, incarnation
         self.request_shutdown = request_shutdown
-        self.accepted = Turnstile()
-        """Accepted jobs pass through it one at a time."""
+        self.acceptances = OnePerTurn()
+        """Of jobs, by the engine."""
         self.refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
         """The last ones, newest last."""
         self.fetches = asyncio.Semaphore(FETCHES_AT_ONCE)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 
 
-class Turnstile:
-    """Lets one task pass in a turn of the event loop. A single task passes without waiting."""
+class OnePerTurn:
+    """Lets one task go on in a turn of the event loop. A single task does not wait."""
 
     def __init__(self) -> None:
-        self._passage = asyncio.Lock()
+        self._turn = asyncio.Lock()
 
-    async def enter(self) -> None:
-        await self._passage.acquire()
-        asyncio.get_running_loop().call_soon(self._passage.release)
+    async def turn(self) -> None:
+        await self._turn.acquire()
+        asyncio.get_running_loop().call_soon(self._turn.release)
