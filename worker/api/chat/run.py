@@ -90,19 +90,9 @@ async def respond(
         ]
         answer = answer_of(found, asked, choices, state)
         if not asked.streams:
-            by_id = {choice.job.request_id: choice for choice in choices}
-            async for events in inbox:
-                for event in events:
-                    choice = by_id[event.request_id]
-                    for delta in choice.read(event):
-                        choice.add(delta)
-        elif LATE_HEAD.of(request) == "1":
+            return await _whole(answer, inbox)
+        if LATE_HEAD.of(request) == "1":
             await inbox.begun()
-    if not asked.streams:
-        scored = (each for choice in choices for each in (choice.logprobs, choice.prompt_logprobs))
-        if sum(map(count_scores, scored)) >= _MANY_SCORES:
-            return await sliced(_large(answer))
-        return Response(b"".join(in_parts(answer.whole())), media_type="application/json")
     chunks = _streamed(answer, inbox)
     if names:
         log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
@@ -111,6 +101,19 @@ async def respond(
         stream.headers[RESUME.name] = in_a_path(asked.id)
         return stream
     return EventStream(chunks, partial(cancel_all, jobs), answer.media_type)
+
+
+async def _whole(answer: Answer[Any], frames: AsyncIterable[list[StreamEvent]]) -> Response:
+    by_id = {choice.job.request_id: choice for choice in answer.choices}
+    async for events in frames:
+        for event in events:
+            choice = by_id[event.request_id]
+            for delta in choice.read(event):
+                choice.add(delta)
+    scored = (each for found in answer.choices for each in (found.logprobs, found.prompt_logprobs))
+    if sum(map(count_scores, scored)) >= _MANY_SCORES:
+        return await sliced(_large(answer))
+    return Response(b"".join(in_parts(answer.whole())), media_type="application/json")
 
 
 def _large(answer: Answer[Any]) -> Iterable[bytes]:
