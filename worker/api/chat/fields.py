@@ -6,7 +6,7 @@ OpenAI's own names, with those of llama.cpp and vLLM beside them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, TypedDict, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -33,7 +33,6 @@ from worker.api.chat.request import (
     Reasoning,
 )
 from worker.api.chat.sampling import MAX_TOKEN_ID, SamplingFields
-from worker.api.http.adapters import Asked
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
 from worker.wire.adapters import MOST_SCALE
@@ -200,14 +199,6 @@ class AdapterFields(OpenBody):
 MAX_ADAPTERS = 256
 
 
-class Own(TypedDict):
-    """What `OwnFields` say, as `Generate` has it."""
-
-    adapters: Asked | None
-    salt: str | None
-    deterministic: bool
-
-
 class OwnFields(OpenBody):
     """What is told of a request in every dialect: its adapters, and what may be reused for it."""
 
@@ -226,8 +217,8 @@ class OwnFields(OpenBody):
     cache_prompt: Flag = Field(True, description="false: nothing is reused")
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
 
-    def own(self, id: str) -> Own:
-        """`id`: the request's own."""
+    def own(self, id: str) -> dict[str, Any]:
+        """Its fields of `Generate`; `id` is the request's."""
         names = ("prompt_cache_key", "user", "cache_salt")
         salts = [f"{name}={value}" for name in names if (value := getattr(self, name))]
         if not self.cache_prompt:
