@@ -32,7 +32,7 @@ from worker.api.chat.request import (
     JsonSchema,
     Reasoning,
 )
-from worker.api.chat.sampling import MAX_TOKEN_ID, SamplingFields
+from worker.api.chat.sampling import SamplingFields, TokenId
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
 from worker.wire.adapters import MOST_SCALE
@@ -59,7 +59,6 @@ Item = TypeVar("Item")
 Many = Annotated[tuple[Item, ...], Field(fail_fast=True)]
 TextOr = Annotated[Text | Annotated[Item, Tag("~object")], ByKind]
 TextOrMany = Annotated[Text | Annotated[Many[Item], Tag("~list")], ByKind]
-TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(fail_fast=True, min_length=1)]
 
 

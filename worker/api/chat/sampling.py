@@ -11,6 +11,7 @@ import math
 import re
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -54,18 +55,13 @@ def _order(given: Any) -> tuple[str, ...]:
         raise PydanticCustomError("body.unknown", "{why}", {"why": str(error)}) from None
 
 
-def _texts(given: Any) -> tuple[str, ...]:
+def _texts(given: Any) -> Any:
     """A list of texts; some clients write it as JSON, others its items only."""
     if isinstance(given, str):
         written = given if given.lstrip().startswith("[") else f"[{given}]"
-        try:
+        with suppress(InvalidRequest):
             given = parse_json(written.encode())
-        except InvalidRequest:
-            given = None
-    is_list = isinstance(given, list | tuple) and len(given) <= MAX_BREAKERS
-    if not is_list or not all(isinstance(each, str) for each in given):
-        raise _must(f"a list of at most {MAX_BREAKERS} strings")
-    return tuple(filter(None, given))
+    return [each for each in given if each != ""] if isinstance(given, list) else given
 
 
 def _biases(given: Any, most: int = MAX_BIAS) -> tuple[tuple[int | str, float], ...]:
@@ -96,16 +92,12 @@ def _bias(pair: Any, most: int) -> tuple[int | str, float]:
     return token, added
 
 
-def _banned(given: Any) -> tuple[int, ...]:
+def _banned(given: Any) -> Any:
     """Token ids as text, or in a list."""
-    if isinstance(given, str):
-        texts = filter(None, map(str.strip, given.split(",")))
-        given = [int(text) if _DIGITS.fullmatch(text) else text for text in texts]
-    if not isinstance(given, list | tuple) or not all(map(is_token_id, given)):
-        raise _must("token ids, separated by commas")
-    if len(given) > MAX_BIASES:
-        raise _must(f"of at most {MAX_BIASES} tokens")
-    return tuple(given)
+    if not isinstance(given, str):
+        return given
+    texts = filter(None, map(str.strip, given.split(",")))
+    return [int(text) if _DIGITS.fullmatch(text) else text for text in texts]
 
 
 def _is_off(off: Any, given: Any) -> Any:
@@ -120,7 +112,11 @@ def _is_off(off: Any, given: Any) -> Any:
 
 _FAIL_FAST: Any = Field(fail_fast=True)
 Order = Annotated[tuple[str, ...], _FAIL_FAST, BeforeValidator(_order, list[str] | str)]
-Texts = Annotated[tuple[str, ...], _FAIL_FAST, BeforeValidator(_texts, list[str] | str)]
+Texts = Annotated[
+    tuple[str, ...],
+    Field(fail_fast=True, max_length=MAX_BREAKERS),
+    BeforeValidator(_texts, list[str] | str),
+]
 Biases = Annotated[
     tuple[tuple[Any, Any], ...],
     _FAIL_FAST,
@@ -132,7 +128,12 @@ LlamaCppBiases = Annotated[
     BeforeValidator(partial(_biases, most=MAX_LLAMA_CPP_BIAS), dict[str, Any] | list[list[Any]]),
 ]
 """llama-server has no limit; these are far from where a float32 adds nothing more."""
-Banned = Annotated[tuple[int, ...], _FAIL_FAST, BeforeValidator(_banned, str | list[int])]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
+Banned = Annotated[
+    tuple[TokenId, ...],
+    Field(fail_fast=True, max_length=MAX_BIASES),
+    BeforeValidator(_banned, str | list[int]),
+]
 
 
 def number_fields(*, is_open: bool) -> dict[str, Any]:
@@ -206,7 +207,7 @@ class SamplingFields(_Numbers):
         validation_alias=AliasChoices("min_tokens", "min_length"),
         description="before so many nothing ends it",
     )
-    stop_token_ids: tuple[Annotated[int, Field(strict=True, ge=0, le=2**31 - 1)], ...] = Field(
+    stop_token_ids: tuple[TokenId, ...] = Field(
         (),
         fail_fast=True,
         max_length=128,

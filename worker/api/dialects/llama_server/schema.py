@@ -14,10 +14,9 @@ from worker.api.chat.fields import (
     GenerationFields,
     Many,
     Mixed,
-    TokenId,
     prompts_of_at_most,
 )
-from worker.api.chat.sampling import LLAMA_CPP_WINDOW, LlamaCppBiases, SamplingFields
+from worker.api.chat.sampling import LLAMA_CPP_WINDOW, LlamaCppBiases, SamplingFields, TokenId
 from worker.api.http.body import Flag, Integer, Number, OpenBody
 from worker.api.http.errors import NESTED, nested_error
 from worker.api.http.faults import is_number
