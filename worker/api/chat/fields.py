@@ -299,7 +299,9 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         le=2**31 - 1,
         description="the end of a line ends the answer so long after its first text; 0 = never",
     )
-    timings_per_token: Flag = Field(False, description="timings in every chunk of a stream")
+    timings_per_token: Flag = Field(
+        False, description="timings in each chunk of a stream that brings a part of the answer"
+    )
     return_progress: Flag = Field(
         False, description="chunks with prompt_progress while the prompt of a stream is computed"
     )
