@@ -23,7 +23,7 @@ from tests.support.devices import rpc
 from tests.support.hub_server import Repo, running_hub
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
-from tests.support.worker import environment, installed, shown, until
+from tests.support.worker import DEAF, environment, installed, shown, until
 from worker import installation
 from worker.commands import bench, served
 from worker.commands.doctor import Diagnosis
@@ -153,7 +153,7 @@ def test_a_plan_refuses_each_file_with_which_a_start_fails(
     assert plan.returncode == start.returncode == 2
     assert plan.stdout == "" and "engine.spawned" not in start.stderr
     assert plan.stderr.splitlines()[-1] == start.stderr.splitlines()[-1]
-    report = diagnose(warm_cache, **dict(zip(names_of(there[::2]), there[1::2], strict=True)))
+    report = diagnose(warm_cache, DEAF, **dict(zip(names_of(there[::2]), there[1::2], strict=True)))
     assert report.exit_code == 2
     told = [check.text for check in report.checks if check.error]
     assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
@@ -174,7 +174,7 @@ def test_a_template_with_which_a_start_fails_is_told_before(
     arguments = [f"--{whose.replace('_', '-')}", str(file), "--port", "0"]
     start = run(*arguments, cache=warm_cache)
     plan = run("plan", *arguments, cache=warm_cache)
-    report = diagnose(warm_cache, **{whose: str(file)})
+    report = diagnose(warm_cache, DEAF, **{whose: str(file)})
     assert plan.returncode == start.returncode == report.exit_code == 3
     assert plan.stderr.splitlines()[-1] == start.stderr.splitlines()[-1]
     told = [check.text for check in report.checks if check.error]
@@ -242,7 +242,7 @@ def test_doctor_finds_what_a_start_would_fail_for(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1] if name == "port" else 0
-        report = diagnose(warm_cache, **given, port=str(port))
+        report = diagnose(warm_cache, DEAF, **given, port=str(port))
     assert report.exit_code == code
     assert re.search(rf"^FAILED +{name} ", report.as_screen(), re.MULTILINE)
 
@@ -266,7 +266,8 @@ def test_doctor_names_the_code_and_the_fault_of_a_start(
     monkeypatch.chdir(warm_cache)  # where the start looks, too
     flag = f"--{name.replace('_', '-')}"
     start = run(flag, given, "--port", "0", "--cache-dir", str(warm_cache), cache=warm_cache)
-    report = diagnose(warm_cache, **{name: given})
+    child = preflight.CHILD if name == "speculate" else DEAF
+    report = diagnose(warm_cache, child, **{name: given})
     assert report.exit_code == start.returncode == 2
     told = [check.text for check in report.checks if check.error]
     assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
@@ -317,8 +318,8 @@ def test_doctor_knows_a_checkpoint_without_converting_it(
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
     monkeypatch.chdir(tmp_path.parent)
-    for name in (str(tmp_path), tmp_path.name):
-        report = diagnose(warm_cache, model=name)
+    for name, child in ((str(tmp_path), preflight.CHILD), (tmp_path.name, DEAF)):
+        report = diagnose(warm_cache, child, model=name)
         [model] = [check for check in report.checks if check.name == "model"]
         assert model.status == "unknown" and "would be converted" in model.text
         assert report.details["plan"] is None
@@ -360,7 +361,7 @@ def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
     given = (
         {} if model is None else {"model": model.replace("checkpoint", f"{tmp_path}/checkpoint")}
     )
-    report = diagnose(cache, **given)
+    report = diagnose(cache, DEAF, **given)
     assert report.exit_code == code
     [told] = [check for check in report.checks if check.name == "cache"]
     assert told.status == "failed"

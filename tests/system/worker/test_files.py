@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.disk import MountRefused, mounted, remount
-from tests.support.worker import installed, run_to_exit, shown, until
+from tests.support.worker import DEAF, installed, run_to_exit, shown, until
 from worker.commands.doctor import diagnose
 from worker.settings import Settings
 
@@ -29,8 +29,6 @@ from worker.cli import cpu
 cpu()
 """
 """The installed command, which otherwise looks after its model every quarter of a minute."""
-DEAF = [sys.executable, "-c", ""]
-"""A child that answers none of the doctor's questions about the library and the device."""
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
@@ -76,11 +74,6 @@ def test_a_cache_that_takes_no_file(
     assert ended.code == 3, ended.stderr
     assert why in ended.sentence and "Traceback" not in ended.stderr
     assert [path for path in cache.rglob("*.gguf")] == []
-
-
-def test_a_file_needs_no_cache(mount: Mount, start_worker: StartWorker, tmp_path: Path) -> None:
-    worker = start_worker("--model", str(model_in(tmp_path)), cache_dir=mount("ro"))
-    assert worker.execute("Once", max_tokens=3).end
 
 
 # --- the store ---
