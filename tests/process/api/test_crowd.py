@@ -98,8 +98,7 @@ async def crowd(port: int) -> list[bytes]:
         pytest.param(10, marks=pytest.mark.long),
     ],
 )
-def test_a_thousand_connections_at_once(start_worker: StartWorker, limit_ms: float) -> None:
-    worker = start_worker("--slots", "16")
+def test_a_thousand_connections_at_once(worker: WorkerProcess, limit_ms: float) -> None:
     process = psutil.Process(worker.pid)
     asyncio.run(crowd(worker.port))  # once for warmth: allocators keep what they got
     worker.wait_idle()

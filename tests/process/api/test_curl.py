@@ -13,7 +13,6 @@ from contextlib import contextmanager
 import pytest
 
 from tests.support.scripted_api import ScriptedFactory, story
-from tests.support.sse import collect
 from tests.support.worker import WorkerProcess
 
 CURL = shutil.which("curl")
@@ -57,19 +56,6 @@ def test_each_event_is_there_when_it_happens(
     assert process.returncode == 0
     assert output.count(b'"type":"token"') == 4
     assert len(times) >= 4 and times[-1] >= 0.5, times
-
-
-def test_a_stream_of_the_real_worker(worker: WorkerProcess) -> None:
-    body = {"job_id": "curl-1", "prompt": "Once upon a time", "max_tokens": 200, "temperature": 0}
-    with curl(f"{worker.base_url}/execute", body | {"ignore_eos": True}, "-i") as process:
-        output, _ = arrivals(process)
-    assert process.returncode == 0
-    head, _, events = output.partition(b"\r\n\r\n")
-    assert head.startswith(b"HTTP/1.1 200 OK")
-    assert b"content-type: text/event-stream; charset=utf-8" in head.lower()
-    stream = collect([events])
-    assert stream.events[0]["type"] == "started" and stream.end["tokens_out"] == 200
-    assert stream.text.startswith(", there was a gentle fox")
 
 
 def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess) -> None:

@@ -234,24 +234,6 @@ class Person(BaseModel):
     score: float = Field(ge=0.0, le=1.0)
 
 
-def test_a_response_whole_and_streamed(client: OpenAI) -> None:
-    whole = client.responses.create(model="m", input=FRANCE, temperature=0, store=True)
-    assert whole.output_text == PARIS and whole.status == "completed"
-    assert whole.id.startswith("resp_")
-    assert whole.usage and whole.usage.output_tokens > 3
-    with client.responses.stream(
-        model="m", input=[{"role": "user", "content": FRANCE}], temperature=0
-    ) as stream:
-        events = list(stream)
-        assert stream.get_final_response().output_text == PARIS
-    assert [e.type for e in events][:3] == [
-        "response.created",
-        "response.in_progress",
-        "response.output_item.added",
-    ]
-    assert [e.sequence_number for e in events] == sorted(e.sequence_number for e in events)
-
-
 def test_log_probabilities_of_a_response(client: OpenAI) -> None:
     """The chat's own, whole and streamed, in OpenAI's models."""
     said: Any = user(FRANCE)

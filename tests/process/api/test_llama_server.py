@@ -64,16 +64,6 @@ def test_why_a_completion_ended(worker: WorkerProcess) -> None:
     assert completed(worker, prompt=[PROMPT, "The fox"])[1]["index"] == 1
 
 
-def test_a_completion_is_streamed(worker: WorkerProcess) -> None:
-    whole = completed(worker)
-    body = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "stream": True}
-    events = worker.post("/completion", body).text.split("\n\n")
-    parts = [json.loads(event.removeprefix("data: ")) for event in events if event]
-    assert "".join(part["content"] for part in parts) == whole["content"]
-    assert [part["stop"] for part in parts] == [False] * (len(parts) - 1) + [True]
-    assert parts[-1]["stop_type"] == "limit" and parts[-1]["timings"]["predicted_n"] == 8
-
-
 def test_an_answer_says_what_it_was_sampled_with(worker: WorkerProcess) -> None:
     grammar = 'root ::= "a\\n" "b"'
     asked: dict[str, Any] = {

@@ -8,8 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from tests.conftest import StartWorker
 from tests.support.bundled import ASSET, bundled_with_template
+from tests.support.scripted_api import ScriptedFactory, story
 from tests.support.worker import WorkerProcess
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
@@ -71,8 +74,10 @@ def test_an_answer_begun_by_the_template_is_reasoning_until_it_closes(
     assert choice["message"]["content"] == "" and choice["finish_reason"] == "length"
 
 
-def test_reasoning_stays_in_the_text_where_the_operator_says_so(start_worker: StartWorker) -> None:
-    worker = start_worker("--reasoning", "none")
-    message = says(worker, "<think>\nhm\n</think>\n\nParis.")
+def test_reasoning_stays_in_the_text_where_the_operator_says_so(scripted: ScriptedFactory) -> None:
+    worker = scripted(reasoning="none")
+    worker.supervisor.script = story("<think>\nh", "m\n</think>\n\nParis.")
+    answer = httpx.post(f"{worker.base_url}/v1/chat/completions", json={"messages": FRANCE}).json()
+    (message,) = (choice["message"] for choice in answer["choices"])
     assert message["content"] == "<think>\nhm\n</think>\n\nParis."
     assert "reasoning_content" not in message

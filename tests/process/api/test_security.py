@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import subprocess
 
 import httpx
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.worker import WorkerProcess
+from tests.support.sse import collect
+from tests.support.worker import PATIENCE_S, WorkerProcess, until
 
 TOKEN = "s3cret-of-the-worker"
 CANARY = "Zebulon-Quandary"
@@ -36,6 +38,28 @@ def test_a_token_stands_for_the_content_type(
 ) -> None:
     url = f"{guarded_worker.base_url}/tokenize"
     assert httpx.post(url, content=b'{"content":"a"}', headers=headers).status_code == status
+
+
+def test_the_printed_line_streams_a_story(guarded_worker: WorkerProcess) -> None:
+    """Its shell fills the token in, which the line does not show."""
+
+    def printed() -> list[str]:
+        lines = map(str.strip, guarded_worker.stdout.splitlines())
+        return [line for line in lines if line.startswith("curl")]
+
+    # `/ready` answers a moment before the lines are printed.
+    until(lambda: bool(printed()), PATIENCE_S, lambda: guarded_worker.stdout)
+    (line,) = printed()
+    done = subprocess.run(
+        ["sh", "-c", line.replace("curl -N", "curl -sN")],
+        capture_output=True,
+        env={"LLORCH_WORKER_TOKEN": TOKEN, "PATH": "/usr/bin:/bin"},
+        timeout=60,
+        check=True,
+    )
+    stream = collect([done.stdout])
+    assert len(stream.text.split()) > 20
+    assert stream.end["stop_reason"] in ("EOS", "MAX_TOKENS")
 
 
 def test_a_token_guards_everything_but_the_probes(guarded_worker: WorkerProcess) -> None:

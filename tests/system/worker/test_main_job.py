@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.worker import WorkerProcess, until
+from tests.support.worker import WorkerProcess
 
 CASES = json.loads((Path(__file__).parents[2] / "data" / "expected_greedy.json").read_text())[
     "cases"
@@ -87,37 +87,3 @@ def test_the_seed_decides_the_text_and_is_echoed(worker: WorkerProcess) -> None:
     drawn = {story()[1] for _ in range(3)}
     assert len(drawn) == 3, "a seed is drawn for each request that names none"
     assert story(seed=0)[1] == 0
-
-
-def test_started_names_what_runs(worker: WorkerProcess) -> None:
-    stream = worker.execute("One day", max_tokens=3, job_id="mine", temperature=0)
-    started = stream.events[0]
-    assert started["job_id"] == "mine"
-    assert started["model"] == "tiny-model"
-    assert started["started_at"].endswith("Z")
-    assert started["cached_tokens"] >= 0
-
-
-def test_the_printed_line_streams_a_story(start_worker: StartWorker) -> None:
-    import subprocess
-
-    running = start_worker(env={"LLORCH_WORKER_TOKEN": "secret"})
-
-    def printed() -> list[str]:
-        return [x.strip() for x in running.stdout.splitlines() if x.strip().startswith("curl")]
-
-    # `/ready` answers a moment before the lines are printed.
-    until(lambda: bool(printed()), 60, lambda: running.stdout)
-    (line,) = printed()
-    done = subprocess.run(
-        ["sh", "-c", line.replace("curl -N", "curl -sN")],
-        capture_output=True,
-        env={"LLORCH_WORKER_TOKEN": "secret", "PATH": "/usr/bin:/bin"},
-        timeout=60,
-        check=True,
-    )
-    from tests.support import sse
-
-    stream = sse.collect([done.stdout])
-    assert len(stream.text.split()) > 20
-    assert stream.end["stop_reason"] in ("EOS", "MAX_TOKENS")
