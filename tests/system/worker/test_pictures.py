@@ -87,6 +87,7 @@ def test_the_answer_depends_on_the_picture(seeing: WorkerProcess) -> None:
     assert first == again != other
 
 
+@once
 def test_the_worker_tells_that_it_sees(seeing: WorkerProcess) -> None:
     assert seeing.get("/props").json()["modalities"]["vision"]
     [entry] = seeing.get("/v1/models").json()["data"]
@@ -201,6 +202,7 @@ def test_all_formats_are_read(seeing: WorkerProcess) -> None:
     assert answers["PNG"] == answers["BMP"], "both keep each pixel"
 
 
+@once
 def test_a_control_tokens_spelling_beside_a_picture_is_text(seeing: WorkerProcess) -> None:
     def n_tokens(text: str) -> int:
         body = question(picture(7), text, max_tokens=1)
@@ -247,6 +249,7 @@ def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(
     assert answer.status_code == 400 and "pixels" in answer.json()["error"]["message"]
 
 
+@once
 def test_what_no_longer_fits_is_not_decoded(seeing: WorkerProcess) -> None:
     body = question(picture(1))
     image, unread = body["messages"][0]["content"][1], question(b"no picture")
@@ -337,6 +340,7 @@ def test_a_stream_survives_the_death_of_the_engine(seeing: WorkerProcess) -> Non
     seeing.wait_ready()
 
 
+@once
 def test_a_cancelled_question_frees_its_cells(seeing: WorkerProcess) -> None:
     body = question(picture(9), max_tokens=900, ignore_eos=True, stream=True)
     with seeing.client() as client:
@@ -346,18 +350,18 @@ def test_a_cancelled_question_frees_its_cells(seeing: WorkerProcess) -> None:
     seeing.wait_for_free_cells()
 
 
-def test_a_cancelled_questions_pictures_are_not_decoded(start_worker: Any) -> None:
+@once
+def test_a_cancelled_questions_pictures_are_not_decoded(seeing: WorkerProcess) -> None:
     """Each of them takes a second, and the next one's wait."""
     image = io.BytesIO()
     Image.new("RGB", (5000, 5000)).save(image, "PNG")
     content = question(image.getvalue())["messages"][0]["content"][1:2] * 15
-    worker = start_worker(*flags_of("gemma3"), wait_ready=True)
     for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens"):
         body = {"model": "x", "messages": [{"role": "user", "content": content}]}
-        with worker.client(timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
+        with seeing.client(timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):
             client.post(path, json=body)
         began = time.monotonic()
-        asked(worker, question(picture(1), max_tokens=1))
+        asked(seeing, question(picture(1), max_tokens=1))
         assert time.monotonic() - began < 5
 
 
