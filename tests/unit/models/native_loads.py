@@ -76,10 +76,10 @@ def damages(raw: bytes, header: GgufHeader, count: int) -> Iterator[tuple[str, i
                 yield f"{key} with bit {bit} changed", high, bytes([raw[high] ^ (1 << bit % 8)])
 
 
-def load_and_decode(path: Path, adapter_path: Path | None) -> None:
+def load_and_decode(given: Path | Model, adapter_path: Path | None) -> None:
     """The exit code says how far it came: 0 decoded, 3 refused."""
     try:
-        model = Model(str(path))
+        model = given if isinstance(given, Model) else Model(str(given))
         if adapter_path is not None:
             model.load_adapter(str(adapter_path))
         context = Context(model, ContextOptions(n_ctx=64, n_batch=32, n_ubatch=32))
@@ -94,8 +94,8 @@ def load_and_decode(path: Path, adapter_path: Path | None) -> None:
     os._exit(0)
 
 
-def outcome_of(model: Path, adapter: Path | None = None) -> str:
-    """What llama.cpp does with the files in a process of its own."""
+def outcome_of(model: Path | Model, adapter: Path | None = None) -> str:
+    """What llama.cpp does in a process of its own, with files or with a model that is loaded."""
     child = os.fork()
     if child == 0:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -113,6 +113,7 @@ def main() -> None:
     source, base = adapter or model, read_header(model)
     raw, header = source.read_bytes(), read_header(source)
     library.load()
+    loaded = model if adapter is None else Model(str(model))
     outcomes: Counter[str] = Counter()
     died: list[str] = []
     for what, place, changed in damages(raw, header, count):
@@ -125,7 +126,7 @@ def main() -> None:
         except ModelError:
             outcomes["refused by us"] += 1
             continue
-        outcome = outcome_of(scratch) if adapter is None else outcome_of(model, scratch)
+        outcome = outcome_of(scratch) if adapter is None else outcome_of(loaded, scratch)
         outcomes[outcome] += 1
         if outcome.startswith("died"):
             died.append(f"{what}: {outcome}")
