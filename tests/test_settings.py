@@ -193,6 +193,9 @@ def test_switches_have_two_sides() -> None:
         (["--log-format", "xml"], ["--log-format", "console"]),
         (["--n-gpu-layers", "20"], ["--n-gpu-layers", "llorch-cpu", "'0'"]),
         (["--max-body-bytes", "1"], ["--max-body-bytes", "1024"]),
+        (["--speculate", "ngram", "--draft", "a.gguf"], ["--draft", "nothing would use it"]),
+        (["--speculate", "draft"], ["--speculate", "no --draft names a model"]),
+        (["--lora", "n=a.gguf", "--lora", "n=b.gguf"], ["--lora", "'n' is there twice"]),
     ],
     ids=lambda value: " ".join(value[:2]) if value and value[0].startswith("--") else "",
 )

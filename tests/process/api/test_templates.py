@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.conftest import StartWorker
 from tests.support.bundled import ASSET, bundled_with_template
-from tests.support.worker import WorkerProcess, run_to_exit
+from tests.support.worker import WorkerProcess
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 OWN = json.loads((ASSET / "tokenizer_config.json").read_text())["chat_template"]
@@ -49,14 +49,6 @@ def test_a_template_s_own_bos_is_the_only_one_and_its_failures_are_told(
     assert "roles must alternate" in str(greedy(odd, "refuse")["error"])
     assert "did not end" in str(greedy(odd, "never end")["error"])
     assert odd.is_ready() and not odd.logs("engine.crashed")
-
-
-def test_a_template_that_reaches_for_python_is_not_served(warm_cache: Path, tmp_path: Path) -> None:
-    payload = "{{ cycler.__init__.__globals__.os.popen('id').read() }}"
-    model = bundled_with_template(tmp_path / "hostile.gguf", payload)
-    exit = run_to_exit("--port", "0", "--model", str(model), cache_dir=warm_cache)
-    assert exit.code == 3 and exit.failure["code"] == "MODEL_LOAD_FAILED"
-    assert "internal of Python" in exit.sentence and "Traceback" not in exit.stderr
 
 
 def test_a_prompt_is_shown_as_a_chat_of_the_same_fields_has_it(

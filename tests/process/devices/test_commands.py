@@ -159,23 +159,34 @@ def test_a_plan_refuses_each_file_with_which_a_start_fails(
     assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
 
 
-@pytest.mark.parametrize("whose", ["model", "tool_use", "chat_template"])
+HOSTILE = "{{ cycler.__init__.__globals__.os.popen('id').read() }}"
+
+
+@pytest.mark.parametrize(
+    ("whose", "template", "words"),
+    [
+        ("model", HOSTILE, "'__globals__', an internal of Python"),
+        ("tool_use", "{% if %}", "Expected an expression"),
+        ("chat_template", "{% if %}", "Expected an expression"),
+    ],
+)
 def test_a_template_with_which_a_start_fails_is_told_before(
-    whose: str, tmp_path: Path, warm_cache: Path
+    whose: str, template: str, words: str, tmp_path: Path, warm_cache: Path
 ) -> None:
     file = tmp_path / "given"
     if whose == "model":
-        file = bundled_with_template(tmp_path / "m.gguf", "{% if %}")
+        file = bundled_with_template(tmp_path / "m.gguf", template)
     elif whose == "tool_use":  # the model's second template, for chats with tools
-        file = bundled_with(tmp_path / "m.gguf", {"tokenizer.chat_template.tool_use": "{% if %}"})
+        file = bundled_with(tmp_path / "m.gguf", {"tokenizer.chat_template.tool_use": template})
         whose = "model"
     else:
-        file.write_text("{{ messages.__class__ }}")
+        file.write_text(template)
     arguments = [f"--{whose.replace('_', '-')}", str(file), "--port", "0"]
     start = run(*arguments, cache=warm_cache)
     plan = run("plan", *arguments, cache=warm_cache)
     report = diagnose(warm_cache, DEAF, **{whose: str(file)})
     assert plan.returncode == start.returncode == report.exit_code == 3
+    assert words in start.stderr.splitlines()[-1] and "Traceback" not in start.stderr
     assert plan.stderr.splitlines()[-1] == start.stderr.splitlines()[-1]
     told = [check.text for check in report.checks if check.error]
     assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]

@@ -178,15 +178,6 @@ def test_the_worker_tells_where_its_model_comes_from(here: Path, start_worker: S
     TypeAdapter(Info).validate_python(info)
 
 
-def test_a_file_of_others_has_no_manifest(start_worker: StartWorker, tmp_path: Path) -> None:
-    """The same weights, with the manifest's keys under other names."""
-    assert cli.run(["tiny-model", str(tmp_path / "m.gguf"), "--progress", "none"]) == 0
-    raw = (tmp_path / "m.gguf").read_bytes()
-    (tmp_path / "other.gguf").write_bytes(raw.replace(b"llorch.convert.", b"others.convert."))
-    info = start_worker("--model", str(tmp_path / "other.gguf")).get("/info").json()
-    assert info["model"]["conversion"] is None
-
-
 def test_snapshots_are_known_by_their_place(tmp_path: Path) -> None:
     cache = RepoCache(tmp_path, "owner/some-name")
     folder = cache.snapshot(COMMIT)

@@ -19,10 +19,13 @@ from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.held import engines_held_by, mid_stream
 from tests.support.random_adapters import random_adapters
-from tests.support.worker import WorkerProcess, run_to_exit, shown
+from tests.support.worker import DEAF, WorkerProcess, run_to_exit, shown
 from tools.survival import EXACT, FIELDS, Alone, alone, prompt
+from worker.commands.doctor import diagnose
+from worker.devices.preflight import CHILD
 from worker.models.adapter import resolve_adapters
 from worker.models.resolve import resolve
+from worker.settings import Settings
 from worker.wire.adapters import parse_adapter
 
 ADAPTER = Path(__file__).parents[2] / "data/adapter"
@@ -245,28 +248,22 @@ def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_ca
 
 
 @pytest.mark.parametrize(
-    ("values", "code", "words"),
+    ("value", "words"),
     [
-        (["n=nowhere.gguf:0.5"], 3, "--lora: There is no file or folder"),
-        (["n=a.gguf", "n=b.gguf"], 2, "'n' is there twice"),
-        (["saves"], 3, "whole modules"),
+        ("n={folder}/nowhere.gguf:0.5", "--lora: There is no file or folder"),
+        ("{folder}/saves", "whole modules"),
     ],
 )
 def test_what_is_no_adapter_ends_with_a_sentence(
-    tmp_path: Path, warm_cache: Path, values: list[str], code: int, words: str
+    tmp_path: Path, warm_cache: Path, value: str, words: str
 ) -> None:
     shutil.copytree(ADAPTER, tmp_path / "saves")
     settings = tmp_path / "saves/adapter_config.json"
     whole = '"modules_to_save": ["lm_head"]'
     settings.write_text(settings.read_text().replace('"modules_to_save": null', whole))
-    flags = [
-        flag
-        for value in values
-        for name, _, file in [value.rpartition("=")]
-        for flag in ("--lora", f"{name}={tmp_path / file}" if name == "n" else tmp_path / value)
-    ]
-    ended = run_to_exit("--port", "0", *map(str, flags), cache_dir=warm_cache)
-    assert ended.code == code
+    given = value.format(folder=tmp_path)
+    ended = run_to_exit("--port", "0", "--lora", given, cache_dir=warm_cache)
+    assert ended.code == 3
     assert words in ended.sentence
     assert "Traceback" not in ended.stderr
 
@@ -277,14 +274,17 @@ def test_a_file_that_cannot_be_read_is_told_with_its_flag(
 ) -> None:
     """By the engine and by the doctor, too."""
     (tmp_path / "no-gguf").write_text("no GGUF")
+    child = DEAF if flag == "--lora" else CHILD  # it is native code that reads the vectors
     for name in ("nowhere", "no-gguf"):
         given = (flag, str(tmp_path / name))
         ended = run_to_exit("--port", "0", *given, cache_dir=warm_cache)
         assert ended.code == 3 and f"llorch-cpu: {flag}: " in ended.sentence
         assert name in ended.sentence
-        checks = shown("doctor", warm_cache, *given, code=3)["checks"]
-        (told,) = [check["text"] for check in checks if check["status"] == "failed"]
-        assert told.startswith(f"{flag}: ")
+        setting = {flag.removeprefix("--").replace("-", "_"): given[1]}
+        settings = Settings.load("cpu", {"port": "0", "cache_dir": str(warm_cache), **setting})
+        report = diagnose(settings, child=child)
+        (told,) = [check.text for check in report.checks if check.status == "failed"]
+        assert told.startswith(f"{flag}: ") and report.exit_code == 3
 
 
 def test_a_folder_is_converted_once_and_again_when_its_file_is_damaged(

@@ -52,7 +52,7 @@ def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "code"),
-    [("--model", 3), ("--chat-template", 2), ("--config", 2), ("--models-file", 2), ("--lora", 3)],
+    [("--chat-template", 2), ("--config", 2), ("--models-file", 2), ("--lora", 3)],
 )
 def test_no_setting_waits_for_a_pipe(folder: Path, flag: str, code: int) -> None:
     more = ("--model", "alias") if flag == "--models-file" else ()
