@@ -218,13 +218,11 @@ def test_a_partial_load_is_refused(
     assert any("of weights are on the host" in fault for fault in error.details["faults"])
 
 
-def test_a_kv_cache_on_the_host_is_refused(config: MakeConfig, gpu: int) -> None:
+def test_a_kv_cache_on_the_host_is_refused_and_its_operations_are_named(
+    config: MakeConfig, gpu: int
+) -> None:
     error = refused(config("cuda", cuda_device=gpu), offload_kv=False)
     assert "bytes of kv are on the host (CPU)" in error.message
-
-
-def test_operations_on_the_host_are_refused_by_name(config: MakeConfig, gpu: int) -> None:
-    error = refused(config("cuda", cuda_device=gpu), offload_kv=False)
     [fault] = [each for each in error.details["faults"] if "falls into" in each]
     assert "SET_ROWS" in fault and "run on the host, not on RPC0" in fault
     assert "MUL_MAT" not in fault, "of what is on the device nothing is named"

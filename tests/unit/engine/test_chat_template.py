@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.support.bundled import ASSET
 from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest, ModelError
 from worker.wire.work import ChatPrompt
@@ -24,13 +23,6 @@ def render(source: str, *messages: Mapping[str, Any], **options: Any) -> str:
 USER = {"role": "user", "content": "Hi & <bye>"}
 TOOL = {"type": "function", "function": {"name": "f"}}
 PART = {"type": "text", "text": "b"}
-
-
-def test_the_bundled_model_s_template() -> None:
-    source = json.loads((ASSET / "tokenizer_config.json").read_text())["chat_template"]
-    expected = "<|im_start|>user\nHi & <bye><|im_end|>\n<|im_start|>assistant\n"
-    assert render(source, USER) == expected
-    assert render(source, USER, add_generation_prompt=False) + "<|im_start|>assistant\n" == expected
 
 
 def test_the_environment_is_the_one_templates_are_written_for() -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.support.real_engine import RealEngine
-from worker.errors import InvalidRequest
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 STORY = "Once upon a time, there was a clever fox named Otto. Otto loved to dance. One day, Otto"
@@ -76,32 +75,6 @@ def test_a_long_state_in_memory_is_given_up_for_a_short_computation() -> None:
         engine.turn()
     assert engine.events[begun] and len(engine.ids(stream)) < 50, "nobody waits for the stream"
     engine.run()
-
-
-def test_seeds(engine: RealEngine) -> None:
-    def story(seed: int) -> str:
-        return engine.generate(STORY, max_tokens=40, temperature=1.0, seed=seed)
-
-    assert story(5) == story(5)
-    assert len({story(seed) for seed in range(6)}) > 3
-    # Also beyond the 32 bits of llama.cpp's own seeds.
-    assert story(5) != story(5 + (1 << 32))
-
-
-def test_logit_bias_bans_and_forces(engine: RealEngine) -> None:
-    (paris,) = engine.prompts.tokenize(" P", add_special=False)
-    request_id = engine.submit(CAPITAL, logit_bias=((paris, -100.0),))
-    engine.run()
-    assert paris not in engine.ids(request_id)
-    forced = engine.submit(CAPITAL, logit_bias=((paris, 100.0),), max_tokens=3)
-    engine.run()
-    assert engine.ids(forced) == [paris] * 3
-
-
-def test_a_bias_of_no_token_is_refused_by_name(engine: RealEngine) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        engine.submit(CAPITAL, logit_bias=((999_999, 1.0),))
-    assert caught.value.details["field"] == "logit_bias"
 
 
 def test_logprobs_are_those_of_the_logits(engine: RealEngine) -> None:
