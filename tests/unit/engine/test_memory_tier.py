@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.byte_backend import expected_answer, make_sequence
+from tests.support.byte_backend import expected_answer
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine, random_tokens
 from tests.unit.engine import test_loop
@@ -287,32 +287,3 @@ def test_a_request_does_not_start_before_it_fits() -> None:
     engine.run()
     computed = [(r, at) for b in engine.backend.batches for r, s, n in b for at in range(s, s + n)]
     assert len(computed) == len(set(computed))
-
-
-class Counted(list[int]):
-    """Counts the tokens that are copied out of it."""
-
-    n_copied = 0
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        self.n_copied += len(found) if isinstance(key, slice) else 0
-        return found
-
-
-def test_a_waiting_request_is_not_looked_at_in_every_step() -> None:
-    engine = Engine(n_slots=4, n_cells=150, unified=True)
-    engine.submit(1, long_answer(b"a" * 50, 30), max_tokens=30)
-    engine.submit(2, long_answer(b"b" * 20, 30), max_tokens=30)
-    engine.turn()
-    waiting = make_sequence(3, b"c" * 80, max_tokens=4)
-    waiting.tokens = Counted(waiting.tokens)
-    engine.loop.submit(waiting)
-    for _ in range(2):
-        engine.turn()
-    assert engine.scheduler.waiting
-    waiting.tokens.n_copied = 0
-    for _ in range(8):
-        engine.turn()
-    assert engine.scheduler.waiting and waiting.tokens.n_copied == 0
-    engine.run()
