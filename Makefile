@@ -21,7 +21,7 @@ endif
 .PHONY: gpu-report image-cpu image-cuda image-vulkan image-metal image-test qemu-test lock clean
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## create .venv with our llama.cpp wheel and the worker; seconds when nothing changed
 	@$(PYTHON) -m builds setup --venv $(VENV) --backend $(BACKEND)
@@ -78,7 +78,7 @@ bench: setup ## measure against llama-server and the others (BENCH="--help" for 
 mutants: setup ## change the scheduler and the cache in 700 places, one at a time, and count what the tests notice (MUTANTS="--sample 100", "--of stops parsers wire plan connection")
 	$(PY) -m tools.mutants $(MUTANTS)
 
-clients: setup ## what real clients from PyPI can do with a worker, counted (minutes; CLIENTS="--failures")
+clients: setup ## what real clients from PyPI and npm can do with a worker, counted (minutes; CLIENTS="--failures")
 	$(PY) -m tools.clients $(CLIENTS)
 
 differential: setup ## 1,000 made-up requests to llama-server and to the worker, compared field by field, and read by the SDKs' types (minutes: llama-server is built once)
@@ -153,4 +153,4 @@ lock: ## let the newest versions of all packages in, and pin those with their ha
 	@$(PYTHON) -m builds lock --upgrade
 
 clean: ## remove what was built in the checkout (the wheel cache stays)
-	rm -rf $(VENV) $(VENV)-vulkan $(VENV)-asan $(VENV)-parity $(VENV)-routers $(VENV)-generators dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-vulkan $(VENV)-asan $(VENV)-parity .venv-* dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .page-screenshots

@@ -48,6 +48,23 @@ def test_no_folder_stands_in_for_a_target(tmp_path: Path) -> None:
     assert "is up to date" not in done.stdout, done.stdout
 
 
+def test_clean_leaves_nothing_that_was_built(tmp_path: Path) -> None:
+    sources = [ROOT / "Makefile", *ROOT.glob("tools/**/*.py"), *ROOT.glob("tests/**/conftest.py")]
+    venvs = {
+        name for each in sources for name in re.findall(r"\.venv-\w+", each.read_text("utf-8"))
+    }
+    venvs |= {f".venv-{end}" for end in re.findall(r"\$\(VENV\)-(\w+)", sources[0].read_text())}
+    ignored = re.findall(r"^\.\w[\w-]+(?=/$)", (ROOT / ".gitignore").read_text(), re.MULTILINE)
+    assert len(venvs) > 3 and len(ignored) > 3
+    for name in (".venv", "dist", *venvs, *ignored):
+        (tmp_path / name).mkdir()
+    # An outer make would hand its own VENV down, which must live.
+    environment = {name: text for name, text in os.environ.items() if "MAKE" not in name}
+    command = ["make", "--file", str(ROOT / "Makefile"), "VENV=.venv", "clean"]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_commits_hooks_are_what_lint_runs() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text("utf-8"))
     entries = [hook["entry"] for repo in hooks["repos"] for hook in repo["hooks"]]
