@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from worker.llama.model import Model
-from worker.wire.sampling import Reasoning
+from worker.wire.sampling import ReasoningRules
 
 PROMPT_END_TOKENS = 16
 """Enough for the mark with which a chat template opens reasoning."""
@@ -23,7 +23,7 @@ class ReasoningTrack:
     """Where an answer stands: in a block of reasoning or not, and how much it has reasoned."""
 
     def __init__(
-        self, wish: Reasoning, model: Model, prompt_end: Sequence[int], *, reopens: bool = True
+        self, wish: ReasoningRules, model: Model, prompt_end: Sequence[int], *, reopens: bool = True
     ) -> None:
         """`prompt_end`: the prompt's last tokens. With `reopens`, a mark in the answer begins
         reasoning too; else only the prompt's."""

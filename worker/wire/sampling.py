@@ -82,7 +82,7 @@ class Constraint(Struct, frozen=True):
     """Whether the constraint begins behind reasoning that the prompt has opened."""
 
 
-class Reasoning(Struct, frozen=True):
+class ReasoningRules(Struct, frozen=True):
     """How a model marks its reasoning, and how much of it an answer may have."""
 
     begins: tuple[str, ...]
@@ -138,7 +138,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     is_seeded: bool = False
     """Whether the seed was given, so that it shall bring the same text again."""
     constraint: Constraint | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningRules | None = None
     """`None` if nothing is known of the model's reasoning."""
     logprobs: int | None = None
     """Alternatives per token; 0 has only the drawn token's, `None` no log-probabilities."""

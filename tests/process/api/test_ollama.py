@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
-from worker.api.chat.request import Reasoning, ToolCall
+from worker.api.chat.request import ReasoningOptions, ToolCall
 from worker.api.dialects.ollama.schema import ChatBody
 
 NAME = "tiny-model:latest"
@@ -250,9 +250,9 @@ def test_a_conversation_is_read_whole() -> None:
     assert asked.reasoning == "Hm." and asked.tool_calls == (ToolCall("look", {"where": "up"}),)
     assert (result.role, result.name, result.content) == ("tool", "look", "A star.")
     assert [tool.name for tool in chat.tools] == ["look"]
-    assert chat.reasoning == Reasoning(effort="high", enabled=True)
+    assert chat.reasoning == ReasoningOptions(effort="high", enabled=True)
     silent = ChatBody.model_validate({"model": "m", "messages": FRANCE, "think": False})
-    assert silent.reasoning == Reasoning(enabled=False)
+    assert silent.reasoning == ReasoningOptions(enabled=False)
 
 
 def test_log_probabilities_come_with_their_tokens(worker: WorkerProcess) -> None:

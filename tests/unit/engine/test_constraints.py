@@ -17,7 +17,7 @@ from worker.errors import InvalidRequest
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.model import LoadOptions, Model
 from worker.llama.reasoning import ReasoningTrack
-from worker.wire.sampling import Constraint, Reasoning
+from worker.wire.sampling import Constraint, ReasoningRules
 
 CAPITAL = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
 YES_NO = 'root ::= ("yes" | "no") "!"{2} # twice'
@@ -153,7 +153,7 @@ def test_an_open_reasoning_block_comes_first(engine: RealEngine) -> None:
 
 
 def track(engine: RealEngine, prompt: str) -> ReasoningTrack:
-    wish = Reasoning(("<think>",), "</think>", "</think>")
+    wish = ReasoningRules(("<think>",), "</think>", "</think>")
     return ReasoningTrack(wish, engine.model, engine.tokens_of(prompt), reopens=False)
 
 

@@ -12,18 +12,18 @@ from msgspec.structs import replace
 from tests.support.random_models import KINDS, Kind, random_model
 from tests.support.real_engine import RealEngine
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.delta import Reasoning as Thought
+from worker.api.chat.delta import Reasoning
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.conventions import GENERIC, THINK, THINKING, Conventions, Thinking
 from worker.api.chat.request import Expression
 from worker.engine.lookup import Lookup
 from worker.llama.reasoning import ReasoningTrack
 from worker.wire.messages import Finished, Token
-from worker.wire.sampling import Reasoning
+from worker.wire.sampling import ReasoningRules
 
 PROMPT = "<|im_start|>user\nTell a story.<|im_end|>\n<|im_start|>assistant\n<think>\n"
 CLOSING = "\n</think>"
-WISH = Reasoning(("<think>",), "</think>", CLOSING)
+WISH = ReasoningRules(("<think>",), "</think>", CLOSING)
 
 
 @dataclass
@@ -177,7 +177,7 @@ MISTRAL = next(each for each in THINKING if each.begin == "[THINK]")
 def test_engine_and_parser_agree_where_reasoning_is(
     engine: RealEngine, parts: list[str], thinking: Thinking
 ) -> None:
-    wish = Reasoning((thinking.begin,), thinking.end, thinking.end, anywhere=thinking.anywhere)
+    wish = ReasoningRules((thinking.begin,), thinking.end, thinking.end, anywhere=thinking.anywhere)
     track = ReasoningTrack(wish, engine.model, ())
     text = "".join(parts)
     for part in parts:
@@ -185,5 +185,5 @@ def test_engine_and_parser_agree_where_reasoning_is(
             track.take(token)
     parser = AnswerParser(Conventions(GENERIC, thinking), None)
     deltas = [*parser.feed(text + "Q."), *parser.finish()]
-    is_thought = isinstance(deltas[-1], Thought)
+    is_thought = isinstance(deltas[-1], Reasoning)
     assert track.is_open == is_thought

@@ -19,7 +19,7 @@ from worker.llama.sampler import Sampler
 from worker.observability.metrics import Metrics
 from worker.supervisor.job import Job
 from worker.wire.messages import Accepted, Failed, Finished, Started, Token
-from worker.wire.sampling import Constraint, Reasoning, Sampling
+from worker.wire.sampling import Constraint, ReasoningRules, Sampling
 from worker.wire.work import InferenceRequest
 
 CHAT = "<|im_start|>user\nTell me of {}.<|im_end|>\n<|im_start|>assistant\n"
@@ -172,7 +172,7 @@ def test_a_job_takes_what_its_sampler_learned_to_the_next_engine(
 ) -> None:
     """A deterministic answer is computed again from its beginning, so it takes nothing along;
     unless it was told to end its reasoning, which it would then do too early."""
-    sampling = Sampling(1, mirostat=2, reasoning=Reasoning(("<t>",), "</t>", "</t>"))
+    sampling = Sampling(1, mirostat=2, reasoning=ReasoningRules(("<t>",), "</t>", "</t>"))
     asked = InferenceRequest("j", "a", sampling, max_tokens=8, deterministic=deterministic)
     job = Job(1, asked, Metrics("w"), lambda job, error: None)
     job.accept(Accepted(1, 2, array("i", [7, 8]).tobytes()))

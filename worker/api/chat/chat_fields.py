@@ -19,7 +19,7 @@ from worker.api.chat.fields import (
     refused,
 )
 from worker.api.chat.media import medium_of, named_medium
-from worker.api.chat.request import Chat, Message, OneTool, Part, Reasoning, Tool, ToolCall
+from worker.api.chat.request import Chat, Message, OneTool, Part, ReasoningOptions, Tool, ToolCall
 from worker.api.http.body import Flag, JsonObject, OpenBody
 from worker.api.http.faults import fault, invalid, refusal
 
@@ -197,7 +197,7 @@ class ChatFields(OpenBody):
         tool_choice: Literal["auto", "none", "required"] | OneTool = "auto",
         parallel_tool_calls: bool | None = None,
         template_variables: Mapping[str, Any] | None = None,
-        reasoning: Reasoning | None = None,
+        reasoning: ReasoningOptions | None = None,
     ) -> Chat:
         """The chat, whose `chat_template_kwargs` count before `template_variables`.
 
@@ -222,7 +222,7 @@ class ChatFields(OpenBody):
             parallel_tool_calls=parallel_tool_calls,
             opens_answer=self.add_generation_prompt is not False and not continues,
             continues=continues,
-            reasoning=reasoning or Reasoning(),
+            reasoning=reasoning or ReasoningOptions(),
             template_variables={**(template_variables or {}), **(self.chat_template_kwargs or {})},
         )
 
@@ -245,9 +245,9 @@ class ReasoningChatFields(ChatFields, BudgetFields):
         message: str | None = None,
         splits: bool | None = None,
     ) -> Chat:
-        """As `chat`; `message` and `splits` are those of `Reasoning`."""
+        """As `chat`; `message` and `splits` are those of `ReasoningOptions`."""
         variables = {} if self.verbosity is None else {"verbosity": self.verbosity}
-        reasoning = Reasoning(
+        reasoning = ReasoningOptions(
             budget=self.reasoning_budget,
             message=message,
             effort=self.reasoning_effort,

@@ -30,7 +30,7 @@ from worker.api.chat.request import (
     Generate,
     Grammar,
     JsonSchema,
-    Reasoning,
+    ReasoningOptions,
 )
 from worker.api.chat.sampling import SamplingFields, TokenId
 from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
@@ -342,7 +342,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             lines=LineLimits(max(self.n_indent, 0), max(self.t_max_predict_ms, 0)),
             reasoning=UNASKED
             if isinstance(input, Chat)
-            else Reasoning(self.reasoning_budget, self.reasoning_budget_message),
+            else ReasoningOptions(self.reasoning_budget, self.reasoning_budget_message),
             n=self.n,
             prompt_logprobs=prompt_logprobs,
             echo=echo,

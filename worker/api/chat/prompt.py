@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from worker.api.chat.request import Chat, Message, Part, Reasoning, Tool, ToolCall
+from worker.api.chat.request import Chat, Message, Part, ReasoningOptions, Tool, ToolCall
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import ChatPrompt
@@ -126,7 +126,9 @@ def template_variables(chat: Chat, state: AppState) -> dict[str, Any]:
     return {**found, **chat.template_variables}
 
 
-def budget_of(asked: Reasoning, variables: Mapping[str, Any] | None, state: AppState) -> int | None:
+def budget_of(
+    asked: ReasoningOptions, variables: Mapping[str, Any] | None, state: AppState
+) -> int | None:
     """Tokens of reasoning at most: the request's own number, or its effort's, or the worker's;
     `None` is any number.
 

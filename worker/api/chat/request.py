@@ -117,7 +117,7 @@ class OneTool:
 
 
 @dataclass(frozen=True, slots=True)
-class Reasoning:
+class ReasoningOptions:
     """What is asked of the model's reasoning; `None` leaves it to the worker's settings."""
 
     budget: int | None = None
@@ -131,7 +131,7 @@ class Reasoning:
     """Whether it comes apart from the answer's text."""
 
 
-UNASKED = Reasoning()
+UNASKED = ReasoningOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ class Chat:
     """Whether the template begins the answer's message (`add_generation_prompt`)."""
     continues: bool = False
     """Whether the answer goes on where the last message ends."""
-    reasoning: Reasoning = UNASKED
+    reasoning: ReasoningOptions = UNASKED
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Those that the request names itself."""
     path: str = "messages"
@@ -170,7 +170,7 @@ class Generate:
     """Of the answer's text; a forced call has a form of its own, which counts instead."""
     stop: tuple[str, ...] = ()
     lines: LineLimits = LineLimits()
-    reasoning: Reasoning = UNASKED
+    reasoning: ReasoningOptions = UNASKED
     """Of raw prompts; a chat has its own."""
     n: int = 1
     prompt_logprobs: int | None = None

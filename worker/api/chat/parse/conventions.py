@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 from worker.api.chat.parse.source import Header
 from worker.api.chat.parse.tagged_calls import Tags
-from worker.wire.sampling import Reasoning
+from worker.wire.sampling import ReasoningRules
 
 _TOKEN: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
@@ -407,10 +407,10 @@ class Conventions:
     thinking: Thinking
 
     @cached_property
-    def reasoning(self) -> Reasoning:
+    def reasoning(self) -> ReasoningRules:
         """The same for the engine, without a budget."""
         thinking = self.thinking
-        return Reasoning(
+        return ReasoningRules(
             begins=tuple(mark for mark in (thinking.begin, thinking.also) if mark),
             end=thinking.end,
             closing=thinking.pads[1] + thinking.end,

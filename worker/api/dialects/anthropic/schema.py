@@ -20,7 +20,7 @@ from worker.api.chat.request import (
     Message,
     OneTool,
     Part,
-    Reasoning,
+    ReasoningOptions,
     Tool,
     ToolCall,
 )
@@ -138,11 +138,13 @@ class PromptBody(OpenBody):
         return None
 
     @property
-    def reasoning(self) -> Reasoning:
+    def reasoning(self) -> ReasoningOptions:
         effort, asked = self.output_config.effort, self.thinking
         if asked is None:
-            return Reasoning(effort=effort)
-        return Reasoning(asked.budget_tokens, effort=effort, enabled=asked.type != "disabled")
+            return ReasoningOptions(effort=effort)
+        return ReasoningOptions(
+            asked.budget_tokens, effort=effort, enabled=asked.type != "disabled"
+        )
 
 
 class MessagesBody(PromptBody, SamplingFields, OwnFields):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, create_model
 
 from worker.api.chat.fields import MAX_ADAPTERS, AdapterId, AdapterScale
-from worker.api.chat.request import Generate, Reasoning
+from worker.api.chat.request import Generate, ReasoningOptions
 from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED, number_fields
 from worker.api.http.body import Body, Flag, Integer
 from worker.api.http.state import AppState
@@ -135,7 +135,7 @@ def read_inference(body: InferenceBody, state: AppState) -> Generate:
         ),
         max_tokens=body.max_tokens,
         stop=body.stop,
-        reasoning=Reasoning(budget=body.reasoning_budget),
+        reasoning=ReasoningOptions(budget=body.reasoning_budget),
         adapters=None if body.lora is None else tuple((a.id, a.scale) for a in body.lora),
         salt=body.cache_salt,
         deterministic=body.deterministic,

@@ -28,7 +28,7 @@ from worker.api.chat.fields import (
     refused,
 )
 from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
-from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, Reasoning
+from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, ReasoningOptions
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
 from worker.api.dialects.ollama.naming import now, served, tagged
 from worker.api.http.body import Flag, Integer, JsonObject
@@ -108,11 +108,11 @@ class GenerationBody(OwnFields):
     template: Annotated[str, refused("leave it out")] = Field("", description="not honoured")
 
     @property
-    def reasoning(self) -> Reasoning:
+    def reasoning(self) -> ReasoningOptions:
         if self.think is None:
-            return Reasoning()
+            return ReasoningOptions()
         level = self.think if isinstance(self.think, str) else None
-        return Reasoning(effort=level, enabled=self.think is not False)
+        return ReasoningOptions(effort=level, enabled=self.think is not False)
 
     def generate(self, input: Chat | tuple[Prompt, ...], state: AppState) -> Generate:
         options, limit = self.options, self.options.num_predict

@@ -36,7 +36,7 @@ from worker.api.chat.request import (
     JsonSchema,
     Message,
     OneTool,
-    Reasoning,
+    ReasoningOptions,
     Tool,
     ToolCall,
 )
@@ -208,7 +208,7 @@ def chat_of(body: ResponsesBody) -> Chat:
         ),
         tool_choice=OneTool(one, "tool_choice.name") if one else word,
         parallel_tool_calls=body.parallel_tool_calls,
-        reasoning=Reasoning(effort=body.reasoning.effort),
+        reasoning=ReasoningOptions(effort=body.reasoning.effort),
         template_variables={} if verbosity is None else {"verbosity": verbosity},
         path="input",
     )
