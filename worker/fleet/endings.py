@@ -6,12 +6,16 @@ itself would have used. Nothing here does I/O.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from worker.api.http.body import BOM, parse_json
 from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.operation import SSE, StreamForm
-from worker.errors import InvalidRequest, WorkerError
+from worker.errors import InvalidRequest, WorkerError, error_of
+
+_NO_DETAILS = frozenset(("message", "code", "type", "param", "retriable", "correlation_id"))
+"""Fields of an error that every error has."""
 
 
 class Tail:
@@ -55,13 +59,16 @@ class Tail:
 
 
 def error_of_response(status: int, body: bytes) -> WorkerError:
-    """The error in a worker's answer, whichever dialect the answer is in."""
+    """The error in a worker's answer: by its code, where the answer's dialect tells one."""
     answer = json_object(body)
     inner = answer.get("error")
-    message = (inner if isinstance(inner, dict) else answer).get("message")
+    told = inner if isinstance(inner, dict) else answer
+    message = str(told.get("message") or f"the worker answered {status}")
+    details = {name: value for name, value in told.items() if name not in _NO_DETAILS}
+    with contextlib.suppress(ValueError):
+        return error_of(str(told.get("code")).upper(), message, details)
     kinds = [kind for kind in WorkerError.__subclasses__() if kind.status == status != 500]
-    kind = kinds[0] if kinds else WorkerError
-    return kind(message or f"the worker answered {status}")
+    return (kinds[0] if kinds else WorkerError)(message)
 
 
 def json_object(text: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -9,9 +10,16 @@ import pytest
 from tests.unit.fleet.scripted import Conversation, call, fleet_of
 from worker.api.app import DIALECTS
 from worker.api.http.encoding import KEEPALIVE
-from worker.api.http.operation import NDJSON
+from worker.api.http.operation import NDJSON, SSE
 from worker.api.http.routes import Routes
-from worker.errors import EngineCrashed
+from worker.errors import (
+    ContextLengthExceeded,
+    EngineCrashed,
+    InvalidRequest,
+    ShuttingDown,
+    WorkerError,
+)
+from worker.fleet import relay
 from worker.fleet.endings import Tail
 
 pytestmark = pytest.mark.anyio
@@ -88,6 +96,33 @@ async def test_responses_fail_with_the_response_that_was_begun(sent: bytes) -> N
     assert isinstance(response, dict)
     assert (response["id"], response["status"]) == ("resp-1", "failed")
     assert response["error"]["code"] == "engine_crashed"
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/execute", EngineCrashed("The engine died.")),
+        ("/execute", ShuttingDown("The worker drains.")),
+        ("/v1/chat/completions", EngineCrashed("The engine died.")),
+        ("/v1/chat/completions", ContextLengthExceeded("x", prompt_tokens=9, context_length=8)),
+        ("/v1/messages", InvalidRequest("x is no field")),
+    ],
+)
+async def test_an_error_after_a_comment_is_the_workers(
+    path: str, error: WorkerError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status has passed by then; its code and message have not."""
+    monkeypatch.setattr(relay, "KEEPALIVE_SECONDS", 0.05)
+    monkeypatch.setattr(relay, "REPLACEMENT_SECONDS", 0.2)
+    dialect = ROUTES.at(path).dialect
+
+    async def fails_late(conversation: Conversation) -> None:
+        await asyncio.sleep(0.3)
+        await conversation.json(error.status, dialect.errors.body(error, "id"))
+
+    async with fleet_of(fails_late) as (gateway, _, _):
+        got = await call(gateway, path, STREAMED)
+    assert got.body.replace(KEEPALIVE, b"") == dialect.streams[SSE].failure(error, b"", b"")
 
 
 def test_lines_of_json() -> None:
