@@ -288,8 +288,10 @@ def _model_info(
     context_length: int,
 ) -> ModelInfo:
     metadata = header.summary()
-    if template is not None:  # the operator's may stand in for the file's
+    if template is not None:  # the operator's may stand in for all of the file's
         metadata["tokenizer.chat_template"] = template.source
+        if template.tool_use is None:
+            metadata.pop("tokenizer.chat_template.tool_use", None)
     return ModelInfo(
         name=header.name or config.model_ref,
         architecture=header.architecture,

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.conftest import StartWorker
-from tests.support.bundled import ASSET, bundled_with_template
+from tests.support.bundled import ASSET, bundled_with, bundled_with_template
 from tests.support.worker import WorkerProcess
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
@@ -49,6 +51,24 @@ def test_a_template_s_own_bos_is_the_only_one_and_its_failures_are_told(
     assert "roles must alternate" in str(greedy(odd, "refuse")["error"])
     assert "did not end" in str(greedy(odd, "never end")["error"])
     assert odd.is_ready() and not odd.logs("engine.crashed")
+
+
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_the_templates_that_are_told_are_those_that_are_served(
+    is_replaced: bool, start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """An operator's template stands in for the second one, too."""
+    second = OWN + "{# for chats with tools #}"
+    changes = {"tokenizer.chat_template.tool_use": second}
+    model, file = bundled_with(tmp_path / "two.gguf", changes), tmp_path / "own.jinja"
+    file.write_text("{{ messages[0].content }}")
+    flags = ("--chat-template", str(file)) if is_replaced else ()
+    worker = start_worker("--model", str(model), *flags)
+    props = worker.get("/props").json()
+    assert props["chat_template"] == (file.read_text() if is_replaced else OWN)
+    assert props.get("chat_template_tool_use") == (None if is_replaced else second)
+    told = worker.get("/info").json()["model"]["metadata"]
+    assert ("tokenizer.chat_template.tool_use" in told) is not is_replaced
 
 
 def test_a_prompt_is_shown_as_a_chat_of_the_same_fields_has_it(

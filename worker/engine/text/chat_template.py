@@ -49,7 +49,7 @@ class ChatTemplate:
     ) -> None:
         """`tool_use` is the model's second template, for chats with tools."""
         self._words = check_template(source)
-        self.source = source
+        self.source, self.tool_use = source, tool_use
         self._special_tokens = dict(special_tokens)
         self._probing_seconds = 0.0
         self._forms: tuple[Form, ...] = conversation.forms_of(self._probed)

@@ -107,6 +107,8 @@ async def props(request: Request, state: AppState) -> object:
     params = settings_of(silent.sampling(state), silent, -1, (), adapters)
     # This number stands for a seed that is drawn for each request; what follows it is ignored.
     params |= {"seed": 2**32 - 1, "n_keep": 0, "n_discard": 0, "backend_sampling": False}
+    metadata = state.served.metadata
+    for_tools = metadata.get("tokenizer.chat_template.tool_use")
     return {
         "default_generation_settings": {
             "n_ctx": status.context_length,
@@ -116,7 +118,8 @@ async def props(request: Request, state: AppState) -> object:
         "model_alias": state.model_name,
         "model_ftype": info.model.quant_kind,
         "model_path": state.model_file,  # A folder of this machine is not for clients.
-        "chat_template": state.served.metadata.get("tokenizer.chat_template", ""),
+        "chat_template": metadata.get("tokenizer.chat_template", ""),
+        **({} if for_tools is None else {"chat_template_tool_use": for_tools}),
         "media_marker": MEDIA_MARKER,
         "modalities": {**state.served.modalities, "video": False},
         "bos_token": info.model.bos_token,
