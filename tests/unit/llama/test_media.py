@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -10,16 +11,18 @@ from typing import cast
 import numpy as np
 import psutil
 import pytest
+import soundfile
 
 from tests.support.random_models import random_model
 from tests.support.random_projectors import AROUND_TILES, ProjectorKind, random_projector
 from worker.devices.plan.projector import device_bytes
-from worker.engine.media.decoding import Decoder, Picture
+from worker.engine.media import sound as sounds
+from worker.engine.media.decoding import Decoder, Picture, Sound
 from worker.engine.media.reader import MOST_WAITING_TOKENS, MediaReader
 from worker.engine.media.span import PromptTokens
 from worker.engine.media.start import line_break_of
 from worker.errors import QueueFull
-from worker.llama.media import MediaChunk, Projector, mend_breaks
+from worker.llama.media import MediaChunk, Projector, _bindings, mend_breaks
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import read_header
 from worker.wire.work import Medium
@@ -147,6 +150,30 @@ def test_a_pictures_tokens_are_bounded_by_kind_file_and_context() -> None:
         if isinstance(piece, MediaChunk)
     ]
     assert chunk.n_tokens <= 64 + 8  # a row at each line's end beside the picture's own
+    projector.close()
+    model.close()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_an_mp3_ends_where_its_tag_says(share: float) -> None:
+    """As libmtmd's own decoder has it; the tag may tell less than there is."""
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 4 * 44_100)
+    soundfile.write(file := io.BytesIO(), noise, 44_100, format="MP3", bitrate_mode="VARIABLE")
+    encoded = bytearray(file.getvalue())
+    at = encoded.index(b"Xing") + 8
+    n_frames = int.from_bytes(encoded[at : at + 4], "big")
+    encoded[at : at + 4] = round(share * n_frames).to_bytes(4, "big")
+    heard = sounds.decode(bytes(encoded), 16_000, 60.0)
+    assert isinstance(heard, Sound)
+
+    model = Model(str(random_model("dense")), LoadOptions(mmap=False))
+    projector = Projector(model, str(random_projector("qwen2a")), None, 1)
+    data = (ctypes.c_uint8 * len(encoded)).from_buffer_copy(encoded)
+    mtmd = _bindings()
+    bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(projector.pointer, data, len(data), False)
+    theirs = getattr(bitmap, "bitmap", bitmap)
+    assert len(heard.samples) == mtmd.mtmd_bitmap_get_n_bytes(theirs)
+    mtmd.mtmd_bitmap_free(theirs)
     projector.close()
     model.close()
 
