@@ -199,7 +199,8 @@ class Intake:
                 "not with a unified KV cache, where other requests' cells change the order of the "
                 "sums; start the worker with --no-kv-unified",
             )
-        prompt = self._prompts.read(request.prompt, partial(self._check_wanted, request_id))
+        check_wanted = partial(self._check_wanted, request_id)
+        prompt = self._prompts.read(request.prompt, check_wanted, request.cache_salt)
         tokens = prompt.ids
         if prompt.spans and request.prompt_logprobs is not None:
             why = "pictures and sounds have no tokens, and so no log-probabilities"

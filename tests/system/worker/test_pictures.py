@@ -355,7 +355,8 @@ def test_a_cancelled_questions_pictures_are_not_decoded(seeing: WorkerProcess) -
     """Each of them takes a second, and the next one's wait."""
     image = io.BytesIO()
     Image.new("RGB", (5000, 5000)).save(image, "PNG")
-    content = question(image.getvalue())["messages"][0]["content"][1:2] * 15
+    pictures = [image.getvalue() + bytes([number]) for number in range(15)]  # none is another
+    content = [question(each)["messages"][0]["content"][1] for each in pictures]
     for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens"):
         body = {"model": "x", "messages": [{"role": "user", "content": content}]}
         with seeing.client(timeout=1.0) as client, pytest.raises(httpx.ReadTimeout):

@@ -72,6 +72,44 @@ def test_a_medium_of_many_parts_is_named_once() -> None:
     assert time.thread_time() - named < 5 * (named - began)
 
 
+def test_a_medium_that_a_request_holds_is_not_decoded_again() -> None:
+    """As the choices of a prompt do; under another salt it is, as what is kept would tell."""
+    decoded: list[bytes] = []
+
+    class Ear:
+        sample_rate = 16_000
+
+        def sound(self, samples: Any) -> list[Any]:
+            return [(1, 2), MediaChunk(3, False, 3, None), (4,), MediaChunk(2, False, 2, None)]
+
+    class Heard:
+        def decode(self, medium: Medium, sample_rate: int, most_seconds: float) -> Sound:
+            decoded.append(medium.data)
+            return Sound(b"")
+
+    reader = MediaReader(cast(Any, Ear()), cast(Any, Heard()), 8, 100)
+
+    def read(data: bytes = b"a", salt: str | None = None, counted: bool = False) -> PromptTokens:
+        prompt = PromptTokens(counted, cache_salt=salt)
+        reader.read(Medium("audio", data, "x"), prompt, 100)
+        return prompt
+
+    first, second = read(), read()
+    assert decoded == [b"a"] and first.ids == second.ids
+    assert [s.chunk for s in first.spans] == [s.chunk for s in second.spans]
+    assert read(counted=True).ids == first.ids and decoded == [b"a"]
+    read(b"b")
+    read(salt="other")
+    assert decoded == [b"a", b"b", b"a"]
+    del first
+    read()
+    assert len(decoded) == 3, "the second holds it"
+    del second
+    read(counted=True)
+    read()
+    assert len(decoded) == 5
+
+
 def test_other_work_gets_as_much_time_as_encoding_took() -> None:
     pace = Pace(0.25, 256)
     pace.encoded(1.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
-from weakref import WeakSet
+from typing import Literal
+from weakref import ReferenceType, ref
 
 import numpy as np
 
@@ -23,6 +24,9 @@ _PERIOD = 30.0
 _LEAST_SHARE = 0.9
 """Of a sound's length times the projector's rate, to which kinds round in steps of up to 3 s."""
 
+_Key = tuple[str | None, Literal["image", "audio"], bytes]
+"""A request's cache salt, and what a medium is read as; the medium's name."""
+
 
 class DoesNotFit(Exception):
     def __init__(self, n_tokens: int) -> None:
@@ -39,11 +43,12 @@ class MediaReader:
         self._projector, self._decoder = projector, decoder
         self._micro_batch = micro_batch
         self._most_tokens = n_cells + MOST_WAITING_TOKENS
-        self._decoded: WeakSet[MediaChunk] = WeakSet()
-        """What requests hold. They come from one thread, so nothing is added in an iteration."""
+        self._decoded: dict[_Key, list[tuple[int, ...] | ReferenceType[MediaChunk]]] = {}
+        """The pieces of each medium that requests hold, or held."""
 
     def read(self, medium: Medium, prompt: PromptTokens, room: int) -> None:
-        """Append a medium of at most `room` tokens to a prompt.
+        """Append a medium of at most `room` tokens to a prompt. One that another request holds, as
+        the choices of a prompt do, is not decoded again. All calls come from one thread.
 
         Raises:
             InvalidRequest: it cannot be decoded, or the model cannot take it; names its field.
@@ -52,16 +57,22 @@ class MediaReader:
             Cancelled: nobody waits for the prompt.
         """
         prompt.check_wanted()
-        waiting = sum([each.n_tokens for each in self._decoded])
-        if waiting >= self._most_tokens and not prompt.is_counted:
+        held, name = self._held(), name_of(medium.data)
+        key = (prompt.cache_salt, medium.kind, name)
+        waiting = sum(
+            [_length(p) for pieces in held.values() for p in pieces if isinstance(p, MediaChunk)]
+        )
+        if waiting >= self._most_tokens and not prompt.is_counted and key not in held:
             message = f"The queue is full: pictures and sounds of {waiting} tokens are decoded."
             raise QueueFull(message, retry_after_seconds=1)
         if room <= 0:
             raise DoesNotFit(1)
-        pieces = self._pieces(medium, prompt, room)
+        pieces = held.get(key) or self._pieces(medium, prompt, room)
         if (n_tokens := sum(map(_length, pieces))) > room:
             raise DoesNotFit(n_tokens)
-        part, name = 0, name_of(medium.data)
+        if not prompt.is_counted:
+            self._decoded[key] = [p if isinstance(p, tuple) else ref(p) for p in pieces]
+        part = 0
         for piece in pieces:
             if isinstance(piece, tuple):
                 prompt.ids += piece
@@ -72,12 +83,22 @@ class MediaReader:
                     f"it has {piece.n_tokens} tokens that are computed at once, and --micro-batch "
                     f"is {self._micro_batch}",
                 )
-            key = key_of(name, part)
+            part_key = key_of(name, part)
             if not prompt.is_counted:
-                self._decoded.add(piece)
-                prompt.spans.append(Span(len(prompt.ids), piece, key))
-            prompt.ids += ids_of(key, piece)
+                prompt.spans.append(Span(len(prompt.ids), piece, part_key))
+            prompt.ids += ids_of(part_key, piece)
             part += 1
+
+    def _held(self) -> dict[_Key, list[Piece]]:
+        """The media of which requests hold all parts; the others are forgotten."""
+        held: dict[_Key, list[Piece]] = {}
+        for key, kept in self._decoded.items():
+            pieces = [each if isinstance(each, tuple) else each() for each in kept]
+            whole = [each for each in pieces if each is not None]
+            if len(whole) == len(kept) and any([isinstance(each, MediaChunk) for each in whole]):
+                held[key] = whole
+        self._decoded = {key: self._decoded[key] for key in held}
+        return held
 
     def _pieces(self, medium: Medium, prompt: PromptTokens, room: int) -> list[Piece]:
         projector = self._projector

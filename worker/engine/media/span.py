@@ -52,6 +52,8 @@ class PromptTokens:
     """Whether only its length is wanted: then it holds no media."""
     check_wanted: Callable[[], None] = always_wanted
     """Raises an error when nobody waits for it any more."""
+    cache_salt: str | None = None
+    """Media that requests of this salt hold are not decoded again."""
     ids: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 

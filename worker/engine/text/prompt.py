@@ -63,18 +63,22 @@ class PromptBuilder:
         return self.read(prompt).ids
 
     def read(
-        self, prompt: Prompt, check_wanted: Callable[[], None] = always_wanted
+        self,
+        prompt: Prompt,
+        check_wanted: Callable[[], None] = always_wanted,
+        cache_salt: str | None = None,
     ) -> PromptTokens:
         """Token ids of a prompt, with exactly one BOS if the model wants one.
 
-        Before each medium `check_wanted` may raise an error, which ends it.
+        Before each medium `check_wanted` may raise an error, which ends it. Media that requests of
+        the same `cache_salt` hold are not decoded again.
 
         Raises:
             InvalidRequest: the prompt is empty, has an invalid token id, is a chat that the
                 template refuses, or has a medium that cannot be read.
             ContextLengthExceeded: it has more tokens than a sequence can hold.
         """
-        tokens = self._read_all(prompt, PromptTokens(check_wanted=check_wanted))
+        tokens = self._read_all(prompt, PromptTokens(False, check_wanted, cache_salt))
         if not tokens.ids and self._embeds:
             tokens.ids = [self._vocabulary.bos or 0]  # an empty text keeps its place among others
         field = self._field_of(prompt)
