@@ -55,6 +55,25 @@ def test_a_checkpoint_that_was_broken_off_is_fetched_to_its_end(hub: Hub, tmp_pa
         assert (again.path / name).read_bytes() == files[name], name
 
 
+def test_a_checkpoint_in_the_users_cache_is_not_fetched_again(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If it is whole, which only the hub's list tells."""
+    files = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
+    hub.repos["o/r"] = Repo(files | {"chat_template.jinja": b"{{ messages }}"})
+    theirs, _ = fetch("hf:o/r", tmp_path / "users")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "users/hub"))
+    hub.requests.clear()
+    for ref in ("hf:o/r", f"hf:o/r@{COMMIT}"):
+        found, _ = fetch(ref, tmp_path / "cache")
+        assert found.path == theirs.path and not hub.bodies()
+    (theirs.path / "chat_template.jinja").unlink()
+    for cache in ("cache", "another"):
+        own, _ = fetch(f"hf:o/r@{COMMIT}", tmp_path / cache)
+        assert own.path.is_relative_to(tmp_path / cache)
+        assert (own.path / "chat_template.jinja").exists()
+
+
 def test_a_branch_in_the_users_cache_damages_no_listing(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

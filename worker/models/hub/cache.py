@@ -92,13 +92,17 @@ class RepoCache:
     def snapshot(self, commit: str) -> Path:
         return self.root / "snapshots" / commit
 
+    def _hub_dirs(self) -> tuple[Path, Path]:
+        """The worker's own, and the user's."""
+        return self.hub_dir, Path(constants.HF_HUB_CACHE)
+
     def find_all(self, commit: str, names: Sequence[str], pin: str | None) -> list[Path] | None:
         """A model's files, intact and from one cache, or `None`; `pin` is the SHA-256 of the only
         file.
 
         The worker's own cache comes first, then the user's cache of the hub.
         """
-        for hub_dir in (self.hub_dir, Path(constants.HF_HUB_CACHE)):
+        for hub_dir in self._hub_dirs():
             found = [self.find(commit, name, pin, hub_dir) for name in names]
             if None not in found:
                 return [path for path in found if path is not None]
@@ -114,17 +118,18 @@ class RepoCache:
         return path if path and self.is_intact(path, pin) else None
 
     def find_checkpoint(self, commit: str) -> Path | None:
-        """A SafeTensors snapshot with all files that the hub has of it, or `None`."""
-        folder = self.snapshot(commit)
-        try:
-            check_checkpoint(folder)
-            names = checkpoint_names(self.files_of(commit) or {}, folder / INDEX)
-            if not all((folder / name).exists() for name in names):
-                return None
-            whole = all(self.is_intact(path) for path in checkpoint_files(folder))
-        except ModelError:
-            return None
-        return folder if whole else None
+        """A SafeTensors snapshot of one cache with all files that the hub has of it, or `None`."""
+        listed = self.files_of(commit)
+        # What others have fetched may be a part: without a list, nobody knows.
+        for hub_dir in self._hub_dirs() if listed is not None else (self.hub_dir,):
+            folder = hub_dir / self.folder / "snapshots" / commit
+            with contextlib.suppress(ModelError):
+                check_checkpoint(folder)
+                names = checkpoint_names(listed or {}, folder / INDEX)
+                are_here = all((folder / name).exists() for name in names)
+                if are_here and all(map(self.is_intact, checkpoint_files(folder))):
+                    return folder
+        return None
 
     def is_intact(self, path: Path, pin: str | None = None) -> bool:
         """Whether a cached file has the content that its blob's name and `pin` demand.
