@@ -18,7 +18,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -32,10 +31,7 @@ from worker.cli import stop_signals, stop_writing
 from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError, system_words
 from worker.installation import own_version
-from worker.models.adapter import resolve_adapters
-from worker.models.draft import resolve_draft
-from worker.models.gguf.header import packed
-from worker.models.projector import resolve_projector
+from worker.models.load import load_command
 from worker.models.resolve import BUNDLED, resolve_for
 from worker.models.stored import hold
 from worker.observability.logs import get_logger, is_for_people
@@ -48,7 +44,7 @@ from worker.sockets import is_loopback, is_wildcard, listen_at, listen_on, uri_o
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
-from worker.wire.messages import LoadModel, Progress
+from worker.wire.messages import Progress
 
 EXIT_MARGIN_SECONDS = 4.5
 """Time for the exit after the drain timeout; then the process is ended by force."""
@@ -191,28 +187,9 @@ class Lifecycle:
 
         resolved = await resolve_for(settings, settings.model, on_progress, self._room)
         self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
-        adapters = await resolve_adapters(
-            settings.adapters, resolved.gguf_path, settings.cache_path, on_progress
-        )
-        draft = await resolve_draft(settings, resolved.gguf_path, on_progress)
-        projector = await resolve_projector(settings.mmproj, resolved)
-        beside = (*adapters, draft, projector)
-        companions = [Path(each.path) for each in beside if each is not None]
+        command = await load_command(settings, resolved, on_progress)
         # Until this process ends: a later engine loads them again.
-        self._held = [hold(path) for path in (resolved.gguf_path, *companions)]
-        command = LoadModel(
-            engine=settings.engine,
-            model_path=str(resolved.gguf_path),
-            model_ref=resolved.model_ref,
-            header=packed(resolved.header) if resolved.header is not None else None,
-            worker_id=settings.worker_id,
-            log_level=settings.log_level,
-            log_format=settings.log_format,
-            adapters=adapters,
-            draft=draft,
-            projector=projector,
-            driver_cache=str(settings.cache_path / "drivers"),
-        )
+        self._held = [hold(path) for path in command.paths]
         starting = self._supervisor.start(command)
         info, _ = await asyncio.gather(starting, build_schemas(self._state))
         self._log.info(

@@ -30,9 +30,10 @@ from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
-from worker.models.resolve import BUNDLED, ResolvedModel, look_up, resolve_for
+from worker.models.resolve import ResolvedModel, look_up, resolve_for
 from worker.settings import Settings
 from worker.sockets import check_at, listen_on
+from worker.wire.messages import LoadModel
 
 _GIB = 1 << 30
 _LEAST_CACHE_BYTES = 64 << 20
@@ -230,16 +231,18 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
     trial = None
     with contextlib.suppress(WorkerError):  # the check of the model or the cache has told why
         trial = str(asyncio.run(resolve_for(settings, None)).gguf_path)
-    return Questions(
-        settings.engine,
-        trial,
-        str(resolved.gguf_path) if resolved is not None else None,
-        settings.model or BUNDLED,
-        tuple(adapter.path for adapter in adapters),
-        draft.path if draft is not None else None,
-        projector.path if projector is not None else None,
-        driver_cache=str(settings.cache_path / "drivers"),
-    )
+    load = None
+    if resolved is not None:
+        load = LoadModel(
+            settings.engine,
+            str(resolved.gguf_path),
+            resolved.model_ref,
+            settings.worker_id,
+            adapters=adapters,
+            draft=draft,
+            projector=projector,
+        )
+    return Questions(settings.engine, trial, load, str(settings.cache_path / "drivers"))
 
 
 def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> ResolvedModel | None:

@@ -13,10 +13,8 @@ from worker.devices import preflight
 from worker.devices.plan.plan import Plan
 from worker.engine.text.renderer import check_template, served_templates
 from worker.errors import InsufficientVram, ModelError
-from worker.models.adapter import resolve_adapters
-from worker.models.draft import resolve_draft
 from worker.models.gguf.header import read_header
-from worker.models.projector import resolve_projector
+from worker.models.load import load_command
 from worker.models.resolve import ResolvedModel, resolve_for
 from worker.settings import Settings
 
@@ -35,26 +33,14 @@ def run(settings: Settings, *, as_json: bool) -> int:
     room = partial(preflight.room_bytes, settings.engine)
     resolved = asyncio.run(resolve_for(settings, settings.model, room=room))
     check_template_of(resolved, settings)
-    path = str(resolved.gguf_path)
-    adapters = asyncio.run(
-        resolve_adapters(settings.adapters, resolved.gguf_path, settings.cache_path)
-    )
-    draft = asyncio.run(resolve_draft(settings, resolved.gguf_path))
-    projector = asyncio.run(resolve_projector(settings.mmproj, resolved))
-    questions = preflight.Questions(
-        settings.engine,
-        plan_path=path,
-        model_ref=resolved.model_ref,
-        adapter_paths=tuple(adapter.path for adapter in adapters),
-        draft_path=draft.path if draft else None,
-        projector_path=projector.path if projector else None,
-    )
+    load = asyncio.run(load_command(settings, resolved))
+    questions = preflight.Questions(settings.engine, load=load)
     findings = preflight.ask(questions, timeout_seconds=_PLAN_SECONDS)
     error = findings.error
     if isinstance(error, InsufficientVram):
         _print(Plan.from_dict(error.details), as_json)
     elif error is not None and findings.step == "plan" and "signal" in error.details:
-        raise ModelError(error.message, path=path)
+        raise ModelError(error.message, path=load.model_path)
     if error is not None:
         raise error
     assert findings.plan is not None, "a plan or an error"

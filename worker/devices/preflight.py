@@ -22,6 +22,7 @@ from worker.errors import BackendMismatch, WorkerError
 from worker.wire.codec import check_sendable, from_data
 from worker.wire.engine_info import Wall
 from worker.wire.engine_settings import EngineSettings
+from worker.wire.messages import LoadModel
 
 CHILD: Sequence[str] = (sys.executable, "-m", "worker.devices.preflight_child")
 SECONDS = 60.0
@@ -40,22 +41,14 @@ class Questions(msgspec.Struct, frozen=True):
     settings: EngineSettings
     trial_path: str | None = None
     """A small model to load, prove and run on the device."""
-    plan_path: str | None = None
-    """The model to plan."""
-    model_ref: str = ""
-    """The plan's name for the model."""
-    adapter_paths: tuple[str, ...] = ()
-    """The adapters that are served with it."""
-    draft_path: str | None = None
-    """The model that guesses for it."""
-    projector_path: str | None = None
-    """What turns pictures and sounds into its embeddings."""
+    load: LoadModel | None = None
+    """The start to plan."""
     driver_cache: str | None = None
     """A folder for what a GPU's driver compiles."""
 
     @property
     def steps(self) -> list[Step]:
-        skipped = {"trial": self.trial_path is None, "plan": self.plan_path is None}
+        skipped = {"trial": self.trial_path is None, "plan": self.load is None}
         return [step for step in _DOING if not skipped.get(step)]
 
 

@@ -37,7 +37,7 @@ from worker.llama import library, warmup
 from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.models.control_vectors import read_directions
-from worker.models.gguf.header import parts_beside, read_header
+from worker.models.gguf.header import current_header, parts_beside, read_header
 from worker.models.gguf.servable import check_overridden
 from worker.wire.codec import to_data
 
@@ -67,9 +67,9 @@ def main() -> None:
 
 
 def _walls(questions: Questions) -> Walls:
-    models = (questions.trial_path, questions.plan_path)
-    beside = (*questions.adapter_paths, questions.draft_path, questions.projector_path)
-    files = [part for path in (*models, *beside) if path for part in parts_beside(Path(path))]
+    models = [Path(questions.trial_path)] if questions.trial_path is not None else []
+    models += questions.load.paths if questions.load is not None else []
+    files = [part for path in models for part in parts_beside(path)]
     files += [Path(os.path.expanduser(each.path)) for each in questions.settings.control_vectors]
     cache = Path(questions.driver_cache) if questions.driver_cache is not None else None
     return Walls(questions.settings, files, driver_cache=cache)
@@ -130,21 +130,13 @@ def _trial(questions: Questions, walls: Walls) -> Trial:
 
 
 def _plan(questions: Questions, _walls: Walls) -> Plan:
-    settings, path = questions.settings, questions.plan_path
-    assert path is not None, "otherwise the step is skipped"
+    settings, load = questions.settings, questions.load
+    assert load is not None, "otherwise the step is skipped"
     selected = select.select_device(settings)
-    draft = read_header(questions.draft_path) if questions.draft_path else None
-    projector = read_header(questions.projector_path) if questions.projector_path else None
-    header = check_overridden(read_header(path), settings.overrides)
+    header = current_header(load.header, Path(load.model_path))
+    header = check_overridden(header, settings.overrides)
     read_directions(settings, header)  # whether they are there, and fit
-    return memory.plan(
-        header,
-        settings,
-        selected.devices,
-        cpu_budget(settings.threads),
-        questions.model_ref,
-        memory.Beside(tuple(map(read_header, questions.adapter_paths)), draft, projector),
-    )
+    return memory.plan_start(load, header, selected.devices, cpu_budget(settings.threads))
 
 
 _STEPS: dict[Step, Callable[[Questions, Walls], Any]] = {

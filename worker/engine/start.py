@@ -44,7 +44,7 @@ from worker.llama.model import Model
 from worker.llama.pooled import PooledContext
 from worker.llama.sampler import Sampler
 from worker.models.control_vectors import Directions, layers_of, read_directions
-from worker.models.gguf.header import GgufHeader, current_header, parts_beside, read_header
+from worker.models.gguf.header import GgufHeader, current_header, parts_beside
 from worker.models.gguf.servable import check_overridden
 from worker.observability.logs import get_logger
 from worker.wire.black_box import BlackBox
@@ -71,9 +71,7 @@ class Engine:
 def walls_for(config: LoadModel) -> Walls:
     """The walls around an engine that serves this model."""
     settings = config.engine
-    beside = (*config.adapters, config.draft, config.projector)
-    models = [Path(config.model_path), *(Path(each.path) for each in beside if each is not None)]
-    files = [part for path in models for part in parts_beside(path)]
+    files = [part for path in config.paths for part in parts_beside(path)]
     given = (settings.chat_template, *(each.path for each in settings.control_vectors))
     files += [Path(os.path.expanduser(each)) for each in given if each is not None]
     store, cache = settings.kv_store, Path(config.driver_cache) if config.driver_cache else None
@@ -97,7 +95,8 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     budget = _cpu_budget(settings)
     selected = select_device(settings)
     library.on_abort(partial(tell_abort, channel, ModelError, "llama.cpp gave the model up"))
-    plan = _plan(config, header, selected, budget)
+    plan = memory.plan_start(config, header, selected.devices, budget)
+    log.info("engine.plan", **plan.as_dict())
     mapped = live_check.MappedFiles(header.parts if settings.maps_file else ())
     model = _load_model(config, channel, selected, plan, header)
     model.directions = directions
@@ -212,16 +211,6 @@ def _cpu_budget(settings: EngineSettings) -> CpuBudget:
         memory_limit_bytes=budget.memory_limit_bytes,
     )
     return budget
-
-
-def _plan(config: LoadModel, header: GgufHeader, selected: Selected, budget: CpuBudget) -> Plan:
-    draft = read_header(Path(config.draft.path)) if config.draft else None
-    projector = read_header(Path(config.projector.path)) if config.projector else None
-    adapters = tuple(read_header(Path(adapter.path)) for adapter in config.adapters)
-    beside = memory.Beside(adapters, draft, projector)
-    plan = memory.plan(header, config.engine, selected.devices, budget, config.model_ref, beside)
-    log.info("engine.plan", **plan.as_dict())
-    return plan
 
 
 def _load_model(

@@ -9,6 +9,7 @@ because they cross threads and processes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -70,6 +71,12 @@ class LoadModel(Message, frozen=True):
     projector: ProjectorFile | None = None
     driver_cache: str | None = None
     """A folder for what a GPU's driver compiles."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """Of all models that are loaded; of one in parts, the first part's."""
+        beside = (*self.adapters, self.draft, self.projector)
+        return [Path(self.model_path), *(Path(each.path) for each in beside if each is not None)]
 
 
 class Submit(Message, frozen=True):

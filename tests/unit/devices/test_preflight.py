@@ -9,9 +9,10 @@ import pytest
 
 from tests.support import clock
 from tests.support.devices import rpc
-from tests.support.devices.fixtures import MakeConfig
+from tests.support.devices.fixtures import Given, MakeConfig
 from worker.devices.preflight import ChosenDevice, Findings, Library, Questions, ask
 from worker.errors import BackendMismatch, ConfigError, InsufficientVram
+from worker.wire.messages import LoadModel
 
 GPU_CHILD = (sys.executable, "-m", "tests.support.devices.gpu_preflight")
 BEGIN = (
@@ -26,6 +27,10 @@ def child(code: str) -> list[str]:
     return [sys.executable, "-c", BEGIN + code]
 
 
+def load_of(given: Given) -> LoadModel:
+    return LoadModel(given.settings, given.model_path, "the model", "worker")
+
+
 def died(config: MakeConfig, code: str, seconds: float = 60.0) -> Findings:
     findings = ask(Questions(config("cpu").settings), child=child(code), timeout_seconds=seconds)
     assert findings.library == Library({}, {}, None, [], {}, [])
@@ -37,7 +42,7 @@ def died(config: MakeConfig, code: str, seconds: float = 60.0) -> Findings:
 
 def test_all_questions_are_answered_in_order(config: MakeConfig) -> None:
     given = config("cpu", "grouped-q8", slots=2, context_length=512)
-    findings = ask(Questions(given.settings, given.model_path, given.model_path))
+    findings = ask(Questions(given.settings, given.model_path, load_of(given)))
     assert findings.error is None
     assert findings.device == [ChosenDevice("CPU")]
     assert findings.trial is not None and findings.trial.resident
@@ -51,7 +56,7 @@ def test_all_questions_are_answered_in_order(config: MakeConfig) -> None:
 def test_a_device_that_plays_the_gpu_is_tried_and_planned_for(config: MakeConfig) -> None:
     with rpc.serve() as (setting, _):
         given = config("cuda", "tied-q4", slots=2, context_length=512)
-        questions = Questions(given.settings, given.model_path, given.model_path)
+        questions = Questions(given.settings, given.model_path, load_of(given))
         findings = ask(questions, child=[*GPU_CHILD, setting])
     assert findings.error is None
     assert findings.trial is not None and findings.trial.device == "RPC0"
@@ -60,7 +65,7 @@ def test_a_device_that_plays_the_gpu_is_tried_and_planned_for(config: MakeConfig
 
 def test_an_error_arrives_whole(config: MakeConfig) -> None:
     given = config("cpu", "tied-q4", slots=64, context_length=2**20)
-    findings = ask(Questions(given.settings, plan_path=given.model_path))
+    findings = ask(Questions(given.settings, load=load_of(given)))
     assert isinstance(findings.error, InsufficientVram)
     assert findings.step == "plan"
     assert findings.error.details["needed_bytes"] > findings.error.details["available_bytes"]
@@ -100,7 +105,7 @@ def test_last_words_are_passed_on(config: MakeConfig) -> None:
 
 def test_a_path_that_is_no_text_is_refused(config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="not UTF-8; give the file or its folder another name"):
-        ask(Questions(config("cpu").settings, plan_path="/models/\udcff.gguf"))
+        ask(Questions(config("cpu").settings, "/models/\udcff.gguf"))
 
 
 def test_half_a_message_is_no_message(config: MakeConfig) -> None:

@@ -35,10 +35,11 @@ from worker.errors import ConfigError, InsufficientVram, ModelError, wrong_value
 from worker.llama import library
 from worker.llama.context import KV_TYPES
 from worker.models.gguf.constants import constants
-from worker.models.gguf.header import GgufHeader
+from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.tensors import tensor_types
 from worker.wire.backends import BACKENDS
 from worker.wire.engine_settings import EngineSettings
+from worker.wire.messages import LoadModel
 
 _MIB = 1 << 20
 _FLOAT_BYTES = 4
@@ -95,6 +96,16 @@ def plan(
     """
     with closing(_Planner(header, settings, devices, budget, model_ref, beside)) as planner:
         return planner.plan()
+
+
+def plan_start(load: LoadModel, header: GgufHeader, devices: Devices, budget: CpuBudget) -> Plan:
+    """Plan a start, whose model has this header. Raises as `plan`."""
+    beside = Beside(
+        tuple(read_header(adapter.path) for adapter in load.adapters),
+        read_header(load.draft.path) if load.draft is not None else None,
+        read_header(load.projector.path) if load.projector is not None else None,
+    )
+    return plan(header, load.engine, devices, budget, load.model_ref, beside)
 
 
 class _Planner:

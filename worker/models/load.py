@@ -1,0 +1,34 @@
+"""What an engine is told to load: the model, with all that the settings name beside it.
+
+Runs on the API process's event loop, and in commands.
+"""
+
+from __future__ import annotations
+
+from worker.models.adapter import resolve_adapters
+from worker.models.draft import resolve_draft
+from worker.models.gguf.header import packed
+from worker.models.projector import resolve_projector
+from worker.models.resolve import ResolvedModel
+from worker.settings import Settings
+from worker.wire.messages import LoadModel, OnProgress
+
+
+async def load_command(
+    settings: Settings, model: ResolvedModel, on_progress: OnProgress = lambda progress: None
+) -> LoadModel:
+    """Raises what `resolve_adapters`, `resolve_draft` and `resolve_projector` do."""
+    path = model.gguf_path
+    return LoadModel(
+        engine=settings.engine,
+        model_path=str(path),
+        model_ref=model.model_ref,
+        header=packed(model.header) if model.header is not None else None,
+        worker_id=settings.worker_id,
+        log_level=settings.log_level,
+        log_format=settings.log_format,
+        adapters=await resolve_adapters(settings.adapters, path, settings.cache_path, on_progress),
+        draft=await resolve_draft(settings, path, on_progress),
+        projector=await resolve_projector(settings.mmproj, model),
+        driver_cache=str(settings.cache_path / "drivers"),
+    )
