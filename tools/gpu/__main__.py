@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import signal
 import sys
 import time
 import traceback
@@ -68,6 +69,8 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--patience", type=float, default=1.0, help="times the steps' own limits")
     options = parser.parse_args(argv)
+    # Behind `nohup … &` it is ignored, also by the children whose time a step ends with it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     options.out.mkdir(parents=True, exist_ok=True)
     expected = json.loads(EXPECTED.read_text("utf-8"))
     out = options.out.resolve()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from tools.bench import __main__ as bench
 from tools.gpu import __main__ as gpu
 from tools.gpu.machine import Bench
+from tools.gpu.steps import _kept
 
 
 def test_the_next_call_goes_on_with_what_is_left(
@@ -50,6 +53,26 @@ def test_every_step_fits_into_a_call_however_patient(
     monkeypatch.setattr(gpu, "STEPS", [("long", 300.0, lambda _bench: "found")])
     assert gpu.main(["--backend", "cpu", "--patience", "5", "--out", str(tmp_path)]) == 0
     assert f"at most {gpu.LONGEST_S:.0f} s" in capsys.readouterr().err
+
+
+def test_a_step_ends_its_child_behind_nohup_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A shell starts what runs behind it with SIGINT ignored, and children inherit that."""
+
+    def step(bench: Bench) -> str:
+        return _kept(bench, "slow", [sys.executable, "-c", "import time; time.sleep(60)"])
+
+    monkeypatch.setattr(Bench, "device", "a device")
+    monkeypatch.setattr(gpu, "STEPS", [("slow", 3.0, step)])
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    began = time.monotonic()
+    try:
+        assert gpu.main(["--backend", "cpu", "--out", str(tmp_path)]) == 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert "not done within 3 s" in capsys.readouterr().out
+    assert time.monotonic() - began < 40
 
 
 def test_who_waits_longer_lets_the_worker_wait_longer() -> None:
