@@ -81,7 +81,7 @@ mutants: setup ## change the scheduler and the cache in 700 places, one at a tim
 clients: setup ## what real clients from PyPI and npm can do with a worker, counted (minutes; CLIENTS="--failures")
 	$(PY) -m tools.clients $(CLIENTS)
 
-differential: setup ## 1,000 made-up requests to llama-server and to the worker, compared field by field, and read by the SDKs' types (minutes: llama-server is built once)
+differential: setup ## 1,000 made-up requests on each of five models to llama-server and to the worker, compared field by field, and read by the SDKs' types (minutes: llama-server is built once)
 	$(PY) -m tools.differential $(DIFFERENTIAL)
 
 page-test: ui ## both pages in headless Chromium: used, stopped, attacked, read by axe (needs Debian's chromium; PICTURES=docs/pictures: README's anew)
