@@ -15,7 +15,9 @@ from tests.system.page.watching import PATIENCE_MS, faults_of
 @pytest.fixture(scope="package")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     folder = tmp_path_factory.mktemp("page")
-    running = WorkerProcess.start("--slots", "64", folder=folder, cache_dir=folder / "cache")
+    # Tests hold the engine while the browser works, which on a busy machine may take long.
+    flags = ("--slots", "64", "--stall-timeout", "600")
+    running = WorkerProcess.start(*flags, folder=folder, cache_dir=folder / "cache")
     yield running
     running.kill()
 
