@@ -25,6 +25,7 @@ ENVIRONMENTS = {
         "openai_python", "openai_routes", "anthropic_python", "frameworks", "bodies",
         "llm_command", "outlines_python", "lm_eval_harness",
     ),
+    "pydantic_ai": ("pydantic_ai_python",),
     "llama_index": ("llama_index_python", "guidellm_command"),
     "aider": ("aider_command",),
     "ollama": ("ollama_python",),

@@ -5,7 +5,6 @@ Each is imported by its own actions, so that one that is missing fails those alo
 
 from __future__ import annotations
 
-import asyncio
 import os
 from typing import Any
 
@@ -180,70 +179,6 @@ def instructor_action(mode: str, model: Any = "bundled") -> None:
 
 for _mode in ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"):
     instructor_action(_mode)
-
-
-# --- pydantic-ai ---
-
-
-EXACTLY: Any = {"max_tokens": 200, "temperature": 0}
-"""A tiny model that draws its tokens may write a name without end."""
-
-
-def pydantic_model(server: Server) -> Any:
-    from pydantic_ai.models.openai import OpenAIChatModel
-    from pydantic_ai.providers.openai import OpenAIProvider
-
-    return OpenAIChatModel(server.model, provider=OpenAIProvider(base_url=server.v1, api_key="any"))
-
-
-@action("pydantic-ai", "run")
-def pydantic_run(server: Server) -> None:
-    from pydantic_ai import Agent
-
-    agent = Agent(pydantic_model(server), model_settings={"max_tokens": 12})
-    assert agent.run_sync("Hello").output is not None
-
-
-@action("pydantic-ai", "an output type by a tool", "bundled")
-def pydantic_output(server: Server) -> None:
-    from pydantic_ai import Agent
-
-    agent = Agent(pydantic_model(server), output_type=City, model_settings=EXACTLY)
-    assert isinstance(agent.run_sync("Paris?").output, City)
-
-
-@action("pydantic-ai", "an output type by native output", "bundled")
-def pydantic_native(server: Server) -> None:
-    from pydantic_ai import Agent, NativeOutput
-
-    output = NativeOutput(City)
-    agent = Agent(pydantic_model(server), output_type=output, model_settings=EXACTLY)
-    assert isinstance(agent.run_sync("Paris?").output, City)
-
-
-@action("pydantic-ai", "streamed")
-def pydantic_stream(server: Server) -> None:
-    from pydantic_ai import Agent
-
-    async def pieces() -> list[str]:
-        agent = Agent(pydantic_model(server), model_settings={"max_tokens": 12})
-        async with agent.run_stream("Hello") as run:
-            return [piece async for piece in run.stream_text(delta=True)]
-
-    assert asyncio.run(pieces())
-
-
-@action("pydantic-ai", "AnthropicModel")
-def pydantic_anthropic(server: Server) -> None:
-    from pydantic_ai import Agent
-    from pydantic_ai.models.anthropic import AnthropicModel
-    from pydantic_ai.providers.anthropic import AnthropicProvider
-
-    provider = AnthropicProvider(base_url=server.url, api_key="any")
-    agent = Agent(
-        AnthropicModel(server.model, provider=provider), model_settings={"max_tokens": 12}
-    )
-    assert agent.run_sync("Hello").output is not None
 
 
 # --- openai-agents ---
