@@ -4,6 +4,7 @@ has many log-probabilities, and what is not begun for who has left."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import math
 import socket
@@ -31,6 +32,7 @@ from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.tagged_calls import nested_value
 from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
+from worker.errors import QueueFull
 from worker.supervisor.job import Job
 from worker.wire.messages import Finished, PromptProgress, PromptScored, Started, TokenLogprob
 
@@ -501,3 +503,26 @@ def test_what_was_thought_has_no_log_probabilities_in_the_text() -> None:
     for delta in (Text("", (thought,)), Reasoning("a"), Text("", (said,)), Text("aa", ())):
         choice.add(delta)
     assert choice.blocks[-1].scores == [said]
+
+
+def test_what_was_refused_leaves_no_ring_of_its_frames_and_body(scripted: ScriptedFactory) -> None:
+    """Large bodies that are refused one after the other would wait for a rare collection."""
+
+    def alive() -> int:
+        return sum(isinstance(each, Job) for each in gc.get_objects())
+
+    worker = scripted()
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        with httpx.Client(base_url=worker.base_url) as client:
+            for stream in (False, True):
+                worker.supervisor.script = [QueueFull("too much waits")]
+                body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+                assert "too much waits" in client.post("/v1/chat/completions", json=body).text
+                worker.supervisor.script = ()
+                worker.supervisor.jobs.clear()
+        until(lambda: alive() == before, 5, lambda: f"{alive() - before} jobs are kept")
+    finally:
+        gc.enable()

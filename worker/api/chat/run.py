@@ -144,6 +144,7 @@ async def _streamed(
                         else answer.encode(choice, delta)
                     )
         except WorkerError as error:
+            error.__traceback__ = None  # its frames keep the job, which keeps the error
             yield b"".join(parts) + answer.failure(error)
             return
         if chunk := b"".join(parts) if events else KEEPALIVE:

@@ -128,6 +128,9 @@ class Surface:
             except WorkerError as error:
                 response = error_response(error, place.dialect.errors, correlation_id)
                 self.refused(operation, path, response.status_code, error)
+                # A job keeps its error, whose frames keep the job and the body: a ring that would
+                # live until the next collection of all generations, which is rare.
+                error.__traceback__ = None
             except ClientDisconnect:  # before its body was read; nobody reads this answer
                 response = Response(status_code=499)
             if response is not None:
