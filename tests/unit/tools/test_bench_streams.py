@@ -103,9 +103,14 @@ class _Handler(BaseHTTPRequestHandler):
         """Silence: the test's output is its result."""
 
 
+class _Server(ThreadingHTTPServer):
+    # Connections beyond the queue of five knock again a second later, and three after that.
+    request_queue_size = 64
+
+
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
+    server = _Server(("127.0.0.1", 0), _Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield server.server_address[1]
