@@ -135,6 +135,8 @@ class GatewayReplica:
     async def check_health(self) -> None:
         if self._serving.done():
             raise WorkerError("the gateway's HTTP server has ended")
+        if any(task.done() for task in (self._watching, *self._asking.values())):
+            raise WorkerError("the gateway has ended to watch its workers")
 
     async def __del__(self) -> None:
         if self._server is not None:

@@ -70,7 +70,7 @@ def test_the_answer_depends_on_the_sound(hearing: WorkerProcess) -> None:
     [
         (b"ID3" + bytes(100), "WAV, FLAC or MP3"),
         (b"OggS" + bytes(100), "WAV, FLAC or MP3"),
-        (sound(seconds=0.01), "takes 0.0 s"),
+        (sound(seconds=0.01), "takes 0.01 s"),
         (loud(math.nan), "no numbers"),
         (loud(-math.inf), "1000000 times as loud"),
         (loud(3e38), "1000000 times as loud"),

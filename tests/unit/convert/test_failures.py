@@ -345,11 +345,14 @@ def test_an_interrupt_leaves_nothing(how: signal.Signals, tmp_path: Path) -> Non
     command = [sys.executable, "-m", "worker.commands.convert", str(TINY), str(target)]
     child = conversion([*command, "--outtype", "q4_k_m"], target, tmp_path)
     assert child.stdout is not None
-    while json.loads(child.stdout.readline()).get("phase") != "quantize":
-        pass
-    child.send_signal(how)
-    child.send_signal(signal.SIGCONT)  # it may stand still by now
-    child.communicate()
+    try:
+        while json.loads(child.stdout.readline()).get("phase") != "quantize":
+            pass
+        child.send_signal(how)
+        child.send_signal(signal.SIGCONT)  # it may stand still by now
+        child.communicate()
+    finally:
+        child.kill()
     assert child.returncode == 130
     assert list(target.parent.iterdir()) == []
 

@@ -120,7 +120,7 @@ def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) 
 def _check_seconds(seconds: float) -> None:
     if not _MIN_SECONDS <= seconds <= MAX_SECONDS:
         raise InvalidRequest(
-            f"the sound takes {seconds:.1f} s; it may take {_MIN_SECONDS} to {MAX_SECONDS:.0f}"
+            f"the sound takes {seconds:.10g} s; it may take {_MIN_SECONDS} to {MAX_SECONDS:.0f}"
         )
 
 
