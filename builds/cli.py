@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
 
     image = commands.add_parser("image", help="build a backend's container image")
     image.set_defaults(run=_image)
-    image.add_argument("backend", choices=("cpu", "cuda", "vulkan", "metal"))
+    image.add_argument("backend", choices=images.BACKENDS)
     image.add_argument("--tag", help="without it, llorch-<backend>")
     image.add_argument(
         "--registry", default="", help="what the name begins with: registry.example/team"

@@ -12,6 +12,8 @@ from builds import store
 from builds.errors import BuildError
 
 ROOT = pinned.FOLDER.parent
+BACKENDS = tuple(sorted(path.suffix.removeprefix(".") for path in ROOT.glob("Dockerfile.*")))
+"""Those that have an image."""
 TOOLS = ("docker", "podman", "buildah")
 
 

@@ -13,7 +13,8 @@ from builds import processor
 from builds.errors import BuildError
 
 FOLDER = Path(__file__).resolve().parent
-BACKENDS = ("cpu", "cuda", "vulkan", "metal", "accelerate")
+BACKENDS = tuple(sorted({path.stem for path in FOLDER.glob("*.toml")} - {"versions"}))
+"""Those that have a recipe."""
 
 
 @dataclass(frozen=True, slots=True)
