@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from pydantic.fields import FieldInfo
 
 from builds import pins
-from worker.commands import convert, install_engine
+from worker.commands import SUBCOMMANDS, convert, install_engine
 from worker.errors import ConfigError
 from worker.flags import _parser, parse_flags
 from worker.fleet import command
@@ -61,14 +62,10 @@ def test_flags_win_over_variables_over_the_file_over_defaults(
 
 
 VALID = {
-    "adaptive_decay": "0.5",
     "allow_origin": "https://chat.example",
     "batch": "1024",
     "callback_url": "http://manager:9200/ready",
-    "context_length": "64",
     "heartbeat_url": "http://manager:9200/beat",
-    "kv_cells": "512",
-    "max_body_bytes": "4096",
     "metrics_interval_ms": "250",
     "n_gpu_layers": "0",
     "samplers": "top_k;temperature",
@@ -79,6 +76,14 @@ VALID = {
 }
 TOGETHER = {"ssl_certfile", "ssl_keyfile", "control_vector_layer_range"}
 """Each goes only with another one."""
+
+
+def within_limits(info: FieldInfo) -> str:
+    """The number nearest to 1 that a setting takes."""
+    least = max([1, *(getattr(each, "ge", 1) for each in info.metadata)])
+    return str(min([least, *(getattr(each, "le", least) for each in info.metadata)]))
+
+
 FLAGS = sorted(FIELDS.keys() - ENV_ONLY - BACKEND_FIELDS.keys() - {"config"} - TOGETHER)
 
 
@@ -93,7 +98,7 @@ def test_every_flag_is_a_variable_and_a_key_of_the_file(
     is_switch = info.annotation is bool or bool in get_args(info.annotation)
     options = [get_args(each) or (each,) for each in get_args(info.annotation)]
     words = [each for each in chain(*options) if isinstance(each, str)]
-    text = VALID.get(name, words[-1] if words else "false" if is_switch else "1")
+    text = VALID.get(name, words[-1] if words else "false" if is_switch else within_limits(info))
     by_flag = load(f"--no-{flag}") if is_switch else load(f"--{flag}", text)
     monkeypatch.setenv(f"LLORCH_{name.upper()}", text)
     assert value(load()) == value(by_flag)
@@ -494,6 +499,11 @@ def test_each_command_tells_its_version(
         getattr(importlib.import_module(module), function)()
     assert ended.value.code == 0
     assert capsys.readouterr().out == f"{name} {own_version()}\n"
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_each_subcommand_is_a_module_that_runs(name: str) -> None:
+    assert callable(importlib.import_module(f"worker.commands.{name}").run)
 
 
 INTERRUPTED = """\
