@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
+from inspect import isabstract
 from typing import Any, get_args
 
 import pydantic_core
@@ -336,6 +337,16 @@ CLIENTS = {
         {"model": "tiny"} | TEXT, join_ollama, whole_ollama, LINES,
     ),
 }  # fmt: skip
+
+
+def test_every_dialects_answers_are_read() -> None:
+    """Each that a dialect streams has a client here."""
+    kinds: list[type[Answer[Any]]] = [*Answer.__subclasses__()]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    ours = {k for k in kinds if k.__module__.startswith("worker.api.dialects.")}
+    assert {k for k in ours if not isabstract(k)} <= {client.answer for client in CLIENTS.values()}
+
 
 WORDS = st.text(alphabet="aé\n <{\"'&字", max_size=12)
 ARGUMENTS = st.fixed_dictionaries({"city": WORDS})

@@ -69,6 +69,12 @@ def test_every_family_has_a_checkpoint() -> None:
     assert [names for names in without if names] == []
 
 
+def test_every_checkpoint_has_its_row_in_the_readme() -> None:
+    table = (Path(architectures.__file__).parents[1] / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([\w.-]+) \| [\w-]+ \| \d+ \|", table, re.MULTILINE)
+    assert rows == MODELS, "tools/bench/convert_families.py writes them"
+
+
 @pytest.mark.parametrize("family", [f for f in architectures.FAMILIES if f.section])
 def test_a_text_part_has_the_tensors_of_the_model_alone(family: Family, tmp_path: Path) -> None:
     """Under a longer prefix, beside a vision part that is left out."""
