@@ -38,14 +38,15 @@ class ServedModel:
 
     def __init__(self, info: EngineInfo | None, settings: Settings) -> None:
         model = info.model if info is not None else None
-        longest = model.context_length if model is not None else _UNBOUNDED
         names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
         self.info = info
         self.metadata: Mapping[str, Any] = model.metadata if model is not None else {}
         """Of the model's file."""
         self.vocab_size = model.vocab_size if model is not None else _UNBOUNDED
+        self.context_length = model.context_length if model is not None else _UNBOUNDED
+        """Tokens that one sequence may hold."""
         limit = settings.max_tokens_out
-        self.max_tokens_out = longest if limit is None else limit
+        self.max_tokens_out = self.context_length if limit is None else limit
         """The most tokens of one request."""
         self.has_chat_template = model is None or model.has_chat_template
         self.chat_template = "\n".join(str(self.metadata[n]) for n in names if n in self.metadata)

@@ -138,6 +138,8 @@ class TextAnswer(Answer[TextBody]):
     def _end(self, choice: Choice) -> dict[str, Any]:
         job, finished = choice.job, choice.finished
         assert finished is not None and isinstance(job.work, InferenceRequest)
+        n_tokens = job.prompt_tokens + finished.tokens_out
+        is_limit = finished.stop_reason == "MAX_TOKENS"
         end: dict[str, Any] = {
             "index": choice.index,
             "content": choice.text,
@@ -148,14 +150,13 @@ class TextAnswer(Answer[TextBody]):
             "tokens_predicted": finished.tokens_out,
             "tokens_evaluated": job.prompt_tokens,
             # The last token that is shown was not computed.
-            "tokens_cached": job.prompt_tokens
-            + finished.tokens_out
-            - (finished.stop_reason != "EOS"),
+            "tokens_cached": n_tokens - (finished.stop_reason != "EOS"),
             "generation_settings": settings_of(
                 job.work.sampling, self.body, job.work.max_tokens, job.work.stop, job.work.adapters
             ),
             "has_new_line": "\n" in choice.text,
-            "truncated": False,
+            # By a full context: its last token has no cell.
+            "truncated": is_limit and n_tokens > self.state.served.context_length,
             "stop_type": _STOP_TYPES[finished.stop_reason],
             "stopping_word": finished.stop_sequence or "",
             "timings": timings(choice),
