@@ -26,7 +26,7 @@ from pathlib import Path
 from worker.background import die_with_parent
 from worker.engine.intake import Intake
 from worker.engine.loop import Loop
-from worker.engine.media.decoding import decoder
+from worker.engine.media.decoder import decoder
 from worker.engine.outbox import Outbox
 from worker.engine.start import start, tell_abort, walls_for
 from worker.engine.text.renderer import renderer

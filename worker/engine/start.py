@@ -28,7 +28,7 @@ from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
 from worker.engine.limits import limits_of, prompt_tokens
 from worker.engine.loop import Loop
-from worker.engine.media.decoding import decoder
+from worker.engine.media.decoder import decoder
 from worker.engine.media.reader import MediaReader
 from worker.engine.media.start import start_projector
 from worker.engine.outbox import Outbox

@@ -44,7 +44,8 @@ def test_where_the_renderers_process_was_killed_the_next_engine_answers(
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
     assert running.post("/v1/chat/completions", chat).status_code == 200
     children = psutil.Process(first).children(recursive=True)
-    for child in [each for each in children if "worker.engine.text.sandbox" in each.cmdline()]:
+    program = "worker.engine.text.renderer_child"
+    for child in [each for each in children if program in each.cmdline()]:
         child.kill()
     assert running.post("/v1/chat/completions", chat).status_code == 200
     assert running.engine_pid != first

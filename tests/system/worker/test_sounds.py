@@ -21,7 +21,7 @@ from tests.support.random_projectors import random_projector
 from tests.support.worker import WorkerProcess
 from tests.system.worker.test_pictures import asked, llama_server, same_as_peers, send_all_damaged
 from worker.engine.media import sound as sounds
-from worker.engine.media.decoding import Sound, TooLong
+from worker.engine.media.decoder import Sound, TooLong
 
 KINDS = {"WAV": "wav", "FLAC": "flac", "MP3": "mp3"}
 

@@ -20,8 +20,8 @@ import pytest
 
 from tests.support.pictures import picture
 from worker.confinement.bounded import BoundedProgram
-from worker.engine.media import decoding
-from worker.engine.media.decoding import decoder
+from worker.engine.media import decoder as decoder_module
+from worker.engine.media.decoder import decoder
 from worker.engine.text import chat_template
 from worker.engine.text import renderer as renderer_module
 from worker.engine.text.chat_template import ChatTemplate
@@ -157,7 +157,7 @@ def test_a_decoder_that_runs_on_or_dies_costs_its_own_medium_alone(
 ) -> None:
     whole = picture_of(picture())
     with monkeypatch.context() as changed:
-        changed.setattr(decoding, "_SECONDS", 0.01)
+        changed.setattr(decoder_module, "_SECONDS", 0.01)
         with pytest.raises(InvalidRequest, match="x: it takes too long"):
             picture_of(picture(1, (4000, 4000)))
     assert picture_of(picture()) == whole

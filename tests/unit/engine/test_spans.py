@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.media.decoding import Sound
+from worker.engine.media.decoder import Sound
 from worker.engine.media.embeddings import Embeddings
 from worker.engine.media.reader import MediaReader
 from worker.engine.media.span import PromptTokens, Span, ids_of, key_of, name_of, position_of

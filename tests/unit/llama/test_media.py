@@ -17,7 +17,7 @@ from tests.support.random_models import random_model
 from tests.support.random_projectors import AROUND_TILES, ProjectorKind, random_projector
 from worker.devices.plan.projector import device_bytes
 from worker.engine.media import sound as sounds
-from worker.engine.media.decoding import Decoder, Picture, Sound
+from worker.engine.media.decoder import Decoder, Picture, Sound
 from worker.engine.media.reader import MOST_WAITING_TOKENS, MediaReader
 from worker.engine.media.span import PromptTokens
 from worker.engine.media.start import line_break_of

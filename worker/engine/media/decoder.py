@@ -1,56 +1,79 @@
-"""Decodes pictures and sounds in processes that the kernel bounds (`confinement.bounded`).
-
-A medium is anybody's bytes, and decoders are native code. One that runs on, needs too much memory
-or ends its process costs its own request alone.
-"""
+"""The engine's side of the process that decodes pictures and sounds (`decoder_child`). Intake
+threads."""
 
 from __future__ import annotations
 
-import io
+from functools import cache
 
 import msgspec
-import numpy as np
-import soundfile
-from PIL import Image
+from msgspec import Struct
 
-from worker.confinement.bounded import serve
-from worker.engine.media import picture, sound
-from worker.engine.media.decoding import Encoded, Picture, Refusal, Sound, TooLong
+from worker.confinement.bounded import BoundedProgram, Ended
 from worker.errors import InvalidRequest
+from worker.wire.work import Medium
 
-MAX_BYTES = 2**30
-"""Of all memory that a medium takes: the pixels of the largest picture several times."""
-
-
-def main() -> None:
-    _warm_up()
-    serve(_answer, MAX_BYTES)
+_SECONDS = 20.0
+"""Of a processor. The largest picture takes one or two."""
 
 
-def _answer(request: bytes) -> bytes:
-    return msgspec.msgpack.encode(_decoded(msgspec.msgpack.decode(request, type=Encoded)))
+class Encoded(Struct, frozen=True):
+    medium: Medium
+    sample_rate: int
+    """Samples per second that a sound is wanted in."""
+    most_seconds: float
+    """Of a sound; of a longer one nothing more is decoded."""
 
 
-def _decoded(encoded: Encoded) -> Picture | Sound | TooLong | Refusal:
-    data = encoded.medium.data
-    try:
-        if encoded.medium.kind == "image":
-            return picture.decode(data)
-        return sound.decode(data, encoded.sample_rate, encoded.most_seconds)
-    except InvalidRequest as error:
-        return Refusal(error.message)
+class Picture(Struct, frozen=True, tag=True):
+    width: int
+    height: int
+    pixels: bytes
+    """Red, green and blue of each pixel, row by row."""
 
 
-def _warm_up() -> None:
-    """Have the libraries open what they open at the first medium."""
-    Image.init()
-    for form in picture.FORMATS:
-        Image.new("RGB", (8, 8)).save(file := io.BytesIO(), form)
-        picture.decode(file.getvalue())
-    for form in sound.FORMATS:
-        soundfile.write(file := io.BytesIO(), np.zeros(8000), 16_000, format=form)
-        sound.decode(file.getvalue(), 8000)
+class Sound(Struct, frozen=True, tag=True):
+    samples: bytes
+    """32-bit floats from -1 to 1."""
 
 
-if __name__ == "__main__":
-    main()
+class TooLong(Struct, frozen=True, tag=True):
+    """A sound that takes longer than was asked for."""
+
+    seconds: float
+    """At least."""
+
+
+class Refusal(Struct, frozen=True, tag=True):
+    why: str
+
+
+_read_answer = msgspec.msgpack.Decoder(Picture | Sound | TooLong | Refusal).decode
+
+
+class Decoder(BoundedProgram):
+    def __init__(self) -> None:
+        # Decoders tell each fault of a file there, and a client may send files of many.
+        super().__init__("worker.engine.media.decoder_child", is_quiet=True)
+
+    def decode(
+        self, medium: Medium, sample_rate: int, most_seconds: float
+    ) -> Picture | Sound | TooLong:
+        """`sample_rate` and `most_seconds` are for a sound.
+
+        Raises:
+            InvalidRequest: the medium cannot be read, or is too large; names its field.
+        """
+        answer: Picture | Sound | TooLong | Refusal
+        try:
+            encoded = msgspec.msgpack.encode(Encoded(medium, sample_rate, most_seconds))
+            answer = _read_answer(self.ask(encoded, _SECONDS))
+        except Ended as error:
+            late = error.why == "time"
+            answer = Refusal("it takes too long to decode" if late else "it cannot be decoded")
+        if isinstance(answer, Refusal):
+            raise InvalidRequest.of_field(medium.field, answer.why)
+        return answer
+
+
+decoder = cache(Decoder)
+"""The one of this process."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image, ImageOps
 
-from worker.engine.media.decoding import Picture
+from worker.engine.media.decoder import Picture
 from worker.errors import InvalidRequest
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP")

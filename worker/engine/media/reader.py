@@ -9,7 +9,7 @@ from weakref import ReferenceType, ref
 
 import numpy as np
 
-from worker.engine.media.decoding import Decoder, Picture, TooLong
+from worker.engine.media.decoder import Decoder, Picture, TooLong
 from worker.engine.media.span import PromptTokens, Span, ids_of, key_of, name_of
 from worker.errors import InferenceFailed, InvalidRequest, QueueFull
 from worker.llama.media import MediaChunk, Piece, Projector

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 
-from worker.engine.media.decoding import Sound, TooLong
+from worker.engine.media.decoder import Sound, TooLong
 from worker.errors import InvalidRequest
 
 MAX_SECONDS, _MIN_SECONDS = 1800.0, 0.1

@@ -1,4 +1,4 @@
-"""The other side of the process that renders chat templates (`sandbox`): the engine's intake
+"""The other side of the process that renders chat templates (`renderer_child`): the engine's intake
 threads, and the main thread of a command that tells whether a model would start."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class OutOfBounds(Refused):
 
 class Renderer(BoundedProgram):
     def __init__(self) -> None:
-        super().__init__("worker.engine.text.sandbox")
+        super().__init__("worker.engine.text.renderer_child")
 
     def compile(self, source: str) -> list[str]:
         """The words in the expressions of a template.
