@@ -17,8 +17,8 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
+from worker.api.chat.answer import Answer, Body, Read
 from worker.api.chat.delta import Delta
-from worker.api.chat.dialect import Answer, Body, Read
 from worker.api.chat.inference import Inference, inference_of
 from worker.api.chat.links import with_media
 from worker.api.chat.message import Choice
@@ -53,7 +53,7 @@ async def respond(
     read: Read[Body],
     answer_of: type[Answer[Any]],
 ) -> object:
-    """Answer a request to generate in a dialect; `dialect.py` says what it brings.
+    """Answer a request to generate in a dialect; `answer.py` says what it brings.
 
     The head names the fields, and the keywords of schemas, that have no effect.
     """

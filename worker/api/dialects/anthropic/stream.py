@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from typing_extensions import TypedDict
 
-from worker.api.chat.dialect import BlockAnswer, Event, What
+from worker.api.chat.answer import BlockAnswer, Event, What
 from worker.api.chat.message import Block
 from worker.api.chat.run import counting, generation
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of, read

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from worker.api.chat.answer import Answer
 from worker.api.chat.delta import Delta, Text
-from worker.api.chat.dialect import Answer
 from worker.api.chat.fields import MAX_TOP_LOGPROBS, prompts_of
 from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate

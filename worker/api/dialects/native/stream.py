@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from worker.api.chat.answer import Answer
 from worker.api.chat.delta import Delta, Text
-from worker.api.chat.dialect import Answer
 from worker.api.chat.message import Choice
 from worker.api.dialects.native.schema import InferenceBody
 from worker.api.http.encoding import json_line, quoted, rfc3339, sse

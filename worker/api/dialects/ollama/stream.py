@@ -6,8 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+from worker.api.chat.answer import Answer, Body
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
-from worker.api.chat.dialect import Answer, Body
 from worker.api.chat.message import Block, Choice
 from worker.api.chat.run import generation
 from worker.api.chat.scored import scored_tokens

@@ -6,8 +6,8 @@ import time
 from abc import abstractmethod
 from typing import Any, ClassVar
 
+from worker.api.chat.answer import Answer
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
-from worker.api.chat.dialect import Answer
 from worker.api.chat.fields import GenerationFields
 from worker.api.chat.message import Choice
 from worker.api.chat.timings import prompt_progress, timings

@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
+from worker.api.chat.answer import BlockAnswer, Event, What
 from worker.api.chat.delta import Delta
-from worker.api.chat.dialect import BlockAnswer, Event, What
 from worker.api.chat.message import Block
 from worker.api.chat.run import counting, generation
 from worker.api.chat.scored import count_scores, scored_tokens
