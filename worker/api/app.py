@@ -10,17 +10,17 @@ from worker.api.http.operation import Dialect
 from worker.api.http.page import pages
 from worker.api.http.state import AppState
 
-_MODULES = (
-    "native.routes",
-    "openai.routes",
-    "responses.stream",
-    "anthropic.stream",
-    "llama_server.routes",
-    "ollama.stream",
+_FOLDERS = (
+    "native",
+    "openai",
+    "responses",
+    "anthropic",
+    "llama_server",
+    "ollama",
 )
-"""Of `worker.api.dialects`, each with its `DIALECT`."""
+"""Of `worker.api.dialects`, each with its `DIALECT` in `routes.py`."""
 DIALECTS: tuple[Dialect, ...] = tuple(
-    import_module(f"worker.api.dialects.{module}").DIALECT for module in _MODULES
+    import_module(f"worker.api.dialects.{folder}.routes").DIALECT for folder in _FOLDERS
 )
 
 

@@ -298,4 +298,4 @@ def test_the_dialect_is_one_folder_and_one_line() -> None:
         for line in path.read_text("utf-8").splitlines()
         if "ollama" in line.lower()
     ]
-    assert lines == ['worker/api/app.py: "ollama.stream",']
+    assert lines == ['worker/api/app.py: "ollama",']

@@ -1,4 +1,4 @@
-"""Anthropic's paths, and its answers: one message, the events of its stream, or a failure."""
+"""Anthropic's answers: one message, the events of its stream, or a failure."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing_extensions import TypedDict
 
 from worker.api.chat.answer import BlockAnswer, Event, What
 from worker.api.chat.message import Block
-from worker.api.chat.run import counting, generation
-from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of, read
+from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.http.encoding import sse
-from worker.api.http.operation import SSE, Dialect, ErrorForm, StreamForm
+from worker.api.http.operation import ErrorForm, StreamForm
 from worker.errors import ContextLengthExceeded, WorkerError
 
 # --- failures ----------------------------------------------------------------------------
@@ -131,22 +130,3 @@ def _content(block: Block) -> dict[str, Any]:
         case "call":
             head = {"type": "tool_use", "id": block.id, "name": block.name}
             return head | {"input": block.arguments}
-
-
-_REFERENCE = "https://docs.claude.com/en/api/messages"
-OPERATIONS = [
-    generation(
-        "/v1/messages", "Anthropic's messages", MessagesBody, read, MessageAnswer
-    ),
-    counting(
-        "/v1/messages/count_tokens", PromptBody, lambda body: (body.model, chat_of(body)),
-        lambda n_tokens: {"input_tokens": n_tokens},
-    ),
-]  # fmt: skip
-DIALECT = Dialect(
-    OPERATIONS,
-    ERRORS,
-    {SSE: STREAM},
-    reference=_REFERENCE,
-    root="/v1/messages/",
-)

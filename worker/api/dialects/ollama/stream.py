@@ -1,4 +1,4 @@
-"""Ollama's paths that generate, and their answers: lines of JSON, or the same as one object."""
+"""Ollama's answers: lines of JSON, or the same as one object."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from typing import Any
 from worker.api.chat.answer import Answer, Body
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.message import Block, Choice
-from worker.api.chat.run import generation
 from worker.api.chat.scored import scored_tokens
-from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
-from worker.api.dialects.ollama.models import OPERATIONS as MODELS
-from worker.api.dialects.ollama.naming import ERRORS, LINES, nanoseconds, now, tagged, untagged
-from worker.api.dialects.ollama.schema import ChatBody, GenerateBody, read_chat, read_generate
+from worker.api.dialects.ollama.naming import LINES, nanoseconds, now, tagged
 from worker.api.http.encoding import json_line
-from worker.api.http.operation import NDJSON, Dialect
+from worker.api.http.operation import NDJSON
 from worker.wire.messages import Finished
 
 Line = dict[str, Any]
@@ -110,19 +106,3 @@ class GenerateAnswer(_Lines[Body]):
 def _call(index: int, call: Block) -> Line:
     function = {"index": index, "name": call.name, "arguments": call.arguments}
     return {"id": call.id, "function": function}
-
-
-# --- paths -------------------------------------------------------------------------------
-
-
-_REFERENCE = "https://docs.ollama.com/api"
-OPERATIONS = [
-    generation("/api/chat", "Ollama's chats", ChatBody, read_chat, ChatAnswer),
-    generation(
-        "/api/generate", "Ollama's completions",
-        GenerateBody, read_generate, GenerateAnswer,
-    ),
-]  # fmt: skip
-DIALECT = Dialect(
-    [*MODELS, *EMBEDDINGS, *OPERATIONS], ERRORS, {NDJSON: LINES}, untagged, _REFERENCE, "/api/"
-)

@@ -1,4 +1,4 @@
-"""`/v1/responses`: its paths, and its answers as one object or the events of a stream."""
+"""The answers of `/v1/responses`, as one object or the events of a stream."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from typing import Any, Literal
 from worker.api.chat.answer import BlockAnswer, Event, What
 from worker.api.chat.delta import Delta
 from worker.api.chat.message import Block
-from worker.api.chat.run import counting, generation
 from worker.api.chat.scored import count_scores, scored_tokens
 from worker.api.chat.timings import timings
-from worker.api.dialects.responses.schema import ResponsesBody, ToolChoice, chat_of, read
+from worker.api.dialects.responses.schema import ResponsesBody, ToolChoice
 from worker.api.http.encoding import large_sse, sse
-from worker.api.http.errors import NESTED, error_object
-from worker.api.http.operation import SSE, Dialect, StreamForm
+from worker.api.http.errors import error_object
+from worker.api.http.operation import StreamForm
 from worker.errors import WorkerError
 from worker.wire.messages import TokenLogprob
 
@@ -204,20 +203,3 @@ def _data(event: bytes) -> dict[str, Any]:
 
 
 STREAM = StreamForm(lambda event: event.startswith(_ENDS), _failure)
-
-_REFERENCE = "https://platform.openai.com/docs/api-reference/responses"
-OPERATIONS = [
-    operation
-    for path in ("/v1/responses", "/responses")
-    for operation in (
-        generation(
-            path, "OpenAI's responses, nothing stored",
-            ResponsesBody, read, ResponseAnswer,
-        ),
-        counting(
-            f"{path}/input_tokens", ResponsesBody, lambda body: (body.model, chat_of(body)),
-            lambda n_tokens: {"object": "response.input_tokens", "input_tokens": n_tokens},
-        ),
-    )
-]  # fmt: skip
-DIALECT = Dialect(OPERATIONS, NESTED, {SSE: STREAM}, reference=_REFERENCE)

@@ -1,0 +1,26 @@
+"""Anthropic's paths."""
+
+from __future__ import annotations
+
+from worker.api.chat.run import counting, generation
+from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of, read
+from worker.api.dialects.anthropic.stream import ERRORS, STREAM, MessageAnswer
+from worker.api.http.operation import SSE, Dialect
+
+_REFERENCE = "https://docs.claude.com/en/api/messages"
+OPERATIONS = [
+    generation(
+        "/v1/messages", "Anthropic's messages", MessagesBody, read, MessageAnswer
+    ),
+    counting(
+        "/v1/messages/count_tokens", PromptBody, lambda body: (body.model, chat_of(body)),
+        lambda n_tokens: {"input_tokens": n_tokens},
+    ),
+]  # fmt: skip
+DIALECT = Dialect(
+    OPERATIONS,
+    ERRORS,
+    {SSE: STREAM},
+    reference=_REFERENCE,
+    root="/v1/messages/",
+)

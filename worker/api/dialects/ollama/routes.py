@@ -1,0 +1,23 @@
+"""Ollama's paths."""
+
+from __future__ import annotations
+
+from worker.api.chat.run import generation
+from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
+from worker.api.dialects.ollama.models import OPERATIONS as MODELS
+from worker.api.dialects.ollama.naming import ERRORS, LINES, untagged
+from worker.api.dialects.ollama.schema import ChatBody, GenerateBody, read_chat, read_generate
+from worker.api.dialects.ollama.stream import ChatAnswer, GenerateAnswer
+from worker.api.http.operation import NDJSON, Dialect
+
+_REFERENCE = "https://docs.ollama.com/api"
+OPERATIONS = [
+    generation("/api/chat", "Ollama's chats", ChatBody, read_chat, ChatAnswer),
+    generation(
+        "/api/generate", "Ollama's completions",
+        GenerateBody, read_generate, GenerateAnswer,
+    ),
+]  # fmt: skip
+DIALECT = Dialect(
+    [*MODELS, *EMBEDDINGS, *OPERATIONS], ERRORS, {NDJSON: LINES}, untagged, _REFERENCE, "/api/"
+)

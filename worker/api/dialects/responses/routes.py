@@ -1,0 +1,26 @@
+"""`/v1/responses` and its count of tokens."""
+
+from __future__ import annotations
+
+from worker.api.chat.run import counting, generation
+from worker.api.dialects.responses.schema import ResponsesBody, chat_of, read
+from worker.api.dialects.responses.stream import STREAM, ResponseAnswer
+from worker.api.http.errors import NESTED
+from worker.api.http.operation import SSE, Dialect
+
+_REFERENCE = "https://platform.openai.com/docs/api-reference/responses"
+OPERATIONS = [
+    operation
+    for path in ("/v1/responses", "/responses")
+    for operation in (
+        generation(
+            path, "OpenAI's responses, nothing stored",
+            ResponsesBody, read, ResponseAnswer,
+        ),
+        counting(
+            f"{path}/input_tokens", ResponsesBody, lambda body: (body.model, chat_of(body)),
+            lambda n_tokens: {"object": "response.input_tokens", "input_tokens": n_tokens},
+        ),
+    )
+]  # fmt: skip
+DIALECT = Dialect(OPERATIONS, NESTED, {SSE: STREAM}, reference=_REFERENCE)
