@@ -104,7 +104,7 @@ def _is_off(off: Any, given: Any) -> Any:
     if given != off and given:
         raise PydanticCustomError(
             "body.unsupported",
-            "is a sampler's that this worker does not have; leave it out, or off with {off}",
+            "belongs to a sampler that is not here; leave it out, or turn it off with {off}",
             {"off": str(off)},
         )
     return given
