@@ -274,6 +274,16 @@ def test_timings_come_with_every_token_where_they_are_asked_for(worker: WorkerPr
         assert [("timings" in chunk) for chunk in middle] == [asked] * len(middle)
 
 
+@pytest.mark.parametrize("fields", [{"n_predict": 0}, {"grammar": 'root ::= ""'}])
+def test_timings_of_an_answer_without_a_token_have_its_prompt(
+    worker: WorkerProcess, fields: dict[str, Any]
+) -> None:
+    answer = completed(worker, cache_prompt=False, **fields)
+    found = answer["timings"]
+    assert (found["predicted_n"], found["prompt_n"]) == (0, answer["tokens_evaluated"])
+    assert found["prompt_per_second"] > 0
+
+
 def test_an_answer_cannot_begin_anew_and_go_on(worker: WorkerProcess) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
     both = {"messages": messages, "add_generation_prompt": True, "continue_final_message": True}

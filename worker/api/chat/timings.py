@@ -14,7 +14,7 @@ def timings(choice: Choice) -> dict[str, float]:
     prompt_ms = done.prompt_time_ms if done is not None else 0.0
     if done is None and progress is not None:
         n_prompt, prompt_ms = progress.n_computed - job.cached_tokens, progress.seconds * 1000
-    elif not n_out:
+    elif done is None and not n_out:
         n_prompt = 0
     predicted_ms = done.decode_time_ms if done is not None else job.decode_time_ms
     return {
