@@ -117,6 +117,17 @@ def test_what_is_told_as_default_is_what_a_silent_request_has(worker: WorkerProc
     assert told["lora"] == [] and told["ignore_eos"] is False and told["n_probs"] == 0
 
 
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_the_defaults_that_are_told_draw_another_answer_each_time(
+    worker: WorkerProcess, path: str
+) -> None:
+    told = worker.get("/props").json()["default_generation_settings"]["params"]
+    body = told | {"prompt": PROMPT, "temperature": 1.5, "max_tokens": 16, "n_predict": 16}
+    found = [worker.post(path, body).json() for _ in range(4)]
+    texts = {str(answer.get("content") or answer.get("choices")) for answer in found}
+    assert len(texts) > 1
+
+
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
 def test_a_long_prompt_tells_how_far_it_is(worker: WorkerProcess, path: str) -> None:
     text = path + "".join(f"The fox met bird number {n} by the river. " for n in range(40))

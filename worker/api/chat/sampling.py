@@ -25,6 +25,8 @@ from worker.errors import InvalidRequest
 from worker.wire.sampling import DEFAULT_BREAKERS, OTHERS, PARAMETERS, Sampling, order_of
 
 MAX_SEED = 2**64 - 1
+DRAWN_SEED = 2**32 - 1
+"""What llama.cpp tells, and takes, as the seed of those who ask for none."""
 MAX_BIASES = 1024
 MAX_BIAS_CHARS = 16 * 1024
 """Of all texts in `logit_bias`: each is a word or so, and is tokenised."""
@@ -197,7 +199,7 @@ class SamplingFields(_Numbers):
         ge=-(2**63),
         le=2**64 - 1,
         validation_alias=AliasChoices("seed", "sampler_seed"),
-        description="-1 draws one",
+        description="-1 draws one, and so does llama.cpp's word for it, 4294967295",
     )
     ignore_eos: Flag = Field(False, validation_alias=AliasChoices("ignore_eos", "ban_eos_token"))
     min_tokens: Integer = Field(
@@ -220,7 +222,7 @@ class SamplingFields(_Numbers):
     def sampling(
         self, state: AppState, logprobs: int | None = None, *, post_sampling_probs: bool = False
     ) -> Sampling:
-        """A seed that is absent or -1 is drawn."""
+        """A seed that is absent, -1 or `DRAWN_SEED` is drawn."""
         found: dict[str, Any] = {"repeat_last_n": self.counted_tokens, **state.served.sampling}
         for name, known in PARAMETERS.items():
             if (value := getattr(self, name)) is not None:
@@ -241,7 +243,7 @@ class SamplingFields(_Numbers):
         if self.temperature_last and "temperature" in order:
             order = (*(name for name in order if name != "temperature"), "temperature")
         found["samplers"] = order
-        drawn = self.seed is None or self.seed == -1
+        drawn = self.seed in (None, -1, DRAWN_SEED)
         return Sampling(
             seed=secrets.randbits(64) if drawn else (self.seed or 0) & MAX_SEED,
             is_seeded=not drawn,

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from worker.api.chat.chat_fields import ReasoningChatFields
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import answered
+from worker.api.chat.sampling import DRAWN_SEED
 from worker.api.dialects.llama_server.completion import OPERATIONS as COMPLETIONS
 from worker.api.dialects.llama_server.completion import STREAM, settings_of
 from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
@@ -105,8 +106,8 @@ async def props(request: Request, state: AppState) -> object:
     silent = CompletionBody.model_validate({"prompt": ""})
     adapters = state.adapters.of(None, None)
     params = settings_of(silent.sampling(state), silent, -1, (), adapters)
-    # This number stands for a seed that is drawn for each request; what follows it is ignored.
-    params |= {"seed": 2**32 - 1, "n_keep": 0, "n_discard": 0, "backend_sampling": False}
+    # What follows the seed is ignored.
+    params |= {"seed": DRAWN_SEED, "n_keep": 0, "n_discard": 0, "backend_sampling": False}
     metadata = state.served.metadata
     for_tools = metadata.get("tokenizer.chat_template.tool_use")
     return {
