@@ -41,7 +41,13 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
     try:
         with contextlib.closing(EngineProcess()) as engine:
             if serves and not instructions.missing():
-                engine.spawn()
+                try:
+                    engine.spawn()
+                except WorkerError as error:
+                    from worker.observability import logs
+
+                    logs.configure()
+                    return _report(f"llorch-{backend}", error)
             return _obey(backend, name, argv[1:] if name else argv, engine)
     except KeyboardInterrupt:
         return 0 if name is None else 130

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import logging
 import os
 import socket
@@ -44,6 +45,9 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
     """Send every log line of this process to stderr, as JSON or for a terminal."""
     stream = cast(TextIO, _Unblocked(sys.stderr))
     json_lines = format == "json" or (format == "auto" and not stream.isatty())
+    if json_lines and isinstance(sys.stderr, io.TextIOWrapper):
+        # JSON's, whatever the locale's is.
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     least = "warning" if is_for_people(level, format) else level
     threshold = logging.getLevelNamesMapping()[least.upper()]
     shared: list[Processor] = [

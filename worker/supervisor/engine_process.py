@@ -7,18 +7,19 @@ therefore imports nothing heavy. Runs on the API process's main thread, later on
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import worker
-from worker.errors import WorkerError
+from worker.errors import WorkerError, system_words
 from worker.wire.black_box import BlackBox
 
 if TYPE_CHECKING:
@@ -74,10 +75,13 @@ class EngineProcess:
     def spawn(self) -> None:
         """Start the process, unless it is started; it exits when the pipe is closed.
 
-        Raises `OSError` if memory or processes are short.
+        Raises `WorkerError` if memory, processes or descriptors are short for now.
         """
-        if self._process is not None:
-            return
+        if self._process is None:
+            with _told():
+                self._spawn()
+
+    def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
         file = BlackBox.create_file()
         try:
@@ -102,14 +106,18 @@ class EngineProcess:
         self._pipe = ours
 
     async def connect(self, on_frame: Callable[[list[Event]], None]) -> None:
-        """Attach a spawned process to the event loop; `on_frame` gets each of its frames."""
+        """Attach a spawned process to the event loop; `on_frame` gets each of its frames.
+
+        Raises as `spawn` does.
+        """
         import asyncio
 
         from worker.wire.async_channel import AsyncChannel
 
         self._gone = asyncio.Event()
         self.connected_at = self.heard_at = time.monotonic()
-        self._channel = await AsyncChannel.open(self._pipe, on_frame, self._on_lost)
+        with _told():
+            self._channel = await AsyncChannel.open(self._pipe, on_frame, self._on_lost)
 
     def _on_lost(self) -> None:
         self.is_lost = True
@@ -173,6 +181,16 @@ class EngineProcess:
             self._pipe.close()
             self._process.kill()
             self._process.wait()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Raises `WorkerError` for what the system refuses inside the block."""
+    try:
+        yield
+    except OSError as error:
+        why = system_words(error)
+        raise WorkerError(f"The engine process could not be started: {why}.") from error
 
 
 def engine_environment() -> dict[str, str]:

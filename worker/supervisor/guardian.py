@@ -147,8 +147,9 @@ class Guardian:
         try:
             engine.spawn()
             await engine.connect(self._supervisor.on_events)
-        except OSError as trouble:  # memory or processes are short for now
-            return f"not spawned: {trouble.strerror}"
+        except WorkerError as trouble:
+            engine.error = trouble
+            return "not spawned" if engine.pid is None else await engine.end()
         engine.send(config)
         self._log.info("engine.spawned", pid=engine.pid)
         if self._supervisor.info is not None and self._woken is None:

@@ -164,6 +164,13 @@ async def test_a_failed_start_is_raised(
     await supervisor.stop()
 
 
+async def test_an_engine_that_cannot_be_spawned_is_no_fault_of_the_model() -> None:
+    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(["/no/such/program"]))
+    error = await failure_of(supervisor.start(CONFIG))
+    assert type(error) is WorkerError and "/no/such/program: No such file" in error.message
+    await supervisor.stop()
+
+
 async def test_progress_is_seen_until_ready_and_nothing_is_accepted_before() -> None:
     supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
     assert supervisor.state == "loading"

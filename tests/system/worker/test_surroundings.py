@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import socket
@@ -21,7 +22,7 @@ from tests.conftest import StartWorker
 from tests.support import sse
 from tests.support.pool_manager import serving
 from tests.support.ports import free_port
-from tests.support.worker import environment, installed, json_lines, until
+from tests.support.worker import environment, installed, json_lines, run_to_exit, until
 
 
 def is_ready(url: str) -> bool:
@@ -187,3 +188,22 @@ def test_standard_files_that_are_closed(warm_cache: Path) -> None:
     finally:
         process.kill()
         process.wait(60)
+
+
+def test_the_log_is_utf8_in_each_locale(start_worker: StartWorker) -> None:
+    """The plan's reason has a times sign, which ASCII has not."""
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    worker = start_worker(env=ascii_only)
+    lines = (worker.folder / "stderr").read_text("utf-8").splitlines()
+    (plan,) = [json.loads(line) for line in lines if '"engine.plan"' in line]
+    assert "×" in plan["kv_reason"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems need more files for a start")
+def test_descriptors_that_do_not_suffice_for_an_engine(warm_cache: Path) -> None:
+    limited = ["sh", "-c", 'ulimit -n 7; exec "$@"', "sh", *installed()]
+    exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=limited)
+    assert exit.code == 1 and "Traceback" not in exit.stderr
+    failure, sentence = exit.stderr.strip().splitlines()
+    assert sentence == f"llorch-cpu: {json.loads(failure)['message']}"
+    assert "engine process could not be started" in sentence and "Too many open" in sentence
