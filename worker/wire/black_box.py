@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-import tempfile
+import sys
 
 SMALL_INTAKE, LONG_INTAKE, LOOP = 0, 1, 2
 """The engine's threads that handle requests, as indices of `BlackBox.in_hand`."""
@@ -36,6 +36,14 @@ class BlackBox:
     @staticmethod
     def create_file() -> int:
         """The descriptor of a file for one box. The file lives as long as it is open or mapped."""
-        with tempfile.TemporaryFile() as file:
-            file.truncate(mmap.PAGESIZE)
-            return os.dup(file.fileno())
+        if sys.platform == "linux":
+            # On no disk: there may be none that can be written, and a full one has no page for it,
+            # which would end the engine at its first record.
+            fd = os.memfd_create("llorch-black-box")
+        else:
+            import tempfile
+
+            with tempfile.TemporaryFile() as file:
+                fd = os.dup(file.fileno())
+        os.truncate(fd, mmap.PAGESIZE)
+        return fd

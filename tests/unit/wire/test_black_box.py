@@ -1,0 +1,24 @@
+"""What the engine has in hand is kept where no disk can fail it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from worker.wire.black_box import LOOP, BlackBox
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a temporary file")
+def test_no_folder_for_temporary_files_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    file = BlackBox.create_file()
+    ours, theirs = BlackBox(file), BlackBox(file)
+    os.close(file)
+    theirs.in_hand[LOOP] = 7
+    assert ours.suspects == {7}
