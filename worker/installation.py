@@ -40,5 +40,13 @@ def check_engine(backend: str = "cpu") -> None:
 def default_cache_dir() -> Path:
     """`$XDG_CACHE_HOME/llorch-worker`, or the usual place; it may not exist yet."""
     base = os.environ.get("XDG_CACHE_HOME")
-    root = Path(base) if base and os.path.isabs(base) else Path.home() / ".cache"
+    root = Path(base) if base and os.path.isabs(base) else _home() / ".cache"
     return root / DISTRIBUTION
+
+
+def _home() -> Path:
+    """The user's; `/`, as container runtimes have it, for a user whom the system does not know."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return Path("/")

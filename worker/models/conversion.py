@@ -134,7 +134,7 @@ def _converter_digest() -> bytes:
 
 def is_usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) -> bool:
     """Whether a cached GGUF exists and is intact; a broken one is converted again."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # false, too, in a folder that this user may not enter
         return False
     try:
         check(read_header(path))

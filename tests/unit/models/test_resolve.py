@@ -218,6 +218,11 @@ def test_a_killed_worker_leaves_nothing_that_looks_like_a_model(
     assert not any(p.is_file() for attempt in attempts for p in attempt.rglob("*.gguf"))
 
 
+def test_what_the_system_refuses_to_look_at_is_not_usable() -> None:
+    """Then the conversion names the folder and what helps."""
+    assert not conversion.is_usable(Path("a" * 300))
+
+
 # --- what is refused -----------------------------------------------------------------------
 
 
