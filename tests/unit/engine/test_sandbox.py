@@ -130,6 +130,17 @@ def _server(program: BoundedProgram) -> int:
     return own.pid
 
 
+def test_a_program_whose_asker_has_left_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    program = BoundedProgram("worker.engine.text.sandbox")
+    program.ask(b'["", null]', 1)  # by which time it has forked the one that answers
+    answers = program._process.stdout
+    assert answers is not None
+    answers.close()
+    os.kill(_server(program), signal.SIGKILL)
+    assert program._process.wait(60) == 0
+    assert capfd.readouterr().err == ""
+
+
 @pytest.mark.parametrize("program", [renderer, decoder])
 def test_the_process_that_answers_can_open_nothing(program: Callable[[], BoundedProgram]) -> None:
     picture_of(picture())  # by which time it has bound itself
