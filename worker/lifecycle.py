@@ -108,12 +108,14 @@ class Lifecycle:
             self._uri += settings.api_prefix
         self._exit_code = 0
         self._stop = asyncio.Event()
+        self._must_leave = threading.Event()
         self._was_signalled = self._stops_now = False
         self._heartbeats: Heartbeats | None = None
 
     async def serve(self) -> WorkerError | None:
         """Run the worker to its end; returns the error that ended it, `None` if it was told to."""
         settings = self._settings
+        in_daemon_thread(self._leave_by_force)
         self._metrics = Metrics(settings.worker_id, len(settings.adapters))
         self._supervisor = Supervisor(settings, self._metrics, self._engine)
         for number in stop_signals():
@@ -319,14 +321,17 @@ class Lifecycle:
             return
         self._supervisor.begin_draining()
         self._log.info("worker.draining", running=self._supervisor.status().running)
-        self._leave_after(self._settings.drain_timeout + EXIT_MARGIN_SECONDS)
+        self._must_leave.set()
         self._stop.set()
 
-    def _leave_after(self, seconds: float) -> None:
-        """End the process by force after a time, on its own thread, as the event loop may hang."""
-        timer = threading.Timer(seconds, lambda: os._exit(self._exit_code))
-        timer.daemon = True
-        timer.start()
+    def _leave_by_force(self) -> None:
+        """End the process so long after the stop has begun, whatever the event loop does.
+
+        On a thread that is made at the start: when it is needed, there may be none to be had.
+        """
+        self._must_leave.wait()
+        time.sleep(self._settings.drain_timeout + EXIT_MARGIN_SECONDS)
+        os._exit(self._exit_code)
 
     async def _until_stop(self, serving: asyncio.Task[None]) -> WorkerError | None:
         stop, fatal = asyncio.create_task(self._stop.wait()), self._supervisor.fatal

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.conftest import StartWorker
@@ -156,3 +158,13 @@ def test_a_reader_that_does_not_read_holds_nothing_up(start_worker: StartWorker)
         before = time.monotonic()
         assert worker.stop() == 0
         assert time.monotonic() - before < 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="bounds another process")
+def test_a_stop_needs_no_new_thread(start_worker: StartWorker) -> None:
+    """Where memory or processes are short, there is none; the exit by force is ready before."""
+    worker = start_worker("--drain-timeout", "0.1")
+    taken = psutil.Process(worker.pid).memory_info().vms - (10 << 20)
+    resource.prlimit(worker.pid, resource.RLIMIT_AS, (taken, taken))
+    worker.signal(signal.SIGTERM)
+    worker.wait()
