@@ -19,10 +19,12 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 
 from worker.api.app import build_schemas, create_app
+from worker.api.http.gate import is_loopback as is_loopback_name
 from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.server import Server, server_for
 from worker.api.http.state import AppState
@@ -295,12 +297,16 @@ class Lifecycle:
                 message=f"Listening on {', '.join(settings.host)} without LLORCH_WORKER_TOKEN "
                 "or --api-key-file: whoever reaches the port may use the model.",
             )
-        in_a_pool = settings.callback_url is not None or settings.heartbeat_url is not None
-        if in_a_pool and settings.advertise_host is None and is_wildcard(settings.host[0]):
+        managers = [url for url in (settings.callback_url, settings.heartbeat_url) if url]
+        is_local = is_loopback(self._listeners[0])
+        is_far = any(not is_loopback_name(urlsplit(url).hostname or "") for url in managers)
+        is_for_us = (managers and is_wildcard(self._listeners[0])) or (is_far and is_local)
+        if is_for_us and settings.advertise_host is None:
+            remedy = "another --host" if is_local else "--advertise-host"
             self._log.warning(
                 "worker.unreachable_uri",
                 message=f"The pool manager is told {self._uri}, which no other machine can use; "
-                "give --advertise-host.",
+                f"give {remedy}.",
             )
 
     # --- stop ----------------------------------------------------------------------------

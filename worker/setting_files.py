@@ -25,8 +25,14 @@ def check_certificate(certificate: tuple[str, str]) -> str:
     for path, field in zip(certificate, ("ssl_certfile", "ssl_keyfile"), strict=True):
         if not os.access(path, os.R_OK) or not os.path.isfile(path):
             raise wrong_value(field, path, "which is no file that can be read")
+
+    def passphrase() -> str:  # without it, OpenSSL asks at the terminal and waits
+        raise wrong_value(
+            "ssl_keyfile", certificate[1], "which is encrypted; give a key without a pass phrase"
+        )
+
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*certificate)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(*certificate, passphrase)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"--ssl-certfile {certificate[0]!r} and --ssl-keyfile {certificate[1]!r} are no "

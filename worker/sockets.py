@@ -125,8 +125,9 @@ def is_loopback(listener: socket.socket) -> bool:
     return host == "::1" or host.startswith("127.")
 
 
-def is_wildcard(host: str) -> bool:
-    return host in ("0.0.0.0", "::", "[::]", "")
+def is_wildcard(listener: socket.socket) -> bool:
+    """Whether it has all addresses of this machine, whatever name it was given for them."""
+    return listener.family != socket.AF_UNIX and listener.getsockname()[0] in ("0.0.0.0", "::")
 
 
 def uri_of(host: str, port: int, *, is_secure: bool = False) -> str:

@@ -6,6 +6,7 @@ import json
 import socket
 import ssl
 import stat
+import subprocess
 from pathlib import Path
 
 import httpx
@@ -68,6 +69,28 @@ def test_files_that_are_no_certificate_are_refused_by_name(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="are no certificate with its key"):
         check_certificate((file, str(wrong)))
     check_certificate((file, file))
+    locked = tmp_path / "locked.pem"
+    command = ["openssl", "rsa", "-aes256", "-passout", "pass:x", "-in", file, "-out", str(locked)]
+    subprocess.run(command, check=True, capture_output=True)
+    with pytest.raises(ConfigError, match="--ssl-keyfile is .*is encrypted"):
+        check_certificate((file, str(locked)))
+
+
+@pytest.mark.parametrize(
+    ("host", "manager", "is_told"),
+    [
+        ("::0", "127.0.0.1", True),
+        ("127.0.0.1", "manager.invalid", True),
+        ("127.0.0.1", "localhost", False),
+    ],
+)
+def test_an_address_that_only_this_machine_knows_is_warned_of(
+    start_worker: StartWorker, host: str, manager: str, is_told: bool
+) -> None:
+    url = f"http://{manager}:9/heartbeat"
+    worker = start_worker("--host", host, "--heartbeat-url", url, wait_ready=False)
+    assert worker.stop() == 0
+    assert bool(worker.logs("worker.unreachable_uri")) == is_told
 
 
 def test_a_worker_serves_on_a_unix_socket(
