@@ -336,3 +336,21 @@ def test_what_cannot_be_honoured_is_named(
             model="tools", messages=FRANCE, **({"tools": TOOLS} | fields)
         )
     assert caught.value.param and caught.value.param.startswith(param), caught.value.param
+
+
+@pytest.mark.parametrize("stop", ['"where"', "wn", "}"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_a_stop_cuts_off_is_none_to_make(
+    worker: WorkerProcess, stop: str, stream: bool
+) -> None:
+    asked = {"messages": FRANCE, "max_tokens": 100, "stream": stream}
+    look: Any = LOOK["function"]
+    only_down = {**look["parameters"], "properties": {"where": {"enum": ["down"]}}}
+    openais = {"type": "function", "function": {**look, "parameters": only_down}}
+    chat = asked | {"tools": [openais], "tool_choice": "required", "stop": [stop]}
+    answer = worker.post("/v1/chat/completions", chat).text
+    assert '"name":"look"' in answer and '"finish_reason":"stop"' in answer
+    anthropics = {"name": "look", "input_schema": only_down}
+    tools = {"tools": [anthropics], "tool_choice": {"type": "any"}, "stop_sequences": [stop]}
+    answer = worker.post("/v1/messages", asked | tools).text
+    assert '"name":"look"' in answer and '"stop_reason":"stop_sequence"' in answer

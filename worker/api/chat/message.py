@@ -56,6 +56,15 @@ class Block:
             return {}
         return value if isinstance(value, dict) else {}
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a call's arguments are all there."""
+        try:
+            pydantic_core.from_json(self.text)
+        except ValueError:
+            return False
+        return True
+
 
 @dataclass(slots=True, eq=False)
 class Choice:
@@ -187,7 +196,11 @@ class Choice:
         assert self.finished is not None
         if self.finished.stop_reason == "MAX_TOKENS":
             return "length"
-        return "tool_calls" if self.calls else "stop"
+        if not self.calls:
+            return "stop"
+        # Who reads that there are calls makes them, with the arguments that came before the stop.
+        is_cut = self.finished.stop_reason == "STOP_SEQUENCE" and not self.calls[-1].is_whole
+        return "stop" if is_cut else "tool_calls"
 
 
 def _within(text: str, scores: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
