@@ -66,6 +66,7 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
         if json_lines
         else [
             _drop_empty,
+            _show_controls,
             *[_drop_failure] * is_for_people(level, format),
             structlog.dev.ConsoleRenderer(
                 colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
@@ -135,6 +136,19 @@ def _redact(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
 
 def _drop_empty(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
     return {key: value for key, value in event.items() if value is not None}
+
+
+def _show_controls(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
+    """What clients have in a path or an id may not command the terminal of who reads it."""
+    return {key: _printable(value) for key, value in event.items()}
+
+
+def _printable(value: object) -> object:
+    if not isinstance(value, str) or value.isprintable():
+        return value
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in value
+    )
 
 
 def _drop_failure(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:

@@ -170,6 +170,11 @@ def test_a_refusal_shows_nothing_of_a_body(worker: WorkerProcess) -> None:
     assert last["path"] == "/completion" and last["reason"] == "json_schema (engine)"
 
 
+def test_a_long_path_makes_no_long_line(worker: WorkerProcess) -> None:
+    assert worker.get("/" + "a" * 9000).status_code == 404
+    assert max(len(each["path"]) for each in worker.logs("request.answered")) == 256
+
+
 def test_what_is_no_path_is_not_found(worker: WorkerProcess) -> None:
     for method in ("OPTIONS", "GET"):
         with socket.create_connection(("127.0.0.1", worker.port)) as client:

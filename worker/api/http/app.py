@@ -34,6 +34,8 @@ _IDS = (CORRELATION_ID, REQUEST_ID)
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
+_MAX_TOLD_CHARS = 256
+"""Of a path in logs and on the status page: a line stays one write, which a pipe does not part."""
 _MAX_IGNORED_CHARS = 2048
 """Of the names of ignored fields; clients and proxies take headers of 8 KiB."""
 
@@ -79,6 +81,7 @@ class Surface:
             path = scope["path"] = path[len(self.prefix) :] or "/"
         gate = self.gate
         place = self.routes.at(path) if is_below else self.routes.nowhere(path)
+        path = path[:_MAX_TOLD_CHARS]
         operation = place.operations.get(scope["method"])
         is_probe = operation is not None and operation.probe
         is_quiet = operation is not None and operation.quiet
