@@ -180,7 +180,10 @@ def _cache(settings: Settings) -> tuple[str, str | None]:
     Until the first start makes it, its nearest parent is checked.
     """
     folder = settings.cache_path
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    try:
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+    except OSError as error:  # of a name that is too long, or below what may not be entered
+        return str(folder), f"{folder} cannot be used: {error.strerror}; set --cache-dir"
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         return str(folder), f"{folder}: {existing} cannot be written to; set --cache-dir"
     free_bytes = shutil.disk_usage(existing).free
