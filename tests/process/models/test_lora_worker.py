@@ -189,6 +189,7 @@ def test_scales_of_requests_that_name_no_adapter(worker: WorkerProcess) -> None:
         ),
         ("/execute", {"job_id": "j", "lora": [{"id": 0, "scale": 1, "x": 1}]}, 400, "lora", "x"),
         ("/lora-adapters", {"lora": [{"id": -1, "scale": 1}]}, 400, "lora[0].id", "must be"),
+        ("/lora-adapters", {"id": 0, "scale": 0.5}, 400, "lora", "required"),
     ],
 )
 def test_what_is_wrong_with_an_adapter_is_told(

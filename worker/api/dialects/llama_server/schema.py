@@ -111,9 +111,12 @@ class TextBody(GenerationFields):
 
 
 class AdaptersBody(OpenBody):
-    """`POST /lora-adapters`: a list."""
+    """`POST /lora-adapters`: a list, or an object that has it.
 
-    lora: Many[AdapterFields] = Field((), max_length=MAX_ADAPTERS)
+    The list is no option: one adapter outside of a list would turn all of them off.
+    """
+
+    lora: Many[AdapterFields] = Field(max_length=MAX_ADAPTERS)
 
     list_field = "lora"
 
