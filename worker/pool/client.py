@@ -7,6 +7,7 @@ faulty costs a log line and a later attempt.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,10 @@ ATTEMPT_SECONDS = 10.0
 """Limit of a whole exchange, even if its answer comes byte by byte."""
 FIRST_DELAY_SECONDS = 0.25
 LONGEST_DELAY_SECONDS = 10.0
+_READ_BY_HTTPX = frozenset({
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"
+})  # fmt: skip
+"""Variables, in capitals or not."""
 _RETRIED_4XX = frozenset({408, 425, 429})
 
 
@@ -86,14 +91,19 @@ class PoolClient:
     ) -> tuple[int | None, str]:
         """Post JSON once; returns the status, or `None` and what went wrong. Reads no body."""
         try:
+            client = self._client()
+        except Exception as error:  # whose words do not say that it is the environment
+            variables = ", ".join(name for name in os.environ if name.upper() in _READ_BY_HTTPX)
+            return None, f"{type(error).__name__}: {error} (set: {variables or 'no proxy'})"
+        try:
             async with asyncio.timeout(timeout_seconds):
-                async with self._client().stream(
+                async with client.stream(
                     "POST", url, json=payload, timeout=timeout_seconds
                 ) as response:
                     return response.status_code, ""
         except TimeoutError:
             return None, f"no answer within {timeout_seconds:.1f} s"
-        except Exception as error:  # of the manager or of the environment, whatever it is
+        except Exception as error:  # of the manager, whatever it is
             return None, f"{type(error).__name__}: {error}".replace(url, without_secrets(url))
 
     def _client(self) -> httpx.AsyncClient:

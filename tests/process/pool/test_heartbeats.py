@@ -137,7 +137,8 @@ def test_an_environment_without_a_way_to_the_manager_is_told_and_stops_nothing(
 ) -> None:
     with serving() as manager:
         running = start_worker(*manager.flags(), "--callback-optional", env=variables)
-        running.wait_log("callback.retry")
+        reason = running.wait_log("callback.retry")["reason"]
+        assert all(name in reason for name in variables)
         failed = 'worker_heartbeats_total{result="failed"}'
         until(lambda: running.metric(failed) >= 3, 60, lambda: running.stderr)
         assert len(running.logs("heartbeat.failed")) == 1
