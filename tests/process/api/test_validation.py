@@ -93,6 +93,15 @@ def test_each_range_ends_where_it_says(
     assert [fault["field"] for fault in answer.json()["errors"]] == [field]
 
 
+@pytest.mark.parametrize("given", [5, True, {"a": 1}])
+def test_what_is_no_stop_is_told_that_one_text_is(worker: WorkerProcess, given: Any) -> None:
+    answer = worker.post("/v1/completions", {"prompt": "Once", "stop": given})
+    assert answer.status_code == 400
+    fault = answer.json()["error"]["errors"][0]
+    assert fault["message"] == "stop must be a text or a list of texts"
+    assert fault["constraint"] == "type"
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_number_that_no_double_holds_is_the_clients_fault(
     worker: WorkerProcess, sign: int

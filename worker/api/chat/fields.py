@@ -65,7 +65,9 @@ TokenIds = Annotated[tuple[TokenId, ...], Field(fail_fast=True, min_length=1)]
 def _stops(given: object) -> object:
     """One text or several; an empty one, as some clients send it, ends no answer."""
     texts = [given] if isinstance(given, str) else given
-    return [each for each in texts if each != ""] if isinstance(texts, list) else given
+    if not isinstance(texts, list | tuple):
+        raise PydanticCustomError("body.type", "must be a text or a list of texts")
+    return [each for each in texts if each != ""]
 
 
 Stops = Annotated[
