@@ -467,6 +467,24 @@ def test_a_stream_put_together_is_the_whole_answer(name: str, frames: list[Frame
     assert client.join(stream) == client.whole(whole)
 
 
+@pytest.mark.parametrize("reason", get_args(StopReason))
+@pytest.mark.parametrize("ends", ['a"', 'a", ', 'a"}}'])
+def test_a_call_that_was_cut_off_is_none_of_ollamas(reason: StopReason, ends: str) -> None:
+    called = '<tool_call>\n{"name": "get_time", "arguments": {"city": "b"}}\n</tool_call>\n'
+    texts = called, '<tool_call>\n{"name": "get_time", "arguments": {"city": "', ends
+    events: list[StreamEvent] = [
+        Started(0, 1),
+        *(Token(0, text, (n,)) for n, text in enumerate(texts)),
+    ]
+    answer = answer_of(CLIENTS["ollama's chat"])
+    stream = b"".join(streamed(answer, [(0, [*events, Finished(0, reason, 3, 1.0)])]))
+    whole = json.loads(b"".join(in_parts(answer.whole())))
+    is_cut = reason != "EOS" and not ends.endswith("}}")
+    cities = ["b"] if is_cut else ["b", "a"]
+    for _, _, calls, _ in (join_ollama(stream)[0], whole_ollama(whole)[0]):
+        assert [call["function"]["arguments"]["city"] for call in calls] == cities
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 @settings(max_examples=10, deadline=None)
 @given(frames=arrivals(), at=st.integers(1, 5))

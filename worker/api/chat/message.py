@@ -196,11 +196,16 @@ class Choice:
         assert self.finished is not None
         if self.finished.stop_reason == "MAX_TOKENS":
             return "length"
-        if not self.calls:
-            return "stop"
         # Who reads that there are calls makes them, with the arguments that came before the stop.
-        is_cut = self.finished.stop_reason == "STOP_SEQUENCE" and not self.calls[-1].is_whole
-        return "stop" if is_cut else "tool_calls"
+        return "tool_calls" if self.calls and not self.is_cut else "stop"
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a limit or a stop ended the answer within its last call."""
+        assert self.finished is not None
+        if self.finished.stop_reason == "EOS" or not self.blocks:
+            return False
+        return self.blocks[-1].kind == "call" and not self.blocks[-1].is_whole
 
 
 def _within(text: str, scores: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:

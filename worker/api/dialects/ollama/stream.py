@@ -48,15 +48,21 @@ class _Lines(Answer[Body]):
             case Reasoning(text):
                 return self._calls(choice.calls) + self._line(self.content("", text))
             case Finished():
-                return self._calls(choice.calls) + self._line(self.content("") | self._end())
+                calls = self._calls(self._whole_calls())
+                return calls + self._line(self.content("") | self._end())
             case _:
                 return b""
 
     def whole(self) -> Line:
         choice = self._choice
-        content = self.content(choice.text, choice.reasoning, choice.calls)
+        content = self.content(choice.text, choice.reasoning, self._whole_calls())
         scored = {"logprobs": scored_tokens(choice.logprobs)} if choice.logprobs else {}
         return self._head() | content | scored | self._end()
+
+    def _whole_calls(self) -> Sequence[Block]:
+        """Not the one that was cut off: as an object, its arguments would look whole."""
+        calls = self._choice.calls
+        return calls[:-1] if self._choice.is_cut else calls
 
     def _calls(self, calls: Sequence[Block]) -> bytes:
         """A line for each of these calls that has none yet."""
