@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LEVELS = {"debug", "info", "warning", "error", "critical"}
+LEVELS = {"debug", "info", "warning", "error", "critical", "exception"}
 
 
 def names_in_the_code() -> dict[str, str]:
@@ -24,9 +24,11 @@ def names_in_the_code() -> dict[str, str]:
 
 
 def is_log_call(function: ast.expr) -> bool:
-    """`log.info(…)`, or `write(…)` where the level is chosen first."""
+    """`log.info(…)`, or `write(…)` and `getattr(log, …)(…)` where the level is chosen first."""
     if isinstance(function, ast.Attribute):
         return function.attr in LEVELS
+    if isinstance(function, ast.Call):
+        return isinstance(function.func, ast.Name) and function.func.id == "getattr"
     return isinstance(function, ast.Name) and function.id == "write"
 
 

@@ -61,17 +61,24 @@ def main() -> None:
         os._exit(0)  # the parent died before it sent its command
     configure(config.log_level, config.log_format, config.worker_id)
     library.log.listener = _forward_log
-    renderer()  # another program; the walls let none start
-    if config.projector is not None:
-        decoder()
-    walls = walls_for(config)
     intake: Future[Intake] = Future()
-    threading.Thread(target=_take_in, args=(channel, intake), name="intake", daemon=True).start()
     try:
+        renderer()  # another program; the walls let none start
+        if config.projector is not None:
+            decoder()
+        walls = walls_for(config)
+        takes_in = threading.Thread(target=_take_in, args=(channel, intake), name="intake")
+        takes_in.daemon = True
+        takes_in.start()
         engine = start(config, walls, channel, BlackBox(options.black_box))
     except WorkerError as error:
         channel.send([EngineFailed(error)])
         os._exit(error.exit_code)
+    except Exception as error:  # of the system, such as no thread left, or of the worker itself
+        log.exception("engine.start_failed")
+        what = f"{type(error).__name__}: {error}"
+        channel.send([EngineFailed(WorkerError(f"The engine's start failed: {what}."))])
+        os._exit(WorkerError.exit_code)
     library.on_abort(partial(tell_abort, channel, EngineCrashed, "llama.cpp gave up"))
     gc.collect()
     gc.freeze()  # excludes permanent objects from garbage collection between steps

@@ -1,0 +1,16 @@
+"""The engine process, on a system that has no thread left for it."""
+
+from __future__ import annotations
+
+import threading
+
+from worker.engine import process
+
+
+def fail(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+if __name__ == "__main__":
+    vars(threading)["Thread"].start = fail
+    process.main()
