@@ -126,6 +126,8 @@ class Answers:
             else:
                 reason = "STOP_SEQUENCE"
             _emit(sequence, sequence.lines.feed(text), events)
+        # What is pending then is what a stop or the end of a line has cut off.
+        is_cut = stop is not None or sequence.lines.is_over
         began = sequence.first_token_at or now
         decode_ms = round(1000 * (now - began), 3)
         events.append(
@@ -136,7 +138,7 @@ class Answers:
                 decode_ms,
                 stop,
                 sequence.prompt_time_ms,
-                tuple(sequence.pending_logprobs) if stop is None else (),
+                () if is_cut else tuple(sequence.pending_logprobs),
             )
         )
 

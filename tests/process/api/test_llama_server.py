@@ -52,6 +52,14 @@ def test_no_token_with_its_odds_is_the_next_one(worker: WorkerProcess) -> None:
     assert completed(worker, n_predict=0)["content"] == ""
 
 
+def test_a_token_that_the_end_of_a_line_cuts_off_has_no_odds(worker: WorkerProcess) -> None:
+    lines: dict[str, Any] = {"grammar": 'root ::= "a\\n" [a-z]+', "n_indent": 2}
+    answer = completed(worker, return_tokens=True, n_probs=1, **lines)
+    assert (answer["content"], answer["stop_type"]) == ("a\n", "limit")
+    ids = [entry["id"] for entry in answer["completion_probabilities"]]
+    assert ids == answer["tokens"] and len(ids) < answer["tokens_predicted"]
+
+
 def test_an_unknown_sampler_is_named(worker: WorkerProcess) -> None:
     refused = worker.post("/completion", {"prompt": PROMPT, "samplers": ["top_k", "mystery"]})
     assert refused.status_code == 400 and "'mystery', which is no sampler here" in refused.text
