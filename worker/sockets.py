@@ -7,17 +7,28 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from worker.errors import ConfigError, PortInUse, wrong_value
 
+_WILDCARDS = ("0.0.0.0", "::")
+"""All addresses of a family."""
+
 
 def listen_on(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """A listening socket for each address, on one port; raises as `listen`."""
+    """A listening socket for each address, on one port; raises as `listen`.
+
+    An address that is given twice has one, and so have all of a family if all of them are given.
+    """
+    places = [_Place.of(host, port) for host in hosts]
+    wildcards = {each.family: each for each in places if each.address[0] in _WILDCARDS}
+    chosen = [wildcards.get(each.family, each) for each in places]
+    own = {(each.family, each.address): each for each in chosen}.values()
     listeners: list[socket.socket] = []
     try:
-        for host in hosts:
+        for place in own:
             taken = int(listeners[0].getsockname()[1]) if listeners else port
-            listeners.append(listen(host, taken, beside_others=len(hosts) > 1))
+            listeners.append(_listen(place, taken, beside_others=len(own) > 1))
     except BaseException:
         for listener in listeners:
             listener.close()
@@ -25,33 +36,51 @@ def listen_on(hosts: Sequence[str], port: int) -> list[socket.socket]:
     return listeners
 
 
-def listen(
-    host: str, port: int, *, shared: bool = False, beside_others: bool = False
-) -> socket.socket:
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
     """Open a listening socket; raises `PortInUse` or `ConfigError`.
 
-    Those that are `shared` may have one port, each some of its connections. One that is
-    `beside_others` leaves them the addresses of IPv4 if it has those of IPv6.
+    Those that are `shared` may have one port, each some of its connections.
     """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, UnicodeError) as error:
-        reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
-        why = f"which does not resolve to an address: {reason}"
-        raise wrong_value("host", host, why) from None
-    family, kind, protocol, _, address = found[0]
-    listener = socket.socket(family, kind, protocol)
+    return _listen(_Place.of(host, port), port, shared=shared)
+
+
+class _Place(NamedTuple):
+    """Where a host can be listened on."""
+
+    host: str
+    family: int
+    address: tuple[Any, ...]
+    """As its family has it: the address, the port, and with IPv6 two more."""
+
+    @classmethod
+    def of(cls, host: str, port: int) -> _Place:
+        """Raises `ConfigError` if there is none."""
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (socket.gaierror, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
+            why = f"which does not resolve to an address: {reason}"
+            raise wrong_value("host", host, why) from None
+        family, _, _, _, address = found[0]
+        return cls(host, family, address)
+
+
+def _listen(
+    place: _Place, port: int, *, shared: bool = False, beside_others: bool = False
+) -> socket.socket:
+    """One that is `beside_others` leaves them the addresses of IPv4 if it has those of IPv6."""
+    listener = socket.socket(place.family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if beside_others and family == socket.AF_INET6:
+        if beside_others and place.family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         if shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        listener.bind(address)
+        listener.bind((place.address[0], port, *place.address[2:]))
         listener.listen(2048)
     except OSError as error:
         listener.close()
-        raise _explain(error, host, port) from None
+        raise _explain(error, place.host, port) from None
     return listener
 
 
@@ -127,7 +156,7 @@ def is_loopback(listener: socket.socket) -> bool:
 
 def is_wildcard(listener: socket.socket) -> bool:
     """Whether it has all addresses of this machine, whatever name it was given for them."""
-    return listener.family != socket.AF_UNIX and listener.getsockname()[0] in ("0.0.0.0", "::")
+    return listener.family != socket.AF_UNIX and listener.getsockname()[0] in _WILDCARDS
 
 
 def uri_of(host: str, port: int, *, is_secure: bool = False) -> str:

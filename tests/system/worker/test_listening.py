@@ -18,6 +18,7 @@ from tests.support.certificate import own_certificate
 from tests.support.worker import run_to_exit, until
 from worker.errors import ConfigError
 from worker.setting_files import check_certificate
+from worker.sockets import listen_on
 
 
 def test_a_worker_listens_on_several_addresses_below_a_prefix(start_worker: StartWorker) -> None:
@@ -74,6 +75,24 @@ def test_files_that_are_no_certificate_are_refused_by_name(tmp_path: Path) -> No
     subprocess.run(command, check=True, capture_output=True)
     with pytest.raises(ConfigError, match="--ssl-keyfile is .*is encrypted"):
         check_certificate((file, str(locked)))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [
+        (["127.0.0.1", "localhost", "127.0.0.1"], ["127.0.0.1"]),
+        (["127.0.0.1", "0.0.0.0", "127.0.0.2"], ["0.0.0.0"]),
+        (["127.0.0.1", "127.0.0.2"], ["127.0.0.1", "127.0.0.2"]),
+    ],
+)
+def test_an_address_that_is_given_twice_is_listened_on_once(
+    hosts: list[str], expected: list[str]
+) -> None:
+    listeners = listen_on(hosts, 0)
+    assert [each.getsockname()[0] for each in listeners] == expected
+    assert len({each.getsockname()[1] for each in listeners}) == 1
+    for each in listeners:
+        each.close()
 
 
 @pytest.mark.parametrize(
