@@ -85,7 +85,7 @@ class Metrics:
         self.tokens_out = counter("worker_tokens_generated_total", "Tokens of answers, as usage tells them: those of a matched stop, too.")
         self.slow_readers = counter("worker_slow_readers_total", "Clients cut because they stopped reading.")
         self.crashes = counter("worker_engine_crashes_total", "Engine processes that died.")
-        self.respawns = counter("worker_engine_respawns_total", "Engine processes started anew.")
+        self.respawns = counter("worker_engine_respawns_total", "Engine processes started in place of one that died.")
         self.callback_failures = counter("worker_callback_failures_total", "Ready callbacks that the pool did not accept.")
         self.heartbeats = counter("worker_heartbeats_total", "Heartbeats, by result.", ("result",))
 
@@ -93,7 +93,7 @@ class Metrics:
         self.queue_wait = histogram("worker_queue_wait_seconds", "Acceptance to the first work on it.", buckets=_WAIT_SECONDS)
         self.first_token = histogram("worker_time_to_first_token_seconds", "Acceptance to the first token.", buckets=_WAIT_SECONDS)
         self.inter_token = histogram("worker_inter_token_seconds", "Between the tokens of a stream.", buckets=_STEP_SECONDS)
-        self.cancel = histogram("worker_cancel_latency_seconds", "A request's cancellation or time-out until the engine has freed its cells.", buckets=_CANCEL_SECONDS)
+        self.cancel = histogram("worker_cancel_latency_seconds", "A request's cancellation until the engine has freed its cells.", buckets=_CANCEL_SECONDS)
         self.load = histogram("worker_model_load_seconds", "Engine start to its first decoded token.", buckets=_LOAD_SECONDS)
 
         # vLLM's older and newer names, from which its routers compute a hit rate.
