@@ -131,7 +131,7 @@ def _server(program: BoundedProgram) -> int:
 
 
 def test_a_program_whose_asker_has_left_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    program = BoundedProgram("worker.engine.text.sandbox")
+    program = BoundedProgram("worker.engine.text.renderer_child")
     program.ask(b'["", null]', 1)  # by which time it has forked the one that answers
     answers = program._process.stdout
     assert answers is not None
