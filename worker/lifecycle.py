@@ -300,8 +300,8 @@ class Lifecycle:
         managers = [url for url in (settings.callback_url, settings.heartbeat_url) if url]
         is_local = is_loopback(self._listeners[0])
         is_far = any(not is_loopback_name(urlsplit(url).hostname or "") for url in managers)
-        is_for_us = (managers and is_wildcard(self._listeners[0])) or (is_far and is_local)
-        if is_for_us and settings.advertise_host is None:
+        is_unreachable = (managers and is_wildcard(self._listeners[0])) or (is_far and is_local)
+        if is_unreachable and settings.advertise_host is None:
             remedy = "another --host" if is_local else "--advertise-host"
             self._log.warning(
                 "worker.unreachable_uri",
