@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import socket
 import ssl
@@ -20,6 +21,7 @@ from tests.support.certificate import own_certificate
 from worker.api.http import connection
 from worker.api.http.connection import WorkerProtocol, protocol_with
 from worker.api.http.one_per_turn import OnePerTurn
+from worker.api.http.tls import TlsListener
 
 N_SLOW_PARTS = 12
 left: list[str] = []
@@ -77,13 +79,21 @@ async def served(
     loop = asyncio.get_running_loop()
     # Not `uvicorn.Server`, which looks ten times a second whether it is to end, and whether its
     # connections have ended.
-    server = await loop.create_server(
-        lambda: protocol(config, state, {}), "127.0.0.1", 0, ssl=config.ssl
-    )
+    listener = socket.create_server(("127.0.0.1", 0), backlog=512)
+
+    def make() -> Any:
+        return protocol(config=config, server_state=state, app_state={})
+
+    server: Any
+    if config.ssl is None:
+        server = await loop.create_server(make, sock=listener)
+    else:
+        server = TlsListener(listener, make, config.ssl)
     try:
-        yield server.sockets[0].getsockname()[1], state.connections  # type: ignore[misc]
+        yield listener.getsockname()[1], state.connections  # type: ignore[misc]
     finally:
         server.close()
+        listener.close()
         for each in list(state.connections):
             each.shutdown()
         while state.connections or state.tasks:
@@ -560,6 +570,43 @@ async def test_who_is_still_sending_makes_room_and_does_not_delay_the_end(
     for each in (writer, *lingering):
         each.close()
     assert asyncio.get_running_loop().time() - began < 10
+
+
+@pytest.mark.parametrize(
+    "anyio_backend", [("asyncio", {"use_uvloop": each}) for each in (False, True)]
+)
+@pytest.mark.anyio
+async def test_a_handshake_that_does_not_come_counts_as_a_connection(
+    anyio_backend: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """They took all descriptors, and each new connection was reset."""
+    certificate = own_certificate(tmp_path)
+    trusting = ssl.create_default_context(cafile=certificate)
+    monkeypatch.setattr(connection, "most_connections", lambda: 4)
+
+    async def ask(port: int) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async with served(certificate=certificate) as (port, connections):
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(9)]
+        assert statuses(await ask(port)) == [b"200"]
+        closed = [await reader.read() for reader, _ in silent[:6]]
+        assert closed == [b""] * 6 and len(connections) <= 4
+        silent[-1][1].write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            await silent[-1][0].read()
+        assert statuses(await ask(port)) == [b"200"]
+        monkeypatch.setitem(connection.SECONDS, "idle", 0.1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        last = await asyncio.open_connection("127.0.0.1", port)
+    for _, each in [*silent, (reader, writer), last]:
+        each.close()
 
 
 def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None:

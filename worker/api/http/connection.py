@@ -23,7 +23,7 @@ import functools
 import resource
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol, cast
 
 import httptools
 from uvicorn._types import ASGISendEvent
@@ -145,6 +145,14 @@ class _Transport:
         self._end, self.write = lambda: None, self._transport.write
 
 
+class _Handshake(Protocol):
+    """A transport that can only be given up."""
+
+    def write(self, data: bytes) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
+
+
 class WorkerProtocol(HttpToolsProtocol):
     """uvicorn's protocol within bounds."""
 
@@ -186,11 +194,28 @@ class WorkerProtocol(HttpToolsProtocol):
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._patience_seconds, self._on_cut = patience_seconds, on_cut
 
+    def connection_accepted(self, handshake: _Handshake) -> None:
+        """With TLS, before `connection_made`: the client owes its side of the handshake."""
+        self.transport = cast(asyncio.Transport, handshake)
+        self.connections.add(self)
+        self._enter("idle")
+        self._make_room()
+
+    def handshake_failed(self) -> None:
+        """There never is a `connection_made`."""
+        self._leave()
+        self._forget_timer()
+        self.connections.discard(self)
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._socket = _Transport(transport, self._end)
         super().connection_made(cast(asyncio.Transport, self._socket))
         self.flow: _Flow = _Flow(transport)
         self._enter("idle")
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """For this connection, if it is one too many."""
         if len(self.connections) > self._most_connections:
             owing = next(iter(_owing))
             if owing is self and _unread:
@@ -198,11 +223,14 @@ class WorkerProtocol(HttpToolsProtocol):
             else:
                 owing._abort()
 
+    def _forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._leave()
         self._unparsed.clear()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._forget_timer()
         super().connection_lost(exc)
         self._socket.forget()
 

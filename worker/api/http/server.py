@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import socket
+import ssl
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from worker.api.http.connection import protocol_with
+from worker.api.http.connection import WorkerProtocol, protocol_with
+from worker.api.http.tls import TlsListener
 
 KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than those of usual proxies and clients (60 s), so that none of
@@ -27,12 +31,28 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        if self.config.ssl is None:
+            await super().startup(sockets)
+        else:
+            await self._startup_with_tls(sockets or [], self.config.ssl)
         # A garbage collection blocks the event loop. Permanent objects are excluded from it, and
         # collections run less often.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 4, 100)
+
+    async def _startup_with_tls(
+        self, sockets: list[socket.socket], context: ssl.SSLContext
+    ) -> None:
+        make = functools.partial(
+            cast(type[WorkerProtocol], self.config.http_protocol_class),
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        await self.lifespan.startup()
+        self.servers = [TlsListener(each, make, context) for each in sockets]  # type: ignore[misc]
+        self.started = True
 
 
 Certificate = tuple[str, str]

@@ -1,0 +1,90 @@
+"""A listening socket whose connections speak TLS. Runs on the main thread's event loop.
+
+`loop.create_server` tells a protocol of its connection when the handshake is done. Connections that
+never begin it would then be counted by nobody, and take all descriptors. So they are accepted here,
+and each protocol knows of its connection from then on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import ssl
+from collections.abc import Callable
+
+from worker.api.http.connection import WorkerProtocol
+
+ACCEPT_RETRY_SECONDS = 0.2
+"""Until the next try where the system has no descriptor or memory for a connection."""
+
+
+class Handshake:
+    """A connection's transport while its handshake is under way: it can be given up."""
+
+    def __init__(self, shaking: asyncio.Task[None]) -> None:
+        self._shaking = shaking
+
+    def write(self, data: bytes) -> None:
+        """Nothing can be said yet."""
+
+    def close(self) -> None:
+        self._shaking.cancel()
+
+    abort = close
+
+
+class TlsListener:
+    """What uvicorn needs of an `asyncio.Server`. `make` makes a protocol for each connection."""
+
+    def __init__(
+        self, listener: socket.socket, make: Callable[[], WorkerProtocol], context: ssl.SSLContext
+    ) -> None:
+        listener.setblocking(False)
+        self._listener, self._make, self._context = listener, make, context
+        self._loop = asyncio.get_running_loop()
+        self._shaking: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._loop.add_reader(listener, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:
+            self._loop.remove_reader(self._listener)
+            again = self._loop.add_reader
+            self._retry = self._loop.call_later(
+                ACCEPT_RETRY_SECONDS, again, self._listener, self._accept
+            )
+            return
+        client.setblocking(False)
+        protocol = self._make()
+        shaking = asyncio.create_task(self._shake_hands(client, protocol))
+        self._shaking.add(shaking)
+        # A task that is cancelled before its first turn runs nothing of its own.
+        shaking.add_done_callback(functools.partial(self._end, client, protocol))
+        protocol.connection_accepted(Handshake(shaking))
+
+    async def _shake_hands(self, client: socket.socket, protocol: WorkerProtocol) -> None:
+        await self._loop.connect_accepted_socket(lambda: protocol, client, ssl=self._context)
+
+    def _end(
+        self, client: socket.socket, protocol: WorkerProtocol, shaking: asyncio.Task[None]
+    ) -> None:
+        self._shaking.discard(shaking)
+        if shaking.cancelled() or shaking.exception() is not None:
+            client.close()
+            protocol.handshake_failed()
+
+    def close(self) -> None:
+        """Accept no further connection."""
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._listener)
+
+    async def wait_closed(self) -> None:
+        """Until no handshake is under way."""
+        if self._shaking:
+            await asyncio.wait(self._shaking)
