@@ -33,6 +33,8 @@ _BRANCHES = {
     "~text": "a text",
     "~list": "a list",
     "~object": "an object",
+    "~flag": "true or false",
+    "~number": "a number",
     "~ids": "a list of token ids",
     "~mixed": "a list of token ids and texts",
     "~many": "a list of these",

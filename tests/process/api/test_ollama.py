@@ -223,6 +223,7 @@ def test_an_answer_follows_its_format(worker: WorkerProcess) -> None:
         ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix"),
         ("/api/chat", {"messages": [{"content": "a"}]}, "messages[0].role"),
         ("/api/chat", {"messages": FRANCE, "tools": [{"type": "function"}]}, "tools[0].function"),
+        ("/api/chat", {"messages": FRANCE, "think": 5}, "think must be true or false or a text"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_by_name(

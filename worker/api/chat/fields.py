@@ -5,13 +5,12 @@ OpenAI's own names, with those of llama.cpp and vLLM beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import (
     AfterValidator,
     AliasChoices,
-    BaseModel,
     BeforeValidator,
     Discriminator,
     Field,
@@ -46,11 +45,16 @@ MAX_STOPS = 128
 
 def json_kind(value: object) -> str:
     """The branch of a union for a value of this JSON type."""
-    if isinstance(value, str):
-        return "~text"
-    if isinstance(value, list | tuple):
-        return "~list"
-    return "~object" if isinstance(value, Mapping | BaseModel) else "~other"
+    match value:
+        case str():
+            return "~text"
+        case list() | tuple():
+            return "~list"
+        case bool():
+            return "~flag"
+        case int() | float():
+            return "~number"
+    return "~null" if value is None else "~object"
 
 
 ByKind = Discriminator(json_kind)
@@ -106,7 +110,7 @@ ANY_OBJECT = {"type": "object"}
 
 
 _MixedTokens = Annotated[
-    tuple[Annotated[Text | Annotated[TokenId, Tag("~other")], ByKind], ...], Field(fail_fast=True)
+    tuple[Annotated[Text | Annotated[TokenId, Tag("~number")], ByKind], ...], Field(fail_fast=True)
 ]
 Mixed = Annotated[Text | Annotated[_MixedTokens, Tag("~list")], ByKind]
 """A text, or token ids with texts among them."""
@@ -183,7 +187,7 @@ class StreamOptions(OpenBody):
 
 
 AdapterId = Annotated[
-    Text | Annotated[Integer, Tag("~other")], ByKind, Field(description="its number or its name")
+    Text | Annotated[Integer, Tag("~number")], ByKind, Field(description="its number or its name")
 ]
 
 

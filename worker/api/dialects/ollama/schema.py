@@ -42,7 +42,7 @@ Format = Annotated[
     Annotated[Literal["", "json"], Tag("~text")] | Annotated[JsonObject, Tag("~object")], ByKind
 ]
 Think = Annotated[
-    Annotated[Flag, Tag("~other")]
+    Annotated[Flag, Tag("~flag")]
     | Annotated[Literal["low", "medium", "high", "max"], Tag("~text")],
     ByKind,
 ]
