@@ -6,6 +6,7 @@ import asyncio
 from importlib import import_module
 
 from worker.api.http.app import Application
+from worker.api.http.off_loop import in_background
 from worker.api.http.operation import Dialect
 from worker.api.http.page import pages
 from worker.api.http.state import AppState
@@ -33,8 +34,9 @@ async def build_schemas(state: AppState) -> None:
     """Build the validators of all bodies, one operation at a time.
 
     The import does not build them, because the engine should start first. The first request should
-    not wait for them either.
+    not wait for them either. And where the system has no thread left, the start says so.
     """
+    await in_background(lambda: None)
     for dialect in DIALECTS:
         for operation in dialect.operations:
             if (body := operation.body_of(state)) is not None:

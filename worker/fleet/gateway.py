@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from worker.api.app import DIALECTS
 from worker.api.http.app import Surface
-from worker.api.http.body import SMALL_BYTES, in_background, read_parts
+from worker.api.http.body import SMALL_BYTES, read_parts
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import FLAT
 from worker.api.http.faults import refusal
@@ -41,6 +41,7 @@ from worker.api.http.headers import (
     REQUEST_ID,
     WORKER,
 )
+from worker.api.http.off_loop import in_background
 from worker.api.http.operation import JSON, SSE, Dialect, Operation
 from worker.api.http.page import pages
 from worker.api.http.routes import Place, Routes

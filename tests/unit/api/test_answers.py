@@ -454,7 +454,7 @@ def test_a_stream_encodes_many_log_probabilities_on_a_thread(
         first = json.loads(answer.text.split("\n\n")[0].removeprefix("data: "))["choices"][0]
         assert len(first["logprobs"]["tokens"]) == n_tokens and first["text"] == "Once"
     few, many = threads
-    assert many.startswith("bodies") and not few.startswith("bodies")
+    assert many.startswith("off-loop") and not few.startswith("off-loop")
 
 
 # --- clients that have left -------------------------------------------------------------------

@@ -16,6 +16,7 @@ import structlog
 from tests.unit.fleet.scripted import SSE_HEAD, Conversation, Got, Script, at, call, fleet_of
 from worker.api.http import body as body_module
 from worker.api.http.encoding import KEEPALIVE
+from worker.api.http.off_loop import in_background
 from worker.errors import ConfigError
 from worker.fleet import gateway as gateway_module
 from worker.fleet import relay, upstream
@@ -559,7 +560,7 @@ async def test_bodies_that_wait_for_their_parser_are_bounded_in_bytes(
     free = threading.Event()
     body = {"job_id": "j", "prompt": "x" * 3_000_000}
     async with fleet_of(answers) as (gateway, _, _):
-        busy = asyncio.create_task(body_module.in_background(free.wait))
+        busy = asyncio.create_task(in_background(free.wait))
         waiting = asyncio.create_task(call(gateway, "/execute", body))
         while gateway.body_bytes < 3_000_000:
             await asyncio.sleep(0.01)

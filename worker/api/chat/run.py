@@ -25,10 +25,11 @@ from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
 from worker.api.chat.scored import count_scores
-from worker.api.http.body import deadline_of, in_background, read_as
+from worker.api.http.body import deadline_of, read_as
 from worker.api.http.encoding import KEEPALIVE, in_parts, sliced
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.headers import LATE_HEAD, RESUME
+from worker.api.http.off_loop import in_background
 from worker.api.http.operation import JSON, SSE, AsInReference, Events, Operation
 from worker.api.http.resume import KEEPING, in_a_path, names_asked, owner_of, reading
 from worker.api.http.state import AppState

@@ -8,7 +8,6 @@ bodies, on a thread.
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -30,8 +29,8 @@ from starlette.requests import Request
 
 from worker.api.http.faults import faults_of, invalid, refusal, unknown_fields
 from worker.api.http.headers import CONTENT_ENCODING, CONTENT_LENGTH, DEADLINE
+from worker.api.http.off_loop import in_background
 from worker.api.http.state import AppState
-from worker.background import background_thread
 from worker.errors import InferenceTimeout, PayloadTooLarge, QueueFull
 
 MAX_NESTING = 64
@@ -46,7 +45,7 @@ the parser takes some 10 ms, in which no other thread runs."""
 _ALWAYS_FEW = min(limit for limit, _ in MAX_SIGNS.values())
 """A text of so many bytes has no more of any sign."""
 SMALL_BYTES = 8 * 1024
-"""A larger body is read by a thread, one after the other, while the event loop goes on. A smaller
+"""A larger body is read beside the event loop, which goes on. A smaller
 one never takes 20 ms, whatever is in it, and is taken however many others are being sent."""
 MAX_FIELDS = 256
 """The most fields in one object that is read."""
@@ -64,7 +63,6 @@ _AS_ZEROS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
 _WIDE_NUMBER = re.compile(rb"(?<![0-9.eE+])(?<![eE]-)[0-9]{%d}" % len(_TOO_MANY_DIGITS))
 _AS_IT_IS = "identity"
 BOM = b"\xef\xbb\xbf"
-_readers = background_thread("bodies")
 
 
 # --- types -------------------------------------------------------------------------------
@@ -168,11 +166,6 @@ async def read_as(
             raise unknown_fields(ignored, model)
         request.scope["state"]["ignored_fields"] = ignored
     return found
-
-
-async def in_background(work: Callable[[], Form]) -> Form:
-    """What `work` returns, on the thread of large bodies."""
-    return await asyncio.get_running_loop().run_in_executor(_readers, work)
 
 
 def _read(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from array import array
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
@@ -14,14 +13,13 @@ from typing import Any, Literal
 import pydantic_core
 from starlette.responses import Response, StreamingResponse
 
-from worker.background import background_thread
+from worker.api.http.off_loop import in_background
 
 KEEPALIVE = b": keep-alive\n\n"
 """A comment in a silent stream of events."""
 _SENT_AT_ONCE = 64 * 1024
 _AT_ONCE = 2048
 """Values that are encoded at once, which takes a millisecond or two."""
-_encoders = background_thread("answers")
 
 
 def _plain(value: Any) -> Any:
@@ -90,11 +88,9 @@ def json_response(
 
 
 async def sliced(parts: Iterable[bytes]) -> Response:
-    """JSON of megabytes, encoded part by part on a thread and sent as the client takes it.
-
-    One answer is encoded at a time, so that the event loop competes with one thread only.
-    """
-    slices = await asyncio.get_running_loop().run_in_executor(_encoders, _slices, parts)
+    """JSON of megabytes, encoded part by part beside the event loop and sent as the client takes
+    it."""
+    slices = await in_background(lambda: _slices(parts))
 
     async def each() -> AsyncIterator[bytes]:
         for part in slices:
