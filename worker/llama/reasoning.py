@@ -49,7 +49,7 @@ class ReasoningTrack:
         """The last bytes that may begin the mark that is looked for."""
         self._characters = codecs.getincrementaldecoder("utf-8")("replace")
         end = b"".join(model.piece(t, special=True) for t in prompt_end)
-        self.is_open = end.rstrip().endswith(self._begins)
+        self.is_open = wish.goes_on or end.rstrip().endswith(self._begins)
 
     @property
     def given(self) -> int | None:

@@ -91,6 +91,8 @@ class ReasoningRules(Struct, frozen=True):
     """What closes a block whose budget is spent: the end mark, as the model writes it."""
     anywhere: bool = False
     """Whether reasoning may begin in the middle of an answer too."""
+    goes_on: bool = False
+    """Whether the prompt ends within reasoning, which the answer continues."""
     budget: int | None = None
     """Tokens of reasoning in an answer; `None`: any number. The closing is not counted."""
     message: str = ""

@@ -39,6 +39,8 @@ class ChatPrompt(Struct, frozen=True, tag=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """Whether the text ends where the last message ends, so that the answer continues it."""
+    reasoning_marks: tuple[str, str] | None = None
+    """Begin and end of reasoning, if what the answer continues is the last message's reasoning."""
     template_kwargs: Mapping[str, Any] | None = None
     media: tuple[Medium, ...] = ()
     """In the order of the parts of the types `image` and `audio` in the messages' contents."""

@@ -72,6 +72,17 @@ def test_an_answer_begun_by_the_template_is_reasoning_until_it_closes(
     (choice,) = worker.post("/v1/chat/completions", forced).json()["choices"]
     assert choice["message"]["reasoning_content"] == thought
     assert choice["message"]["content"] == "" and choice["finish_reason"] == "length"
+    # Cut off in the middle, it goes on as if it had not been; also on the way to a forced form.
+    for asked in (body, forced):
+        (cut,) = worker.post("/v1/chat/completions", asked | {"max_tokens": 4}).json()["choices"]
+        so_far = cut["message"] | {"content": ""}
+        assert thought.startswith(so_far["reasoning_content"]) and so_far["reasoning_content"]
+        goes_on = {"messages": [*FRANCE, so_far], "continue_final_message": True}
+        (rest,) = worker.post("/v1/chat/completions", asked | goes_on | {"max_tokens": 4}).json()[
+            "choices"
+        ]
+        assert so_far["reasoning_content"] + rest["message"]["reasoning_content"] == thought
+        assert rest["message"]["content"] == ""
 
 
 def test_reasoning_stays_in_the_text_where_the_operator_says_so(scripted: ScriptedFactory) -> None:

@@ -127,6 +127,29 @@ def test_an_answer_goes_on_in_its_last_part() -> None:
     assert render(TURNS + "</s>", final, continue_final_message=True) == "<assistant>b\nb"
 
 
+@pytest.mark.parametrize(
+    ("opens", "marks", "text"),
+    [
+        ("<assistant>", ("<think>\n", "</think>"), "<assistant><think>\n"),
+        ("<assistant><think>", ("<think>\n", "</think>"), "<assistant><think>"),
+        ("<assistant><think>\n", ("<think>", "</think>"), "<assistant><think>\n"),
+        (
+            "<assistant>\n<think>\n\n</think>\n\n",
+            ("<think>\n", "</think>"),
+            "<assistant>\n<think>\n",
+        ),
+        ("<assistant></think>", ("<think>", "</think>"), "<assistant><think>"),
+        ("<|start|>it", ("<|start|>it<|channel|>", "<|end|>"), "<|start|>it<|channel|>"),
+    ],
+)
+def test_reasoning_that_was_cut_off_goes_on(opens: str, marks: tuple[str, str], text: str) -> None:
+    final = {"role": "assistant", "content": "", "reasoning_content": "It </think> is "}
+    source = f"{TURNS}{{% if add_generation_prompt %}}{opens}{{% endif %}}"
+    options: dict[str, Any] = {"continue_final_message": True, "add_generation_prompt": False}
+    rendered = render(source, USER, final, reasoning_marks=marks, **options)
+    assert rendered == f"<user>Hi & <bye>{text}It </think> is "
+
+
 def test_a_message_that_the_template_leaves_out_cannot_go_on() -> None:
     with pytest.raises(InvalidRequest, match="leaves out the last message"):
         render("{{ messages[0].content }}", USER, USER, continue_final_message=True)

@@ -182,6 +182,22 @@ def test_tools_names_and_variables_are_said_too() -> None:
     assert chats.text(ids).count(end) == 8
 
 
+def test_reasoning_that_goes_on_is_said_too() -> None:
+    chats = _bundled("{{ messages[0].content }}")
+    ids = {}
+    for thought in ("a", f"a{chats.end}b"):
+        final = {"role": "assistant", "content": None, "reasoning_content": thought}
+        prompt = ChatPrompt(
+            ({"role": "user", "content": "c"}, final),
+            continue_final_message=True,
+            reasoning_marks=("<think>", "</think>"),
+        )
+        ids[thought] = chats.builder.build(prompt)
+        assert chats.text(ids[thought]).endswith(f"<think>{thought}")
+    plain, spelled = ([t for t in each if t in chats.model.control] for each in ids.values())
+    assert plain == spelled
+
+
 def test_special_tokens_of_a_raw_prompt_are_recognised() -> None:
     chats = _bundled("{{ m.content }}")
     ids = chats.builder.build(f"{chats.begin}user\nx{chats.end}")

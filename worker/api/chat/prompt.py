@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.request import Chat, Message, Part, ReasoningOptions, Tool, ToolCall
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
@@ -45,6 +46,7 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         tools=tuple(map(_tool, chat.tools)) if chat.tool_choice != "none" else (),
         add_generation_prompt=chat.opens_answer,
         continue_final_message=chat.continues,
+        reasoning_marks=_marks_of_open_reasoning(chat, template),
         template_kwargs=template_variables(chat, state),
         media=tuple(
             part.medium
@@ -55,6 +57,17 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         ),
         field=path,
     )
+
+
+def _marks_of_open_reasoning(chat: Chat, template: str) -> tuple[str, str] | None:
+    """Those between which the answer goes on: where a last message that it continues has reasoning
+    and nothing else. A template that knows no reasoning has none."""
+    last, thinking = chat.messages[-1], conventions_of(template).thinking
+    is_reasoning = last.role == "assistant" and last.reasoning and not last.content
+    if not (chat.continues and is_reasoning and re.search(thinking.template, template)):
+        return None
+    pads = (pad for pad in ("\n", r"\n") if thinking.begin + pad in template)
+    return thinking.begin + thinking.pads[0] * any(pads), thinking.end
 
 
 def text_of(content: str | tuple[Part, ...] | None) -> str:

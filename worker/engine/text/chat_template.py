@@ -8,6 +8,7 @@ Intake threads.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _SECONDS_A_MESSAGE = 0.003
 _PROBE_SECONDS = 0.2
 _END = "\ue002end of the message\ue003 "
 """Follows the message that is to be continued while it is rendered."""
+_REASONING = "continued_reasoning"
+"""In a chat, beside the variables of its template, so that its control tokens are found too."""
 
 
 class ChatTemplate:
@@ -94,7 +97,10 @@ class ChatTemplate:
             "tools": [dict(tool) for tool in prompt.tools] or None,
             "add_generation_prompt": prompt.add_generation_prompt,
         }
-        if prompt.continue_final_message:
+        if prompt.continue_final_message and prompt.reasoning_marks is not None:
+            chat[_REASONING] = chat["messages"].pop()["reasoning_content"]
+            chat["add_generation_prompt"] = True
+        elif prompt.continue_final_message:
             final = chat["messages"][-1]
             final["content"] = conversation.joined(final.get("content"), _END, between="")
         try:
@@ -128,7 +134,11 @@ class Reading:
         """
         try:
             text = self._rendered()
-            return _before_end(text) if self.prompt.continue_final_message else text
+            if not self.prompt.continue_final_message:
+                return text
+            if self.prompt.reasoning_marks is None:
+                return _before_end(text)
+            return _opened(text, *self.prompt.reasoning_marks) + str(self.chat[_REASONING])
         except OutOfBounds as error:
             raise _refused(self.prompt.field, str(error)) from error
         except Refused as error:
@@ -166,6 +176,18 @@ def _before_end(text: str) -> str:
         raise Refused("it leaves out the last message, which is to be continued")
     # The template has trimmed the message if it has trimmed the end of it.
     return before if after.startswith(_END[len(mark) :]) else before.rstrip()
+
+
+def _opened(text: str, begin: str, end: str) -> str:
+    """The text with reasoning open at its end, where the template may have written the mark, or the
+    beginning of it, or an empty block."""
+    if text.rstrip().endswith(begin.rstrip()):
+        return text
+    empty = re.search(rf"(?:{re.escape(begin.rstrip())}\s*)?{re.escape(end)}\s*\Z", text)
+    if empty is not None:
+        text = text[: empty.start()]
+    n_begun = next(n for n in range(len(begin), -1, -1) if text.endswith(begin[:n]))
+    return text + begin[n_begun:]
 
 
 def _refused(field: str, reason: str) -> InvalidRequest:
