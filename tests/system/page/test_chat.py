@@ -121,6 +121,28 @@ def test_reasoning_is_ended_by_a_click(tab: Any, tmp_path: Path, thinker: Path) 
         running.kill()
 
 
+def test_reasoning_that_was_cut_off_goes_on(tab: Any, tmp_path: Path, thinker: Path) -> None:
+    flags = ("--model", str(thinker), "--context-length", "8192")
+    running = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
+    few = '{"ignore_eos": true, "max_tokens": 16}'
+
+    def shown() -> str:
+        """The thought, which stands before the model's name."""
+        text: str = chat.answers.last.inner_text()
+        return text.partition("Toggle content")[2].rpartition("\n\nm\n")[0].strip()
+
+    try:
+        chat = Chat(tab, running.base_url, customJson=few, enableContinueGeneration=True)
+        chat.ask("Tell me a story.")
+        chat.answers.last.get_by_role("button", name="Reasoning").click()
+        thought = shown()
+        chat.answers.last.get_by_role("button", name="Continue").click()
+        chat.complete()
+        assert thought and shown().startswith(thought) and len(shown()) > len(thought) + 8
+    finally:
+        running.kill()
+
+
 def test_what_only_llama_server_has_is_hidden(tab: Any, worker: WorkerProcess) -> None:
     """Tools that run on the server, and a router's models."""
     chat = Chat(tab, worker.base_url)
