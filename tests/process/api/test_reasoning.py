@@ -83,6 +83,13 @@ def test_an_answer_begun_by_the_template_is_reasoning_until_it_closes(
         ]
         assert so_far["reasoning_content"] + rest["message"]["reasoning_content"] == thought
         assert rest["message"]["content"] == ""
+    # A word says what goes on.
+    thought = so_far["reasoning_content"]
+    both = {"messages": [*FRANCE, so_far | {"content": "Paris is"}]}
+    for word, end in (("content", "Paris is"), (True, "Paris is"), ("reasoning_content", thought)):
+        asked = both | {"continue_final_message": word}
+        assert worker.post("/apply-template", asked).json()["prompt"].endswith(end)
+    assert worker.post("/apply-template", both | {"continue_final_message": "x"}).status_code == 400
 
 
 def test_reasoning_stays_in_the_text_where_the_operator_says_so(scripted: ScriptedFactory) -> None:

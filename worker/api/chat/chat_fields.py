@@ -30,6 +30,11 @@ MAX_CALLS = 256
 
 ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
 WordOr = Annotated[ToolWord | Annotated[Item, Tag("~object")], ByKind]
+Continues = Annotated[
+    Annotated[Flag, Tag("~flag")]
+    | Annotated[Literal["content", "reasoning_content"], Tag("~text")],
+    ByKind,
+]
 PartKind = Literal[
     "text", "input_text", "output_text", "refusal",
     "image_url", "input_image", "input_audio", "audio_url", "reasoning_text",
@@ -182,8 +187,10 @@ class ChatFields(OpenBody):
     add_generation_prompt: Flag | None = Field(
         None, description="true, unless the last message goes on"
     )
-    continue_final_message: Flag = Field(
-        False, description="the answer goes on where the last message ends"
+    continue_final_message: Continues = Field(
+        False,
+        description="the answer goes on where the last message ends: its text, or its reasoning if "
+        "there is no text; content or reasoning_content says which",
     )
     chat_template_kwargs: JsonObject | None = Field(
         None, max_length=64, description="variables of the template"

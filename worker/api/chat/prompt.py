@@ -45,7 +45,7 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         messages=tuple(map(_message, chat.messages)),
         tools=tuple(map(_tool, chat.tools)) if chat.tool_choice != "none" else (),
         add_generation_prompt=chat.opens_answer,
-        continue_final_message=chat.continues,
+        continue_final_message=bool(chat.continues),
         reasoning_marks=_marks_of_open_reasoning(chat, template),
         template_kwargs=template_variables(chat, state),
         media=tuple(
@@ -60,11 +60,13 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
 
 
 def _marks_of_open_reasoning(chat: Chat, template: str) -> tuple[str, str] | None:
-    """Those between which the answer goes on: where a last message that it continues has reasoning
-    and nothing else. A template that knows no reasoning has none."""
+    """Those between which the answer goes on, if it continues reasoning. A template that knows no
+    reasoning has none."""
     last, thinking = chat.messages[-1], conventions_of(template).thinking
-    is_reasoning = last.role == "assistant" and last.reasoning and not last.content
-    if not (chat.continues and is_reasoning and re.search(thinking.template, template)):
+    is_wanted = chat.continues == "reasoning_content" or (
+        chat.continues is True and last.reasoning and not last.content
+    )
+    if not (is_wanted and last.role == "assistant" and re.search(thinking.template, template)):
         return None
     pads = (pad for pad in ("\n", r"\n") if thinking.begin + pad in template)
     return thinking.begin + thinking.pads[0] * any(pads), thinking.end

@@ -145,8 +145,9 @@ class Chat:
     """False: one call at most. True: also a required call may be several."""
     opens_answer: bool = True
     """Whether the template begins the answer's message (`add_generation_prompt`)."""
-    continues: bool = False
-    """Whether the answer goes on where the last message ends."""
+    continues: bool | Literal["content", "reasoning_content"] = False
+    """Whether the answer goes on where the last message ends: its text, or its reasoning if it has
+    nothing else. A word says which of the two."""
     reasoning: ReasoningOptions = UNASKED
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     """Those that the request names itself."""

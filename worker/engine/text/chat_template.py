@@ -98,7 +98,7 @@ class ChatTemplate:
             "add_generation_prompt": prompt.add_generation_prompt,
         }
         if prompt.continue_final_message and prompt.reasoning_marks is not None:
-            chat[_REASONING] = chat["messages"].pop()["reasoning_content"]
+            chat[_REASONING] = chat["messages"].pop().get("reasoning_content") or ""
             chat["add_generation_prompt"] = True
         elif prompt.continue_final_message:
             final = chat["messages"][-1]
