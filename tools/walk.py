@@ -128,7 +128,7 @@ async def served() -> AsyncIterator[tuple[int, _Pipe]]:
             request_shutdown=lambda: None,
         )
         await build_schemas(state)
-        server = server_for(create_app(state), settings.slow_reader_timeout, lambda: None)
+        server = server_for(create_app(state), settings.slow_reader_timeout, lambda _: None)
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
             serving = asyncio.create_task(server.serve([listener]))

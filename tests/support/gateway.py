@@ -44,7 +44,7 @@ def table_of(groups: Mapping[str, list[WorkerProcess]]) -> WorkerTable:
 def served(gateway: Gateway) -> Iterator[str]:
     """The gateway's address."""
     listener = listen("127.0.0.1", 0)
-    server = server_for(gateway, 30.0, lambda: None)
+    server = server_for(gateway, 30.0, lambda _: None)
 
     async def serve() -> None:
         watching = asyncio.create_task(watch(gateway._table))

@@ -167,7 +167,7 @@ class ScriptedWorker:
         config = uvicorn.Config(
             create_app(self.state),
             http=protocol_with(
-                self.state.settings.slow_reader_timeout, self.metrics.slow_readers.inc
+                self.state.settings.slow_reader_timeout, self.metrics.connection_cut
             ),
             log_config=None,
             access_log=False,

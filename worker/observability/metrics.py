@@ -20,6 +20,8 @@ with without_init("prometheus_client"):  # its `__init__` imports HTTP servers
     from prometheus_client.registry import CollectorRegistry
 
 Outcome = Literal["success", "error", "cancelled", "timeout"]
+Cut = Literal["no_http", "large_head", "slow_request", "too_many", "unread_answer"]
+"""Why a client is cut off."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _DURATION_MS = (5, 10, 25, 50, 100, 250, 500, 1e3, 2.5e3, 5e3, 1e4, 3e4, 6e4, 1.2e5, 3e5, 6e5)
@@ -84,6 +86,7 @@ class Metrics:
         self.tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests, as usage tells them: once for all choices of a prompt.")
         self.tokens_out = counter("worker_tokens_generated_total", "Tokens of answers, as usage tells them: those of a matched stop, too.")
         self.slow_readers = counter("worker_slow_readers_total", "Clients cut because they stopped reading.")
+        self.cut_off = counter("worker_connections_cut_total", "Connections that were refused or cut off before a request was read or its answer taken, by why.", ("reason",))
         self.crashes = counter("worker_engine_crashes_total", "Engine processes that died.")
         self.respawns = counter("worker_engine_respawns_total", "Engine processes started in place of one that died.")
         self.callback_failures = counter("worker_callback_failures_total", "Ready callbacks that the pool did not accept.")
@@ -112,8 +115,16 @@ class Metrics:
             self.requests.labels(outcome)
         for tier in get_args(CacheTier):
             self.reused.labels(tier)
+        for reason in get_args(Cut):
+            self.cut_off.labels(reason)
         for result in ("sent", "failed"):
             self.heartbeats.labels(result)
+
+    def connection_cut(self, reason: Cut) -> None:
+        """Count a client that was cut off."""
+        self.cut_off.labels(reason).inc()
+        if reason == "unread_answer":
+            self.slow_readers.inc()
 
     def looked_up(self, prompt_tokens: int, cached_tokens: int, tier: str) -> None:
         """Count the prompt of a started request, of which so much was found in that tier."""

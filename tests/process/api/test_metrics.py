@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
@@ -228,6 +229,16 @@ def test_refusals_are_told_newest_first_and_quote_no_body(worker: WorkerProcess)
     assert refusals[1]["reason"] == "max_tokens (type)"
     assert {each["status"] for each in refusals[:2]} == {400}
     assert "foxes" not in worker.get("/status").text
+
+
+def test_who_sends_no_request_is_counted_and_logged(worker: WorkerProcess) -> None:
+    cut = 'worker_connections_cut_total{reason="no_http"}'
+    before = worker.metric(cut)
+    with socket.create_connection(("127.0.0.1", worker.port), timeout=20) as client:
+        client.sendall(b"SSH-2.0-client\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+    assert worker.metric(cut) == before + 1
+    assert worker.wait_log("connection.cut")["reason"] == "no_http"
 
 
 def test_memory_by_part_is_the_plan(worker: WorkerProcess) -> None:

@@ -63,7 +63,7 @@ async def served(
     keep_alive_s: int = 75, patience_s: float = 30.0, certificate: Path | None = None
 ) -> AsyncIterator[tuple[int, set[WorkerProtocol]]]:
     """The port, and the connections of the server."""
-    protocol: Any = protocol_with(patience_s, lambda: None)
+    protocol: Any = protocol_with(patience_s, lambda _: None)
     config = uvicorn.Config(
         app,
         http=protocol,
@@ -323,12 +323,12 @@ class Stuck(asyncio.Transport):
 
 
 @asynccontextmanager
-async def stuck(patience_s: float) -> AsyncIterator[tuple[WorkerProtocol, Stuck, list[bool]]]:
-    """A connection of such a client, and one entry for each time that it was cut."""
+async def stuck(patience_s: float) -> AsyncIterator[tuple[WorkerProtocol, Stuck, list[str]]]:
+    """A connection of such a client, and why it was cut off, each time."""
     config = uvicorn.Config(app, lifespan="off", log_config=None)
     config.load()
-    cuts: list[bool] = []
-    make: Any = protocol_with(patience_s, lambda: cuts.append(True))
+    cuts: list[str] = []
+    make: Any = protocol_with(patience_s, cuts.append)
     protocol, transport = make(config, uvicorn.server.ServerState(), {}), Stuck()
     protocol.connection_made(transport)
     yield protocol, transport, cuts
@@ -347,7 +347,7 @@ async def test_whoever_does_not_take_the_last_bytes_is_cut(n_taken: int) -> None
             transport.n_left -= n_taken
             protocol.resume_writing()
         await asyncio.sleep(0.2)
-        assert transport.was_aborted and len(cuts) == 1
+        assert transport.was_aborted and cuts == ["no_http", "unread_answer"]
 
 
 @pytest.mark.anyio
@@ -359,7 +359,7 @@ async def test_whoever_takes_a_byte_in_time_is_not_cut() -> None:
             transport.n_left -= 1
         assert protocol in connection._unread and not cuts
         await asyncio.sleep(0.3)
-        assert transport.was_aborted and len(cuts) == 1
+        assert transport.was_aborted and cuts == ["unread_answer"]
         assert protocol not in connection._unread
 
 

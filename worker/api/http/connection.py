@@ -30,6 +30,8 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from worker.observability.metrics import Cut
+
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes in a request's line and headers."""
 Phase = Literal["idle", "head", "body", "answer", "end"]
@@ -62,12 +64,16 @@ def _refusal(status: str, text: str) -> bytes:
     return f"{head}content-length: {len(text)}\r\n\r\n{text}".encode()
 
 
-_BAD_REQUEST = _refusal("400 Bad Request", "This is not a request of HTTP/1.1.")
-_TOO_LARGE = _refusal(
-    "431 Request Header Fields Too Large",
-    f"A request's line and headers may have {MAX_HEAD_BYTES} bytes.",
-)
-_TOO_SLOW = _refusal("408 Request Timeout", "The rest of the request did not come in time.")
+_REFUSALS: Mapping[Cut, bytes] = {
+    "no_http": _refusal("400 Bad Request", "This is not a request of HTTP/1.1."),
+    "large_head": _refusal(
+        "431 Request Header Fields Too Large",
+        f"A request's line and headers may have {MAX_HEAD_BYTES} bytes.",
+    ),
+    "slow_request": _refusal(
+        "408 Request Timeout", "The rest of the request did not come in time."
+    ),
+}
 
 _owing: OrderedDict[WorkerProtocol, None] = OrderedDict()
 """Connections whose client owes something, by the time since which it does."""
@@ -181,12 +187,12 @@ class WorkerProtocol(HttpToolsProtocol):
         self,
         *args: Any,
         patience_seconds: float,
-        on_cut: Callable[[], None],
+        on_cut: Callable[[Cut], None],
         most_connections: int,
         **kwargs: Any,
     ) -> None:
-        """`patience_seconds`: a client may leave an answer unread for so long; `on_cut` counts
-        those that did."""
+        """`patience_seconds`: a client may leave an answer unread for so long; `on_cut` is told of
+        each client that is cut off."""
         super().__init__(*args, **kwargs)
         _lenient(self.parser)
         self._most_connections = most_connections
@@ -221,6 +227,7 @@ class WorkerProtocol(HttpToolsProtocol):
             if owing is self and _unread:
                 next(iter(_unread))._cut()
             else:
+                owing._on_cut("too_many")
                 owing._abort()
 
     def _forget_timer(self) -> None:
@@ -312,11 +319,11 @@ class WorkerProtocol(HttpToolsProtocol):
             self._go_on_with(data[upgrade.args[0] :])
             return
         except httptools.HttpParserError:
-            self._refuse(_BAD_REQUEST)
+            self._refuse("no_http")
             return
         n_bytes = self._n_framing_bytes if self._phase == "body" else self._n_head_bytes
         if n_bytes > MAX_HEAD_BYTES:
-            self._refuse(_TOO_LARGE)
+            self._refuse("large_head")
 
     def _go_on_with(self, data: bytes) -> None:
         """Read on behind the head of a client that asks for another protocol. It is answered in
@@ -426,7 +433,7 @@ class WorkerProtocol(HttpToolsProtocol):
             self._cut()
 
     def _cut(self) -> None:
-        self._on_cut()
+        self._on_cut("unread_answer")
         self._abort()
 
     def _stop_watching(self) -> None:
@@ -472,13 +479,15 @@ class WorkerProtocol(HttpToolsProtocol):
             else:
                 self._socket.close_now()
         else:
-            self._refuse(_TOO_SLOW)
+            self._refuse("slow_request")
 
-    def _refuse(self, answer: bytes) -> None:
-        """Read no further, and close the connection when the earlier requests are answered, with
-        this for the one that is refused unless it has its answer."""
+    def _refuse(self, reason: Cut) -> None:
+        """Read no further, and close the connection when the earlier requests are answered; the
+        one that is refused is told why, unless it has its answer."""
         if self.transport.is_closing() or self._last_word is not None:
             return
+        self._on_cut(reason)
+        answer = _REFUSALS[reason]
         if self._phase == "body" and not self._unanswered:
             answer = b""
         elif self._phase == "body":
@@ -552,7 +561,7 @@ def _send_without_chunks(cycle: RequestResponseCycle) -> None:
     cycle.send = send_plain  # type: ignore[method-assign]
 
 
-def protocol_with(patience_seconds: float, on_cut: Callable[[], None]) -> type[WorkerProtocol]:
+def protocol_with(patience_seconds: float, on_cut: Callable[[Cut], None]) -> type[WorkerProtocol]:
     """As uvicorn wants it, which fills in the rest of the arguments."""
     made = functools.partial(
         WorkerProtocol,

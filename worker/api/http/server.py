@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 
 from worker.api.http.connection import WorkerProtocol, protocol_with
 from worker.api.http.tls import TlsListener
+from worker.observability.metrics import Cut
 
 KEEP_ALIVE_SECONDS = 75
 """Idle connections stay open longer than those of usual proxies and clients (60 s), so that none of
@@ -62,10 +63,11 @@ Certificate = tuple[str, str]
 def server_for(
     app: ASGIApp,
     patience_seconds: float,
-    on_cut: Callable[[], None],
+    on_cut: Callable[[Cut], None],
     certificate: Certificate | None = None,
 ) -> Server:
-    """A client that leaves its answer unread for `patience_seconds` is cut, and counted.
+    """A client that leaves its answer unread for `patience_seconds` is cut off; `on_cut` is told of
+    each that is, and why.
 
     With a certificate it speaks HTTPS and nothing else.
     """
