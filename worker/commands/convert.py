@@ -82,7 +82,12 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
         raise ConfigError(f"--imatrix is given, but nothing uses it with --outtype {given.outtype}")
     destination, source = _destination(options), _source(options, report)
     _keep(checkpoint_files(source), destination)
-    report.finished(convert(source, destination, given, report))
+    made = convert(source, destination, given, report)
+    report.finished(
+        made,
+        f"wrote {made['path']}: {made['outtype']}, {made['n_tensors']} tensors, "
+        f"{made['size_bytes']:,} bytes, {made['seconds']:.1f} s, verified",
+    )
 
 
 def _verify(options: argparse.Namespace, report: Reporter) -> None:
@@ -95,7 +100,10 @@ def _verify(options: argparse.Namespace, report: Reporter) -> None:
     n_tensors = check_file(_source(options, report), options.file, given, report)
     differs = read_header(options.file).metadata.get(manifest.DIFFERENCE)
     texts = f"as noted at its conversion, {differs}" if differs else "all test texts agree"
-    print(f"{options.file} is what its source gives: {n_tensors} tensors agree; {texts}")
+    report.finished(
+        {"path": str(options.file), "n_tensors": n_tensors, "difference": differs},
+        f"{options.file} is what its source gives: {n_tensors} tensors agree; {texts}",
+    )
 
 
 def _inspect(options: argparse.Namespace, _report: Reporter) -> None:
@@ -140,15 +148,17 @@ def _cache(options: argparse.Namespace, _report: Reporter) -> None:
         print(listing.stored_text(stored, folder))
 
 
-def _adapter(options: argparse.Namespace, _report: Reporter) -> None:
+def _adapter(options: argparse.Namespace, report: Reporter) -> None:
     from worker.convert.adapter import convert_adapter
     from worker.models.gguf.header import read_header
 
     destination = _destination(options)
     _keep([options.base, *options.adapter.glob("*")], destination)
     count = convert_adapter(options.adapter, read_header(options.base), destination)
-    if options.progress != "json":
-        print(f"{options.destination} adapts {count} weights of {options.base}")
+    report.finished(
+        {"path": str(destination), "n_weights": count},
+        f"{destination} adapts {count} weights of {options.base}",
+    )
 
 
 def _destination(options: argparse.Namespace) -> Path:

@@ -20,8 +20,8 @@ _BYTES = " {n_fmt}B / {total_fmt}B {rate_fmt} {remaining} left"
 
 
 class Reporter:
-    """A bar on a terminal and only notes and the result on other streams; or one JSON object per
-    line: `{"phase", "percent", "bytes_per_second"}`, then a result or an error."""
+    """A bar on a terminal and only notes on other streams, then the answer on stdout; or one JSON
+    object per line: `{"phase", "percent", "bytes_per_second"}`, then a result or an error."""
 
     def __init__(self, style: Style, stream: TextIO | None = None) -> None:
         self._is_json = style == "json"
@@ -63,19 +63,17 @@ class Reporter:
         said = {"code": error.code, "message": error.message, "details": error.details}
         self._say({"error": said}, f"llorch-convert: {error.message}")
 
-    def finished(self, result: dict[str, Any]) -> None:
-        self._say(
-            {"result": result},
-            f"wrote {result['path']}: {result['outtype']}, {result['n_tensors']} tensors, "
-            f"{result['size_bytes']:,} bytes, {result['seconds']:.1f} s, verified",
-        )
+    def finished(self, result: dict[str, Any], sentence: str) -> None:
+        """The answer, which whoever redirects stdout wants there."""
+        self._say({"result": result}, sentence, sys.stdout)
 
-    def _say(self, value: dict[str, Any], sentence: str) -> None:
+    def _say(self, value: dict[str, Any], sentence: str, answers: TextIO | None = None) -> None:
         self._close()
         # Names come out of the checkpoint's files, and may hold what a terminal obeys.
         sentence = "".join(c if c.isprintable() or c == "\n" else "·" for c in sentence)
-        self._stream.write((json.dumps(value, default=str) if self._is_json else sentence) + "\n")
-        self._stream.flush()
+        stream = self._stream if self._is_json or answers is None else answers
+        stream.write((json.dumps(value, default=str) if self._is_json else sentence) + "\n")
+        stream.flush()
 
     def _close(self) -> None:
         if self._bar is not None:

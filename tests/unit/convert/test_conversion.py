@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import hashlib
 import io
 import json
@@ -20,6 +21,7 @@ import pytest
 from tests.unit.convert import engine
 from tests.unit.convert.files import converted, write_importance
 from tests.unit.convert.test_parity import checkpoint
+from worker.commands import convert as cli
 from worker.commands.progress import Reporter
 from worker.convert.scratch import Scratch
 from worker.errors import ModelError
@@ -111,6 +113,28 @@ def test_the_bar_says_how_much_of_how_much_is_done_how_fast_and_how_long_it_take
     assert re.search(
         r"100% convert +#+ 8\.00GB / 8\.00GB +\S+B/s 00:00 left\nnote: done$", drawn[-1]
     )
+
+
+@pytest.mark.parametrize("style", ["bar", "json"])
+def test_every_answer_stands_behind_what_was_shown_meanwhile(
+    style: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a line of its own, also where a bar is on the same terminal, and the last of JSON."""
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    monkeypatch.setattr("sys.stderr", terminal)
+    file, adapter = str(tmp_path / "m.gguf"), Path(__file__).parents[2] / "data/adapter"
+    for command, words in (
+        (["convert", str(TINY), file], "wrote "),
+        (["verify", str(TINY), file], f"{file} is what its source gives: 38 tensors agree"),
+        (["adapter", str(adapter), file, str(tmp_path / "a.gguf")], "adapts 24 weights"),
+    ):
+        assert cli.run([*command, "--progress", style]) == 0
+        gc.collect()  # which would end a bar that nobody closed
+        last = terminal.getvalue().splitlines()[-1]
+        if style == "json":
+            assert json.loads(last)["result"]["path"].endswith(".gguf")
+        else:
+            assert last.startswith((words, str(tmp_path))) and words in last
 
 
 def test_a_file_gets_no_bar() -> None:
