@@ -81,7 +81,8 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
     if given.imatrix is not None and given.format.tensor_type is not None:
         raise ConfigError(f"--imatrix is given, but nothing uses it with --outtype {given.outtype}")
     destination, source = _destination(options), _source(options, report)
-    _keep(checkpoint_files(source), destination)
+    matrix = [] if given.imatrix is None else [given.imatrix]
+    _keep([*checkpoint_files(source), *matrix], destination)
     made = convert(source, destination, given, report)
     report.finished(
         made,

@@ -382,6 +382,18 @@ def test_what_is_read_is_not_written_to(
     assert (source / name).read_bytes() == before
 
 
+def test_the_importance_matrix_is_not_written_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (matrix := tmp_path / "matrix.gguf").write_bytes(b"hours of work")
+    (tmp_path / "link.gguf").symlink_to(matrix)
+    given = ["--outtype", "q4_k_m", "--imatrix", str(matrix), "--overwrite", "--progress", "none"]
+    for name in ("matrix.gguf", "link.gguf"):
+        assert cli.run([str(TINY), str(tmp_path / name), *given]) == 2
+        assert f"{name} is read for this conversion" in capsys.readouterr().err
+    assert matrix.read_bytes() == b"hours of work"
+
+
 def test_an_importance_matrix_that_nothing_would_use_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
