@@ -46,8 +46,9 @@ _REFUSED = {
     "fan_in_fan_out": "transposed weights",
     "alora_invocation_tokens": "tokens that switch it on",
     "target_parameters": "matrices for bare parameters",
+    "kasa_config": "singular values of its own, and a base without its smallest ones",
 }
-_OF_ANOTHER_BASE = ("pissa", "olora", "corda", "loftq")
+_OF_ANOTHER_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Ways to begin (`init_lora_weights`) that take a part out of the base's weights first."""
 Matrix = npt.NDArray[np.float32]
 Pair = tuple[str, Matrix, Matrix]

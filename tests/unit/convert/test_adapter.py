@@ -103,6 +103,8 @@ def test_rank_stabilised_scales_are_folded_in(base: Path, copy: Path, tmp_path: 
         ("lora_alpha", 0, "lora_alpha above 0"),
         ("init_lora_weights", "pissa_niter_4", "a base that its training changed"),
         ("init_lora_weights", "OLoRA", "a base that its training changed"),
+        ("init_lora_weights", "lora_ga", "a base that its training changed"),
+        ("kasa_config", {"beta": 1e-4}, "singular values of its own"),
         ("alpha_pattern", {"up_proj(": 16}, "is malformed"),
     ],
 )
