@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from worker.errors import ModelError
+from worker.models.reference import is_projector
 
 INDEX = "model.safetensors.index.json"
 TEMPLATES = "additional_chat_templates"
@@ -39,6 +41,17 @@ _POOLING = re.compile(r"[^/]*pooling/config\.json", re.IGNORECASE)
 _SHARD = re.compile(r".*-(\d{5})-of-(\d{5})\.safetensors")
 
 
+@contextmanager
+def readable() -> Iterator[None]:
+    """Make a fault of the model of what the system does not let be read, as other users' files."""
+    try:
+        yield
+    except OSError as error:
+        path = str(error.filename)
+        raise ModelError(f"{path!r} cannot be read: {error.strerror}.", path=path) from None
+
+
+@readable()
 def checkpoint_files(folder: Path) -> list[Path]:
     """Every file that the conversion depends on, sorted by its path inside the folder.
 
@@ -66,14 +79,13 @@ def check_there(path: Path) -> None:
         pass  # whoever reads it tells why that cannot be
 
 
+@readable()
 def check_checkpoint(folder: Path) -> None:
     """Raises `ModelError` naming what a folder lacks that a conversion needs."""
     if not folder.is_dir():
         raise ModelError(f"The folder {str(folder)!r} does not exist.", path=str(folder))
     if not (folder / "config.json").is_file():
-        ggufs = sorted(path.name for path in folder.glob("*.gguf"))
-        hint = f", but {ggufs[0]}: give that file" if ggufs else ""
-        raise _not_a_checkpoint(folder, f"it has no config.json{hint}")
+        raise _not_a_checkpoint(folder, "it has no config.json")
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise _not_a_checkpoint(folder, f"it has none of {', '.join(TOKENIZERS)}")
     for name in (*CONFIG_FILES, INDEX):
@@ -86,7 +98,7 @@ def check_checkpoint(folder: Path) -> None:
 
 def weight_files(folder: Path) -> list[Path]:
     """The `.safetensors` files that hold the weights; raises `ModelError` if one is missing."""
-    present = {path.name for path in folder.glob("*") if path.is_file()}
+    present = {path.name for path in folder.iterdir() if path.is_file()}
     names = weight_names(present, folder / INDEX)
     if not names:
         pickles = any(name.endswith((".bin", ".pt", ".pth")) for name in present)
@@ -168,6 +180,8 @@ def _check_numbering(folder: Path, names: Iterable[str]) -> None:
 
 
 def _not_a_checkpoint(folder: Path, what: str) -> ModelError:
+    ggufs = sorted(path.name for path in folder.glob("*.gguf") if not is_projector(path.name))
+    hint = f"; its {ggufs[0]} is a model that the worker takes as it is" if ggufs else ""
     return ModelError(
-        f"The folder {str(folder)!r} is no SafeTensors model: {what}.", path=str(folder)
+        f"The folder {str(folder)!r} is no SafeTensors model: {what}{hint}.", path=str(folder)
     )

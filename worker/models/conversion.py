@@ -17,13 +17,13 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
 from worker.errors import ModelError, WorkerError, rebuild_error
 from worker.installation import ENGINE, check_engine
-from worker.models.checkpoint_files import check_checkpoint, checkpoint_files
+from worker.models.checkpoint_files import check_checkpoint, checkpoint_files, readable
 from worker.models.checksum import sha256_of_file
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.servable import check_servable
@@ -78,7 +78,8 @@ async def convert_once(
         prefix = f"attempt-{target.stem}-"
         for stale in target.parent.glob(f"{prefix}*"):
             shutil.rmtree(stale, ignore_errors=True)
-        attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
+        with _writing(target.parent):
+            attempt = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
         try:
             written = attempt / target.name
             await _run_converter(arguments(str(written)), on_progress)
@@ -92,7 +93,8 @@ async def convert_once(
             shutil.rmtree(attempt, ignore_errors=True)
 
     if not await asyncio.to_thread(is_usable, target, check):
-        await asyncio.to_thread(_make_folder, target.parent)
+        with _writing(target.parent):
+            await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
         async with _locked(lock := target.with_suffix(".lock"), on_progress):
             if not await asyncio.to_thread(is_usable, target, check):
                 try:
@@ -107,6 +109,7 @@ async def convert_once(
     return target
 
 
+@readable()
 def content_key(
     folder: Path, files: Sequence[Path], what: str, cache_dir: Path, on_progress: OnProgress
 ) -> str:
@@ -143,12 +146,14 @@ def is_usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) 
     return True
 
 
-def _make_folder(folder: Path) -> None:
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Say of a folder of the cache that the system lets nothing be written there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise ModelError(
-            f"The cache folder {str(folder)!r} cannot be created: {error.strerror}; "
+            f"The cache folder {str(folder)!r} cannot be written: {error.strerror}; "
             "choose another with --cache-dir.",
             path=str(folder),
         ) from error
@@ -161,11 +166,12 @@ async def _locked(path: Path, on_progress: OnProgress) -> AsyncIterator[None]:
 
     lock = FileLock(path, thread_local=False)
     while not lock.is_locked:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            on_progress(Progress("waiting for another worker's conversion", 0.0))
-            await asyncio.sleep(LOCK_POLL_SECONDS)
+        with _writing(path.parent):
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                on_progress(Progress("waiting for another worker's conversion", 0.0))
+                await asyncio.sleep(LOCK_POLL_SECONDS)
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import shutil
@@ -295,6 +296,34 @@ def test_a_cache_that_cannot_be_written(tmp_path: Path, checkpoint: Path) -> Non
     assert isinstance(error, ModelError) and "--cache-dir" in error.message
 
 
+@pytest.mark.parametrize("asked", ["worker.models.checksum._hash", "pathlib.Path.iterdir"])
+def test_what_may_not_be_read_is_a_fault_of_the_model(
+    asked: str, tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's file or folder, as a container meets it, is no fault of the worker."""
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(asked, refuse)
+    error = refused(str(checkpoint), tmp_path / "cache")
+    assert isinstance(error, ModelError)
+    assert error.message.startswith(f"'{checkpoint}")
+    assert error.message.endswith("' cannot be read: Permission denied.")
+
+
+def test_a_lock_in_the_cache_that_cannot_be_opened(tmp_path: Path, checkpoint: Path) -> None:
+    path = resolved(str(checkpoint), tmp_path).gguf_path
+    path.unlink()
+    lock = path.with_suffix(".lock")
+    lock.unlink(missing_ok=True)
+    lock.mkdir()
+    error = refused(str(checkpoint), tmp_path)
+    assert isinstance(error, ModelError)
+    assert f"{str(path.parent)!r} cannot be written: Is a directory" in error.message
+    assert "--cache-dir" in error.message
+
+
 def test_gguf_files_split_ones_and_local_aliases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -310,7 +339,13 @@ def test_gguf_files_split_ones_and_local_aliases(
     (tmp_path / "plain").mkdir()
     assert "no config.json." in refused("plain", tmp_path).message
     write_gguf(tmp_path / "plain/m.gguf")
-    assert "no config.json, but m.gguf: give that file." in refused("plain", tmp_path).message
+    for name in ("mmproj-m.gguf", "n.gguf"):
+        write_gguf(tmp_path / "plain" / name)
+    hint = "; its m.gguf is a model that the worker takes as it is."
+    assert f"no config.json{hint}" in refused("plain", tmp_path).message
+    for name, lacks in (("config.json", "none of "), ("tokenizer.json", "no .safetensors")):
+        (tmp_path / "plain" / name).write_text("{}")
+        assert lacks in (said := refused("plain", tmp_path).message) and hint in said
 
 
 def test_a_child_that_dies_is_told_with_its_last_words(
