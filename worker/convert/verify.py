@@ -36,14 +36,22 @@ from worker.models.gguf.header import read_header
 from worker.models.gguf.layout import GgufLayout, read_layout
 
 _LOSS = {
-    "Q2_K": 0.6,
-    "Q3_K": 0.4,
-    **dict.fromkeys(("Q4_0", "Q4_1", "Q4_K"), 0.25),
-    **dict.fromkeys(("Q5_0", "Q5_1", "Q5_K"), 0.15),
-    "Q6_K": 0.08,
+    "Q2_K": (0.6, 15 * 4),
+    "Q3_K": (0.4, 32 * 4),
+    "Q4_0": (0.25, 8),
+    "Q4_1": (0.25, 16),
+    "Q4_K": (0.25, 63 * 16),
+    "Q5_0": (0.15, 16),
+    "Q5_1": (0.15, 32),
+    "Q5_K": (0.15, 63 * 32),
+    "Q6_K": (0.08, 128 * 32),
 }
-"""The largest allowed RMS of the error relative to that of the values: about twice what random
-weights give."""
+"""The largest allowed RMS of the error relative to that of the values, about twice what random
+weights give; and how many times the float16 scale of a block goes into the largest value that it
+can stand for."""
+_SCALE_ERROR = 2.0**-25
+"""By which such a scale may be wrong: half of the smallest step of a float16. So values may be lost
+that are as small as those of tokens that no training has seen."""
 _QUANTISER_KEYS = "quantize.imatrix."
 """The beginning of keys that llama.cpp's quantiser adds."""
 
@@ -187,9 +195,10 @@ def _check_rows(
             raise _differs(tensor.name, "not those that the source gives")
         return
     values = to_float32(source).reshape(-1)
-    lost = _rms(decode(written, kind) - values) / max(_rms(values), 1e-30)
-    if not lost <= _LOSS[kind]:  # False for a NaN.
-        raise _differs(tensor.name, f"{kind}, and {lost:.0%} of it are lost")
+    lost, size = _rms(decode(written, kind) - values), _rms(values)
+    share, times = _LOSS[kind]
+    if not lost <= share * size + times * _SCALE_ERROR:  # False for a NaN.
+        raise _differs(tensor.name, f"{kind}, and {lost / max(size, 1e-30):.0%} of it are lost")
 
 
 def _rms(values: npt.NDArray[np.float32]) -> float:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.unit.convert.files import converted, verified, write_importance
+from tests.unit.convert.files import converted, read, verified, write, write_importance
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands.progress import Reporter
 from worker.convert import verify
 from worker.convert.prepare import Options
+from worker.convert.quantize import to_float32
 from worker.errors import ModelError
 from worker.models.gguf.layout import GgufLayout, read_layout
 from worker.models.resolve import bundled_folder
@@ -83,6 +85,31 @@ def test_one_bit_of_a_k_quant_is_found_and_its_importance_matrix_asked_for(
     assert verified(source, target, *given) == 3
     assert f"{name} failed: its bytes" in capsys.readouterr().err
     assert not list(tmp_path.glob(".llorch-convert-*"))
+
+
+@pytest.mark.parametrize("outtype", ["q5_k_m", "q4_k_m", "q4_0", "q3_k_m", "q2_k"])
+@pytest.mark.parametrize("exponent", [-9, -80])
+def test_values_below_the_smallest_step_of_a_type_may_be_lost(
+    outtype: str, exponent: int, tmp_path: Path
+) -> None:
+    """As the rows of tokens that no training has seen, of which whole chunks are 1e-24."""
+    source = Path(shutil.copytree(bundled_folder(), tmp_path / "untrained"))
+    header, data = read(source / "model.safetensors")
+    values = to_float32(np.frombuffer(data, np.uint16)) * np.float32(2.0**exponent)
+    small = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    write(source / "model.safetensors", header, small)
+    converted(source, tmp_path / "model.gguf", "--outtype", outtype)
+
+
+def test_values_that_the_type_can_hold_may_not_be_lost(tmp_path: Path) -> None:
+    source = bundled_folder()
+    target = converted(source, tmp_path / "model.gguf", "--outtype", "q4_k_m")
+    tensor = next(t for t in read_layout(target).tensors if t.type_name == "Q6_K")
+    with target.open("r+b") as file:
+        file.seek(tensor.offset)
+        file.write(bytes(tensor.n_bytes))
+    with pytest.raises(ModelError, match=f"{tensor.name} .* Q6_K, and 100% of it are lost"):
+        check(source, target)
 
 
 def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(
