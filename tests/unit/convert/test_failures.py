@@ -87,6 +87,13 @@ def share_an_id(tokenizer: dict[str, Any]) -> None:
     vocab[last] = vocab[but_one]
 
 
+def end_a_token_early(tokenizer: dict[str, Any]) -> None:
+    """llama.cpp sees nothing of what stands behind a zero, so that two tokens are one."""
+    added = tokenizer["added_tokens"]
+    last = max(tokenizer["model"]["vocab"].values())
+    added.append({**added[0], "id": last, "content": "a\0b"})
+
+
 def end_nowhere(folder: Path) -> None:
     """Without a name and a token that llama.cpp takes for an end."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
@@ -288,6 +295,17 @@ def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
     last = json.loads(done.stdout.splitlines()[-1])
     assert done.returncode == 3 and last["error"]["code"] == "MODEL_LOAD_FAILED"
     assert "tokenizer" in last["error"]["message"]
+
+
+def test_where_llama_cpp_aborts_its_reason_is_told(tmp_path: Path) -> None:
+    """And not the end of the stack trace that stands behind it."""
+    source = checkpoint("llama", tmp_path)
+    edit_tokenizer(source, end_a_token_early)
+    command = [sys.executable, "-m", "worker.commands.convert", str(source), str(tmp_path / "m")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 3 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("llorch-convert: llama.cpp cannot load the model: ")
+    assert "GGML_ASSERT(id_to_token.size()" in done.stderr
 
 
 def conversion(command: list[str], target: Path, folder: Path) -> subprocess.Popen[str]:

@@ -101,6 +101,7 @@ def main() -> None:
         from worker.llama import library
 
         library.load()
+        library.on_abort(lambda why: _answer({"error": f"llama.cpp cannot load the model: {why}"}))
         tokenizer = reference(Path(sys.argv[1]))
         file = sys.stdin.readline().strip()
         if not file:
@@ -108,7 +109,11 @@ def main() -> None:
         answer = asdict(_compare(Path(file), tokenizer))
     except WorkerError as error:
         answer = {"error": error.message, "details": error.details}
-    print(json.dumps(answer))
+    _answer(answer)
+
+
+def _answer(answer: dict[str, Any]) -> None:
+    print(json.dumps(answer), flush=True)
 
 
 def _compare(file: Path, tokenizer: Tokenizer) -> CheckedTokens:
