@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 
@@ -247,6 +248,16 @@ def not_utf8(error: UnicodeEncodeError) -> ConfigError:
     return ConfigError(
         f"The name {error.object!r} is not UTF-8; give the file or its folder another name."
     )
+
+
+@contextmanager
+def of_file(path: Path) -> Iterator[None]:
+    """Let what the system refuses name the file, also where it was asked about an open one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def system_words(error: OSError) -> str:

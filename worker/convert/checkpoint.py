@@ -21,7 +21,7 @@ from worker.convert import scaled
 from worker.convert.config import Config
 from worker.convert.quantize import TensorType, to_float32
 from worker.convert.scaled import Scale
-from worker.errors import ModelError
+from worker.errors import ModelError, of_file
 from worker.models.checkpoint_files import DENSE_MODULES, INDEX, read_json, weight_files, weight_map
 from worker.models.safetensors import TensorInfo, read_header
 
@@ -97,7 +97,8 @@ class Checkpoint:
     def read_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
         """Rows of a tensor as stored (BF16 as `uint16`); a tensor with a scale comes as float32."""
         size, position = count * info.row_bytes, info.offset + first * info.row_bytes
-        out = read_bytes(self._file(info.path), size, position)
+        with of_file(info.path):
+            out = read_bytes(self._file(info.path), size, position)
         if out.size < size:
             raise ModelError(
                 f"{info.path} became shorter while tensor {info.name} was read", path=str(info.path)

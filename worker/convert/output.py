@@ -7,9 +7,11 @@ killed conversion for a model. The next conversion to the same name overwrites t
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +22,7 @@ import numpy.typing as npt
 from worker.convert.family.rules import Metadata, Typed, Value
 from worker.convert.scratch import locked
 from worker.convert.tensor_plan import OutputTensor
-from worker.errors import ModelError
+from worker.errors import ModelError, of_file
 
 _HEAD_BYTES = 1 << 20
 """The digest's place is searched in so many bytes: far more than precede the vocabulary."""
@@ -78,9 +80,10 @@ class OutputFile:
     def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
         """Write one chunk's bytes. Thread-safe: chunks do not overlap."""
         view = data.data
-        while len(view):
-            count = os.pwrite(self._file, view, position)
-            view, position = view[count:], position + count
+        with of_file(self.partial):
+            while len(view):
+                count = os.pwrite(self._file, view, position)
+                view, position = view[count:], position + count
 
     def patch(self, placeholder: str, text: str) -> None:
         """Replace a placeholder in the header by a text of the same length."""
@@ -93,18 +96,24 @@ class OutputFile:
 
     def seal(self) -> None:
         """Write the magic bytes that make the file a GGUF; its name stays the partial one."""
-        os.pwrite(self._file, self._magic, 0)
-        os.fsync(self._file)
+        with of_file(self.partial):
+            os.pwrite(self._file, self._magic, 0)
+            os.fsync(self._file)
         if hasattr(os, "posix_fadvise"):  # What is read back is then what the disk has.
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def commit(self) -> None:
-        os.fsync(self._file)
+        with of_file(self.partial):
+            os.fsync(self._file)
         os.replace(self.partial, self.path)
         self._committed = True
         folder = os.open(self.path.parent, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            with of_file(self.path.parent):
+                os.fsync(folder)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # of file systems that sync no folder, as VirtualBox's
+                raise
         finally:
             os.close(folder)
 
@@ -129,12 +138,10 @@ def write_layout(
             tensor.size_bytes,
             raw_dtype=gguf.GGMLQuantizationType[tensor.kind],
         )
-    try:
+    with of_file(path), closing(writer):
         writer.write_header_to_file(path)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-    finally:
-        writer.close()
     placed, position = [], _aligned(path.stat().st_size)
     for tensor in tensors:
         placed.append(replace(tensor, offset=position))

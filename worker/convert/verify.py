@@ -30,7 +30,7 @@ from worker.convert.quantize import decode, encode, to_float32
 from worker.convert.report import Report
 from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor
-from worker.errors import ModelError
+from worker.errors import ModelError, of_file
 from worker.models.checksum import sha256_of_range
 from worker.models.gguf.header import read_header
 from worker.models.gguf.layout import GgufLayout, read_layout
@@ -148,7 +148,8 @@ def check_tensors(conversion: Conversion, path: Path, options: Options, report: 
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def check(tensor: OutputTensor, values: npt.NDArray[Any], offset: int, size: int) -> None:
-        written = read_bytes(file, size, offset)
+        with of_file(path):
+            written = read_bytes(file, size, offset)
         if written.size < size:
             raise ModelError(f"{path} became shorter while it was verified")
         _check_rows(values, written, tensor)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -106,8 +107,12 @@ def _quantize(source: Path, target: Path, file_type: int, threads: int, importan
             str(source).encode(), str(target).encode(), ctypes.byref(params)
         )
     if result != 0:
-        reason = next((line for line in reversed(lines) if "error" in line or "fail" in line), "")
-        raise ModelError(f"llama.cpp cannot quantise {source.name}: {reason.strip()}")
+        said = next((line for line in reversed(lines) if "error" in line or "fail" in line), "")
+        reason = said.rpartition("failed to quantize: ")[2].strip()
+        if "iostream error" in reason:  # which is all that it says of a full disk
+            free = shutil.disk_usage(target.parent).free
+            reason = f"a file cannot be read or written, {target.parent} has {free:,} bytes free"
+        raise ModelError(f"llama.cpp cannot quantise {source.name}: {reason}")
 
 
 if __name__ == "__main__":

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.disk import MountRefused, mounted
 from tests.support.held import stopped_before_renaming_to
 from tests.unit.convert import files
 from tests.unit.convert.files import converted, verified
@@ -387,6 +391,51 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     sentence = capsys.readouterr().err
     assert f"{room:,} bytes free" in sentence and "needs" in sentence
     assert list(target.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("outtype", "room", "words"),
+    [
+        ("q8_0", "16k", "/m.gguf.partial: No space left on device"),
+        ("q8_0", "1m", "/m.gguf.partial: No space left on device"),
+        ("q4_k_m", "6m", " bytes free"),
+    ],
+)
+def test_a_disk_that_others_fill_meanwhile_is_named(
+    outtype: str,
+    room: str,
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There was room for all when the conversion began."""
+    monkeypatch.setattr("worker.convert.weights.check_space", lambda *_: None)
+    disk = tmp_path / "disk"
+    with ExitStack() as mounts:
+        try:
+            mounts.enter_context(mounted(disk, f"size={room}"))
+        except MountRefused:
+            pytest.skip("only root may mount")
+        given = [str(TINY), str(disk / "m.gguf"), "--outtype", outtype, "--progress", "none"]
+        assert cli.run(given) == 3
+        assert words in capsys.readouterr().err
+        assert list(disk.iterdir()) == []
+
+
+def test_a_file_system_that_syncs_no_folder_has_the_whole_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def fsync(file: int) -> None:
+        if stat.S_ISDIR(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real(file)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    target = converted(TINY, tmp_path / "m.gguf")
+    assert verified(TINY, target) == 0
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
