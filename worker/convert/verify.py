@@ -52,6 +52,15 @@ can stand for."""
 _SCALE_ERROR = 2.0**-25
 """By which such a scale may be wrong: half of the smallest step of a float16. So values may be lost
 that are as small as those of tokens that no training has seen."""
+_OPTIONS = {
+    key: f"; {flag} is to be given, or not, as it was to the conversion"
+    for key, flag in (
+        (Keys.General.NAME, "--name"),
+        (Keys.Tokenizer.PRE, "--pre-tokenizer"),
+        (manifest.IMATRIX, "--imatrix"),
+    )
+}
+"""What to say of keys that the flags of `verify` decide."""
 _QUANTISER_KEYS = "quantize.imatrix."
 """The beginning of keys that llama.cpp's quantiser adds."""
 
@@ -96,11 +105,20 @@ def _check_metadata(conversion: Conversion, file: Path, options: Options) -> Non
             wanted, got = _said(expected, key), _said(found, key)
             by_quantiser = key.startswith(_QUANTISER_KEYS) and options.format.tensor_type is None
             if wanted != got and not by_quantiser:
-                pairs = zip_longest(wanted, got, fillvalue="nothing")
-                a, b = next((a, b) for a, b in pairs if a != b)
                 raise ModelError(
-                    f"verification of {key} failed: it has {b!r:.80} instead of {a!r:.80}", key=key
+                    f"verification of {key} failed: {_apart(wanted, got)}{_OPTIONS.get(key, '')}",
+                    key=key,
                 )
+
+
+def _apart(wanted: Sequence[object], got: Sequence[object]) -> str:
+    if not got:
+        return "the file lacks it"
+    if not wanted:
+        return "its source does not give it"
+    pairs = zip_longest(wanted, got, fillvalue="nothing")
+    a, b = next((a, b) for a, b in pairs if a != b)
+    return f"it has {b!r:.80} instead of {a!r:.80}"
 
 
 def _said(layout: GgufLayout, key: str) -> list[object]:

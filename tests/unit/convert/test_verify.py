@@ -119,9 +119,23 @@ def test_a_pre_tokenizer_and_a_name_that_were_given_are_given_again(
     target = converted(source, tmp_path / "model.gguf", *flags)
     assert verified(source, target, *flags) == 0
     assert verified(source, target, *flags[2:]) == 3
-    assert "general.name" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "general.name failed: it has 'Mine' instead of 'llama'; --name is to be given" in told
     assert verified(source, target, *flags[:2]) == 3
-    assert "tokenizer.ggml.pre failed" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "tokenizer.ggml.pre failed" in told and "--pre-tokenizer is to be given" in told
+
+
+def test_a_key_that_one_side_lacks_is_told_as_that(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, matrix = checkpoint("llama-3.1", tmp_path), tmp_path / "importance.gguf"
+    write_importance(matrix, {"blk.0.ffn_up.weight": np.linspace(1, 90, 64)})
+    target = converted(source, tmp_path / "model.gguf", "--outtype", "q4_k_m")
+    assert verified(source, target, "--imatrix", str(matrix)) == 3
+    told = capsys.readouterr().err
+    assert "imatrix_sha256 failed: the file lacks it; --imatrix is to be given, or not" in told
+    assert verify._apart([], ["string", "x"]) == "its source does not give it"
 
 
 @pytest.mark.parametrize("outtype", ["f16", "q4_k_m"])
