@@ -183,18 +183,33 @@ def join_message(stream: bytes) -> Any:
 
 
 def join_response(stream: bytes) -> Any:
+    """As OpenAI's client for Node, which adds a delta only to a part that an event has begun."""
     events = named(stream)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     output: list[list[Any]] = []
+    parts: list[Any] = []
     for event in events:
-        if event["type"] == "response.output_item.added":
-            assert event["output_index"] == len(output)
-            output.append(["", []])
-        elif event["type"].endswith(".delta"):
-            output[event["output_index"]][0] += event["delta"]
-            output[event["output_index"]][1] += event.get("logprobs", ())
-        elif event["type"] == "response.output_text.done":
-            assert [event["text"], event["logprobs"]] == output[event["output_index"]]
+        at: Any = event.get("output_index")
+        match event["type"]:
+            case "response.output_item.added":
+                assert at == len(output) and not event["item"].get("content")
+                output.append(["", []])
+                parts.append(None)
+            case "response.content_part.added":
+                assert event["content_index"] == 0 and parts[at] is None
+                parts[at] = event["part"]
+            case "response.content_part.done":
+                assert parts[at]["type"] == event["part"]["type"]
+                assert event["part"]["text"] == output[at][0]
+                parts[at] = event["part"]
+            case "response.output_item.done":
+                assert event["item"].get("content", [None]) == [parts[at]]
+            case "response.output_text.done":
+                assert [event["text"], event["logprobs"]] == output[at]
+            case str(kind) if kind.endswith(".delta"):
+                assert (parts[at] is None) == (kind == "response.function_call_arguments.delta")
+                output[at][0] += event["delta"]
+                output[at][1] += event.get("logprobs", ())
     return output, events[-1]["response"] | {"completed_at": None}
 
 

@@ -71,8 +71,9 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             case "start":
                 begun = self._item(index, "in_progress")
                 yield {"type": "response.output_item.added", "output_index": index, "item": begun}
-                if block.kind == "text":
-                    yield {"type": "response.content_part.added", **place, "part": _part("", [])}
+                if block.kind != "call":
+                    part = self._part(index, "", ())
+                    yield {"type": "response.content_part.added", **place, "part": part}
             case "delta":
                 extra: Event = {}
                 if block.kind == "text":
@@ -87,8 +88,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
                 if block.kind == "call":
                     whole["name"] = block.name
                 yield {"type": f"{_DELTAS[block.kind]}.done", **place, **whole}
-                if block.kind == "text":
-                    part = _part(block.text, self._scored(index))
+                if block.kind != "call":
+                    part = self._part(index, block.text, self._scored(index))
                     yield {"type": "response.content_part.done", **place, "part": part}
                 ended = self._ended_item(index)
                 yield {"type": "response.output_item.done", "output_index": index, "item": ended}
@@ -116,16 +117,19 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         block = self.choice.blocks[index]
         text = "" if status == "in_progress" else block.text
         head = {"id": self._id_of(index), "status": status}
-        match block.kind:
-            case "text":
-                content = [_part(text, self._scored(index))] if text else []
-                return {**head, "type": "message", "role": "assistant", "content": content}
-            case "reasoning":
-                thought = [{"type": "reasoning_text", "text": text}] if text else []
-                return {**head, "type": "reasoning", "summary": [], "content": thought}
-            case "call":
-                call = {"call_id": block.id, "name": block.name, "arguments": text}
-                return {**head, "type": "function_call", **call}
+        if block.kind == "call":
+            call = {"call_id": block.id, "name": block.name, "arguments": text}
+            return {**head, "type": "function_call", **call}
+        content = [self._part(index, text, self._scored(index))] if text else []
+        if block.kind == "text":
+            return {**head, "type": "message", "role": "assistant", "content": content}
+        return {**head, "type": "reasoning", "summary": [], "content": content}
+
+    def _part(self, index: int, text: str, logprobs: Iterable[dict[str, Any]]) -> dict[str, Any]:
+        """The one part of the content of a text or reasoning."""
+        if self.choice.blocks[index].kind == "reasoning":
+            return {"type": "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
     def _response(self, status: str) -> dict[str, Any]:
         body, ended = self.body, status != "in_progress"
@@ -171,10 +175,6 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
             "total_tokens": job.prompt_tokens + choice.tokens_out,
         }
-
-
-def _part(text: str, logprobs: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 # --- the end of a stream, seen from outside ------------------------------------------------
