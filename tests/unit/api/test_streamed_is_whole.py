@@ -518,6 +518,18 @@ def test_a_stream_that_fails_ends_with_the_failure_alone(
     assert b"The engine died." in events[-1]
 
 
+def test_the_item_in_which_a_response_failed_is_incomplete() -> None:
+    """An agent would make a call that is told as completed."""
+    texts = "I look.", '<tool_call>\n{"name": "get_time", "arguments": {"city": "b'
+    events: list[StreamEvent] = [Started(0, 1)]
+    events += [Token(0, text, (n,)) for n, text in enumerate(texts)]
+    events.append(Failed(0, EngineCrashed("The engine died.")))
+    stream = b"".join(streamed(answer_of(CLIENTS["responses"]), [(0, events)]))
+    failed = named(stream)[-1]["response"]
+    items = [(item["type"], item["status"]) for item in failed["output"]]
+    assert items == [("message", "completed"), ("function_call", "incomplete")]
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 @settings(max_examples=20, deadline=None)
 @given(frames=arrivals())

@@ -39,7 +39,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         and that of the stream have them again."""
 
     def whole(self) -> dict[str, Any]:
-        return self._response(self._end_status)
+        return self._response(self._status)
 
     def failure(self, error: WorkerError) -> bytes:
         failed = self._response("failed") | {"error": error_object(error)}
@@ -59,7 +59,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             yield {"type": f"response.{kind}", "response": self._response("in_progress")}
 
     def last_events(self) -> Iterator[Event]:
-        status = self._end_status
+        status = self._status
         paced = {"timings": timings(self.choice)}
         yield {"type": f"response.{status}", "response": self._response(status), **paced}
 
@@ -91,13 +91,15 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
                 if block.kind != "call":
                     part = self._part(index, block.text, self._scored(index))
                     yield {"type": "response.content_part.done", **place, "part": part}
-                ended = self._ended_item(index)
+                ended = self._ended_item(index, self._status)
                 yield {"type": "response.output_item.done", "output_index": index, "item": ended}
 
     # --- the whole -----------------------------------------------------------------------
 
     @property
-    def _end_status(self) -> Literal["completed", "incomplete"]:
+    def _status(self) -> Literal["in_progress", "completed", "incomplete"]:
+        if self.choice.finished is None:
+            return "in_progress"
         return "incomplete" if self.choice.finish_reason == "length" else "completed"
 
     def _id_of(self, index: int) -> str:
@@ -107,10 +109,9 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
     def _scored(self, index: int) -> Iterator[dict[str, Any]]:
         return scored_tokens((*self._sent.get(index, ()), *self.choice.blocks[index].scores))
 
-    def _ended_item(self, index: int) -> dict[str, Any]:
-        """A finished item; the last one of an answer that was cut off is incomplete."""
-        finished, is_last = self.choice.finished, index == len(self.choice.blocks) - 1
-        is_cut = finished is not None and is_last and self._end_status == "incomplete"
+    def _ended_item(self, index: int, status: str) -> dict[str, Any]:
+        """A finished item; the last one of a response that was cut off or failed is incomplete."""
+        is_cut = index == len(self.choice.blocks) - 1 and status != "completed"
         return self._item(index, "incomplete" if is_cut else "completed")
 
     def _item(self, index: int, status: str) -> dict[str, Any]:
@@ -142,7 +143,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "model": self.state.name_of(self.asked.model),
-            "output": [self._ended_item(index) for index in range(n_blocks)],
+            "output": [self._ended_item(index, status) for index in range(n_blocks)],
             "error": None,
             "incomplete_details": {"reason": "max_output_tokens"}
             if status == "incomplete"
