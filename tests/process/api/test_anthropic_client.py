@@ -56,6 +56,14 @@ def test_a_message_is_right_whole_and_streamed(client: Anthropic) -> None:
         assert usage.input_tokens + (usage.cache_read_input_tokens or 0) == count
 
 
+def test_the_client_knows_a_request_by_its_name_in_the_log(client: Anthropic) -> None:
+    named = {"extra_headers": {"x-request-id": "r-1"}}
+    assert ask(client, max_tokens=1, **named)._request_id == "r-1"
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ask(client, max_tokens=0, **named)
+    assert refused.value.request_id == "r-1"
+
+
 def test_how_a_message_ends_is_said(client: Anthropic) -> None:
     assert ask(client, max_tokens=2).stop_reason == "max_tokens"
     stopped = ask(client, stop_sequences=[" France"])

@@ -106,7 +106,7 @@ def conforms(document: dict[str, Any], path: str, answer: httpx.Response) -> Non
         for name, reference in promised["headers"].items()
         if resolved(document, reference)["required"]
     }
-    assert {"x-correlation-id", "x-request-id"} <= required <= answer.headers.keys()
+    assert {"x-correlation-id", "x-request-id", "request-id"} <= required <= answer.headers.keys()
     if media_type == "application/json":
         reference = promised["content"][media_type]["schema"]
         jsonschema.Draft202012Validator(

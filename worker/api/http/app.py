@@ -21,7 +21,7 @@ from starlette.types import Message, Receive, Scope, Send
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import details_of, error_response
 from worker.api.http.gate import Gate
-from worker.api.http.headers import CORRELATION_ID, IGNORED_FIELDS, ORIGIN, REQUEST_ID
+from worker.api.http.headers import CORRELATION_ID, IGNORED_FIELDS, ORIGIN, REQUEST_ID, TOLD_IDS
 from worker.api.http.one_per_turn import OnePerTurn
 from worker.api.http.openapi import Description
 from worker.api.http.operation import Dialect, Operation
@@ -30,7 +30,6 @@ from worker.api.http.state import AppState, Refusal
 from worker.errors import ContextLengthExceeded, InferenceFailed, WorkerError
 from worker.observability.logs import bind_correlation_id, bind_key, get_logger
 
-_IDS = (CORRELATION_ID, REQUEST_ID)
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
@@ -88,7 +87,7 @@ class Surface:
         if not is_probe:
             await self._arrivals.turn()
         head = Headers(scope=scope)
-        ids = next(filter(None, (each.all(head) for each in _IDS)), [""])
+        ids = next(filter(None, (each.all(head) for each in (CORRELATION_ID, REQUEST_ID))), [""])
         correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex
         scope["app"] = self
         scope.setdefault("state", {})["correlation_id"] = correlation_id
@@ -101,7 +100,7 @@ class Surface:
                 # Of an answer that a gateway gives on, a worker has told them.
                 there = {name for name, _ in message["headers"]}
                 id = correlation_id.encode()
-                added = [(each.key, id) for each in _IDS if each.key not in there]
+                added = [(each.key, id) for each in TOLD_IDS if each.key not in there]
                 if names := scope["state"].get("ignored_fields"):
                     added.append((IGNORED_FIELDS.key, _shown(names).encode()))
                 if ORIGIN.all(head):

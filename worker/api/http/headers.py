@@ -63,6 +63,11 @@ REQUEST_ID = Header(
     asked=_text("the same as X-Correlation-Id, which goes before it", **_ID),
     told=_text("the same as X-Correlation-Id", **_ID),
 )
+BARE_REQUEST_ID = Header(
+    "Request-Id", told=_text("the same again, where Anthropic's clients read it", **_ID)
+)
+TOLD_IDS = (CORRELATION_ID, REQUEST_ID, BARE_REQUEST_ID)
+"""Each answer has them."""
 DEADLINE = Header(
     "X-Deadline",
     asked=_number(

@@ -16,7 +16,6 @@ from worker.api.http.operation import JSON, Dialect, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
 
-_ALWAYS_TOLD = (headers.CORRELATION_ID, headers.REQUEST_ID)
 _REASONS = {
     400: "the request is at fault; its faults are listed",
     401: "the bearer token is missing or wrong",
@@ -92,7 +91,7 @@ def _document(state: AppState, dialects: Sequence[Dialect], types: Sequence[Any]
                 if each.asked is not None
             },
             "headers": {
-                each.name: {**each.told, "required": each in _ALWAYS_TOLD}
+                each.name: {**each.told, "required": each in headers.TOLD_IDS}
                 for each in headers.ALL
                 if each.told is not None
             },
@@ -117,7 +116,7 @@ def _described(
     operation: Operation, refusal: Any, state: AppState, schemas: Mapping[Any, Any]
 ) -> dict[str, Any]:
     body = operation.body_of(state)
-    always = [*_ALWAYS_TOLD, *([] if operation.asks == "none" else [headers.WORKER])]
+    always = [*headers.TOLD_IDS, *([] if operation.asks == "none" else [headers.WORKER])]
     ignores = isinstance(body, type) and issubclass(body, OpenBody)
     ignored = [headers.IGNORED_FIELDS] if ignores else []
     told = [*always, *operation.tells, *ignored]
