@@ -315,6 +315,22 @@ def test_a_call_without_a_result_is_told_too() -> None:
     assert sorted((A, B, C, D), key=text.index) == [A, B, C, D]
 
 
+@pytest.mark.parametrize("named_by", ["id", "function"])
+def test_results_come_in_the_order_of_their_calls(
+    name: str, template: ChatTemplate, named_by: str
+) -> None:
+    """Most templates write no ids; a client that makes its calls at once may send any order."""
+    asks = [call(n) | {"function": {"name": f, "arguments": "{}"}} for n, f in ((1, "a"), (2, "b"))]
+    answers = [result(2, C), result(1, B)]
+    if named_by == "function":
+        asks = [without(each, "id") for each in asks]
+        answers = [named(each, None) | {"name": f} for each, f in zip(answers, "ba", strict=True)]
+    chat = [user(A), calling(*asks), *answers, said("assistant", D), HI]
+    text = prompt_of(template, chat, has_tools=True)
+    places = [text.find(word) for word in (A, B, C, D)]
+    assert places == sorted(places) and places[0] >= 0, text
+
+
 @pytest.mark.parametrize("ids", [("", ""), (LONG, LONG), (None, None), (LONG, LONGER)])
 def test_each_call_of_a_turn_of_its_own_has_its_result(ids: tuple[str | None, str | None]) -> None:
     results = [named(result(1, A), ids[0]), named(result(2, B), ids[1])]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -340,7 +341,8 @@ _as_objects = _with_arguments(_parsed)
 def _pairs(messages: list[Message]) -> Iterator[Message]:
     """Each call with an id of its own, each result with its call's id and the function's name.
 
-    A result that names no call is that of the first call of the last turn that no result names.
+    A result that names no call is that of the first call of the last turn that no result names, of
+    those to the result's function if it names one.
     """
     named = {id for each in messages if (id := each.get("tool_call_id"))}
     functions: dict[str, str] = {}
@@ -366,13 +368,31 @@ def _pairs(messages: list[Message]) -> Iterator[Message]:
                 own = ids[0]
                 ids.rotate(-1)  # the next one's, if several calls have this id
             elif unnamed:
-                own = unnamed.popleft()
+                name = message.get("name")
+                own = next((each for each in unnamed if functions[each] == name), unnamed[0])
+                unnamed.remove(own)
             if own is not None:
                 message = {**message, "tool_call_id": own, "name": functions[own]}
         yield message
 
 
 _paired = _of_messages(_pairs)
+
+
+@_of_messages
+def _in_order(messages: list[Message]) -> Iterator[Message]:
+    """Results that follow each other in the order of their calls, those of no call last: most
+    templates write no ids, so that the order alone tells the model which result is whose."""
+    places: dict[str, int] = {}
+    keys: list[tuple[int, int]] = []
+    for index, message in enumerate(_pairs(messages)):
+        is_result = message.get("role") == "tool"
+        begin = keys[-1][0] if is_result and keys else index
+        place = places.get(message.get("tool_call_id", ""), sys.maxsize) if is_result else -1
+        keys.append((begin, place))
+        for call in message.get("tool_calls") or ():
+            places[call["id"]] = len(places)
+    yield from (messages[index] for index in sorted(range(len(keys)), key=keys.__getitem__))
 
 
 @_of_messages
@@ -674,7 +694,7 @@ _MATTERS = (
 
 def forms_of(render: Render) -> tuple[Form, ...]:
     """The forms in which a template reads a chat; they are applied in order."""
-    found: list[Form] = [_never_none, _with_role("function", "tool")]
+    found: list[Form] = [_never_none, _with_role("function", "tool"), _in_order]
 
     def rendered(chat: Chat, last: Form) -> str:
         for form in (*found, last):
