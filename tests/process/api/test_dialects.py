@@ -306,6 +306,10 @@ def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
     for name, given in asked.items():
         answer = worker.post("/v1/responses", {"model": "m", "input": "a", name: given})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name
+    for item in ({"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}):
+        answer = worker.post("/v1/responses", {"input": [*user("a"), item]})
+        error = answer.json()["error"]
+        assert error["param"] == "input[1]" and "nothing is stored" in error["message"]
     errors = worker.post("/v1/responses", {"input": "a", **asked}).json()["error"]["errors"]
     assert [error["field"] for error in errors] == [*asked]
     absent = dict.fromkeys(asked)
@@ -380,7 +384,7 @@ def read_of(source: Any, kind: str = "document") -> dict[str, Any]:
             "tools[0]",
         ),
         ("/v1/responses", {"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
-        ("/v1/responses", {"input": [{"type": "item_reference"}]}, "input[0].type"),
+        ("/v1/responses", {"input": [{"type": "item_reference"}]}, "input[0]"),
         (
             "/v1/responses",
             {"input": "a", "text": {"format": {"type": "json_schema"}}},

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, Tag
+from pydantic import Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import (
     MAX_MESSAGES,
@@ -54,7 +55,9 @@ class Thought(OpenBody):
 class InputItem(OpenBody):
     """A message, a call, its output, or the model's reasoning."""
 
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    type: Literal[
+        "message", "function_call", "function_call_output", "reasoning", "item_reference"
+    ] = Field("message", description="an item_reference is refused: nothing is stored")
     id: str | None = Field(None, description="of an item of an earlier answer; nothing is stored")
     status: str | None = Field(None, description="of an earlier answer's item; says nothing here")
     role: Literal["user", "assistant", "system", "developer"] = "user"
@@ -66,6 +69,13 @@ class InputItem(OpenBody):
     summary: tuple[Thought, ...] = Field((), fail_fast=True)
 
     _is_named = needed_by("function_call", "name")
+
+    @model_validator(mode="after")
+    def _is_no_reference(self) -> Self:
+        if self.type == "item_reference" or self.model_fields_set == {"id"}:
+            what = "only refers to an item, and nothing is stored; send the item itself"
+            raise PydanticCustomError("body.unsupported", what)
+        return self
 
 
 Items = Annotated[
