@@ -352,6 +352,7 @@ def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: Worke
     ("path", "body", "param"),
     [
         ("/tokenize", {"content": "a", "messages": [{"role": "user"}]}, "content"),
+        ("/tokenize", {"content": ["a", 1024]}, "content"),
         ("/detokenize", {"tokens": [5, 1024]}, "tokens"),
         ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
         ("/apply-template", {}, "messages"),

@@ -53,3 +53,5 @@ def test_each_token_has_an_embedding_where_nothing_is_pooled(start_worker: Start
         assert mine == pytest.approx(alone, abs=1e-4)
     refused = worker.post("/v1/embeddings", {"input": "a"})
     assert refused.status_code == 400 and "/embedding" in refused.text
+    refused = worker.post("/embeddings", {"input": [5, 1024]})
+    assert refused.json()["error"]["param"] == "input"

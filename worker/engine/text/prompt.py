@@ -109,7 +109,7 @@ class PromptBuilder:
             case str():
                 found.ids = self.tokenize(prompt)
             case tuple():
-                found.ids = self._mixed(prompt)
+                found.ids = self._mixed(prompt, self._field_of(prompt))
             case InfillPrompt():
                 found.ids = self._infill(prompt)
             case MarkedPrompt(text, media, field):
@@ -132,7 +132,7 @@ class PromptBuilder:
             context_length=self._context_length,
         )
 
-    def _mixed(self, given: MixedTokens, *, add_special: bool = True) -> list[int]:
+    def _mixed(self, given: MixedTokens, field: str, *, add_special: bool = True) -> list[int]:
         """Token ids with those of the texts among them; BOS is added to a text that comes first."""
         found: list[int] = []
         for index, part in enumerate(given):
@@ -140,7 +140,7 @@ class PromptBuilder:
                 found += self.tokenize(part, add_special=add_special and index == 0)
             else:
                 found.append(part)
-        self.check_ids(found, "prompt")
+        self.check_ids(found, field)
         return found
 
     def tokenize(
@@ -201,7 +201,7 @@ class PromptBuilder:
         if isinstance(given, str):
             tokens = self.tokenize(given, add_special=add_special, parse_special=work.parse_special)
         else:
-            tokens = self._mixed(given, add_special=add_special)
+            tokens = self._mixed(given, "content", add_special=add_special)
         ids = array("i", tokens).tobytes()
         if not work.with_pieces:
             return Tokenized(ids)
