@@ -99,3 +99,17 @@ def test_reasoning_stays_in_the_text_where_the_operator_says_so(scripted: Script
     (message,) = (choice["message"] for choice in answer["choices"])
     assert message["content"] == "<think>\nhm\n</think>\n\nParis."
     assert "reasoning_content" not in message
+
+
+def test_each_dialect_that_has_a_place_for_it_counts_the_tokens_of_reasoning(
+    scripted: ScriptedFactory,
+) -> None:
+    worker = scripted()
+    worker.supervisor.script = story("<think>\nh", "m\n</think>", "\n\nParis.")
+    for path, body, details in (
+        ("chat/completions", {"messages": FRANCE}, ("completion_tokens", "reasoning_tokens")),
+        ("responses", {"input": FRANCE}, ("output_tokens", "reasoning_tokens")),
+        ("messages", {"messages": FRANCE, "max_tokens": 9}, ("output_tokens", "thinking_tokens")),
+    ):
+        usage = httpx.post(f"{worker.base_url}/v1/{path}", json=body).json()["usage"]
+        assert usage[f"{details[0]}_details"][details[1]] == 2, path

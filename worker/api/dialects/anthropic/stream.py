@@ -117,6 +117,7 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
                 "output_tokens": choice.tokens_out,
                 "cache_read_input_tokens": job.cached_tokens,
                 "cache_creation_input_tokens": 0,
+                "output_tokens_details": {"thinking_tokens": choice.reasoning_tokens},
             },
         }
 
