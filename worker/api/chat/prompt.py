@@ -77,6 +77,23 @@ def text_of(content: str | tuple[Part, ...] | None) -> str:
     return content if isinstance(content, str) else "\n".join(p.text for p in content or ())
 
 
+def content_joined(
+    first: str | tuple[Part, ...] | None, second: str | tuple[Part, ...] | None
+) -> str | tuple[Part, ...]:
+    """The content of two messages as one's, their words as paragraphs."""
+    if not (first and second):
+        return first or second or ""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n\n{second}"
+    *before, last = (Part(first),) if isinstance(first, str) else first
+    begun, *others = (Part(second),) if isinstance(second, str) else second
+    if last.medium is None and begun.medium is None:
+        # One part: many templates put the texts of parts together with nothing between.
+        text = "\n\n".join(filter(None, (last.text, begun.text)))
+        return (*before, Part(text), *others)
+    return (*before, last, begun, *others)
+
+
 def _message(message: Message) -> dict[str, Any]:
     content: Any = message.content
     if isinstance(content, tuple):

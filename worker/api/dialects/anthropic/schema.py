@@ -13,6 +13,7 @@ from pydantic import Field
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.fields import MAX_STOPS, OwnFields, TextOr, TextOrMany, needed_by
 from worker.api.chat.media import medium_of, named_medium
+from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
     Chat,
     Generate,
@@ -244,26 +245,10 @@ def _joined(first: Message, second: Message) -> Message:
     thoughts = [each.reasoning for each in (first, second) if each.reasoning]
     return replace(
         first,
-        content=_content_joined(first.content, second.content),
+        content=content_joined(first.content, second.content),
         reasoning="\n".join(thoughts) or None,
         tool_calls=(*first.tool_calls, *second.tool_calls),
     )
-
-
-def _content_joined(
-    first: str | tuple[Part, ...] | None, second: str | tuple[Part, ...] | None
-) -> str | tuple[Part, ...]:
-    if not (first and second):
-        return first or second or ""
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
-    *before, last = (Part(first),) if isinstance(first, str) else first
-    begun, *others = (Part(second),) if isinstance(second, str) else second
-    if last.medium is None and begun.medium is None:
-        # One part: many templates put the texts of parts together with nothing between.
-        text = "\n\n".join(filter(None, (last.text, begun.text)))
-        return (*before, Part(text), *others)
-    return (*before, last, begun, *others)
 
 
 def _flat(message: TurnMessage, path: str) -> Iterator[Message]:

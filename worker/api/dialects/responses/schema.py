@@ -30,7 +30,7 @@ from worker.api.chat.fields import (
     Text,
     needed_by,
 )
-from worker.api.chat.prompt import text_of
+from worker.api.chat.prompt import content_joined, text_of
 from worker.api.chat.request import (
     Chat,
     Generate,
@@ -241,10 +241,10 @@ def _messages(body: ResponsesBody) -> list[Message]:
         turn = messages[-1] if messages and messages[-1].role == "assistant" else None
         match item.type:
             case "message" if item.role == "assistant":
-                if turn is not None and turn.content is None and not turn.tool_calls:
-                    messages[-1] = replace(turn, content=content or "")
-                else:
+                if turn is None or (turn.content is not None and not turn.tool_calls):
                     messages.append(Message("assistant", content or ""))
+                else:  # also behind a call: between it and its result a template takes nothing
+                    messages[-1] = replace(turn, content=content_joined(turn.content, content))
             case "message":
                 role = "system" if item.role == "developer" and not messages else item.role
                 messages.append(Message(role, content or ""))
