@@ -64,6 +64,16 @@ def test_the_client_knows_a_request_by_its_name_in_the_log(client: Anthropic) ->
     assert refused.value.request_id == "r-1"
 
 
+@pytest.mark.parametrize("kind", [{"type": "create"}, {"type": "continue"}], ids=str)
+def test_a_thread_is_refused_so_that_the_client_sends_all(client: Anthropic, kind: Any) -> None:
+    """Its tool runner keeps threads by itself, and then sends a call's result alone."""
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        ask(client, extra_body={"thread": {**kind, "previous_message_id": "msg_1"}})
+    body: Any = refused.value.body
+    assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
+    assert body["error"]["message"].startswith("thread is not honoured")
+
+
 def test_how_a_message_ends_is_said(client: Anthropic) -> None:
     assert ask(client, max_tokens=2).stop_reason == "max_tokens"
     stopped = ask(client, stop_sequences=[" France"])

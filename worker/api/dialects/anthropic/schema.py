@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -154,13 +154,21 @@ class MessagesBody(PromptBody, SamplingFields, OwnFields):
     max_tokens: Integer = Field(ge=1)
     stop_sequences: tuple[str, ...] = Field((), fail_fast=True, max_length=MAX_STOPS)
     stream: Flag = False
+    thread: Any = Field(None, description="not honoured; nothing is stored")
 
 
 def read(body: MessagesBody, state: AppState) -> Generate:
     """
     Raises:
-        InvalidRequest: the messages and their tool results are too many.
+        InvalidRequest: the messages and their tool results are too many, or go on with what was
+            stored, which is nothing.
     """
+    if body.thread is not None:
+        what = "is not honoured: nothing is stored; send the whole conversation without it"
+        refused = refusal("thread", "unsupported", what)
+        # By this word Anthropic's tool runners do so themselves.
+        refused.details["error_code"] = "thread_unsupported_request"
+        raise refused
     id = f"msg_{uuid.uuid4().hex}"
     return Generate(
         id=id,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -29,9 +29,14 @@ _ERROR_TYPES = {
 }
 
 
+class AnthropicErrorDetails(TypedDict):
+    error_code: str
+
+
 class AnthropicErrorObject(TypedDict):
     type: str
     message: str
+    details: NotRequired[AnthropicErrorDetails]
 
 
 class AnthropicError(TypedDict):
@@ -45,7 +50,10 @@ def _error(error: WorkerError) -> dict[str, Any]:
     if isinstance(error, ContextLengthExceeded):  # in the words that Anthropic's clients look for
         n_tokens, most = error.details["prompt_tokens"], error.details["context_length"]
         message = f"prompt is too long: {n_tokens} tokens > {most} maximum"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    told: dict[str, Any] = {"type": kind, "message": message}
+    if (code := error.details.get("error_code")) is not None:
+        told["details"] = {"error_code": code}
+    return {"type": "error", "error": told}
 
 
 ERRORS = ErrorForm(
