@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import anthropic
 import pytest
@@ -72,6 +72,22 @@ def test_a_thread_is_refused_so_that_the_client_sends_all(client: Anthropic, kin
     body: Any = refused.value.body
     assert body["error"]["details"] == {"error_code": "thread_unsupported_request"}
     assert body["error"]["message"].startswith("thread is not honoured")
+
+
+def test_a_tool_runner_sends_the_whole_conversation(client: Anthropic) -> None:
+    @anthropic.beta_tool
+    def get_weather(city: Literal["Paris", "Oslo"]) -> str:
+        """Weather of a city."""
+        return f"clear in {city}"
+
+    runner = client.beta.messages.tool_runner(
+        **ASKED, tools=[get_weather], tool_choice={"type": "any"}, max_iterations=2
+    )
+    first, second = (
+        message.usage.input_tokens + (message.usage.cache_read_input_tokens or 0)
+        for message in runner
+    )
+    assert second > first
 
 
 def test_how_a_message_ends_is_said(client: Anthropic) -> None:
