@@ -85,7 +85,7 @@ def test_a_schema_of_anything_is_one(worker: WorkerProcess) -> None:
     assert "schema_" not in refused.text
 
 
-@pytest.mark.parametrize("fields", [{"best_of": 4}, {"n": 0}])
+@pytest.mark.parametrize("fields", [{"best_of": 4}, {"best_of": 0}, {"n": 0}])
 def test_what_would_change_a_completion_is_refused(
     worker: WorkerProcess, fields: dict[str, Any]
 ) -> None:
@@ -94,6 +94,8 @@ def test_what_would_change_a_completion_is_refused(
     assert answer.json()["error"]["param"] in fields
     nothing = {"echo": False, "suffix": "", "best_of": None}
     assert worker.post("/v1/completions", {"prompt": "Once", **nothing}).status_code == 200
+    both = worker.post("/v1/completions", {"prompt": "Once", "n": 2, "best_of": 2}).json()
+    assert len(both["choices"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -123,7 +123,9 @@ class CompletionBody(GenerationFields):
         le=MAX_TOP_LOGPROBS,
         description="log-probabilities of the prompt's tokens and of so many alternatives",
     )
-    best_of: Literal[1] | None = None
+    best_of: Integer | None = Field(
+        None, ge=1, description="n at most: no more choices are made than are answered with"
+    )
     echo: Flag = Field(
         False, description="the answer begins with the prompt, its log-probabilities included"
     )
@@ -181,6 +183,9 @@ def read_completion(body: CompletionBody, state: AppState) -> Generate:
     Raises:
         InvalidRequest: the fields do not fit together.
     """
+    if body.best_of is not None and body.best_of > body.n:
+        what = "must be at most n: no more choices are made than are answered with"
+        raise refusal("best_of", "maximum", what, body.best_of)
     prompts = tuple(_with_suffix(prompt, body.suffix) for prompt in prompts_of(body.prompt))
     if body.echo and not all(isinstance(prompt, str | tuple) for prompt in prompts):
         what = "goes with a prompt of text and tokens, without media and suffix"
