@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
@@ -68,6 +69,7 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
     sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
     with asyncio.Runner(loop_factory=loop_factory) as runner:
+        _resolve_in_daemon_threads(runner.get_loop())
         try:
             error = runner.run(Lifecycle(settings, listeners, engine, room).serve())
         finally:
@@ -77,6 +79,24 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
                         os.unlink(path)
     if error is not None:
         raise error
+
+
+def _resolve_in_daemon_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """Have the loop look names up in threads for which its end does not wait. A resolver that hangs
+    does so for minutes, and loops wait for their own threads; uvloop has four of them, so four
+    such names would also keep all others from being looked up."""
+    pending: dict[tuple[Any, ...], Future[Any]] = {}
+
+    async def getaddrinfo(host: Any, port: Any, **hints: int) -> Any:
+        place = (host, port, *sorted(hints.items()))
+        found = pending.get(place)  # an earlier lookup of it may hang
+        if found is None:
+            found = in_daemon_thread(partial(socket.getaddrinfo, host, port, **hints))
+            pending[place] = found
+            found.add_done_callback(lambda _: pending.pop(place))
+        return await asyncio.wrap_future(found)
+
+    loop.getaddrinfo = getaddrinfo  # type: ignore[method-assign]
 
 
 def _print(line: str) -> None:

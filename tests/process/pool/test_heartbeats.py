@@ -58,7 +58,9 @@ def test_a_life_in_beats(start_worker: StartWorker) -> None:
         assert manager.statuses.count("draining") == 1 and manager.statuses[-1] == "draining"
         assert manager.verdict() == []
         beats = [message.payload for message in manager.beats]
-    assert [beat["sequence"] for beat in beats] == list(range(1, len(beats) + 1))
+    sequence = [beat["sequence"] for beat in beats]
+    # One that is under way when the last is due is given up, and may not have arrived.
+    assert sequence[:-1] == list(range(1, len(beats))) and sequence[-1] - len(beats) in (0, 1)
     assert {beat["worker_id"] for beat in beats} == {"w-2"}
     assert {beat["incarnation"] for beat in beats} == {
         message.payload["incarnation"] for message in manager.callbacks

@@ -124,13 +124,12 @@ def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> Non
     assert not [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 4096]
 
 
-@pytest.fixture(scope="module")
-def clock_jump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A preloadable library that moves a process's wall clock."""
+def preloadable(folder: Path, name: str) -> Path:
+    """A library of `tests/support`, built for `LD_PRELOAD`."""
     if sys.platform != "linux":
         pytest.skip("LD_PRELOAD is Linux's")
-    library = tmp_path_factory.mktemp("clock") / "clock_jump.so"
-    source = Path(__file__).parents[2] / "support" / "clock_jump.c"
+    library = folder / f"{name}.so"
+    source = Path(__file__).parents[2] / "support" / f"{name}.c"
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang") or "cc"
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"], check=True
@@ -138,7 +137,21 @@ def clock_jump(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return library
 
 
-def test_a_clock_that_jumps(start_worker: StartWorker, clock_jump: Path, tmp_path: Path) -> None:
+def test_a_stop_waits_for_no_resolver(start_worker: StartWorker, tmp_path: Path) -> None:
+    """A name of the pool manager that nobody answers for: the system looks it up for half a
+    minute, and the worker leaves meanwhile."""
+    running = start_worker(
+        *("--heartbeat-url", "http://manager.hangs/beats", "--heartbeat-interval", "0.2"),
+        env={"LD_PRELOAD": str(preloadable(tmp_path, "hanging_resolver"))},
+    )
+    running.wait_log("heartbeat.failed")
+    before = time.monotonic()
+    assert running.stop() == 0
+    assert time.monotonic() - before < 15, "2 s on a quiet machine"
+
+
+def test_a_clock_that_jumps(start_worker: StartWorker, tmp_path: Path) -> None:
+    clock_jump = preloadable(tmp_path, "clock_jump")
     setting = tmp_path / "offset"
     setting.write_text("0")
     with serving() as manager:

@@ -1,0 +1,20 @@
+/* Preloaded into a worker: a name that ends in .hangs is looked up for half a minute, in vain, as
+   where no name server answers. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
+#include <string.h>
+#include <unistd.h>
+
+int getaddrinfo(const char *name, const char *service, const struct addrinfo *hints,
+                struct addrinfo **found) {
+    size_t length = name ? strlen(name) : 0;
+    if (length > 6 && strcmp(name + length - 6, ".hangs") == 0) {
+        sleep(30);
+        return EAI_AGAIN;
+    }
+    int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =
+        dlsym(RTLD_NEXT, "getaddrinfo");
+    return real(name, service, hints, found);
+}
