@@ -93,6 +93,7 @@ def explain(
 _FORMS = {
     "api_prefix": "it must be a path such as /llm",
     "worker_id": "it must consist of visible ASCII characters without spaces",
+    "name": "it must be up to 100 letters, digits, '.', '_' and '-', no sign first",
 }
 """What a field's pattern wants, where that is more than visible ASCII characters."""
 
@@ -128,7 +129,8 @@ def _expectation(fault: ErrorDetails, an_object: str = "an object") -> str:
         case "missing":
             return "it is missing"
         case "string_pattern_mismatch":
-            return _FORMS.get(_name(fault), "it must consist of visible ASCII characters")
+            name = str(fault["loc"][-1])
+            return _FORMS.get(name, "it must consist of visible ASCII characters")
         case "value_error":
             return f"it {fault['ctx']['error']}"
         case _:

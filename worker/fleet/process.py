@@ -7,7 +7,6 @@ on the owner's event loop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ import threading
 from collections import deque
 
 from worker.errors import WorkerError
+from worker.fleet.endings import json_object
 from worker.fleet.upstream import Exchange, fetch
 from worker.setting_faults import variable_of
 
@@ -24,18 +24,25 @@ MAX_MISSES = 3
 """Failures of `/health` in a row after which the worker is killed."""
 STOP_MARGIN_SECONDS = 5.0
 _READY_EVERY_SECONDS = 0.05
+_LEVELS = ("debug", "info", "warning", "error")
 
 
 class WorkerProcess:
     """One `llorch-<backend>`, which does not outlive its owner's process."""
 
-    def __init__(self, backend: str, host: str, token: str, arguments: list[str]) -> None:
-        """`host`: this machine's address, by which gateways reach it; `token` is the worker's."""
+    def __init__(
+        self, backend: str, host: str, token: str, arguments: list[str], log_level: str = "info"
+    ) -> None:
+        """`host`: this machine's address, by which gateways reach it; `token` is the worker's. It
+        logs the port that it listens on as `info`, so lines below `log_level` are left out here."""
+        level = min(log_level, "info", key=_LEVELS.index)
+        self._left_out = _LEVELS[: _LEVELS.index(log_level)]
         reading, self._death_pipe = os.pipe()
         command = [sys.executable, "-m", "worker.fleet.child", str(reading), backend]
         try:
             self._child = subprocess.Popen(
-                [*command, *arguments, "--host", host, "--port", "0", "--log-format", "json"],
+                [*command, *arguments, "--host", host, "--port", "0",
+                 "--log-format", "json", "--log-level", level],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=(reading,), start_new_session=True,
                 env={**os.environ, variable_of("worker_token"): token},
@@ -60,15 +67,17 @@ class WorkerProcess:
         return self._child.poll() is not None
 
     def _read_log(self) -> None:
-        """Pass each line of the log on, and read the port from it."""
+        """Pass the log's lines on, and read the port from it."""
         assert self._child.stderr is not None
-        for raw in self._child.stderr:
-            line = raw.decode(errors="replace").rstrip("\n")
-            self._last_lines.append(line)
-            if self._port is None and '"worker.listening"' in line:
-                with contextlib.suppress(ValueError):
-                    self._port = json.loads(line)["port"]
-            print(line, file=sys.stderr, flush=True)
+        with self._child.stderr as log:
+            for raw in log:
+                line = raw.decode(errors="replace").rstrip("\n")
+                self._last_lines.append(line)
+                event = json_object(raw) if self._port is None or self._left_out else {}
+                if event.get("event") == "worker.listening":
+                    self._port = event["port"]
+                if event.get("level") not in self._left_out:
+                    print(line, file=sys.stderr, flush=True)
 
     async def until_ready(self) -> None:
         """Wait for its first token; raises `WorkerError` with its last words if it ends before."""

@@ -69,7 +69,7 @@ class WorkerReplica:
         ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         self._process = WorkerProcess(
             self._group.backend, host, self._token,
-            [*self._group.arguments(ids), "--worker-id", self._id],
+            [*self._group.arguments(ids), "--worker-id", self._id], self._group.log_level,
         )  # fmt: skip
         try:
             await self._process.until_ready()

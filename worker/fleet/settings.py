@@ -43,6 +43,9 @@ OURS = frozenset(
     (
         "host",
         "port",
+        "uds",
+        "ssl_certfile",
+        "ssl_keyfile",
         "api_prefix",
         "advertise_host",
         "worker_id",
@@ -117,6 +120,8 @@ class WorkerGroup(BaseModel):
     def _are_known(cls, given: dict[str, Value]) -> dict[str, Value]:
         known = [name for name in FIELDS if name not in ENV_ONLY and name not in OURS]
         for name in given:
+            if name in OURS and name in (*Fleet.model_fields, *cls.model_fields):
+                raise ValueError(f"{name} is no setting of a worker here: it stands above them")
             if name in OURS:
                 raise ValueError(f"{name} is not for the file: the fleet sets it")
             if name in ENV_ONLY:
@@ -174,6 +179,11 @@ class WorkerGroup(BaseModel):
     @property
     def drain_seconds(self) -> float:
         return self._worker_settings.drain_timeout
+
+    @property
+    def log_level(self) -> str:
+        """The least level of a worker's lines that its owner passes on."""
+        return self._worker_settings.log_level
 
     @property
     def _worker_settings(self) -> Settings:
