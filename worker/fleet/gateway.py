@@ -28,12 +28,13 @@ from starlette.types import Receive, Scope, Send
 from worker.api.app import DIALECTS
 from worker.api.http.app import Surface
 from worker.api.http.body import SMALL_BYTES, read_parts
-from worker.api.http.encoding import json_response
+from worker.api.http.encoding import dumps, json_response
 from worker.api.http.errors import FLAT
 from worker.api.http.faults import refusal
 from worker.api.http.gate import Gate
 from worker.api.http.headers import (
     BEGAN,
+    CONTENT_LENGTH,
     CONVERSATION,
     CORRELATION_ID,
     LATE_HEAD,
@@ -360,17 +361,31 @@ class Gateway(Surface):
     ) -> Response:
         """One answer made of theirs: joined, or that of one that has what was asked for."""
         method = "GET" if ask.method == "HEAD" else ask.method
-        asked = await asyncio.gather(*(_asked(worker, ask, method) for worker in workers))
-        answers = [answer for answer in asked if answer is not None]
-        good = [answer for answer in answers if answer.status < 400]
-        if operation.joined is not None and good:
-            return json_response(operation.joined([json.loads(each.content) for each in good]))
+        several = list(workers)
+        asked = await asyncio.gather(*(_asked(worker, ask, method) for worker in several))
+        answers = [
+            (answer, worker)
+            for answer, worker in zip(asked, several, strict=True)
+            if answer is not None
+        ]
         if not answers:
             message = "the fleet has no worker that could answer"
             raise NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS)
-        bad = [answer for answer in answers if answer.status != JobNotFound.status]
-        answer = [*good, *bad, *answers][0]
-        return Response(answer.content, answer.status, {"content-type": JSON})
+        good = [each for each in answers if each[0].status < 400]
+        bad = [each for each in answers if each[0].status != JobNotFound.status]
+        answer, worker = [*good, *bad, *answers][0]
+        content = answer.content
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1")
+            for name, value in answer.headers
+            if name != CONTENT_LENGTH.key
+        }
+        if operation.joined is not None and good:
+            told = operation.joined([json.loads(each.content) for each, _ in good])
+            content = dumps(told).encode()
+        else:
+            headers[WORKER.name] = worker.id
+        return Response(content, answer.status, headers)
 
 
 def _asked(worker: Worker, ask: Ask, method: str) -> Awaitable[Exchange | None]:

@@ -582,7 +582,7 @@ async def test_what_any_worker_may_have_is_asked_of_all() -> None:
                 listed = [dict(zip(keys, each, strict=True)) for each in streams]
                 await conversation.json(200, listed)
             else:
-                await conversation.json(200, {"success": success})
+                await conversation.json(200, {"success": success}, "x-ignored-fields: odd\r\n")
 
         return script
 
@@ -597,6 +597,21 @@ async def test_what_any_worker_may_have_is_asked_of_all() -> None:
     async with fleet_of(worker(False), worker(False)) as (gateway, _, _):
         got = await call(gateway, "/v1/chat/completions/control", order)
         assert got.status == 200 and got.json == {"success": False}
+        assert got.headers["x-ignored-fields"] == "odd"
+
+
+async def test_the_answer_of_one_of_all_is_given_on_as_it_is() -> None:
+    async def knows_nothing(conversation: Conversation) -> None:
+        await conversation.json(404, {"code": "JOB_NOT_FOUND"})
+
+    async def ends_it(conversation: Conversation) -> None:
+        conversation.writer.write(b"HTTP/1.1 204 No Content\r\nx-own: 1\r\n\r\n")
+        await conversation.writer.drain()
+
+    async with fleet_of(knows_nothing, ends_it) as (gateway, _, _):
+        got = await call(gateway, "/v1/stream", method="DELETE", query=b"conv_id=a")
+        assert (got.status, got.body, got.headers["x-own"]) == (204, b"", "1")
+        assert got.headers["x-llorch-worker"] == "tiny-1" and "content-type" not in got.headers
 
 
 @pytest.mark.parametrize("path", ["/v1/stream", "/execute/j"])
