@@ -114,7 +114,7 @@ class Supervisor:
             residency_lost=self._residency_lost,
             error=self.fatal.result() if self.fatal.done() else None,
             info=info,
-            stats=self._stats,
+            stats=self._stats if serves else NO_STATS,  # one that falls asleep has told some
             crashes=self._guardian.crashes.latest,
             running_adapters=self._names(running := self._jobs.adapters(with_slot=True)),
             waiting_adapters=self._names(self._jobs.adapters(with_slot=False) - running),

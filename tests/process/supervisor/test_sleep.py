@@ -18,7 +18,8 @@ from tests.support.supervised import (
     until,
 )
 from worker.errors import NotReady
-from worker.wire.messages import Finished
+from worker.supervisor.status import NO_STATS
+from worker.wire.messages import Finished, Stats
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 
@@ -26,6 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 async def test_requests_that_come_while_it_sleeps_wake_it_once() -> None:
     async with supervised() as supervisor:
         first = engine_pid(supervisor)
+        supervisor.on_events([Stats(3, 8, 0, 1, 0.0, 0.0, 0.0)])
         supervisor.sleep()
         supervisor.sleep()
         status = supervisor.status()
@@ -35,6 +37,7 @@ async def test_requests_that_come_while_it_sleeps_wake_it_once() -> None:
             True,
         )
         assert status.vram_bytes == 0 and not status.resident and not status.is_stalled
+        assert status.stats == NO_STATS, "its cells go with it"
         jobs = await asyncio.gather(*(submit(supervisor, request("say", f"{i}")) for i in "abc"))
         for job in jobs:
             assert isinstance((await all_of(job))[-1], Finished)
