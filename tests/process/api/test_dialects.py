@@ -349,8 +349,10 @@ def test_a_template_of_the_operators(start_worker: StartWorker, tmp_path: Any) -
 
 
 def test_a_response_that_is_cut_off_is_incomplete(worker: WorkerProcess) -> None:
-    body = {"input": FRANCE, "max_output_tokens": 3, "temperature": 0}
+    told = {"run": "7"}
+    body = {"input": FRANCE, "max_output_tokens": 3, "temperature": 0, "metadata": told}
     whole = worker.post("/v1/responses", body).json()
+    assert whole["metadata"] == told
     assert whole["status"] == "incomplete" and whole["output"][-1]["status"] == "incomplete"
     events = events_of(worker.post("/v1/responses", body | {"stream": True}))
     last = events[-1]

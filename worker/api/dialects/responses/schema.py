@@ -164,6 +164,7 @@ class ResponsesBody(SamplingFields, OwnFields):
         le=MAX_TOP_LOGPROBS,
         description="so many alternatives of each token; any of them include its log-probability",
     )
+    metadata: JsonObject = Field({}, max_length=16, description="told again in the answer")
     previous_response_id: str | None = None
     conversation: Any = Field(None, description="not honoured; nothing is stored")
     prompt: Any = Field(None, description="not honoured; nothing is stored")

@@ -163,7 +163,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "previous_response_id": None,
             "truncation": "disabled",
             "store": False,
-            "metadata": {},
+            "metadata": body.metadata,
             "usage": self._usage() if ended else None,
         }
 
