@@ -122,11 +122,10 @@ WITHOUT_TYPES = {"MiniMax-M3"}
 def untyped(value: Any) -> Any:
     """A value whose texts are what they say in JSON or Python, without its empty lists."""
     match value:
-        case "None":
-            return None
         case str():
+            plain = value.strip()
             with contextlib.suppress(ValueError):
-                return json.loads(value)
+                return json.loads("null" if plain == "None" else plain)
         case dict():
             return {key: untyped(each) for key, each in value.items() if each != []}
         case list() | tuple():
