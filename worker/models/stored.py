@@ -124,7 +124,7 @@ def _downloads(hub_dir: Path) -> Iterator[StoredModel]:
             size_bytes=part.size_on_disk,
             last_used=part.file_path.stat().st_mtime,
             files=(),
-            delete=part.file_path.unlink,
+            delete=partial(part.file_path.unlink, missing_ok=True),  # gone with the last snapshot
             locks=tuple((hub_dir / ".locks" / folder).glob(f"{key}.*lock")),
         )
 
@@ -138,6 +138,8 @@ def _delete_snapshot(hub_dir: Path, commit: str) -> None:
 
 def _conversions(folder: Path) -> Iterator[StoredModel]:
     for path in folder.iterdir() if folder.is_dir() else ():
+        if not path.is_dir():  # a file manager's, such as .DS_Store
+            continue
         files = [file for file in path.rglob("*") if file.is_file()]
         yield StoredModel(
             key=path.name,

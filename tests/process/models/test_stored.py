@@ -90,6 +90,26 @@ def test_what_was_not_used_for_long_goes(cache: Path, hub: Hub) -> None:
     assert converted.exists(), "its use counts"
 
 
+def test_a_file_beside_the_conversions_is_none(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the one that a Mac's Finder leaves in each folder that it has shown."""
+    for folder in ("converted", "hub"):
+        (cache / folder / ".DS_Store").write_bytes(b"icons")
+    assert run("--cache-dir", str(cache)) == 0
+    assert ".DS_Store" not in capsys.readouterr().out
+    assert run("--cache-dir", str(cache), "--older-than", "0") == 0
+    assert [path.name for path in (cache / "converted").iterdir()] == [".DS_Store"]
+
+
+def test_an_unfinished_download_goes_with_the_last_snapshot_beside_it(
+    cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("--cache-dir", str(cache), "--older-than", "0") == 0
+    assert capsys.readouterr().out.count("removed ") == 4
+    assert list(cache.rglob("*.gguf")) == list(cache.rglob("*.incomplete")) == []
+
+
 def test_a_snapshot_is_as_old_as_its_own_files(hub: Hub, tmp_path: Path) -> None:
     repo = hub.repos["o/r"] = Repo({"m.gguf": bytes(2000)})
     old, _ = fetch("hf:o/r::file=m.gguf", tmp_path)
