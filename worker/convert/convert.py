@@ -35,7 +35,8 @@ def convert(source: Path, destination: Path, options: Options, report: Report) -
     try:
         for sentence in conversion.notes:
             report.note(sentence)
-        weights.check_space(destination, conversion, options)
+        what = f"converting to {destination.name}"
+        weights.check_space(destination, conversion, options, what)
         try:
             destination.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -9,6 +9,7 @@ converter's worker threads check the chunks.
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -138,10 +139,11 @@ def _quantise_again(conversion: Conversion, file: Path, options: Options, report
         ModelError: a tensor has another type or other bytes, or the disk has no room.
     """
     own = file.absolute().parent
-    folder = own if os.access(own, os.W_OK) else None
+    folder = own if os.access(own, os.W_OK) else Path(tempfile.gettempdir())
     with Scratch(folder) as temporary:
         target = temporary / "again.gguf"
-        weights.check_space(target, conversion, options)
+        what = f"quantising again, to compare {file.name} with it,"
+        weights.check_space(folder / target.name, conversion, options, what)
         with OutputFile(target) as out:
             weights.write_quantised(conversion, out, options, report)
             wanted = {entry.name: entry for entry in read_header(out.partial).tensors}

@@ -66,7 +66,8 @@ def write_quantised(
         )
 
 
-def check_space(destination: Path, conversion: Conversion, options: Options) -> None:
+def check_space(destination: Path, conversion: Conversion, options: Options, what: str) -> None:
+    """`what` is to be done there."""
     needed = _HEADROOM_BYTES + sum(tensor.size_bytes for tensor in conversion.tensors)
     weights = sum(tensor.n_elements for tensor in conversion.tensors)
     needed += int(weights * options.format.bits_per_weight / 8)
@@ -74,8 +75,7 @@ def check_space(destination: Path, conversion: Conversion, options: Options) -> 
     available = shutil.disk_usage(folder).free
     if available < needed:
         raise ModelError(
-            f"{folder} has {available:,} bytes free, converting to {destination.name} "
-            f"needs {needed:,}",
+            f"{folder} has {available:,} bytes free, {what} needs {needed:,}",
             needed_bytes=needed,
             available_bytes=available,
         )

@@ -391,6 +391,12 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     sentence = capsys.readouterr().err
     assert f"{room:,} bytes free" in sentence and "needs" in sentence
     assert list(target.parent.iterdir()) == []
+    with monkeypatch.context() as without:
+        without.setattr("worker.convert.weights.check_space", lambda *_: None)
+        converted(TINY, target, "--outtype", "q4_k_m")
+    assert verified(TINY, target) == 3
+    told = f"{target.parent} has {room:,} bytes free, quantising again, to compare model.gguf with"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
