@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from worker.convert.quantize import encode, is_copied, is_finite, to_float32
 from worker.convert.report import Report
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
+from worker.llama import imatrix
 from worker.llama.quantize import quantize
 
 _HEADROOM_BYTES = 64 << 20
@@ -51,6 +53,8 @@ def _not_finite(tensor: OutputTensor, values: npt.NDArray[Any]) -> ModelError:
 def write_quantised(
     conversion: Conversion, out: OutputFile, options: Options, report: Report
 ) -> None:
+    if options.imatrix is not None:
+        _check_importance(options.imatrix, conversion.tensors)
     path = out.path.with_name(out.path.name + ".intermediate")
     with OutputFile(path) as intermediate:
         write_tensors(conversion, intermediate, options, report)
@@ -64,6 +68,13 @@ def write_quantised(
             options.n_threads or chunks.n_cpus(),
             lambda done, total: report.step("quantize", size * done // total, size),
         )
+
+
+def _check_importance(path: Path, tensors: Sequence[OutputTensor]) -> None:
+    """Refuse a matrix that llama.cpp would pass over without a word."""
+    if imatrix.read(path).keys().isdisjoint(tensor.name for tensor in tensors):
+        why = f"--imatrix {path} measures none of the model's tensors; it is another model's"
+        raise ModelError(why, path=str(path))
 
 
 def check_space(destination: Path, conversion: Conversion, options: Options, what: str) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.disk import MountRefused, mounted
@@ -478,6 +479,12 @@ def test_an_importance_matrix_that_nothing_would_use_is_refused(
     assert cli.run([str(TINY), str(target), *given]) == 3
     assert f"--imatrix {TINY} is no file" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+    matrix = tmp_path / "another.gguf"
+    files.write_importance(matrix, {"blk.99.ffn_up.weight": np.linspace(1, 9, 256)})
+    given = ["--outtype", "q4_k_m", "--imatrix", str(matrix), "--progress", "none"]
+    assert cli.run([str(TINY), str(target), *given]) == 3
+    assert "measures none of the model's tensors" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [matrix]
 
 
 def test_what_is_no_file_is_not_replaced(
