@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -184,6 +185,9 @@ def test_a_manager_that_restarts_learns_everything_from_one_beat(
     with serving(port) as manager:
         manager.wait_for(n_beats=1)
         beat = manager.beats[0].payload
+        page = (Path(__file__).parents[3] / "docs/pool-and-fleet.md").read_text("utf-8")
+        rows = re.findall(r"^\| (`.+?) \|", page.partition("### What it sends")[2], re.MULTILINE)
+        assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(beat), "the page has each field"
         static = ("worker_id", "incarnation", "uri", "model_ref", "slots", "vram_bytes", "device")
         assert {key: beat[key] for key in static} == {key: before[key] for key in static}
         assert beat["sequence"] > before["sequence"]
