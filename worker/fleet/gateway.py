@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 
 from worker.api.app import DIALECTS
 from worker.api.http.app import Surface
-from worker.api.http.body import SMALL_BYTES, read_parts
+from worker.api.http.body import SMALL_BYTES, deadline_of, read_parts
 from worker.api.http.encoding import dumps, json_response
 from worker.api.http.errors import FLAT
 from worker.api.http.faults import refusal
@@ -164,7 +164,7 @@ class Gateway(Surface):
             fields = await self._fields_of(request, body)
         finally:
             self.body_bytes -= len(body)
-        ask = self._ask(place, operation, request.scope, body, fields)
+        ask = self._ask(place, operation, request, body, fields)
         del body, fields  # the request's is let go of when its answer begins
         self._asks.add(ask)
         try:
@@ -189,9 +189,15 @@ class Gateway(Surface):
         return await in_background(partial(json_object, body))
 
     def _ask(
-        self, place: Place, operation: Operation, scope: Scope, body: bytes, fields: dict[str, Any]
+        self,
+        place: Place,
+        operation: Operation,
+        request: Request,
+        body: bytes,
+        fields: dict[str, Any],
     ) -> Ask:
         """The request with the fields that routing needs."""
+        scope = request.scope
         # An Origin was checked here, where the host that it belongs to is known.
         headers = [(name, value) for name, value in scope["headers"] if name != ORIGIN.key]
         head = Headers(raw=headers)
@@ -219,6 +225,9 @@ class Gateway(Surface):
             job_id=job_id if isinstance(job_id, str) else None,
             wants_stream=streams and SSE in operation.answers and not (is_late or counts_bytes),
             counts_bytes=counts_bytes,
+            check_deadline=partial(deadline_of, request)
+            if 504 in operation.failures
+            else lambda: None,
             only=self._asked_for(head),
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.types import Send
@@ -57,6 +58,9 @@ class Ask:
     counts_bytes: bool
     """Whether its client may go on at a byte of the stream: it gets the worker's bytes as the
     worker writes them, from the prompt's progress on, and none besides."""
+    check_deadline: Callable[[], object]
+    """Raises what a worker would if the client's deadline has passed. That counts by the worker's
+    clock; this gateway asks where there is no worker."""
     only: Worker | None = None
     """The one worker that may answer this request; `None` if any may."""
     worker: Worker | None = None
@@ -117,6 +121,7 @@ class Relay:
             self._deadline = min(self._deadline, now + REPLACEMENT_SECONDS)
             if now > self._deadline:
                 return None
+            ask.check_deadline()
             await asyncio.sleep(AVOIDED_SECONDS / 10)
             ask.tried &= {each.id for each in self._table.workers(ask.group) if not each.is_well}
 

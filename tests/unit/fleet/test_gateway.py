@@ -162,6 +162,15 @@ async def test_a_fleet_without_workers_is_waited_for() -> None:
         assert (await waiting).status == 200
 
 
+async def test_a_request_waits_for_a_worker_until_its_deadline_at_most() -> None:
+    async with fleet_of() as (gateway, _, _):
+        began = time.monotonic()
+        deadline = {"x-deadline": str(int(time.time() * 1000) + 500)}
+        got = await call(gateway, "/execute", JOB, headers=deadline)
+        assert (got.status, got.json["code"]) == (504, "INFERENCE_TIMEOUT")
+        assert 0.4 < time.monotonic() - began < relay.REPLACEMENT_SECONDS / 2
+
+
 async def test_the_one_worker_that_recovers_gets_the_request_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
