@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 ATTEMPT_SECONDS = 10.0
 """Limit of a whole exchange, even if its answer comes byte by byte."""
+LEAST_ATTEMPT_SECONDS = 1.0
+"""Also of one that begins when its time is nearly over."""
 FIRST_DELAY_SECONDS = 0.25
 LONGEST_DELAY_SECONDS = 10.0
 _READ_BY_HTTPX = frozenset({
@@ -66,17 +68,19 @@ class PoolClient:
         while True:
             attempt += 1
             remaining = deadline - time.monotonic()
-            status, trouble = await self.post(url, payload, min(ATTEMPT_SECONDS, remaining))
+            patience = max(LEAST_ATTEMPT_SECONDS, min(ATTEMPT_SECONDS, remaining))
+            status, trouble = await self.post(url, payload, patience)
             if status is not None and 200 <= status < 300:
                 return attempt
             self._metrics.callback_failures.inc()
             reason = trouble or f"it answered {status}"
-            # Full jitter: from 0 to a bound that doubles.
+            # Full jitter: from 0 to a bound that doubles, and close up to the end of the time.
             longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt)
-            delay, failure = random.uniform(0, longest), None
+            remaining = deadline - time.monotonic()
+            delay, failure = min(random.uniform(0, longest), remaining / 2), None
             if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:
                 failure = f"refused the ready callback: {reason}"
-            elif time.monotonic() + delay >= deadline:
+            elif remaining < FIRST_DELAY_SECONDS:
                 failure = (
                     f"did not take the ready callback within {self._settings.callback_timeout:g} s "
                     f"({attempt} attempts); last: {reason}"

@@ -93,6 +93,23 @@ def test_a_refusal_is_final(warm_cache: Path) -> None:
     assert "403" in exit.sentence and manager.url in exit.sentence
 
 
+@pytest.mark.anyio
+async def test_a_manager_has_all_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a pause between two attempts may be longer than what is left of it."""
+    monkeypatch.setattr("random.uniform", lambda least, most: most)
+    began = time.monotonic()
+    with serving() as manager:
+        manager.reply = lambda handler: answers(503 if time.monotonic() < began + 2.2 else 200)(  # type: ignore[operator]
+            handler
+        )
+        pool = PoolClient(
+            Settings(callback_url=f"{manager.url}/ready", callback_timeout=3), Metrics("w")
+        )
+        await pool.announce({"worker_id": "w"}, lambda: False)
+        await pool.close()
+        assert manager.callbacks[-1].accepted
+
+
 def test_nobody_there_ends_the_worker_in_time(warm_cache: Path) -> None:
     with serving() as manager:
         url = f"{manager.url}/ready"
