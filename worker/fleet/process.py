@@ -17,6 +17,7 @@ from collections import deque
 
 from worker.errors import WorkerError
 from worker.fleet.endings import json_object
+from worker.fleet.settings import OURS
 from worker.fleet.upstream import Exchange, fetch
 from worker.setting_faults import variable_of
 
@@ -25,6 +26,13 @@ MAX_MISSES = 3
 STOP_MARGIN_SECONDS = 5.0
 _READY_EVERY_SECONDS = 0.05
 _LEVELS = ("debug", "info", "warning", "error")
+
+
+def _environment() -> dict[str, str]:
+    """Without the settings that the fleet chooses: whoever started Ray may have had them for a
+    worker of its own. A file of settings stays: a group's number of slots is read from it too."""
+    chosen = {variable_of(name) for name in OURS - {"config"}} | {"MODEL_PATH", "BIND_ADDR"}
+    return {name: value for name, value in os.environ.items() if name.upper() not in chosen}
 
 
 class WorkerProcess:
@@ -45,7 +53,7 @@ class WorkerProcess:
                  "--log-format", "json", "--log-level", level],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=(reading,), start_new_session=True,
-                env={**os.environ, variable_of("worker_token"): token},
+                env={**_environment(), variable_of("worker_token"): token},
             )  # fmt: skip
         finally:
             os.close(reading)
