@@ -83,6 +83,10 @@ def test_an_answer_begun_by_the_template_is_reasoning_until_it_closes(
         ]
         assert so_far["reasoning_content"] + rest["message"]["reasoning_content"] == thought
         assert rest["message"]["content"] == ""
+    # Where it is not split off, it is text, without a mark that the model did not write.
+    asked = body | goes_on | {"max_tokens": 4, "reasoning_format": "none"}
+    (rest,) = worker.post("/v1/chat/completions", asked).json()["choices"]
+    assert so_far["reasoning_content"] + rest["message"]["content"] == thought
     # A word says what goes on.
     thought = so_far["reasoning_content"]
     both = {"messages": [*FRANCE, so_far | {"content": "Paris is"}]}

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
-from worker.api.chat.parse.conventions import Conventions, conventions_of
+from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.prompt import budget_of, chat_prompt
 from worker.api.chat.request import Chat, ForcedCalls, Format, Generate, OneTool
 from worker.api.chat.sampling import MAX_SEED
@@ -64,7 +64,9 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
             form = ForcedCalls(tools, several)
         shown_tokens = conventions.tokens(calls=use is not None, reasoning=splits)
         goes_on = prompt.reasoning_marks is not None
-        parser_of = partial(_parser, conventions, use, splits, goes_on)
+        parser_of = partial(
+            AnswerParser, conventions, use, splits_reasoning=splits, goes_on=goes_on
+        )
     if form is not None:
         constraint, not_enforced = constrain(form, strict=state.settings.strict)
         if use is not None and not isinstance(form, ForcedCalls):
@@ -81,19 +83,6 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     # Those of a prompt with several choices are one: a long prompt takes milliseconds.
     digests = tuple(name for each in prompts for name in [digest(each)] * asked.n)
     return Inference(requests, digests, not_enforced, parser_of)
-
-
-def _parser(
-    conventions: Conventions,
-    use: ToolUse | None,
-    splits: bool,
-    goes_on: bool,
-    prompt_end: str,
-) -> AnswerParser:
-    """An answer that `goes_on` with reasoning is read as if it began with the mark."""
-    thinking = conventions.thinking
-    written = thinking.begin + thinking.pads[0] if goes_on else prompt_end
-    return AnswerParser(conventions, use, written, splits_reasoning=splits)
 
 
 def _tool_use(chat: Chat) -> ToolUse | None:

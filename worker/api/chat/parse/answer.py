@@ -30,7 +30,9 @@ class AnswerParser:
         prompt_end: str = "",
         *,
         splits_reasoning: bool = True,
+        goes_on: bool = False,
     ) -> None:
+        """`goes_on`: the prompt ends within reasoning, which the answer continues."""
         calls = conventions.calls
         # Every model writes a forced call as bare JSON.
         self._calls = GENERIC if use is not None and use.forced is not None else calls
@@ -53,7 +55,10 @@ class AnswerParser:
         # What begins calls may begin a frame, too, so it counts without tools as well.
         opens = self._calls.opens
         marks = (*self._thinks, *self._thought, *self._frames, *opens, *self._begins)
-        written = _mark_at_the_end(prompt_end, marks)
+        # What is open is read as if the answer began with its mark.
+        opened = self._thinking.begin + self._thinking.pads[0]
+        is_thought = goes_on and splits_reasoning
+        written = opened if is_thought else _mark_at_the_end(prompt_end, marks)
         self._source = Source(written)
         self._deltas = Deltas(self._use, calls.id_length, len(written))
         self._steps = self._answer()
