@@ -80,6 +80,10 @@ def answers(*statuses: int) -> object:
     return reply
 
 
+def always(status: int) -> object:
+    return lambda handler: answers(status)(handler)  # type: ignore[operator]
+
+
 def answers_garbage(handler: BaseHTTPRequestHandler) -> int:
     handler.wfile.write(b"\x00\xff this is not HTTP \r\n\r\n" * 3)
     handler.close_connection = True
@@ -97,4 +101,4 @@ def hangs_up(handler: BaseHTTPRequestHandler) -> int:
     return 0
 
 
-__all__ = ["PoolManager", "answer_ok", "answers", "answers_garbage", "hangs", "hangs_up", "serving"]
+__all__ = ["PoolManager", "always", "answer_ok", "answers", "answers_garbage", "hangs", "hangs_up", "serving"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.pool_manager import answer_ok, answers, answers_garbage, hangs_up, serving
+from tests.support.pool_manager import always, answer_ok, answers, answers_garbage, hangs_up, serving
 from tests.support.worker import run_to_exit, until
 from worker.observability.metrics import Metrics
 from worker.pool.client import PoolClient
@@ -129,7 +129,7 @@ def test_a_worker_that_has_served_is_ended_by_no_manager(
     """Neither by one that is away for too long, nor by one that refuses."""
     with serving() as manager:
         url = f"{manager.url}/ready"
-        manager.reply = answers(503)  # type: ignore[assignment]
+        manager.reply = always(503)  # type: ignore[assignment]
         running = start_worker("--callback-url", url, "--callback-timeout", "4")
         assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] == 3
         if answers_with is not None:
