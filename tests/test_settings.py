@@ -386,6 +386,16 @@ def test_no_secret_of_an_address_shows_in_a_message(url: str) -> None:
     assert "--callback-url" in message and "hunter2" not in message
 
 
+@pytest.mark.parametrize("flag", ["--callback-url", "--heartbeat-url"])
+def test_a_manager_gets_a_token_or_a_user(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = flag, "http://me:hunter2@manager:9200/x"
+    load(*given)
+    monkeypatch.setenv("LLORCH_CALLBACK_TOKEN", "sesame")
+    message = refusal(*given)
+    assert message.startswith(f"{flag} is 'http://manager:9200/x', but ")
+    assert "instead of LLORCH_CALLBACK_TOKEN" in message
+
+
 def test_several_faults_are_told_together() -> None:
     message = refusal("--port", "99999", "--slots", "0")
     assert "--port" in message and "slots" in message

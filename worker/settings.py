@@ -50,6 +50,7 @@ from worker.setting_faults import (
     explain,
     read_toml,
     variable_of,
+    without_secrets,
 )
 from worker.setting_files import (
     check_certificate,
@@ -370,7 +371,9 @@ class Settings(_TableFields):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         for field, why in self._conflicts():
-            raise wrong_value(field, getattr(self, field), f"but {why}")
+            value = getattr(self, field)
+            shown = without_secrets(value) if field.endswith("_url") else value
+            raise wrong_value(field, shown, f"but {why}")
         return self
 
     def _conflicts(self) -> Iterator[tuple[str, str]]:
@@ -394,6 +397,9 @@ class Settings(_TableFields):
             yield given, "--ssl-certfile and --ssl-keyfile go together"
         if self.uds is not None and (self.callback_url or self.heartbeat_url):
             yield "uds", "a pool manager cannot reach a worker there"
+        for name in ("callback_url", "heartbeat_url"):
+            if self.callback_token and "@" in urlsplit(getattr(self, name) or "").netloc:
+                yield name, "its user and password would be sent instead of LLORCH_CALLBACK_TOKEN"
         if engine.rope_scale is not None and engine.rope_freq_scale is not None:
             yield "rope_scale", "--rope-freq-scale says the same as 1 divided by it: give one"
         if (layers := engine.control_vector_layer_range) is not None:

@@ -101,4 +101,13 @@ def hangs_up(handler: BaseHTTPRequestHandler) -> int:
     return 0
 
 
-__all__ = ["PoolManager", "always", "answer_ok", "answers", "answers_garbage", "hangs", "hangs_up", "serving"]
+__all__ = [
+    "PoolManager",
+    "always",
+    "answer_ok",
+    "answers",
+    "answers_garbage",
+    "hangs",
+    "hangs_up",
+    "serving",
+]

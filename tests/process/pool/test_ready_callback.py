@@ -9,7 +9,14 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.pool_manager import always, answer_ok, answers, answers_garbage, hangs_up, serving
+from tests.support.pool_manager import (
+    always,
+    answer_ok,
+    answers,
+    answers_garbage,
+    hangs_up,
+    serving,
+)
 from tests.support.worker import run_to_exit, until
 from worker.observability.metrics import Metrics
 from worker.pool.client import PoolClient
