@@ -23,7 +23,7 @@ import functools
 import resource
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import httptools
 from uvicorn._types import ASGISendEvent
@@ -151,14 +151,6 @@ class _Transport:
         self._end, self.write = lambda: None, self._transport.write
 
 
-class _Handshake(Protocol):
-    """A transport that can only be given up."""
-
-    def write(self, data: bytes) -> None: ...
-    def close(self) -> None: ...
-    def abort(self) -> None: ...
-
-
 class WorkerProtocol(HttpToolsProtocol):
     """uvicorn's protocol within bounds."""
 
@@ -200,9 +192,10 @@ class WorkerProtocol(HttpToolsProtocol):
         self._unanswered: deque[RequestResponseCycle] = deque()
         self._patience_seconds, self._on_cut = patience_seconds, on_cut
 
-    def connection_accepted(self, handshake: _Handshake) -> None:
-        """With TLS, before `connection_made`: the client owes its side of the handshake."""
-        self.transport = cast(asyncio.Transport, handshake)
+    def connection_accepted(self, transport: asyncio.Transport) -> None:
+        """With TLS, before `connection_made`: the client owes its side of the handshake. The
+        transport can only be given up."""
+        self.transport = transport
         self.connections.add(self)
         self._enter("idle")
         self._make_room()

@@ -93,10 +93,6 @@ class StreamLog:
         del self._ends[:n_events]
         self._n_dropped += n_events
 
-    def end(self) -> None:
-        self.ended_at, self.jobs = time.time(), ()
-        self._tell()
-
     def _tell(self) -> None:
         news, self._news = self._news, asyncio.Event()
         news.set()
@@ -155,7 +151,8 @@ class StreamLog:
             self.append(self._failure(fault))
         finally:
             cancel_all(self.jobs)
-            self.end()
+            self.ended_at, self.jobs = time.time(), ()
+            self._tell()
 
 
 def _lost() -> InvalidRequest:

@@ -19,13 +19,14 @@ ACCEPT_RETRY_SECONDS = 0.2
 """Until the next try where the system has no descriptor or memory for a connection."""
 
 
-class Handshake:
+class Handshake(asyncio.Transport):
     """A connection's transport while its handshake is under way: it can be given up."""
 
     def __init__(self, shaking: asyncio.Task[None]) -> None:
+        super().__init__()
         self._shaking = shaking
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: bytes | bytearray | memoryview) -> None:
         """Nothing can be said yet."""
 
     def close(self) -> None:
