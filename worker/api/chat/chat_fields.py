@@ -11,16 +11,15 @@ from pydantic import AliasChoices, Field, Tag
 from worker.api.chat.fields import (
     BudgetFields,
     ByKind,
-    Item,
-    Many,
     TextOr,
     TextOrMany,
+    ToolName,
     needed_by,
     refused,
 )
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import Chat, Message, OneTool, Part, ReasoningOptions, Tool, ToolCall
-from worker.api.http.body import Flag, JsonObject, OpenBody
+from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid, refusal
 
 MAX_MESSAGES = 4096
@@ -102,7 +101,7 @@ def _part_of(part: PartFields, path: str) -> Part:
 
 
 class FunctionName(OpenBody):
-    name: str = Field(min_length=1, max_length=256)
+    name: ToolName = Field(min_length=1)
 
 
 class CalledFunctionFields(FunctionName):

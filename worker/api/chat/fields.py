@@ -6,7 +6,7 @@ OpenAI's own names, with those of llama.cpp and vLLM beside them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     AfterValidator,
@@ -32,7 +32,16 @@ from worker.api.chat.request import (
     ReasoningOptions,
 )
 from worker.api.chat.sampling import SamplingFields, TokenId
-from worker.api.http.body import Flag, Integer, JsonObject, Number, OpenBody, parse_json
+from worker.api.http.body import (
+    Flag,
+    Integer,
+    Item,
+    JsonObject,
+    Many,
+    Number,
+    OpenBody,
+    parse_json,
+)
 from worker.api.http.state import AppState
 from worker.wire.adapters import MOST_SCALE
 from worker.wire.work import LineLimits, MarkedPrompt, MixedTokens, Prompt
@@ -41,6 +50,8 @@ MAX_CHOICES = 32
 MAX_PROMPTS = 256
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 128
+ModelName = Annotated[str, Field(max_length=1024)]
+ToolName = Annotated[str, Field(max_length=256)]
 
 
 def json_kind(value: object) -> str:
@@ -59,11 +70,9 @@ def json_kind(value: object) -> str:
 
 ByKind = Discriminator(json_kind)
 Text = Annotated[str, Tag("~text")]
-Item = TypeVar("Item")
-Many = Annotated[tuple[Item, ...], Field(fail_fast=True)]
 TextOr = Annotated[Text | Annotated[Item, Tag("~object")], ByKind]
 TextOrMany = Annotated[Text | Annotated[Many[Item], Tag("~list")], ByKind]
-TokenIds = Annotated[tuple[TokenId, ...], Field(fail_fast=True, min_length=1)]
+TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 
 
 def _stops(given: object) -> object:
@@ -75,8 +84,8 @@ def _stops(given: object) -> object:
 
 
 Stops = Annotated[
-    tuple[str, ...],
-    Field(fail_fast=True, max_length=MAX_STOPS),
+    Many[str],
+    Field(max_length=MAX_STOPS),
     BeforeValidator(_stops, json_schema_input_type=str | tuple[str, ...]),
 ]
 """The texts that end an answer."""
@@ -109,9 +118,7 @@ Schema = TextOr[JsonObject]
 ANY_OBJECT = {"type": "object"}
 
 
-_MixedTokens = Annotated[
-    tuple[Annotated[Text | Annotated[TokenId, Tag("~number")], ByKind], ...], Field(fail_fast=True)
-]
+_MixedTokens = Many[Annotated[Text | Annotated[TokenId, Tag("~number")], ByKind]]
 Mixed = Annotated[Text | Annotated[_MixedTokens, Tag("~list")], ByKind]
 """A text, or token ids with texts among them."""
 
@@ -151,9 +158,7 @@ def prompts_of_at_most(most: int) -> Any:
         | Annotated[MarkedText, Tag("~object")]
     )
     each = Annotated[one, Discriminator(_kind_of_prompt)]
-    many = Annotated[
-        tuple[each, ...], Field(fail_fast=True, min_length=1, max_length=most), Tag("~many")
-    ]
+    many = Annotated[Many[each], Field(min_length=1, max_length=most), Tag("~many")]
     return Annotated[one | many, Discriminator(_kind_of_prompts)]
 
 
@@ -271,7 +276,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
     )
     """Those that `format` reads; most requests have none of them."""
 
-    model: str | None = Field(None, max_length=1024)
+    model: ModelName | None = None
     max_tokens: Integer | None = Field(
         None,
         ge=-1,

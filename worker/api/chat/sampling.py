@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
-from worker.api.http.body import Flag, Integer, Number, OpenBody, parse_json
+from worker.api.http.body import Flag, Integer, Many, Number, OpenBody, parse_json
 from worker.api.http.faults import is_number
 from worker.api.http.state import AppState
 from worker.errors import InvalidRequest
@@ -112,29 +112,20 @@ def _is_off(off: Any, given: Any) -> Any:
     return given
 
 
-_FAIL_FAST: Any = Field(fail_fast=True)
-Order = Annotated[tuple[str, ...], _FAIL_FAST, BeforeValidator(_order, list[str] | str)]
+Order = Annotated[Many[str], BeforeValidator(_order, list[str] | str)]
 Texts = Annotated[
-    tuple[str, ...],
-    Field(fail_fast=True, max_length=MAX_BREAKERS),
-    BeforeValidator(_texts, list[str] | str),
+    Many[str], Field(max_length=MAX_BREAKERS), BeforeValidator(_texts, list[str] | str)
 ]
-Biases = Annotated[
-    tuple[tuple[Any, Any], ...],
-    _FAIL_FAST,
-    BeforeValidator(_biases, dict[str, Any] | list[list[Any]]),
-]
+_Pairs = Many[tuple[Any, Any]]
+Biases = Annotated[_Pairs, BeforeValidator(_biases, dict[str, Any] | list[list[Any]])]
 LlamaCppBiases = Annotated[
-    tuple[tuple[Any, Any], ...],
-    _FAIL_FAST,
+    _Pairs,
     BeforeValidator(partial(_biases, most=MAX_LLAMA_CPP_BIAS), dict[str, Any] | list[list[Any]]),
 ]
 """llama-server has no limit; these are far from where a float32 adds nothing more."""
 TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
 Banned = Annotated[
-    tuple[TokenId, ...],
-    Field(fail_fast=True, max_length=MAX_BIASES),
-    BeforeValidator(_banned, str | list[int]),
+    Many[TokenId], Field(max_length=MAX_BIASES), BeforeValidator(_banned, str | list[int])
 ]
 
 
@@ -209,11 +200,8 @@ class SamplingFields(_Numbers):
         validation_alias=AliasChoices("min_tokens", "min_length"),
         description="before so many nothing ends it",
     )
-    stop_token_ids: tuple[TokenId, ...] = Field(
-        (),
-        fail_fast=True,
-        max_length=128,
-        description="they end the answer as the model's own end does",
+    stop_token_ids: Many[TokenId] = Field(
+        (), max_length=128, description="they end the answer as the model's own end does"
     )
 
     counted_tokens: ClassVar[int | None] = None

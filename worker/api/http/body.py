@@ -72,6 +72,9 @@ Integer = Annotated[int, Field(strict=True)]
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Flag = Annotated[bool, Field(strict=True)]
 JsonObject = dict[str, Any]
+Item = TypeVar("Item")
+Many = Annotated[tuple[Item, ...], Field(fail_fast=True)]
+"""A list; a hostile one becomes one error."""
 
 
 class _Object(BaseModel):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from worker.api.chat.constrain import sizes
 from worker.api.chat.constrain.gbnf import to_lark
+from worker.api.chat.constrain.keywords import MAX_PATTERN_CHARS
 from worker.api.chat.constrain.schema import Schemas
 from worker.api.chat.request import (
     Choices,
@@ -26,7 +27,6 @@ from worker.api.http.faults import fault, invalid, refusal
 from worker.errors import InvalidRequest
 from worker.wire.sampling import Constraint
 
-MAX_PATTERN_CHARS = 4000
 MAX_CHOICES = 1000
 MAX_CHOICES_CHARS = 16_000
 MAX_GBNF_CHARS = 32_000

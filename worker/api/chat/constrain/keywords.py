@@ -36,7 +36,7 @@ MAX_LENGTH_OF_PATTERN = 10_000
 """The largest `minLength` beside a pattern, which may leave one text only: the engine writes it out
 at once, which takes it 0.2 s."""
 _MAX_MULTIPLE = 1000
-_MAX_PATTERN_CHARS = 4000
+MAX_PATTERN_CHARS = 4000
 _UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|\(\?<?[=!]|\\[1-9k]")
 _ZODS_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)"
 _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
@@ -99,7 +99,7 @@ def pattern(text: str, format: object) -> str | None:
         text = _IMPLIED_BY_EMAIL.sub(r"\1", text)
     if format == "duration" and text.startswith(_ZODS_DURATION):
         return "^P"  # the lookahead requires what every duration has
-    if len(text) > _MAX_PATTERN_CHARS:
+    if len(text) > MAX_PATTERN_CHARS:
         return None
     unsupported = (found for found in _UNSUPPORTED_PATTERN.findall(text) if found[1:] not in _PLAIN)
     return text if next(unsupported, None) is None and sizes.size(text) <= sizes.MAX_SIZE else None

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
-from worker.api.chat.fields import MAX_STOPS, OwnFields, TextOr, TextOrMany, needed_by
+from worker.api.chat.fields import MAX_STOPS, OwnFields, TextOr, TextOrMany, ToolName, needed_by
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
@@ -26,7 +26,7 @@ from worker.api.chat.request import (
     ToolCall,
 )
 from worker.api.chat.sampling import SamplingFields
-from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
+from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import Medium
@@ -69,7 +69,7 @@ class ContentBlock(TextBlock):
     thinking: str = ""
     signature: str = Field("", description="of a thinking block; nothing is signed here")
     id: str = ""
-    name: str = Field("", max_length=256)
+    name: ToolName = ""
     input: JsonObject = Field(default_factory=dict)
     tool_use_id: str = ""
     content: TextContent = ""  # type: ignore[assignment]
@@ -87,14 +87,14 @@ class TurnMessage(OpenBody):
 
 class ClientTool(OpenBody):
     type: Literal["custom"] = "custom"
-    name: str = Field(min_length=1, max_length=256)
+    name: ToolName = Field(min_length=1)
     description: str | None = None
     input_schema: JsonObject | None = None
 
 
 class ToolChoice(OpenBody):
     type: Literal["auto", "any", "tool", "none"]
-    name: str | None = Field(None, max_length=256)
+    name: ToolName | None = None
     disable_parallel_tool_use: Flag = False
 
     _is_named = needed_by("tool", "name")
@@ -119,9 +119,9 @@ class PromptBody(OpenBody):
     """`POST /v1/messages/count_tokens`."""
 
     model: str | None = None
-    messages: tuple[TurnMessage, ...] = Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)
+    messages: Many[TurnMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: TextContent | None = None
-    tools: tuple[ClientTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
+    tools: Many[ClientTool] = Field((), max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
@@ -152,7 +152,7 @@ class MessagesBody(PromptBody, SamplingFields, OwnFields):
     """`POST /v1/messages`."""
 
     max_tokens: Integer = Field(ge=1)
-    stop_sequences: tuple[str, ...] = Field((), fail_fast=True, max_length=MAX_STOPS)
+    stop_sequences: Many[str] = Field((), max_length=MAX_STOPS)
     stream: Flag = False
     thread: Any = Field(None, description="not honoured; nothing is stored")
 

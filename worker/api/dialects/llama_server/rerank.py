@@ -7,8 +7,8 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.requests import Request
 
-from worker.api.chat.fields import Many, TextOr
-from worker.api.http.body import Flag, Integer, OpenBody, read
+from worker.api.chat.fields import ModelName, TextOr
+from worker.api.http.body import Flag, Integer, Many, OpenBody, read
 from worker.api.http.faults import refusal
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
@@ -30,7 +30,7 @@ class RerankBody(OpenBody):
     query: str
     documents: Documents | None = None
     texts: Documents | None = None
-    model: str | None = Field(None, max_length=1024)
+    model: ModelName | None = None
     top_n: Integer | None = Field(None, ge=1, description="the best so many; all by default")
     return_documents: Flag = False
     return_text: Flag = False

@@ -12,12 +12,11 @@ from worker.api.chat.fields import (
     MAX_PROMPTS,
     AdapterFields,
     GenerationFields,
-    Many,
     Mixed,
     prompts_of_at_most,
 )
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, LlamaCppBiases, SamplingFields, TokenId
-from worker.api.http.body import Flag, Integer, Number, OpenBody
+from worker.api.http.body import Flag, Integer, Many, Number, OpenBody
 from worker.api.http.errors import NESTED, nested_error
 from worker.api.http.faults import is_number
 from worker.api.http.operation import ErrorForm
@@ -49,7 +48,7 @@ class TokenizeBody(ReasoningChatFields):
 
 
 class DetokenizeBody(OpenBody):
-    tokens: tuple[TokenId, ...] = Field((), fail_fast=True)
+    tokens: Many[TokenId] = ()
 
 
 _NEAREST = {

@@ -15,7 +15,7 @@ from pydantic import Field, create_model
 from worker.api.chat.fields import MAX_ADAPTERS, AdapterId, AdapterScale
 from worker.api.chat.request import Generate, ReasoningOptions
 from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED, number_fields
-from worker.api.http.body import Body, Flag, Integer
+from worker.api.http.body import Body, Flag, Integer, Many
 from worker.api.http.state import AppState
 from worker.wire.sampling import (
     DEFAULT_BREAKERS,
@@ -59,25 +59,18 @@ class InferenceBody(_Numbers):
     seed: Integer | None = Field(
         None, ge=0, le=MAX_SEED, description="drawn when absent; the one that was used is echoed"
     )
-    samplers: tuple[Literal[SAMPLERS], ...] = Field(  # type: ignore[valid-type]
-        ORDER,
-        fail_fast=True,
-        max_length=MAX_SAMPLERS,
-        description="those that are used, in their order",
+    samplers: Many[Literal[SAMPLERS]] = Field(  # type: ignore[valid-type]
+        ORDER, max_length=MAX_SAMPLERS, description="those that are used, in their order"
     )
-    dry_sequence_breakers: tuple[str, ...] = Field(
-        DEFAULT_BREAKERS,
-        fail_fast=True,
-        max_length=MAX_BREAKERS,
-        description="no repetition goes across them",
+    dry_sequence_breakers: Many[str] = Field(
+        DEFAULT_BREAKERS, max_length=MAX_BREAKERS, description="no repetition goes across them"
     )
     ignore_eos: Flag = False
     reasoning_budget: Integer = Field(
         -1, ge=-1, le=2**31 - 1, description="tokens of reasoning at most; -1 is any number"
     )
-    lora: tuple[AdapterBody, ...] | None = Field(
+    lora: Many[AdapterBody] | None = Field(
         None,
-        fail_fast=True,
         max_length=MAX_ADAPTERS,
         description="the adapters that are applied, and no other; without it, the default ones",
     )

@@ -10,10 +10,10 @@ from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import ByKind, Text
+from worker.api.chat.fields import ByKind, ModelName, Text
 from worker.api.chat.run import answered
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
-from worker.api.http.body import Flag, Integer, OpenBody, read
+from worker.api.http.body import Flag, Integer, Many, OpenBody, read
 from worker.api.http.encoding import in_parts, sliced
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
@@ -27,10 +27,7 @@ _MOST_OF_A_CHARACTER = 64
 """More tokens than one character outside of ASCII has; some are spelt out before."""
 
 
-Inputs = Annotated[
-    Text | Annotated[tuple[str, ...], Field(fail_fast=True, max_length=MAX_INPUTS), Tag("~list")],
-    ByKind,
-]
+Inputs = Annotated[Text | Annotated[Many[str], Field(max_length=MAX_INPUTS), Tag("~list")], ByKind]
 
 
 class NoOptions(OpenBody):
@@ -40,7 +37,7 @@ class NoOptions(OpenBody):
 class EmbedBody(OpenBody):
     """`POST /api/embed`."""
 
-    model: str = Field(max_length=1024)
+    model: ModelName
     input: Inputs = ()
     dimensions: Integer | None = Field(None, ge=1)
     truncate: Flag = Field(
@@ -52,7 +49,7 @@ class EmbedBody(OpenBody):
 class EmbeddingsBody(OpenBody):
     """`POST /api/embeddings`."""
 
-    model: str = Field(max_length=1024)
+    model: ModelName
     prompt: str = ""
     options: NoOptions = NoOptions()
 

@@ -10,6 +10,7 @@ from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from worker.api.chat.fields import ModelName
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.dialects.ollama.naming import served, tagged
 from worker.api.http.body import Flag, OpenBody, read
@@ -28,7 +29,7 @@ _NEVER = "2300-01-01T00:00:00Z"
 class NamedBody(OpenBody):
     """A model's name, by which `/api/show` and `/api/pull` ask for it."""
 
-    model: str = Field(validation_alias=AliasChoices("model", "name"), max_length=1024)
+    model: ModelName = Field(validation_alias=AliasChoices("model", "name"))
     stream: Flag = True
     verbose: Flag = False
 

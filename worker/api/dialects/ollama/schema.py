@@ -22,7 +22,7 @@ from worker.api.chat.fields import (
     ANY_OBJECT,
     MAX_TOP_LOGPROBS,
     ByKind,
-    Many,
+    ModelName,
     OwnFields,
     Stops,
     refused,
@@ -31,7 +31,7 @@ from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
 from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, ReasoningOptions
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
 from worker.api.dialects.ollama.naming import now, served, tagged
-from worker.api.http.body import Flag, Integer, JsonObject
+from worker.api.http.body import Flag, Integer, JsonObject, Many
 from worker.api.http.encoding import json_response
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
@@ -98,7 +98,7 @@ def _pictures(images: tuple[str, ...], path: str) -> tuple[Part, ...]:
 class GenerationBody(OwnFields):
     """What `/api/chat` and `/api/generate` have in common."""
 
-    model: str = Field(max_length=1024)
+    model: ModelName
     stream: Flag = True
     format: Format = Field("", description="'json', or a JSON schema that the answer follows")
     think: Think | None = Field(None, description="whether the model reasons, or how much")

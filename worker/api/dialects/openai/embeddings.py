@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import prompts_of, prompts_of_at_most
+from worker.api.chat.fields import ModelName, prompts_of, prompts_of_at_most
 from worker.api.http.body import Integer, OpenBody, read_as
 from worker.api.http.encoding import in_parts, sliced
 from worker.api.http.faults import fault, invalid
@@ -31,7 +31,7 @@ class EmbeddingBody(OpenBody):
 
     input: Prompts | None = None
     content: Prompts | None = None
-    model: str | None = Field(None, max_length=1024)
+    model: ModelName | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Integer | None = Field(None, ge=1)
     embd_normalize: Integer = Field(

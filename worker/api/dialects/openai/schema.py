@@ -25,14 +25,13 @@ from worker.api.chat.fields import (
     MAX_PROMPTS,
     MAX_TOP_LOGPROBS,
     GenerationFields,
-    Many,
     needed_by,
     prompts_of,
     prompts_of_at_most,
     refused,
 )
 from worker.api.chat.request import Chat, Format, Generate, JsonSchema, OneTool
-from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
+from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, MarkedPrompt, MixedTokens, Prompt

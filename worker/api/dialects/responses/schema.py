@@ -25,9 +25,10 @@ from worker.api.chat.fields import (
     ANY_OBJECT,
     MAX_TOP_LOGPROBS,
     ByKind,
-    Many,
+    ModelName,
     OwnFields,
     Text,
+    ToolName,
     needed_by,
 )
 from worker.api.chat.prompt import content_joined, text_of
@@ -42,7 +43,7 @@ from worker.api.chat.request import (
     ToolCall,
 )
 from worker.api.chat.sampling import SamplingFields
-from worker.api.http.body import Flag, Integer, JsonObject, OpenBody
+from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 
@@ -62,11 +63,11 @@ class InputItem(OpenBody):
     status: str | None = Field(None, description="of an earlier answer's item; says nothing here")
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: ContentFields | None = None
-    name: str = Field("", max_length=256)
+    name: ToolName = ""
     call_id: str = ""
     arguments: str = ""
     output: ContentFields = ""
-    summary: tuple[Thought, ...] = Field((), fail_fast=True)
+    summary: Many[Thought] = ()
 
     _is_named = needed_by("function_call", "name")
 
@@ -78,16 +79,12 @@ class InputItem(OpenBody):
         return self
 
 
-Items = Annotated[
-    tuple[InputItem, ...],
-    Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES),
-    Tag("~list"),
-]
+Items = Annotated[Many[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), Tag("~list")]
 
 
 class FunctionTool(OpenBody):
     type: str
-    name: str = Field("", max_length=256)
+    name: ToolName = ""
     description: str | None = None
     parameters: JsonObject | None = None
     strict: Flag | None = None
@@ -123,16 +120,16 @@ class Effort(OpenBody):
 
 class AllowedTool(OpenBody):
     type: str
-    name: str = Field("", max_length=256)
+    name: ToolName = ""
 
     _is_named = needed_by("function", "name")
 
 
 class ToolChoice(OpenBody):
     type: Literal["function", "allowed_tools"]
-    name: str | None = Field(None, max_length=256)
+    name: ToolName | None = None
     mode: AllowedMode | None = None
-    tools: tuple[AllowedTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
+    tools: Many[AllowedTool] = Field((), max_length=MAX_TOOLS)
 
     _is_named = needed_by("function", "name")
     _has_mode = needed_by("allowed_tools", "mode")
@@ -146,11 +143,11 @@ class ResponsesBody(SamplingFields, OwnFields):
     """`POST /v1/responses`."""
 
     input: Annotated[Text | Items, ByKind]
-    model: str | None = Field(None, max_length=1024)
+    model: ModelName | None = None
     instructions: str | None = None
     max_output_tokens: Integer | None = Field(None, ge=1)
     stream: Flag = False
-    tools: tuple[FunctionTool, ...] = Field((), fail_fast=True, max_length=MAX_TOOLS)
+    tools: Many[FunctionTool] = Field((), max_length=MAX_TOOLS)
     tool_choice: WordOr[ToolChoice] | None = None
     parallel_tool_calls: Flag | None = None
     text: TextOptions = TextOptions()
