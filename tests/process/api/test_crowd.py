@@ -17,10 +17,10 @@ import httpx
 import psutil
 import pytest
 
-from tests.conftest import StartWorker
-from tests.support import clock
+from tests.support.scripted_api import ScriptedFactory, Step, story
 from tests.support.sse import collect
 from tests.support.worker import ROOT, WorkerProcess, until
+from worker.wire.messages import Started, Token
 
 HEADERS = "host: localhost\r\ncontent-type: application/json\r\n"
 CROWD = 1000
@@ -140,34 +140,19 @@ def check_answers(answers: list[bytes]) -> Counter[str]:
     return outcomes
 
 
-def test_a_full_queue_refuses_at_once(start_worker: StartWorker) -> None:
-    worker = start_worker("--slots", "1", "--max-queued-requests", "1")
-    long: Any = {"prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
-    with worker.streaming(**long) as running, worker.streaming(**long) as waiting:
-        assert running.status_code == waiting.status_code == 200
-        worker.freeze_engine()  # so that the first does not end meanwhile
-        with worker.client() as client:
-            client.get("/health")
-
-            def time_of_refusal() -> float:
-                began = time.perf_counter()
-                answer = client.post("/v1/inference", json=long)
-                took = time.perf_counter() - began
-                assert answer.status_code == 503, answer.text
-                assert answer.json()["code"] == "QUEUE_FULL" and answer.json()["retriable"]
-                assert int(answer.headers["retry-after"]) >= 1
-                return took
-
-            clock.soon(lambda: [time_of_refusal() for _ in range(9)], 0.1)
-            chat = client.post("/v1/completions", json={"prompt": "Once"})
-            assert chat.status_code == 503 and chat.json()["error"]["code"] == "queue_full"
+@pytest.fixture
+def frozen(worker: WorkerProcess) -> Iterator[WorkerProcess]:
+    """The shared worker, whose engine reads nothing until it is thawed."""
+    worker.wait_idle()
+    worker.freeze_engine()
+    yield worker
+    worker.thaw_engine()
 
 
 def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for(
-    start_worker: StartWorker,
+    frozen: WorkerProcess,
 ) -> None:
-    worker = start_worker()
-    worker.freeze_engine()
+    worker = frozen
     asked: list[tuple[str, dict[str, Any]]] = [
         ("/v1/completions", {"prompt": "a"}),
         ("/v1/completions", {"prompt": "b", "stream": True}),
@@ -195,37 +180,25 @@ def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for(
     assert "data: [DONE]" in worker.get("/v1/stream?conv_id=kept").text
 
 
-def test_a_reader_that_stops_is_cut_and_costs_nobody(start_worker: StartWorker) -> None:
-    worker = start_worker("--slots", "16", "--slow-reader-timeout", "1")
-    # Twenty alternatives for each token of eight choices: megabytes, more than buffers take.
-    body = json.dumps(
-        {
-            "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
-            "stream": True,
-            "logprobs": True,
-            "top_logprobs": 20,
-            "n": 8,
-            "max_tokens": 900,
-            "ignore_eos": True,
-        }
-    ).encode()
+def test_a_reader_that_stops_is_cut_and_costs_nobody(scripted: ScriptedFactory) -> None:
+    worker = scripted(slow_reader_timeout=0.5)
+    # Megabytes of each of two choices: more than buffers take.
+    much: list[Step] = [[Token(0, "x" * 2**16, (1,))]] * 200
+    worker.supervisor.script = [[Started(0, 0)], *much, 60.0]
+    body = json.dumps({"prompt": "Once", "stream": True, "n": 2}).encode()
     with socket.socket() as lazy:
         lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lazy.connect(("127.0.0.1", worker.port))
-        head = f"POST /v1/chat/completions HTTP/1.1\r\n{HEADERS}content-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\n{HEADERS}content-length: {len(body)}\r\n\r\n"
         lazy.sendall(head.encode() + body)
-        until(lambda: worker.get("/health").json()["running"] == 8, 60, lambda: "not started")
-        assert worker.execute("Once upon a time", max_tokens=4, temperature=0).text == (
-            ", there was a"
-        )
-        until(
-            lambda: worker.metric("worker_slow_readers_total") == 1,
-            120,
-            lambda: str(worker.get("/health").json()) + worker.get("/metrics").text,
-        )
-        worker.wait_idle()
+        until(lambda: len(worker.supervisor.jobs) == 2, 20, lambda: "not started")
+        worker.supervisor.script = story("a")
+        other = httpx.post(f"{worker.base_url}/v1/inference", json={"prompt": "Once"})
+        assert other.json()["text"] == "a"
+        slow_readers = "worker_slow_readers_total"
+        until(lambda: worker.metrics.value(slow_readers) == 1, 20, lambda: "it is not cut")
+        until(lambda: len(worker.supervisor.cancelled) == 2, 20, lambda: "jobs go on")
         received = b""
         while chunk := lazy.recv(65536):
             received += chunk
         assert received and b"[DONE]" not in received, "cut, and not served to the end"
-    assert worker.metric('worker_requests_total{outcome="cancelled"}') == 8

@@ -72,21 +72,18 @@ def test_why_a_completion_ended(worker: WorkerProcess) -> None:
     assert completed(worker, prompt=[PROMPT, "The fox"])[1]["index"] == 1
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_the_context_ended_is_truncated(
-    start_worker: StartWorker, stream: bool
-) -> None:
+def test_an_answer_that_the_context_ended_is_truncated(start_worker: StartWorker) -> None:
     worker = start_worker("--context-length", "64")
 
     def ended(**fields: Any) -> Any:
-        body = {"prompt": PROMPT, "ignore_eos": True, "stream": stream, **fields}
-        answer = worker.post("/completion", body).text
-        return json.loads(answer.rpartition("data: ")[2] if stream else answer)
+        body = {"prompt": PROMPT, "ignore_eos": True, **fields}
+        return json.loads(worker.post("/completion", body).text.rpartition("data: ")[2])
 
-    full, asked = ended(), ended(n_predict=8)
-    assert full["tokens_evaluated"] + full["tokens_predicted"] == 65
-    assert (full["truncated"], asked["truncated"]) == (True, False)
-    assert (full["stop_type"], asked["stop_type"]) == ("limit", "limit")
+    for stream in (False, True):
+        full, asked = ended(stream=stream), ended(stream=stream, n_predict=8)
+        assert full["tokens_evaluated"] + full["tokens_predicted"] == 65
+        assert (full["truncated"], asked["truncated"]) == (True, False)
+        assert (full["stop_type"], asked["stop_type"]) == ("limit", "limit")
 
 
 def test_an_answer_says_what_it_was_sampled_with(worker: WorkerProcess) -> None:

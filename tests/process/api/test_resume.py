@@ -6,21 +6,21 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.conftest import StartWorker
 from tests.support.scripted_api import ScriptedFactory, story
 from tests.support.worker import WorkerProcess, new_job_id, until
+from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.headers import TOLD_IDS
 from worker.api.http.stream_log import LEAST_BYTES, StreamLog, Streams
 from worker.settings import Settings
 
 RESUME = {"x-llorch-resume": "1"}
+JOB = {"job_id": "j", "prompt": "x"}
 LONG: Any = {"prompt": "Once upon a time", "max_tokens": 480, "temperature": 0, "ignore_eos": True}
 CHAT: Any = {
     "model": "m",
@@ -223,59 +223,39 @@ def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
 
 
 def test_the_head_is_told_while_a_stream_runs_and_its_silence_is_kept(
-    start_worker: StartWorker,
+    scripted: ScriptedFactory,
 ) -> None:
     """Offsets count the bytes that a reader has seen, comments too."""
-    worker = start_worker("--keepalive", "0.05", "--context-length", "8192")
-    body, headers = CHAT | {"max_tokens": 8000}, {"X-Conversation-Id": "running"}
-    with worker.client() as client, worker.client() as other:
-        with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as running:
-            next(running.iter_raw())
-            asked = other.head("/v1/stream?conv_id=running")
+    worker = scripted(keepalive=0.05)
+    worker.supervisor.script = [part for frame in story("a", "b") for part in (frame, 0.5)]
+    with httpx.Client(base_url=worker.base_url) as client:
+        with client.stream("POST", "/execute", json=JOB, headers=RESUME) as running:
+            chunks = running.iter_raw()
+            seen = next(chunks)
+            asked = httpx.head(f"{worker.base_url}/execute/j")
             assert asked.status_code == 200 and not asked.content
             assert asked.headers["content-type"].startswith("text/event-stream")
-            assert other.get("/health").json()["running"] == 1, "it has not waited for the end"
-        other.delete("/v1/stream?conv_id=running")
-    headers = {"X-Conversation-Id": "quiet"}
-    with worker.client() as client:
-        with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
-            chunks = response.iter_raw()
-            seen = next(chunks)
-            worker.freeze_engine()
-            while b": keep-alive\n\n" not in seen:
-                seen += next(chunks)
-            worker.thaw_engine()
-            seen += next(chunks) + next(chunks)
-        with client.stream("GET", "/v1/stream?conv_id=quiet") as response:
-            kept = b""
-            for chunk in response.iter_raw():
-                kept += chunk
-                if len(kept) >= len(seen):
-                    break
-        assert kept.startswith(seen)
-        client.delete("/v1/stream?conv_id=quiet")
+            assert not worker.supervisor.jobs["j"].has_ended, "it has not waited for the end"
+            seen += b"".join(chunks)
+        assert seen.count(KEEPALIVE) >= 2
+        assert client.get("/execute/j").content == seen
 
 
-def test_a_stream_that_nobody_reads_goes_after_its_time(start_worker: StartWorker) -> None:
-    worker = start_worker("--resume-seconds", "0.4", "--keepalive", "0.1")
-    name = new_job_id()
-    with worker.client() as client:
-        body = LONG | {"job_id": name}
-        with client.stream("POST", "/execute", json=body, headers=RESUME):
-            pass
-        deadline = time.monotonic() + 30
-        while client.get(f"/execute/{name}").status_code == 200 and time.monotonic() < deadline:
-            time.sleep(0.7)
-        assert client.get(f"/execute/{name}").status_code == 404
+def test_a_stream_that_nobody_reads_goes_after_its_time(scripted: ScriptedFactory) -> None:
+    worker = scripted(resume_seconds=0.4)
+    worker.supervisor.script = [*story("a")[:-1], 60.0]
+    with httpx.Client(base_url=worker.base_url) as client:
+        with client.stream("POST", "/execute", json=JOB, headers=RESUME):
+            assert client.head("/execute/j").status_code == 200
+        until(lambda: client.head("/execute/j").status_code == 404, 20, lambda: "it is kept")
+    assert worker.supervisor.cancelled == ["j"]
 
 
-def test_no_stream_is_kept_where_the_operator_says_so(start_worker: StartWorker) -> None:
-    worker = start_worker("--resume-seconds", "0")
-    with worker.client() as client:
-        body = LONG | {"job_id": "a", "max_tokens": 4}
-        answer = client.post("/execute", json=body, headers=RESUME)
-        assert answer.status_code == 200 and b"id: " not in answer.content
-        assert client.get("/execute/a").status_code == 404
+def test_no_stream_is_kept_where_the_operator_says_so(scripted: ScriptedFactory) -> None:
+    url = f"{scripted(resume_seconds=0).base_url}/execute"
+    answer = httpx.post(url, json=JOB, headers=RESUME)
+    assert answer.status_code == 200 and b"id: " not in answer.content
+    assert httpx.get(f"{url}/j").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -303,7 +283,7 @@ def test_the_head_of_a_kept_stream_is_that_of_its_reading(
     scripted: ScriptedFactory, place: str
 ) -> None:
     url = f"{scripted().base_url}/execute"
-    httpx.post(url, json={"job_id": "j", "prompt": "x"}, headers=RESUME)
+    httpx.post(url, json=JOB, headers=RESUME)
     got, head = httpx.get(f"{url}/j{place}"), httpx.head(f"{url}/j{place}")
     assert head.status_code == got.status_code and not head.content
     own = {"date", "transfer-encoding", *(each.name.lower() for each in TOLD_IDS)}
@@ -316,7 +296,7 @@ def test_a_reader_may_leave_before_a_late_head(scripted: ScriptedFactory) -> Non
     worker.supervisor.script = [0.5, *story("a", "b")]
     url, headers = f"{worker.base_url}/execute", RESUME | {"x-llorch-late-head": "1"}
     with pytest.raises(httpx.ReadTimeout):
-        httpx.post(url, json={"job_id": "j", "prompt": "x"}, headers=headers, timeout=0.2)
+        httpx.post(url, json=JOB, headers=headers, timeout=0.2)
     until(lambda: httpx.get(f"{url}/j").status_code == 200, 20, lambda: "it was not kept")
     events = httpx.get(f"{url}/j").text.split("\n\n")
     assert [field(event.encode(), "event") for event in events[:-1]] == [

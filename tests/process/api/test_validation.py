@@ -7,14 +7,15 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.support.scripted_api import ScriptedFactory, ScriptedWorker
 from tests.support.worker import WorkerProcess
 
 JSON = {"Content-Type": "application/json"}
 SECRET = "The fox hides under the third stone"
 
 
-def faults_of(worker: WorkerProcess, body: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    answer = worker.post("/execute", body)
+def faults_of(worker: WorkerProcess | ScriptedWorker, body: Any) -> dict[str, dict[str, Any]]:
+    answer = httpx.post(f"{worker.base_url}/execute", json=body)
     assert answer.status_code == 400, answer.text
     answered = answer.json()
     assert answered["code"] == "INVALID_REQUEST" and answered["retriable"] is False
@@ -161,17 +162,17 @@ def test_a_body_over_the_limit_is_refused_unread(worker: WorkerProcess) -> None:
     assert httpx.post(f"{worker.base_url}/tokenize", content=just, headers=JSON).status_code == 200
 
 
-def test_limits_are_the_settings(start_worker: Any) -> None:
-    worker = start_worker(
-        "--max-prompt-chars", "10", "--max-tokens-out", "5", "--max-body-bytes", "1024"
-    )
+def test_limits_are_the_settings(scripted: ScriptedFactory) -> None:
+    worker = scripted(max_prompt_chars=10, max_tokens_out=5, max_body_bytes=1024)
     body = {"job_id": "x", "prompt": "12345678901", "max_tokens": 6}
     faults = faults_of(worker, body)
     assert set(faults) == {"prompt", "max_tokens"}
     assert "it has 11 characters" in faults["prompt"]["message"]
-    answer = worker.post("/v1/inference", {"prompt": "1234567890", "ignore_eos": True})
-    assert answer.json()["tokens_out"] == 5, "the cap is the default"
-    assert worker.post("/tokenize", {"content": "a" * 1024}).status_code == 413
+    answer = httpx.post(f"{worker.base_url}/v1/inference", json={"prompt": "1234567890"})
+    assert answer.status_code == 200
+    assert worker.supervisor.requests[-1].max_tokens == 5, "the cap is the default"
+    large = httpx.post(f"{worker.base_url}/tokenize", json={"content": "a" * 1024})
+    assert large.status_code == 413
 
 
 def test_at_most_32_faults_are_listed(worker: WorkerProcess) -> None:
