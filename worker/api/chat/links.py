@@ -13,19 +13,15 @@ import socket
 import time
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec.structs import replace
+import httpx
 
-from worker.api.chat.media import Link, check_media
+from worker.api.chat.media import Link
 from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 from worker.errors import InvalidRequest
 from worker.observability.logs import get_logger
-from worker.wire.work import ChatPrompt, MarkedPrompt, Medium, Prompt
-
-if TYPE_CHECKING:
-    import httpx
+from worker.wire.work import Medium
 
 SECONDS = 15.0
 """For all media of a request."""
@@ -44,35 +40,12 @@ class _Refused(Exception):
     """`str` is a clause that says why."""
 
 
-AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
-
-
-async def with_media(prompts: Iterable[AnyPrompt], state: AppState) -> list[AnyPrompt]:
-    """The prompts with the bytes of all of their media, which are fetched once for one prompt.
+async def fetched(media: Sequence[Medium], state: AppState) -> tuple[Medium, ...]:
+    """The media, each link among them with its bytes.
 
     Raises:
-        InvalidRequest: the model cannot take one of them, or it cannot be had; names its field.
+        InvalidRequest: one of them cannot be had; names its field.
     """
-    ready: dict[int, AnyPrompt] = {}
-    given = list(prompts)
-    for prompt in given:
-        if id(prompt) not in ready:
-            has_media = isinstance(prompt, ChatPrompt | MarkedPrompt) and prompt.media
-            ready[id(prompt)] = await _with_media(prompt, state) if has_media else prompt
-    return [ready[id(prompt)] for prompt in given]
-
-
-async def _with_media(prompt: Any, state: AppState) -> Any:
-    info = state.served.info
-    check_media(prompt.media, info.projector if info is not None else None)
-    if not any(isinstance(medium, Link) for medium in prompt.media):
-        return prompt
-    return replace(prompt, media=await _fetched(prompt.media, state))
-
-
-async def _fetched(media: Sequence[Medium], state: AppState) -> tuple[Medium, ...]:
-    import httpx  # only workers that fetch
-
     settings = state.settings
     found: dict[str, bytes] = {}
     left = settings.max_body_bytes
@@ -106,8 +79,6 @@ def _invalid(medium: Medium, why: str) -> InvalidRequest:
 
 
 async def _get(client: httpx.AsyncClient, text: str, known: Known, most_bytes: int) -> bytes:
-    import httpx
-
     if len(text) > MAX_URL_CHARS:
         raise _Refused(f"a URL may have {MAX_URL_CHARS} characters")
     began, url = time.monotonic(), httpx.URL(text)
@@ -128,8 +99,6 @@ async def _get(client: httpx.AsyncClient, text: str, known: Known, most_bytes: i
 
 async def _sent(client: httpx.AsyncClient, url: httpx.URL, known: Known) -> httpx.Response:
     """The response of one of the addresses of the URL's host, whose body is still to be read."""
-    import httpx
-
     addresses = await _addresses(url, known)
     # The address is connected to, and the certificate is the name's.
     headers = {"host": url.netloc.decode(), "accept-encoding": "identity"}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec import structs
 from starlette.requests import Request
@@ -20,7 +20,7 @@ from starlette.responses import Response
 from worker.api.chat.answer import Answer, Body, Read
 from worker.api.chat.delta import Delta
 from worker.api.chat.inference import Inference, inference_of
-from worker.api.chat.links import with_media
+from worker.api.chat.media import Link, check_media
 from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
@@ -37,8 +37,17 @@ from worker.api.http.stream_log import StreamLog
 from worker.errors import Cancelled, WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Inbox, Job, StreamEvent
-from worker.wire.work import ChatPrompt, CountPrompt, Detokenize, InferenceRequest, Work
+from worker.wire.work import (
+    ChatPrompt,
+    CountPrompt,
+    Detokenize,
+    InferenceRequest,
+    Medium,
+    Prompt,
+    Work,
+)
 
+AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 STREAMING = (*KEEPING, LATE_HEAD)
 """What is read of a request whose answer may stream."""
 
@@ -74,7 +83,7 @@ async def respond(
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
     requests = list(inference.requests)
     if any([getattr(each.prompt, "media", ()) for each in requests]):
-        prompts = await with_media((each.prompt for each in requests), state)
+        prompts = await _with_media([each.prompt for each in requests], state)
         pairs = zip(requests, prompts, strict=True)
         requests = [structs.replace(each, prompt=prompt) for each, prompt in pairs]
     echoes = await _echoes(request, state, asked, requests) if asked.echo else [""] * len(requests)
@@ -168,6 +177,23 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: 
 # --- jobs ----------------------------------------------------------------------------------
 
 
+async def _with_media(prompts: Sequence[AnyPrompt], state: AppState) -> list[AnyPrompt]:
+    """The prompts with the bytes of all of their media, which are fetched once for one prompt.
+
+    Raises:
+        InvalidRequest: the model cannot take one of them, or it cannot be had; names its field.
+    """
+    info, ready = state.served.info, dict[int, Any]()
+    for prompt in prompts:
+        media: tuple[Medium, ...] = getattr(prompt, "media", ())
+        check_media(media, info.projector if info is not None else None)
+        if id(prompt) not in ready and any(isinstance(medium, Link) for medium in media):
+            from worker.api.chat.links import fetched  # with httpx: only workers that fetch
+
+            ready[id(prompt)] = structs.replace(prompt, media=await fetched(media, state))  # type: ignore[type-var]
+    return [ready.get(id(prompt), prompt) for prompt in prompts]
+
+
 async def _echoes(
     request: Request, state: AppState, asked: Generate, requests: Sequence[InferenceRequest]
 ) -> list[str]:
@@ -259,7 +285,7 @@ def counting(
             state.require_model(model)
             return chat_prompt(chat, state)
 
-        [prompt] = await with_media([await read_as(request, state, body, asked_by)], state)
+        [prompt] = await _with_media([await read_as(request, state, body, asked_by)], state)
         return told(await answered(request, state, CountPrompt(prompt)))
 
     return Operation("POST", path, count, "Tokens of a prompt", body=body)
