@@ -125,13 +125,12 @@ class Choice:
 
     def add(self, delta: Delta) -> None:
         match delta:
-            case Text(text) | Reasoning(text):
+            case Text(text) | Reasoning(text) if text:
                 kind: Literal["reasoning", "text"]
                 kind = "text" if isinstance(delta, Text) else "reasoning"
-                if text and (not self.blocks or self.blocks[-1].kind != kind):
+                if not self.blocks or self.blocks[-1].kind != kind:
                     self.blocks.append(Block(kind))
-                if text:
-                    self.blocks[-1].parts.append(text)
+                self.blocks[-1].parts.append(text)
             case Call(_, id, name):
                 self.calls.append(Block("call", id, name))
                 self.blocks.append(self.calls[-1])

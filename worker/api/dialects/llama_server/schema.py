@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import AliasChoices, Field, model_validator
 
@@ -59,6 +59,9 @@ _NEAREST = {
 }
 
 
+Penalty = Annotated[Number, Field(ge=-1000, le=1000)]
+
+
 class TextBody(GenerationFields):
     """The common fields of llama-server's own paths that generate."""
 
@@ -70,18 +73,10 @@ class TextBody(GenerationFields):
         description="log-probabilities of the answer's tokens and of so many alternatives; none "
         "of 0 or fewer",
     )
-    frequency_penalty: Number | None = Field(
-        None,
-        ge=-1000,
-        le=1000,
-        description=PARAMETERS["frequency_penalty"].text,
+    frequency_penalty: Penalty | None = Field(
+        None, description=PARAMETERS["frequency_penalty"].text
     )
-    presence_penalty: Number | None = Field(
-        None,
-        ge=-1000,
-        le=1000,
-        description=PARAMETERS["presence_penalty"].text,
-    )
+    presence_penalty: Penalty | None = Field(None, description=PARAMETERS["presence_penalty"].text)
     logit_bias: LlamaCppBiases = Field(
         (), description=SamplingFields.model_fields["logit_bias"].description
     )
