@@ -12,8 +12,6 @@ from anthropic import Anthropic
 from openai import NotFoundError, OpenAI
 from pydantic import BaseModel, Field
 
-from tests.conftest import StartWorker
-from tests.support.chats import TEMPLATES
 from tests.support.pictures import picture
 from tests.support.sse import parse
 from tests.support.worker import WorkerProcess
@@ -126,74 +124,6 @@ def test_the_model_is_told_that_a_call_failed(content: Any, told: Any) -> None:
     body = PromptBody.model_validate({"messages": [{"role": "user", "content": [given]}]})
     [found] = chat_of(body).messages
     assert found.content == told
-
-
-def test_turns_that_hardly_a_template_takes(start_worker: StartWorker) -> None:
-    """Devstral's takes alternating roles, ids of 9 characters, and reads a first part unseen."""
-    file = TEMPLATES / "unsloth-mistral-Devstral-Small-2507.jinja"
-    worker = start_worker("--chat-template", str(file))
-    use = {**CALL, "id": "toolu_01AbCdEfGhIjKl"}
-    result = {"type": "tool_result", "tool_use_id": use["id"], "content": "a"}
-    turns = [
-        *user("Look!"),
-        *user("Now."),
-        {"role": "assistant", "content": [use]},
-        {"role": "user", "content": [result, {"type": "text", "text": "What is it?"}]},
-    ]
-    tools = [{"name": "look", "input_schema": LOOK}]
-    counted = worker.post("/v1/messages/count_tokens", {"messages": turns, "tools": tools})
-    assert counted.status_code == 200, counted.text
-    empty = [*user("a"), {"role": "assistant", "content": []}, *user("b")]
-    called = {"function": {"name": "look", "arguments": "{}"}, "id": use["id"]}
-    empty[1]["tool_calls"] = [called]
-    empty[2] = {"role": "tool", "tool_call_id": use["id"], "content": "c"}
-    assert worker.post("/apply-template", {"messages": empty}).status_code == 200
-
-
-def test_what_the_worker_wrote_comes_back_under_strict(start_worker: StartWorker) -> None:
-    worker = start_worker("--strict")
-    # Anthropic
-    tools = [{"name": "look", "input_schema": LOOK}]
-    forced = {"tools": tools, "tool_choice": {"type": "any"}}
-    called = message(worker, messages=user("Look!"), **forced).json()
-    [use] = called["content"]
-    result = {"type": "tool_result", "tool_use_id": use["id"], "is_error": False, "content": "a"}
-    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
-    turns = [
-        *user("Look!"),
-        {"role": "assistant", "content": [thought, use]},
-        {"role": "user", "content": [result]},
-    ]
-    again = message(worker, messages=turns, tools=tools, max_tokens=2)
-    assert again.status_code == 200, again.text
-    # responses
-    asked = user(FRANCE)
-    body = {"input": asked, "max_output_tokens": 4, "temperature": 0}
-    output = worker.post("/v1/responses", body).json()["output"]
-    function = {"type": "function", "name": "look", "parameters": LOOK}
-    forced = {"tools": [function], "tool_choice": "required"}
-    calls = worker.post("/v1/responses", {"input": "Look!", **forced}).json()["output"]
-    reasoning = {
-        **{"type": "reasoning", "id": "rs_1", "status": "completed", "summary": []},
-        "content": [{"type": "reasoning_text", "text": "Hm."}],
-    }
-    results = [
-        {"type": "function_call_output", "call_id": call["call_id"], "output": "a"}
-        for call in calls
-    ]
-    turns = [*asked, *output, *asked, reasoning, *calls, *results]
-    again = worker.post("/v1/responses", {**body, "input": turns})
-    assert again.status_code == 200, again.text
-    # Ollama
-    used = {"index": 0, "name": "look", "arguments": {}}
-    turns = [
-        *user("Look!"),
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": used}]},
-        {"role": "tool", "tool_name": "look", "content": "a"},
-    ]
-    options = {"num_predict": 2}
-    again = worker.post("/api/chat", {"model": "tiny-model", "messages": turns, "options": options})
-    assert again.status_code == 200, again.text
 
 
 def test_what_a_forced_call_does_not_hold_is_named(worker: WorkerProcess) -> None:
@@ -326,26 +256,6 @@ def test_a_message_s_failure_has_anthropic_s_type_for_its_status(worker: WorkerP
     assert (late.status_code, wrong_method.status_code) == (504, 405)
     assert late.json()["error"]["type"] == "timeout_error"
     assert wrong_method.json()["error"]["type"] == "invalid_request_error"
-
-
-# --- templates ---------------------------------------------------------------------------
-
-
-def test_a_template_of_the_operators(start_worker: StartWorker, tmp_path: Any) -> None:
-    """A role that only the template names is taken."""
-    file = tmp_path / "template.jinja"
-    file.write_text(
-        "{% for m in messages if m.role == 'critic' %}{{ m.content }}"
-        "{% else %}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
-        "{{ enable_thinking }} {{ date_string | length }}{% endfor %}"
-    )
-    worker = start_worker("--chat-template", str(file))
-    body = {"messages": [{"role": "developer", "content": "Be kind."}, {"role": "assistant"}]}
-    prompt = worker.post("/apply-template", body).json()["prompt"]
-    assert prompt == "[system]Be kind.[assistant] 11"
-    assert worker.get("/props").json()["chat_template"] == file.read_text()
-    body = {"messages": [{"role": "critic", "content": "Be kind."}]}
-    assert worker.post("/apply-template", body).json()["prompt"] == "Be kind."
 
 
 def test_a_response_that_is_cut_off_is_incomplete(worker: WorkerProcess) -> None:

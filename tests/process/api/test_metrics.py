@@ -6,9 +6,10 @@ import socket
 import time
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.conftest import StartWorker
+from tests.support.scripted_api import ScriptedFactory
 from tests.support.worker import WorkerProcess, until
 
 # Renaming or removing one of these breaks somebody's dashboard; adding is free.
@@ -38,11 +39,6 @@ CACHED, REUSED = "worker_tokens_cached_total", "worker_tokens_reused_total"
 REFUSED = "worker_requests_rejected_total"
 TOKEN = "s3cret-of-the-worker"
 ASKED = "vllm:prefix_cache_queries_total"
-
-
-@pytest.fixture(scope="module")
-def guarded_worker(share_worker: StartWorker) -> WorkerProcess:
-    return share_worker("--max-body-bytes", "1000000", env={"LLORCH_WORKER_TOKEN": TOKEN})
 
 
 def test_names_and_kinds_are_frozen(worker: WorkerProcess) -> None:
@@ -149,7 +145,6 @@ def test_routers_can_tell_what_was_found_in_the_cache(worker: WorkerProcess, pre
 @pytest.mark.parametrize(
     ("request_of", "code"),
     [
-        ({"json": {"prompt": "fox " * 2000}}, "CONTEXT_LENGTH_EXCEEDED"),
         ({"json": {"prompt": FOX, "max_tokens": "many"}}, "INVALID_REQUEST"),
         ({"content": b"{", "headers": {"Content-Type": "application/json"}}, "INVALID_REQUEST"),
         ({"json": {"prompt": FOX, "grammar": "root ::= ("}}, "INVALID_REQUEST"),
@@ -161,38 +156,43 @@ def test_routers_can_tell_what_was_found_in_the_cache(worker: WorkerProcess, pre
     ],
 )
 def test_each_refused_request_is_counted_once_by_its_code(
-    guarded_worker: WorkerProcess, request_of: dict[str, Any], code: str
+    scripted: ScriptedFactory, request_of: dict[str, Any], code: str
 ) -> None:
-    def refusals() -> dict[str, float]:
-        lines = guarded_worker.get("/metrics").text.splitlines()
-        series = (each.rsplit(" ", 1) for each in lines if each.startswith(REFUSED))
-        return {name: float(n) for name, n in series}
-
+    worker = scripted(worker_token=TOKEN, max_body_bytes=1_000_000)
     key = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
     asked = {"method": "POST", "url": "/v1/completions", **request_of}
     asked["headers"] = key | asked.get("headers", {})
-    before = refusals()
-    with guarded_worker.client() as client:
+    with httpx.Client(base_url=worker.base_url) as client:
         assert client.request(**asked).status_code >= 400
-    name = f'{REFUSED}{{code="{code}"}}'
-    assert refusals() == before | {name: before.get(name, 0) + 1}
+        assert refusals(client) == {f'{REFUSED}{{code="{code}"}}': 1}
+
+
+def test_a_request_that_the_engine_refuses_is_counted_once_by_its_code(
+    worker: WorkerProcess,
+) -> None:
+    with worker.client() as client:
+        before = refusals(client)
+        assert client.post("/v1/completions", json={"prompt": "fox " * 2000}).status_code == 400
+        name = f'{REFUSED}{{code="CONTEXT_LENGTH_EXCEEDED"}}'
+        assert refusals(client) == before | {name: before.get(name, 0) + 1}
+
+
+def refusals(client: httpx.Client) -> dict[str, float]:
+    lines = client.get("/metrics").text.splitlines()
+    series = (each.rsplit(" ", 1) for each in lines if each.startswith(REFUSED))
+    return {name: float(n) for name, n in series}
 
 
 def test_a_request_that_fails_once_it_is_accepted_was_not_refused(worker: WorkerProcess) -> None:
     soon = {"X-Deadline": str(int(time.time() * 1000) + 300)}
     body = {"prompt": FOX, "max_tokens": 8000, "ignore_eos": True}
     timeouts = 'worker_requests_total{outcome="timeout"}'
-    refused = f'{REFUSED}{{code="INFERENCE_TIMEOUT"}}'
-
-    def refusals() -> list[str]:
-        return [line for line in worker.get("/metrics").text.splitlines() if refused in line]
-
-    before, refused_before = worker.metric(timeouts), refusals()
     with worker.client() as client:
+        before, refused_before = worker.metric(timeouts), refusals(client)
         answer = client.post("/v1/completions", json=body, headers=soon)
-    assert answer.status_code == 504
-    assert worker.metric(timeouts) == before + 1
-    assert refusals() == refused_before
+        assert answer.status_code == 504
+        assert worker.metric(timeouts) == before + 1
+        assert refusals(client) == refused_before
 
 
 def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:

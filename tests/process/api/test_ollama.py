@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import StartWorker
+from tests.support.scripted_api import ScriptedFactory
+from tests.support.scripted_engine import info
+from tests.support.supervised import CONFIG
 from tests.support.worker import ROOT, WorkerProcess
 from worker.api.chat.request import ReasoningOptions, ToolCall
 from worker.api.dialects.ollama.schema import ChatBody
@@ -56,35 +59,36 @@ def test_the_version_is_one_that_clients_take(worker: WorkerProcess) -> None:
     assert [int(part) for part in parts] >= [0, 6, 0]
 
 
-@pytest.fixture(scope="module")
-def named(share_worker: StartWorker) -> WorkerProcess:
-    """A worker with two names and without pages."""
-    flags = ("--no-page", "--served-model-name", "tiny", "--served-model-name", "fox:7b")
-    return share_worker(*flags)
+@pytest.fixture
+def named(scripted: ScriptedFactory) -> Iterator[httpx.Client]:
+    """A client of a worker with two names and without pages."""
+    worker = scripted(info(CONFIG), page=False, served_model_name=("tiny", "fox:7b"))
+    with httpx.Client(base_url=worker.base_url) as client:
+        yield client
 
 
 def test_ollamas_own_client_finds_somebody_there(
-    worker: WorkerProcess, named: WorkerProcess
+    worker: WorkerProcess, named: httpx.Client
 ) -> None:
-    for each, text in ((named, "Ollama is running"), (worker, "<!doctype html>")):
-        assert httpx.head(each.base_url).status_code == 200
-        assert httpx.get(each.base_url).text.startswith(text)
+    for url, text in ((named.base_url, "Ollama is running"), (worker.base_url, "<!doctype html>")):
+        assert httpx.head(url).status_code == 200
+        assert httpx.get(url).text.startswith(text)
 
 
-def test_without_pages_there_is_none(named: WorkerProcess) -> None:
+def test_without_pages_there_is_none(named: httpx.Client) -> None:
     assert "<html" not in named.get("/").text
     for path in ("/docs", "/chat/", "/chat/props", "/page/app.js"):
         assert named.get(path).status_code == 404
-    assert named.get("/status").status_code == 200
+    assert named.get("/health").status_code == 200
 
 
-def test_a_name_is_taken_with_and_without_its_tag(named: WorkerProcess) -> None:
+def test_a_name_is_taken_with_and_without_its_tag(named: httpx.Client) -> None:
     names = [each["name"] for each in named.get("/api/tags").json()["models"]]
     assert names == ["tiny:latest", "fox:7b"]
     for name in ("tiny", "tiny:latest", "fox:7b"):
-        assert named.post("/api/show", {"model": name}).status_code == 200
+        assert named.post("/api/show", json={"model": name}).status_code == 200
     for name in ("fox", "fox:latest", "tiny:7b"):
-        refused = named.post("/api/show", {"model": name})
+        refused = named.post("/api/show", json={"model": name})
         assert refused.status_code == 404 and refused.json().keys() == {"error"}
 
 

@@ -167,19 +167,79 @@ def test_a_fault_is_of_the_branch_that_was_meant(worker: WorkerProcess) -> None:
     assert "data: URL" in error["message"]
 
 
-def test_strict_refuses_what_it_does_not_know(start_worker: StartWorker) -> None:
-    worker = start_worker("--strict", "--served-model-name", "a", "--served-model-name", "b")
-    answer = chat(worker, metadata={}, store=False)
+@pytest.fixture(scope="module")
+def strict(share_worker: StartWorker) -> WorkerProcess:
+    """A worker that refuses what it does not know, and has two names."""
+    return share_worker("--strict", "--served-model-name", "a", "--served-model-name", "b")
+
+
+def test_strict_refuses_what_it_does_not_know(strict: WorkerProcess) -> None:
+    answer = chat(strict, metadata={}, store=False)
     assert answer.status_code == 400
     assert [e["field"] for e in answer.json()["error"]["errors"]] == ["metadata", "store"]
-    # The served names, on the same worker.
-    assert chat(worker, model="b").json()["model"] == "a"
-    assert [entry["id"] for entry in worker.get("/v1/models").json()["data"]] == ["a", "b"]
-    assert worker.get("/v1/models/b").json()["id"] == "b"
-    missing = chat(worker, model="tiny-model")
+
+
+def test_a_model_has_its_served_names_alone(strict: WorkerProcess) -> None:
+    assert chat(strict, model="b").json()["model"] == "a"
+    assert [entry["id"] for entry in strict.get("/v1/models").json()["data"]] == ["a", "b"]
+    assert strict.get("/v1/models/b").json()["id"] == "b"
+    missing = chat(strict, model="tiny-model")
     assert "'a' or 'b'" in missing.json()["error"]["message"]
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"
     assert missing.json()["error"]["param"] == "model"
+
+
+LOOK = {"type": "object", "properties": {"where": {"enum": ["up", "down"]}}, "required": ["where"]}
+ASKED = [{"role": "user", "content": "Look!"}]
+
+
+def taken(worker: WorkerProcess, path: str, body: dict[str, Any]) -> Any:
+    answer = worker.post(path, body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_what_a_message_says_comes_back_under_strict(strict: WorkerProcess) -> None:
+    body = {"model": "a", "messages": ASKED, "max_tokens": 300, "temperature": 0}
+    body |= {"tools": [{"name": "look", "input_schema": LOOK}]}
+    [use] = taken(strict, "/v1/messages", body | {"tool_choice": {"type": "any"}})["content"]
+    result = {"type": "tool_result", "tool_use_id": use["id"], "is_error": False, "content": "a"}
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
+    turns = [
+        *ASKED,
+        {"role": "assistant", "content": [thought, use]},
+        {"role": "user", "content": [result]},
+    ]
+    taken(strict, "/v1/messages", body | {"messages": turns, "max_tokens": 2})
+
+
+def test_what_a_response_says_comes_back_under_strict(strict: WorkerProcess) -> None:
+    body = {"input": FRANCE, "max_output_tokens": 4, "temperature": 0}
+    output = taken(strict, "/v1/responses", body)["output"]
+    function = {"type": "function", "name": "look", "parameters": LOOK}
+    forced = {"input": "Look!", "tools": [function], "tool_choice": "required"}
+    calls = taken(strict, "/v1/responses", forced)["output"]
+    reasoning = {
+        **{"type": "reasoning", "id": "rs_1", "status": "completed", "summary": []},
+        "content": [{"type": "reasoning_text", "text": "Hm."}],
+    }
+    results = [
+        {"type": "function_call_output", "call_id": call["call_id"], "output": "a"}
+        for call in calls
+    ]
+    turns = [*FRANCE, *output, *FRANCE, reasoning, *calls, *results]
+    taken(strict, "/v1/responses", body | {"input": turns})
+
+
+def test_what_ollamas_chat_says_comes_back_under_strict(strict: WorkerProcess) -> None:
+    used = {"index": 0, "name": "look", "arguments": {}}
+    turns = [
+        *ASKED,
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": used}]},
+        {"role": "tool", "tool_name": "look", "content": "a"},
+    ]
+    body = {"model": "a", "messages": turns, "options": {"num_predict": 2}, "stream": False}
+    taken(strict, "/api/chat", body)
 
 
 def test_the_last_chunk_has_timings(worker: WorkerProcess) -> None:

@@ -132,14 +132,20 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
     return [collect([bodies[base_url]]) for base_url in base_urls]
 
 
+@pytest.fixture(scope="module")
+def busy(share_worker: StartWorker) -> WorkerProcess:
+    """A worker whose one slot others wait for, with comments more often than usual."""
+    return share_worker("--slots", "1", "--keepalive", "0.25")
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_wait_longer_than_the_proxys_patience(
-    start_worker: StartWorker, tmp_path: Path, kind: str
+    busy: WorkerProcess, tmp_path: Path, kind: str
 ) -> None:
     """Comments come as much more often than usual as the proxy is less patient."""
-    worker = start_worker("--slots", "1", "--keepalive", "0.25")
-    with proxy(kind, tmp_path / kind, worker, timeout_s=2) as base_url:
-        (stream,) = stream_after_wait(worker, [base_url], 3.0)
+    busy.wait_idle()
+    with proxy(kind, tmp_path / kind, busy, timeout_s=2) as base_url:
+        (stream,) = stream_after_wait(busy, [base_url], 3.0)
     assert stream.comments >= 6 and stream.text == ", there was a gentle fox named Otto"
 
 

@@ -146,16 +146,6 @@ def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
     assert again.status_code == 200, again.text
 
 
-def test_an_effort_is_a_budget_for_templates_that_know_none(
-    start_worker: StartWorker, thinker: Path
-) -> None:
-    worker = start_worker("--model", str(thinker), "--reasoning-effort", "none")
-    assert message_of(worker)[0] == ""
-    assert message_of(worker, reasoning_effort="high")[1] == ""
-    shown = message_of(worker, reasoning_effort="high", reasoning_format="none")
-    assert shown[0] == "" and shown[1]
-
-
 @pytest.mark.parametrize(
     ("path", "field", "value"),
     [

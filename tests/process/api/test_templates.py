@@ -53,32 +53,55 @@ def test_a_template_s_own_bos_is_the_only_one_and_its_failures_are_told(
     assert odd.is_ready() and not odd.logs("engine.crashed")
 
 
-@pytest.mark.parametrize("is_replaced", [False, True])
-def test_the_templates_that_are_told_are_those_that_are_served(
-    is_replaced: bool, start_worker: StartWorker, tmp_path: Path
-) -> None:
-    """An operator's template stands in for the second one, too."""
-    second = OWN + "{# for chats with tools #}"
-    changes = {"tokenizer.chat_template.tool_use": second}
-    model, file = bundled_with(tmp_path / "two.gguf", changes), tmp_path / "own.jinja"
-    file.write_text("{{ messages[0].content }}")
-    flags = ("--chat-template", str(file)) if is_replaced else ()
-    worker = start_worker("--model", str(model), *flags)
-    props = worker.get("/props").json()
-    assert props["chat_template"] == (file.read_text() if is_replaced else OWN)
-    assert props.get("chat_template_tool_use") == (None if is_replaced else second)
-    told = worker.get("/info").json()["model"]["metadata"]
-    assert ("tokenizer.chat_template.tool_use" in told) is not is_replaced
+# An operator's, which has a role of its own and shows variables.
+NAMES = ("reasoning_effort", "enable_thinking", "verbosity", "thinking_budget")
+OPERATORS = """{% for m in messages if m.role == 'critic' %}{{ m.content }}{% else %}
+{%- for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %} {{ date_string | length }} """
+OPERATORS += "".join(f"{{{{ {name} }}}}," for name in NAMES) + "{% endfor %}"
+SECOND = OWN + "{# for chats with tools #}"
 
 
-def test_a_prompt_is_shown_as_a_chat_of_the_same_fields_has_it(
-    start_worker: StartWorker, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def two_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a second template, for chats with tools."""
+    changes = {"tokenizer.chat_template.tool_use": SECOND}
+    return bundled_with(tmp_path_factory.mktemp("two") / "two.gguf", changes)
+
+
+@pytest.fixture(scope="module")
+def replaced(share_worker: StartWorker, two_templates: Path) -> WorkerProcess:
+    """That model under an operator's template."""
+    file = two_templates.with_name("own.jinja")
+    file.write_text(OPERATORS)
+    return share_worker("--model", str(two_templates), "--chat-template", str(file))
+
+
+def told(worker: WorkerProcess) -> tuple[str, str | None, bool]:
+    """The template, the one for tools, and whether the model's metadata have that."""
+    props, info = worker.get("/props").json(), worker.get("/info").json()
+    has_second = "tokenizer.chat_template.tool_use" in info["model"]["metadata"]
+    return props["chat_template"], props.get("chat_template_tool_use"), has_second
+
+
+def test_both_templates_of_a_model_are_told(start_worker: StartWorker, two_templates: Path) -> None:
+    assert told(start_worker("--model", str(two_templates))) == (OWN, SECOND, True)
+
+
+def test_an_operators_template_stands_in_for_both(replaced: WorkerProcess) -> None:
+    assert told(replaced) == (OPERATORS, None, False)
+
+
+def test_a_role_that_only_the_template_names_is_taken(replaced: WorkerProcess) -> None:
+    body = {"messages": [{"role": "developer", "content": "Be kind."}, {"role": "assistant"}]}
+    prompt = replaced.post("/apply-template", body).json()["prompt"]
+    assert prompt == "[system]Be kind.[assistant] 11 ,,,,"
+    body = {"messages": [{"role": "critic", "content": "Be kind."}]}
+    assert replaced.post("/apply-template", body).json()["prompt"] == "Be kind."
+
+
+def test_a_prompt_is_shown_as_a_chat_of_the_same_fields_has_it(replaced: WorkerProcess) -> None:
     """Clients that count or complete by themselves ask here for the prompt of a chat."""
-    file = tmp_path / "template.jinja"
-    names = ("reasoning_effort", "enable_thinking", "verbosity", "thinking_budget")
-    file.write_text("".join(f"{{{{ {name} }}}}," for name in names))
-    worker = start_worker("--chat-template", str(file))
+    worker = replaced
     for fields, prompt in (
         ({}, ",,,,"),
         ({"reasoning_effort": "high"}, "high,,,,"),
@@ -89,7 +112,8 @@ def test_a_prompt_is_shown_as_a_chat_of_the_same_fields_has_it(
     ):
         body = {"messages": FRANCE, **fields}
         shown = worker.post("/apply-template", body)
-        assert shown.json() == {"prompt": prompt} and "x-ignored-fields" not in shown.headers
+        assert shown.json()["prompt"].rpartition(" ")[2] == prompt
+        assert "x-ignored-fields" not in shown.headers
         tokens = worker.post("/tokenize", body)
         counted = worker.post("/v1/chat/completions/input_tokens", body).json()["input_tokens"]
         assert tokens.json()["count"] == counted and "x-ignored-fields" not in tokens.headers

@@ -51,15 +51,13 @@ def source(name: str) -> str:
 
 
 @cache
-def _template(name: str) -> ChatTemplate:
+def compiled(name: str) -> ChatTemplate:
     return ChatTemplate(source(name), SPECIAL)
 
 
 def _render(name: str, *messages: Any, asks: bool = False) -> str | None:
     try:
-        return (
-            _template(name).read(ChatPrompt(messages, (EDIT,), add_generation_prompt=asks)).text()
-        )
+        return compiled(name).read(ChatPrompt(messages, (EDIT,), add_generation_prompt=asks)).text()
     except InvalidRequest:
         return None
 

@@ -8,13 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support.chats import SPECIAL, TEMPLATES, assistant, result, user
-from worker.api.chat.prompt import chat_prompt
+from tests.support.chats import assistant, result, user
+from tests.unit.api.round_trips import NAMES, compiled
+from worker.api.chat.prompt import EFFORT_TOKENS, budget_of, chat_prompt, template_variables
 from worker.api.chat.request import Part
-from worker.api.dialects.anthropic.schema import MessagesBody, chat_of
+from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.dialects.openai.schema import ChatBody
+from worker.api.dialects.openai.schema import chat_of as chat_of_openai
 from worker.api.http.state import AppState
-from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest
 from worker.settings import Settings
 from worker.wire.work import ChatPrompt
@@ -36,11 +37,57 @@ def test_a_call_without_arguments_is_one_with_none() -> None:
         calling = {"role": "assistant", "content": None, "tool_calls": [call]}
         return prompt_of(user("The time?"), calling, result(1, "12:00"))
 
-    for path in sorted(TEMPLATES.glob("*.jinja")):
-        template = ChatTemplate(path.read_text(), SPECIAL)
+    for name in NAMES:
+        template = compiled(name)
         whole = template.read(chat(arguments="{}")).text()
         for given in ({"arguments": ""}, {"arguments": None}, {}):
-            assert template.read(chat(**given)).text() == whole, (path.stem, given)
+            assert template.read(chat(**given)).text() == whole, (name, given)
+
+
+def test_turns_that_hardly_a_template_takes() -> None:
+    """Devstral's takes alternating roles, ids of 9 characters, and reads a first part unseen."""
+    template = compiled("unsloth-mistral-Devstral-Small-2507")
+    use = {"type": "tool_use", "id": "toolu_01AbCdEfGhIjKl", "name": "look", "input": {}}
+    answer = {"type": "tool_result", "tool_use_id": use["id"], "content": "a"}
+    turns = [
+        user("Look!"),
+        user("Now."),
+        {"role": "assistant", "content": [use]},
+        user([answer, {"type": "text", "text": "What is it?"}]),
+    ]
+    tools = [{"name": "look", "input_schema": {"type": "object"}}]
+    body = PromptBody.model_validate({"messages": turns, "tools": tools})
+    assert "What is it?" in template.read(chat_prompt(chat_of(body), STATE)).text()
+    called = {"function": {"name": "look", "arguments": "{}"}, "id": use["id"]}
+    calling = {"role": "assistant", "content": [], "tool_calls": [called]}
+    seen = {"role": "tool", "tool_call_id": use["id"], "content": "c"}
+    assert "look" in template.read(prompt_of(user("a"), calling, seen)).text()
+
+
+@pytest.mark.parametrize(
+    ("operators", "fields", "template", "budget"),
+    [
+        (None, {}, "", None),
+        ("none", {}, "", 0),
+        ("none", {"chat_template_kwargs": {"enable_thinking": True}}, "", 0),
+        ("low", {}, "", EFFORT_TOKENS["low"]),
+        ("low", {}, "{{ reasoning_effort }}", None),
+        ("none", {"reasoning_effort": "high"}, "", EFFORT_TOKENS["high"]),
+        ("none", {"reasoning_effort": "high"}, "{{ reasoning_effort }}", None),
+        ("none", {"reasoning_effort": "unheard-of"}, "", None),
+        ("low", {"reasoning_effort": "high", "reasoning_budget": 5}, "", 5),
+        ("low", {"reasoning_budget": -1}, "", None),
+        ("low", {"enable_thinking": False}, "", 0),
+    ],
+)
+def test_an_effort_is_a_budget_for_templates_that_know_none(
+    operators: str | None, fields: dict[str, Any], template: str, budget: int | None
+) -> None:
+    served = SimpleNamespace(has_chat_template=True, chat_template=template)
+    settings = Settings(reasoning_effort=operators)
+    state = cast(AppState, SimpleNamespace(served=served, settings=settings))
+    chat = chat_of_openai(ChatBody.model_validate({"messages": [user("Hi")], **fields}))
+    assert budget_of(chat.reasoning, template_variables(chat, state), state) == budget
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "tool", "function"])

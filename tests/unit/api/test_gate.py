@@ -28,12 +28,19 @@ PUBLIC = [
 LABEL = st.text("abcdefghijklmnopqrstuvwxyz0123456789-", min_size=1, max_size=20)
 
 
+OPEN = Gate(Settings(host=("0.0.0.0",)))
+
+
 def may_ask(settings: Settings, **head: str) -> bool:
+    return lets_in(Gate(settings), **head)
+
+
+def lets_in(gate: Gate, **head: str) -> bool:
     given_head = {"host": "127.0.0.1", "content-type": "application/json"} | head
     raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in given_head.items()]
     scope: Any = {"method": "POST", "http_version": "1.1"}
     try:
-        Gate(settings).check(None, scope, Headers(raw=raw))
+        gate.check(None, scope, Headers(raw=raw))
     except (Forbidden, Unauthorized):
         return False
     return True
@@ -41,14 +48,14 @@ def may_ask(settings: Settings, **head: str) -> bool:
 
 @pytest.mark.parametrize("host", ADDRESSES + PRIVATE)
 def test_a_worker_without_a_token_answers_to_what_no_stranger_owns(host: str) -> None:
-    assert may_ask(Settings(host=("0.0.0.0",)), host=host)
+    assert lets_in(OPEN, host=host)
 
 
 @pytest.mark.parametrize("host", PUBLIC)
 def test_a_rebound_name_gets_nothing(host: str) -> None:
     """Its page is of one origin with the worker, as far as a browser knows."""
     own = {"host": host, "origin": f"http://{host}"}
-    assert not may_ask(Settings(host=("0.0.0.0",)), **own)
+    assert not lets_in(OPEN, **own)
     assert may_ask(Settings(host=("0.0.0.0",), allow_host=(host.rstrip("."),)), **own)
 
 
@@ -57,7 +64,7 @@ def test_a_rebound_name_gets_nothing(host: str) -> None:
 )
 def test_no_name_under_a_public_end_is_taken(labels: list[str], end: str) -> None:
     host = ".".join([*labels, end])
-    assert not may_ask(Settings(host=("0.0.0.0",)), host=host) or host == socket.gethostname()
+    assert not lets_in(OPEN, host=host) or host == socket.gethostname()
 
 
 def test_the_operators_own_names_are_taken() -> None:

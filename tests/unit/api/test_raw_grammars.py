@@ -246,7 +246,7 @@ def test_a_size_is_read_in_linear_time(unit: str) -> None:
             times.append(time.process_time() - began)
         return min(times)
 
-    assert seconds(16_000) < 12 * seconds(4000) + 0.01
+    assert seconds(8000) < 12 * seconds(2000) + 0.01
 
 
 RECURSIVE = r"""
