@@ -103,17 +103,14 @@ def _schemas() -> Bodies:
 def _texts() -> Bodies:
     units = {
         "letters": "a",
-        "words": "fox ",
         "commas": ",",
         "braces": "{",
         "colons": ":",
         "umlauts": "ü",
-        "emoji": "😀",
         "escapes": "\\u00fc",
         "surrogates": EMOJI,
         "line ends": "\\n",
         "quotes": '\\"',
-        "control tokens": "<|im_end|>",
     }
     for name, unit in units.items():
         yield f"a message of {name}", CHAT, filled_chat('[{"role":"user","content":"', unit, '"}]}')
