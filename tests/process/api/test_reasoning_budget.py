@@ -1,4 +1,4 @@
-"""How much a model reasons, in every dialect, with the templates of several families.
+"""How much a model reasons, in every dialect.
 
 The bundled model thinks on for ever where its end is forbidden, so a budget is what ends it.
 """
@@ -17,11 +17,8 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_with_template
 from tests.support.worker import PATIENCE_S, WorkerProcess, until
-from worker.api.chat.parse.conventions import conventions_of
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
-FAMILIES = ("Qwen-QwQ-32B", "Cohere2MoE", "Apriel-1.6-15b-Thinker-fixed", "Kimi-K3")
-"""With four ways to write where reasoning ends."""
 ASKED: Any = [{"role": "user", "content": "Tell a story."}]
 OPTIONS = {"num_predict": 40, "temperature": 0, "ignore_eos": True}
 BODY: Any = {"model": "m", "messages": ASKED, "max_tokens": 48, "temperature": 0}
@@ -34,38 +31,12 @@ def chunks_of(lines: Iterable[str]) -> Iterator[Any]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def message_of(worker: WorkerProcess, **fields: Any) -> tuple[str, str, Any]:
-    """The reasoning and the text of an answer, and its choice."""
+def message_of(worker: WorkerProcess, **fields: Any) -> tuple[str, str]:
+    """The reasoning and the text of an answer."""
     answer = worker.post("/v1/chat/completions", BODY | fields)
     assert answer.status_code == 200, answer.text
-    (choice,) = answer.json()["choices"]
-    message = choice["message"]
-    usage = {"usage": answer.json()["usage"]}
-    return message.get("reasoning_content", ""), message["content"], choice | usage
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_budget_is_kept_to_the_token_by_every_family(
-    start_worker: StartWorker, tmp_path: Path, family: str
-) -> None:
-    template = (TEMPLATES / f"{family}.jinja").read_text()
-    thinking = conventions_of(template).thinking
-    worker = start_worker("--model", str(bundled_with_template(tmp_path / "m.gguf", template)))
-    free, text, _ = message_of(worker)
-    assert free and not text, "without a budget it never ends"
-    for budget in (1, 9):
-        thought, text, choice = message_of(worker, reasoning_budget=budget, logprobs=True)
-        assert text and free.startswith(thought.rstrip())
-        pieces = [entry["token"] for entry in choice["logprobs"]["content"]]
-        behind = "".join(pieces[budget:])
-        assert behind.startswith(thinking.pads[1] + thinking.end), pieces
-        assert budget <= choice["usage"]["completion_tokens_details"]["reasoning_tokens"]
-    for nothing in ({"reasoning_budget": 0}, {"reasoning_effort": "none"}):
-        thought, text, _ = message_of(worker, **nothing)
-        assert not thought and text, nothing
-    said = " I have thought enough."
-    thought, _, _ = message_of(worker, reasoning_budget=3, reasoning_budget_message=said)
-    assert thought.endswith(said.rstrip())
+    message = answer.json()["choices"][0]["message"]
+    return message.get("reasoning_content", ""), message["content"]
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +58,7 @@ def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None
         return len(worker.post("/tokenize", {"content": thought}).json()["tokens"])
 
     for name in ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget"):
-        thought, _, _ = message_of(worker, **{name: 5})
+        thought, _ = message_of(worker, **{name: 5})
         assert 0 < tokens(thought) <= 6, name
 
     claude = {"model": "m", "messages": ASKED, "max_tokens": 40, "temperature": 0}
@@ -132,9 +103,9 @@ def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
         *("--model", str(thinker), "--reasoning-budget", "6"),
         *("--reasoning-budget-message", " Enough.", "--chat-template-kwargs", variables),
     )
-    thought, text, _ = message_of(worker)
+    thought, text = message_of(worker)
     assert thought.endswith(" Enough.") and text
-    longer, _, _ = message_of(worker, reasoning_budget=12, reasoning_budget_message="")
+    longer, _ = message_of(worker, reasoning_budget=12, reasoning_budget_message="")
     assert len(longer) > len(thought) - len(" Enough.") and not longer.endswith("Enough.")
     assert message_of(worker, reasoning_budget=-1)[1] == ""
     # What a response says it takes back, as OpenAI's documentation has it.
