@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,12 +71,19 @@ def test_why_a_completion_ended(worker: WorkerProcess) -> None:
     assert completed(worker, prompt=[PROMPT, "The fox"])[1]["index"] == 1
 
 
-def test_an_answer_that_the_context_ended_is_truncated(start_worker: StartWorker) -> None:
-    worker = start_worker("--context-length", "64")
+@pytest.fixture(scope="module")
+def small(share_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> WorkerProcess:
+    """A worker of 64 tokens; three tokens of its model are declared as those for a gap."""
+    marks = {"fim_pre": 90, "fim_suf": 91, "fim_mid": 92}
+    changes = {f"tokenizer.ggml.{name}_token_id": token for name, token in marks.items()}
+    model = bundled_with(tmp_path_factory.mktemp("infill") / "infill.gguf", changes)
+    return share_worker("--model", str(model), "--context-length", "64")
 
+
+def test_an_answer_that_the_context_ended_is_truncated(small: WorkerProcess) -> None:
     def ended(**fields: Any) -> Any:
         body = {"prompt": PROMPT, "ignore_eos": True, **fields}
-        return json.loads(worker.post("/completion", body).text.rpartition("data: ")[2])
+        return json.loads(small.post("/completion", body).text.rpartition("data: ")[2])
 
     for stream in (False, True):
         full, asked = ended(stream=stream), ended(stream=stream, n_predict=8)
@@ -217,17 +223,9 @@ def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
 # --- a gap in a text -----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def infill_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model with three of its tokens declared as those for a gap."""
-    marks = {"fim_pre": 90, "fim_suf": 91, "fim_mid": 92}
-    changes = {f"tokenizer.ggml.{name}_token_id": token for name, token in marks.items()}
-    return bundled_with(tmp_path_factory.mktemp("infill") / "infill.gguf", changes)
-
-
-def test_the_text_in_a_gap(start_worker: StartWorker, infill_gguf: Path) -> None:
+def test_the_text_in_a_gap(small: WorkerProcess) -> None:
     """A suffix and `/infill` are the same prompt: prefix, suffix and middle, each by its token."""
-    worker = start_worker("--model", str(infill_gguf))
+    worker = small
 
     def ids(text: str) -> list[int]:
         found: list[int] = worker.post("/tokenize", {"content": text}).json()["tokens"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.chats import SPECIAL
+from worker.api.chat.parse.conventions import conventions_of
 from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
@@ -48,6 +49,10 @@ class Written(NamedTuple):
 @cache
 def source(name: str) -> str:
     return (FOLDER / f"{name}.jinja").read_text()
+
+
+KINDS = list({conventions_of(source(name)): name for name in NAMES}.values())
+"""A template for each way to write answers."""
 
 
 @cache

@@ -23,7 +23,7 @@ from tests.support.scripted_api import ScriptedFactory, story
 from tests.support.worker import until
 from tests.unit.api.answers import Message, message_of, parse, use_of
 from tests.unit.api.model_outputs import CASES, HELLO, TOOLS, Case
-from tests.unit.api.round_trips import NAMES
+from tests.unit.api.round_trips import KINDS
 from tests.unit.api.round_trips import source as template
 from worker.api.chat.delta import Arguments, Reasoning, Text
 from worker.api.chat.message import Choice
@@ -370,7 +370,7 @@ def test_the_forced_form_is_read_whatever_the_dialect() -> None:
     use = use_of(TOOLS, "edit")
     arguments: Any = {"filename": "a", "old": "<tool_call>", "new": "}"}
     output = json.dumps({"name": "edit", "arguments": arguments})
-    for name in NAMES:
+    for name in KINDS:
         for size in (1, 1000):
             assert parse(output, template(name), use, size).named == [("edit", arguments)]
 
@@ -378,7 +378,7 @@ def test_the_forced_form_is_read_whatever_the_dialect() -> None:
 def test_a_forced_call_that_is_cut_off_is_no_text() -> None:
     output = json.dumps({"name": "edit", "arguments": {"filename": "a"}})
     begun = output.index(": {") + len(": {")
-    for name in NAMES:
+    for name in KINDS:
         for end in range(len(output)):
             cut = parse(output[:end], template(name), use_of(TOOLS, "*"), 3)
             assert cut.content == "" and len(cut.calls) == (end >= begun)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.unit.api.answers import Message, message_of, use_of
 from tests.unit.api.model_outputs import TOOLS
-from tests.unit.api.round_trips import EDIT, FUNCTION, NAMES, Written, source, written
+from tests.unit.api.round_trips import EDIT, FUNCTION, KINDS, NAMES, Written, source, written
 from worker.api.chat.delta import Delta, Reasoning, Text
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
@@ -242,7 +242,7 @@ def test_no_output_loses_or_gains_a_character(
         assert essence(name, told) == essence(name, output.output, output.prompt)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", KINDS)
 def test_the_work_grows_as_the_text_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Characters that are looked at again are counted, not seconds."""
     from worker.api.chat.parse.source import Source
