@@ -29,9 +29,16 @@ from worker.api.http.state import AppState
 from worker.errors import JobNotFound
 
 
-async def stream(request: Request, state: AppState, *, needs_job_id: bool) -> object:
-    body = inference_body(state, needs_job_id=needs_job_id)
-    return await respond(request, state, body, _read_stream, NativeAnswer)
+def streaming(path: str, *, needs_job_id: bool) -> Operation:
+    body = partial(inference_body, needs_job_id=needs_job_id)
+
+    async def stream(request: Request, state: AppState) -> object:
+        return await respond(request, state, body(state), _read_stream, NativeAnswer)
+
+    return Operation(
+        "POST", path, stream, "Run a job and stream it", {SSE: Events},
+        body=body, reads=STREAMING, tells=(RESUME,),
+    )  # fmt: skip
 
 
 async def go_on_with(request: Request, state: AppState) -> Response:
@@ -76,21 +83,13 @@ async def is_sleeping(request: Request, state: AppState) -> Sleeping:
 
 
 OPERATIONS = [
-    Operation(
-        "POST", "/execute", partial(stream, needs_job_id=True), "Run a job and stream it",
-        {SSE: Events},
-        body=partial(inference_body, needs_job_id=True), reads=STREAMING, tells=(RESUME,),
-    ),
+    streaming("/execute", needs_job_id=True),
     Operation(
         "GET", "/execute/{job_id:path}", go_on_with, "Go on reading a job's stream",
         {SSE: Events, NDJSON: Events},
         errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM,
     ),
-    Operation(
-        "POST", "/v1/inference/stream", partial(stream, needs_job_id=False),
-        "Run a job and stream it", {SSE: Events}, body=inference_body,
-        reads=STREAMING, tells=(RESUME,),
-    ),
+    streaming("/v1/inference/stream", needs_job_id=False),
     Operation(
         "POST", "/v1/inference", inference, "Run a job", {JSON: Inference, NDJSON: Events},
         body=inference_body, reads=STREAMING, tells=(RESUME,),
