@@ -19,6 +19,7 @@ from worker.api.chat.inference import inference_of
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.dialects.openai.schema import ChatBody, read_chat
 from worker.settings import Settings
+from worker.wire.work import ChatPrompt
 
 FAMILIES = ("Qwen-QwQ-32B", "Cohere2MoE", "Apriel-1.6-15b-Thinker-fixed", "Kimi-K3")
 """With four ways to write where reasoning ends."""
@@ -41,6 +42,7 @@ def said(engine: RealEngine, family: str, **fields: Any) -> tuple[Message, list[
     state = ScriptedWorker(Settings(), served).state
     inference = inference_of(read_chat(ChatBody.model_validate(BODY | fields), state), state, None)
     [asked] = inference.requests
+    assert isinstance(asked.prompt, ChatPrompt)
     prompt = compiled(family).read(asked.prompt).text()
     reasoning = asked.sampling.reasoning
     request_id = engine.submit(

@@ -158,6 +158,8 @@ def test_a_call_is_read_as_its_template_writes_it(
         assert untyped(message.named) == untyped(expected), output
     else:
         assert message.named == expected, output
+    if reasoning and reasoning in output.output:
+        assert message.reasoning == reasoning, output
     if content and content in output.output:
         assert content in message.content + message.reasoning, output
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import structs
 from starlette.requests import Request
@@ -43,11 +43,9 @@ from worker.wire.work import (
     Detokenize,
     InferenceRequest,
     Medium,
-    Prompt,
     Work,
 )
 
-AnyPrompt = TypeVar("AnyPrompt", bound=Prompt)
 STREAMING = (*KEEPING, LATE_HEAD)
 """What is read of a request whose answer may stream."""
 
@@ -177,21 +175,21 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: 
 # --- jobs ----------------------------------------------------------------------------------
 
 
-async def _with_media(prompts: Sequence[AnyPrompt], state: AppState) -> list[AnyPrompt]:
+async def _with_media(prompts: Sequence[Any], state: AppState) -> list[Any]:
     """The prompts with the bytes of all of their media, which are fetched once for one prompt.
 
     Raises:
         InvalidRequest: the model cannot take one of them, or it cannot be had; names its field.
     """
-    info, ready = state.served.info, dict[int, Any]()
-    for prompt in prompts:
+    info, ready = state.served.info, {id(prompt): prompt for prompt in prompts}
+    for name, prompt in ready.items():
         media: tuple[Medium, ...] = getattr(prompt, "media", ())
         check_media(media, info.projector if info is not None else None)
-        if id(prompt) not in ready and any(isinstance(medium, Link) for medium in media):
+        if any(isinstance(medium, Link) for medium in media):
             from worker.api.chat.links import fetched  # with httpx: only workers that fetch
 
-            ready[id(prompt)] = structs.replace(prompt, media=await fetched(media, state))  # type: ignore[type-var]
-    return [ready.get(id(prompt), prompt) for prompt in prompts]
+            ready[name] = structs.replace(prompt, media=await fetched(media, state))
+    return [ready[id(prompt)] for prompt in prompts]
 
 
 async def _echoes(
