@@ -68,11 +68,10 @@ def _document(state: AppState, dialects: Sequence[Dialect], types: Sequence[Any]
     for dialect in dialects:
         refusal = schemas[dialect.errors.schema]
         for operation in dialect.operations:
-            path = operation.path.replace(":path}", "}")
             described = _described(operation, refusal, state, schemas)
             if dialect.reference is not None:
                 described["externalDocs"] = {"url": dialect.reference}
-            paths.setdefault(path, {})[operation.method.lower()] = described
+            paths.setdefault(operation.path, {})[operation.method.lower()] = described
     return {
         "openapi": "3.1.0",
         "servers": [{"url": state.settings.api_prefix or "/"}],
@@ -158,5 +157,5 @@ def _answer(description: str, content: Mapping[str, Any], told: Sequence[Header]
 
 
 def _operation_id(operation: Operation) -> str:
-    words = re.sub(r"{\w+:path}", "by_name", operation.path).strip("/").replace(".", "/")
+    words = re.sub(r"{\w+}", "by_name", operation.path).strip("/").replace(".", "/")
     return operation.method.lower() + "_" + words.replace("/", "_").replace("-", "_")

@@ -39,7 +39,7 @@ BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
 class Operation:
     method: str
     path: str
-    """May end with a parameter, as `{name:path}`."""
+    """May end with a parameter, as `{name}`, which is the rest of a path."""
     endpoint: Endpoint
     summary: str
     answers: Mapping[str, Any] = field(default_factory=lambda: {JSON: AsInReference})

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-
-from starlette.routing import compile_path
 
 from worker.api.http.operation import Dialect, Operation
 from worker.errors import MethodNotAllowed, PathNotFound, WorkerError
@@ -40,13 +37,13 @@ class Routes:
                 for method in ("GET", "HEAD") if operation.method == "GET" else (operation.method,):
                     methods.setdefault(method, operation)
         self._fixed: dict[str, Place] = {}
-        self._patterns: list[tuple[re.Pattern[str], Place]] = []
+        self._open: dict[str, tuple[str, Place]] = {}
+        """Those that end with a parameter, with its name, by what stands before it."""
         for path, (dialect, methods) in by_path.items():
             place = Place(dialect, methods, {})
-            if "{" in path:
-                # A name may have line breaks, also at its end.
-                pattern = re.compile(compile_path(path)[0].pattern, re.DOTALL)
-                self._patterns.append((pattern, place))
+            before, _, parameter = path.partition("{")
+            if parameter:
+                self._open[before] = parameter.removesuffix("}"), place
             else:
                 self._fixed[path] = place
         rooted = [(each.root, each) for each in dialects if each.root is not None]
@@ -69,9 +66,9 @@ class Routes:
     def _find(self, path: str) -> Place | None:
         if (place := self._fixed.get(path)) is not None:
             return place
-        for pattern, place in self._patterns:
-            if match := pattern.match(path):
-                return Place(place.dialect, place.operations, match.groupdict())
+        for before, (name, place) in self._open.items():
+            if path.startswith(before):
+                return replace(place, parameters={name: path.removeprefix(before)})
         return None
 
     def serves(self, operation: Operation) -> bool:

@@ -85,7 +85,7 @@ async def is_sleeping(request: Request, state: AppState) -> Sleeping:
 OPERATIONS = [
     streaming("/execute", needs_job_id=True),
     Operation(
-        "GET", "/execute/{job_id:path}", go_on_with, "Go on reading a job's stream",
+        "GET", "/execute/{job_id}", go_on_with, "Go on reading a job's stream",
         {SSE: Events, NDJSON: Events},
         errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM,
     ),

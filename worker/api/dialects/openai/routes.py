@@ -114,7 +114,7 @@ OPERATIONS = [
             asks="groups", joined=_of_fleet,
         ),
         Operation(
-            "GET", f"{prefix}/models/{{model:path}}", model,
+            "GET", f"{prefix}/models/{{model}}", model,
             "A model served, for OpenAI's and Anthropic's clients", errors=(404, 503),
         ),
     )
