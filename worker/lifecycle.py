@@ -35,7 +35,7 @@ from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError, system_words
 from worker.installation import own_version
 from worker.models.load import load_command
-from worker.models.resolve import BUNDLED, resolve_for
+from worker.models.resolve import BUNDLED, resolve
 from worker.models.stored import hold
 from worker.observability.logs import get_logger, is_for_people
 from worker.observability.metrics import Cut, Metrics
@@ -213,7 +213,7 @@ class Lifecycle:
         def on_progress(progress: Progress) -> None:  # helper threads call it, too
             loop.call_soon_threadsafe(set_progress, progress)
 
-        resolved = await resolve_for(settings, settings.model, on_progress, self._room)
+        resolved = await resolve(settings, settings.model, on_progress, self._room)
         self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
         command = await load_command(settings, resolved, on_progress)
         # Until this process ends: a later engine loads them again.

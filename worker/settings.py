@@ -301,10 +301,7 @@ class Settings(_TableFields):
     @property
     def cache_path(self) -> Path:
         """The cache folder in use; it may not exist yet."""
-        chosen = self.cache_dir
-        return (
-            default_cache_dir() if chosen is None else Path(os.path.expanduser(chosen)).absolute()
-        )
+        return Path(os.path.expanduser(self.cache_dir or default_cache_dir())).absolute()
 
     @cached_property
     def adapters(self) -> tuple[Adapter, ...]:

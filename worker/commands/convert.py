@@ -23,7 +23,7 @@ from worker.commands import open_standard_files
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
 from worker.errors import ConfigError, ModelError, WorkerError, not_utf8, system_words
-from worker.installation import own_version
+from worker.installation import default_cache_dir, own_version
 
 _MOST_THREADS = 1024
 _COMMANDS = ("convert", "verify", "inspect", "list", "cache", "adapter")
@@ -134,11 +134,10 @@ def _list(options: argparse.Namespace, _report: Reporter) -> None:
 
 
 def _cache(options: argparse.Namespace, _report: Reporter) -> None:
-    from worker.installation import default_cache_dir
     from worker.models import listing
     from worker.models.stored import select, stored_models
 
-    folder = options.cache_dir or default_cache_dir()
+    folder = options.cache_dir
     if os.path.lexists(folder) and not folder.is_dir():
         raise ConfigError(f"the cache {str(folder)!r} is no folder; set --cache-dir")
     stored = stored_models(folder)
@@ -275,8 +274,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_cache_dir(parser: argparse.ArgumentParser, text: str) -> None:
-    given = os.environ.get("LLORCH_CACHE_DIR") or None
-    parser.add_argument("--cache-dir", type=_path, default=given, help=text)
+    default = os.environ.get("LLORCH_CACHE_DIR") or default_cache_dir()
+    parser.add_argument("--cache-dir", type=_path, default=default, help=text)
 
 
 def _path(text: str) -> Path:
@@ -331,14 +330,8 @@ def _source(options: argparse.Namespace, report: Reporter) -> Path:
         from worker.observability import logs
 
         logs.configure("warning")
-    return asyncio.run(
-        resolve_checkpoint(
-            options.source,
-            models_file=options.models_file,
-            cache_dir=options.cache_dir,
-            on_progress=report.fetch,
-        )
-    )
+    places = options.models_file, options.cache_dir
+    return asyncio.run(resolve_checkpoint(options.source, *places, report.fetch))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
-from worker.models.resolve import ResolvedModel, look_up, resolve_for
+from worker.models.resolve import ResolvedModel, look_up, resolve
 from worker.settings import Settings
 from worker.sockets import check_at, listen_on
 from worker.wire.messages import LoadModel
@@ -233,7 +233,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
                 found.ok("projector", projector.path)
     trial = None
     with contextlib.suppress(WorkerError):  # the check of the model or the cache has told why
-        trial = str(asyncio.run(resolve_for(settings, None)).gguf_path)
+        trial = str(asyncio.run(resolve(settings, None)).gguf_path)
     load = None
     if resolved is not None:
         load = LoadModel(
@@ -252,7 +252,7 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
     """Check the model, as far as it is on this machine."""
     name = settings.model or "the bundled model"
     with found.check("model"):
-        place, _ = look_up(settings.model, settings.models_file) if settings.model else (None, None)
+        place, _ = look_up(settings.model, settings.models_file)
         if isinstance(place, Path) and place.is_dir():
             check_checkpoint(place)
             if cache_fault is not None:
@@ -264,7 +264,7 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
             return None
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis downloads nothing
         try:
-            resolved = asyncio.run(resolve_for(settings, settings.model))
+            resolved = asyncio.run(resolve(settings, settings.model))
         except DownloadError as error:
             _downloaded_first("model", name, error, found, cache_fault)
             return None

@@ -15,7 +15,7 @@ from worker.engine.text.renderer import check_template, served_templates
 from worker.errors import InsufficientVram, ModelError
 from worker.models.gguf.header import read_header
 from worker.models.load import load_command
-from worker.models.resolve import ResolvedModel, resolve_for
+from worker.models.resolve import ResolvedModel, resolve
 from worker.settings import Settings
 
 _PLAN_SECONDS = 120.0
@@ -31,7 +31,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     """
     settings.check_files()
     room = partial(preflight.room_bytes, settings.engine)
-    resolved = asyncio.run(resolve_for(settings, settings.model, room=room))
+    resolved = asyncio.run(resolve(settings, settings.model, room=room))
     check_template_of(resolved, settings)
     load = asyncio.run(load_command(settings, resolved))
     questions = preflight.Questions(settings.engine, load=load)

@@ -11,7 +11,7 @@ from pathlib import Path
 from worker.errors import ModelError
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import read_header
-from worker.models.resolve import resolve_for
+from worker.models.resolve import resolve
 from worker.settings import Settings
 from worker.wire.messages import DraftFile, OnProgress
 
@@ -26,11 +26,11 @@ async def resolve_draft(
 ) -> DraftFile | None:
     """The draft model that the settings name, on this machine; `None` where they name none.
 
-    Raises `ModelError` if it cannot guess for the model, and what `resolve_for` raises.
+    Raises `ModelError` if it cannot guess for the model, and what `resolve` raises.
     """
     if settings.draft is None:
         return None
-    found = await resolve_for(settings, settings.draft, on_progress)
+    found = await resolve(settings, settings.draft, on_progress)
     path = str(found.gguf_path)
     fault = await asyncio.to_thread(_fault, found.gguf_path, model_path)
     if fault is not None:

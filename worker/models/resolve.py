@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 from worker.errors import ModelError
-from worker.installation import default_cache_dir
 from worker.models import reference, registry
 from worker.models.checkpoint_files import check_checkpoint, check_there
 from worker.models.conversion import convert_cached
@@ -51,70 +50,46 @@ def bundled_folder() -> Path:
     return folder
 
 
-async def resolve_for(
+async def resolve(
     settings: Settings,
     ref: str | None,
     on_progress: OnProgress = lambda progress: None,
     room: Callable[[], int] | None = None,
 ) -> ResolvedModel:
-    """As `resolve`, with the places and the weight type that the settings name."""
-    return await resolve(
-        ref,
-        models_file=settings.models_file,
-        cache_dir=settings.cache_path,
-        outtype=settings.outtype,
-        on_progress=on_progress,
-        room=room,
-        projector=ref == settings.model and settings.mmproj is None,
-    )
+    """Find, download or convert the model that `ref` names, with the places and the weight type
+    that the settings name; `None` means the bundled model.
 
-
-async def resolve(
-    ref: str | None,
-    *,
-    models_file: Path | None = None,
-    cache_dir: Path | None = None,
-    outtype: str = "q8_0",
-    on_progress: OnProgress = lambda progress: None,
-    room: Callable[[], int] | None = None,
-    projector: bool = False,
-) -> ResolvedModel:
-    """Find, download or convert the model that `ref` names; `None` means the bundled model.
-
-    `room` tells the bytes of memory by which one of a repository's quantisations is chosen;
-    with `projector`, what the repository has to see and hear with comes too.
+    `room` tells the bytes of memory by which one of a repository's quantisations is chosen. What
+    the repository has to see and hear with comes too, unless the settings name a projector.
 
     Raises `ModelError` (missing, corrupt, unsupported), `DownloadError` or `ConfigError`.
     """
-    cache = (cache_dir or default_cache_dir()).absolute()
     on_progress(Progress("resolve", 0.0))
-    if ref is None or ref == BUNDLED:
-        found = await _resolve_path(bundled_folder(), BUNDLED, cache, outtype, on_progress)
-        return replace(found, kind="bundled")
-    place, sha256 = await asyncio.to_thread(look_up, ref, models_file)
-    if place is None:
-        return await resolve(None, cache_dir=cache, outtype=outtype, on_progress=on_progress)
+    wanted = None if ref == BUNDLED else ref
+    place, sha256 = await asyncio.to_thread(look_up, wanted, settings.models_file)
+    if ref is None or place is None:
+        bundled = await _resolve_path(bundled_folder(), BUNDLED, settings, on_progress)
+        return replace(bundled, kind="bundled")
     if isinstance(place, Path):
-        return await _resolve_path(place.absolute(), ref, cache, outtype, on_progress)
+        return await _resolve_path(place.absolute(), ref, settings, on_progress)
     from worker.models.hub.download import download  # A model on this machine needs it not.
 
     fetched = await download(
         place,
-        cache_dir=cache,
+        cache_dir=settings.cache_path,
         sha256=sha256,
         on_progress=on_progress,
         room=room,
-        projector=projector,
+        projector=ref == settings.model and settings.mmproj is None,
     )
-    local = await _resolve_path(fetched.path, ref, cache, outtype, on_progress)
+    local = await _resolve_path(fetched.path, ref, settings, on_progress)
     return replace(local, kind="hub", projector=fetched.projector)
 
 
 async def resolve_checkpoint(
     ref: str,
-    *,
-    models_file: Path | None = None,
-    cache_dir: Path | None = None,
+    models_file: Path | None,
+    cache_dir: Path,
     on_progress: OnProgress = lambda progress: None,
 ) -> Path:
     """Find or download the SafeTensors folder that `ref` names, in any form.
@@ -131,7 +106,7 @@ async def resolve_checkpoint(
 
         found = await download(
             place,
-            cache_dir=(cache_dir or default_cache_dir()).absolute(),
+            cache_dir=cache_dir.absolute(),
             sha256=sha256,
             on_progress=on_progress,
             safetensors_only=True,
@@ -144,12 +119,14 @@ async def resolve_checkpoint(
 
 
 def look_up(
-    ref: str, models_file: Path | None, forms: str = reference.FORMS
+    ref: str | None, models_file: Path | None, forms: str = reference.FORMS
 ) -> tuple[HubReference | Path | None, str | None]:
-    """Where a model is, and its SHA-256 if it is pinned; `None` is the bundled one's place.
+    """Where a model is, and its SHA-256 if it is pinned; `None` is the bundled one, and its place.
 
     An alias precedes a path of the same name. A fault names the `forms` that would be right.
     """
+    if ref is None:
+        return None, None
     parsed = reference.parse(ref, forms)
     if isinstance(parsed, Path) and is_like_repository(ref) and not os.path.lexists(parsed):
         raise ModelError(f"{ref!r} is no path on this machine; for a repository give hf:{ref}.")
@@ -166,11 +143,15 @@ def look_up(
 
 
 async def _resolve_path(
-    path: Path, ref: str, cache: Path, outtype: str, on_progress: OnProgress
+    path: Path, ref: str, settings: Settings, on_progress: OnProgress
 ) -> ResolvedModel:
     if await asyncio.to_thread(os.path.isdir, path):  # false for any odd name, without an error
         converted = await convert_cached(
-            path, cache_dir=cache, outtype=outtype, on_progress=on_progress, name=name_of(path)
+            path,
+            cache_dir=settings.cache_path,
+            outtype=settings.outtype,
+            on_progress=on_progress,
+            name=name_of(path),
         )
         return ResolvedModel(converted, ref, "safetensors")
     await asyncio.to_thread(check_there, path)

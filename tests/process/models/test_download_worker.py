@@ -14,11 +14,12 @@ from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
 from tests.support.worker import run_to_exit, shown, until
 from worker.models.resolve import resolve
+from worker.settings import Settings
 
 
 @pytest.fixture
 def tiny_gguf(warm_cache: Path) -> bytes:
-    return asyncio.run(resolve(None, cache_dir=warm_cache)).gguf_path.read_bytes()
+    return asyncio.run(resolve(Settings(cache_dir=warm_cache), None)).gguf_path.read_bytes()
 
 
 def test_a_model_from_the_hub_is_served_and_survives_an_outage(

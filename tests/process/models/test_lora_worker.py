@@ -294,7 +294,7 @@ def test_a_folder_is_converted_once_and_again_when_its_file_is_damaged(
     """As a checkpoint is: by one of the workers that start at once, and never half."""
 
     async def resolved() -> tuple[set[str], set[str]]:
-        base = (await resolve(None, cache_dir=warm_cache)).gguf_path
+        base = (await resolve(Settings(cache_dir=warm_cache), None)).gguf_path
         phases: set[str] = set()
         wanted = [parse_adapter(str(ADAPTER))]
         found = await asyncio.gather(

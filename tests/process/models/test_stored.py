@@ -19,13 +19,14 @@ from tests.support.worker import WorkerProcess, until
 from worker.commands import convert as cli
 from worker.models.resolve import bundled_folder, resolve
 from worker.models.stored import hold, is_held
+from worker.settings import Settings
 
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder with a conversion."""
     folder = tmp_path_factory.mktemp("converted")
-    asyncio.run(resolve(str(bundled_folder()), cache_dir=folder))
+    asyncio.run(resolve(Settings(cache_dir=folder), str(bundled_folder())))
     return folder
 
 
@@ -83,9 +84,10 @@ def test_what_was_not_used_for_long_goes(cache: Path, hub: Hub) -> None:
     os.utime(converted, (0, time.time() - 3 * 86_400))
     assert run("--cache-dir", str(cache), "--older-than", "2") == 0
     assert not converted.exists() and list((cache / "hub").rglob("m.gguf"))
-    found = asyncio.run(resolve(str(bundled_folder()), cache_dir=cache))
+    settings = Settings(cache_dir=cache)
+    found = asyncio.run(resolve(settings, str(bundled_folder())))
     os.utime(converted, (0, time.time() - 3 * 86_400))
-    assert asyncio.run(resolve(str(bundled_folder()), cache_dir=cache)) == found
+    assert asyncio.run(resolve(settings, str(bundled_folder()))) == found
     assert run("--cache-dir", str(cache), "--older-than", "2") == 0
     assert converted.exists(), "its use counts"
 

@@ -20,6 +20,7 @@ from worker.models.hub.cache import RepoCache
 from worker.models.reference import HubReference, name_of, snapshot_of
 from worker.models.resolve import bundled_folder, resolve, resolve_checkpoint
 from worker.models.stored import stored_models
+from worker.settings import Settings
 
 
 def test_all_parts_of_a_split_model(hub: Hub, tmp_path: Path) -> None:
@@ -216,21 +217,22 @@ def test_resolve_takes_an_alias_to_a_checked_file(
         f"sha256='{hashlib.sha256(gguf_bytes).hexdigest()}'\n"
         f"[models.wrong]\nrepo='o/r'\nfile='text.gguf'\n"
     )
-    found = asyncio.run(resolve("mine", models_file=models, cache_dir=tmp_path / "c"))
+    settings = Settings(models_file=models, cache_dir=tmp_path / "c")
+    found = asyncio.run(resolve(settings, "mine"))
     assert found.gguf_path.read_bytes() == gguf_bytes
     assert (found.model_ref, found.kind) == ("mine", "hub")
     with pytest.raises(ModelError, match="not a usable GGUF"):
-        asyncio.run(resolve("wrong", models_file=models, cache_dir=tmp_path / "c"))
+        asyncio.run(resolve(settings, "wrong"))
 
 
 def test_resolve_converts_a_repository_of_safetensors(hub: Hub, tmp_path: Path) -> None:
     files = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
     hub.repos["o/tiny"] = Repo(files)
-    found = asyncio.run(resolve("hf:o/tiny", cache_dir=tmp_path / "c"))
+    found = asyncio.run(resolve(Settings(cache_dir=tmp_path / "c"), "hf:o/tiny"))
     assert (found.model_ref, found.kind) == ("hf:o/tiny", "hub")
     header = read_header(found.gguf_path)
     assert (header.quant_kind, header.vocab_size) == ("Q8_0", 1024)
     assert header.name is not None and header.name.lower() == "tiny"
-    source = asyncio.run(resolve_checkpoint("hf:o/tiny", cache_dir=tmp_path / "c"))
+    source = asyncio.run(resolve_checkpoint("hf:o/tiny", None, tmp_path / "c"))
     assert snapshot_of(source) == HubReference("o/tiny", COMMIT) and name_of(source) == "tiny"
     assert (source / "model.safetensors").read_bytes() == files["model.safetensors"]

@@ -14,6 +14,7 @@ import pytest
 
 from worker.models.adapter import resolve_adapters
 from worker.models.resolve import resolve
+from worker.settings import Settings
 from worker.wire.adapters import parse_adapter
 
 ROOT = Path(__file__).parents[3]
@@ -22,7 +23,7 @@ ADAPTER = ROOT / "tests/data/adapter"
 
 @pytest.fixture(scope="module")
 def model(warm_cache: Path) -> Path:
-    return asyncio.run(resolve(None, cache_dir=warm_cache)).gguf_path
+    return asyncio.run(resolve(Settings(cache_dir=warm_cache), None)).gguf_path
 
 
 @pytest.fixture(scope="module")

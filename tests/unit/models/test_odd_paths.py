@@ -11,7 +11,8 @@ import pytest
 
 from tests.support.worker import run_to_exit
 from worker.errors import ModelError
-from worker.models.resolve import resolve, resolve_checkpoint
+from worker.models.resolve import resolve
+from worker.settings import Settings
 
 ODD = {
     "/dev/zero": "not a file but a device or a pipe",
@@ -38,16 +39,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("name", list(ODD), ids=lambda name: name[:16])
 def test_odd_names_are_refused_with_a_sentence(folder: Path, name: str) -> None:
     with pytest.raises(ModelError, match=ODD[name]):
-        asyncio.run(asyncio.wait_for(resolve(name, cache_dir=folder / "cache"), 60))
+        asyncio.run(asyncio.wait_for(resolve(Settings(cache_dir=folder / "cache"), name), 60))
 
 
 def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
     (folder / "model").mkdir()
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         os.mkfifo(folder / "model" / name)
-    for find in (resolve, resolve_checkpoint):
-        with pytest.raises(ModelError, match=r"it has no config.json"):
-            asyncio.run(asyncio.wait_for(find("./model", cache_dir=folder / "cache"), 60))
+    with pytest.raises(ModelError, match=r"it has no config.json"):
+        asyncio.run(asyncio.wait_for(resolve(Settings(cache_dir=folder / "cache"), "./model"), 60))
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ ROOT = Path(__file__).parents[3]
 
 
 def resolved(ref: str | None, cache: Path, outtype: str = "q8_0") -> ResolvedModel:
-    return asyncio.run(resolve(ref, cache_dir=cache, outtype=outtype))
+    settings = Settings.load("cpu", {"cache_dir": cache, "outtype": outtype})
+    return asyncio.run(resolve(settings, ref))
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def test_nothing_is_the_bundled_model(tmp_path: Path) -> None:
     told: list[Progress] = []
-    found = asyncio.run(resolve(None, cache_dir=tmp_path, on_progress=told.append))
+    found = asyncio.run(resolve(Settings(cache_dir=tmp_path), None, told.append))
     assert (found.model_ref, found.kind) == ("tiny-model", "bundled")
     header = read_header(found.gguf_path)
     assert (header.architecture, header.quant_kind, header.vocab_size) == ("llama", "Q8_0", 1024)
@@ -62,9 +63,8 @@ def test_the_second_start_reuses_what_the_first_converted(tmp_path: Path, checkp
     first = resolved(str(checkpoint), tmp_path / "cache")
     stamp = first.gguf_path.stat().st_mtime_ns
     told: list[Progress] = []
-    again = asyncio.run(
-        resolve(str(checkpoint), cache_dir=tmp_path / "cache", on_progress=told.append)
-    )
+    settings = Settings(cache_dir=tmp_path / "cache")
+    again = asyncio.run(resolve(settings, str(checkpoint), told.append))
     assert again == first and again.gguf_path.stat().st_mtime_ns == stamp
     assert "convert" not in {progress.phase for progress in told}
     assert (again.model_ref, again.kind) == (str(checkpoint), "safetensors")
@@ -146,10 +146,9 @@ def test_a_note_that_cannot_be_written_leaves_nothing(
 
 def test_two_workers_that_start_at_once_convert_once(tmp_path: Path) -> None:
     script = (
-        "import asyncio, pathlib, sys; from worker.models.resolve import resolve\n"
-        "phases = set()\n"
-        "found = asyncio.run(resolve(None, cache_dir=pathlib.Path(sys.argv[1]),\n"
-        "    on_progress=lambda p: phases.add(p.phase)))\n"
+        "import asyncio, sys; from worker.models.resolve import Settings, resolve\n"
+        "phases, settings = set(), Settings(cache_dir=sys.argv[1])\n"
+        "found = asyncio.run(resolve(settings, None, lambda p: phases.add(p.phase)))\n"
         "print('convert' in phases, found.gguf_path)"
     )
     workers = [
@@ -171,9 +170,9 @@ def test_a_stopped_worker_leaves_no_child_and_no_litter(tmp_path: Path, checkpoi
         begun = asyncio.Event()
         task = asyncio.create_task(
             resolve(
+                Settings(cache_dir=tmp_path / "cache"),
                 str(checkpoint),
-                cache_dir=tmp_path / "cache",
-                on_progress=lambda p: begun.set() if p.phase not in ("resolve", "hash") else None,
+                lambda p: begun.set() if p.phase not in ("resolve", "hash") else None,
             )
         )
         await asyncio.wait_for(begun.wait(), 60)
@@ -193,9 +192,9 @@ def test_a_killed_worker_leaves_nothing_that_looks_like_a_model(
     tmp_path: Path, checkpoint: Path
 ) -> None:
     script = (
-        "import asyncio, pathlib, sys; from worker.models.resolve import resolve\n"
-        "asyncio.run(resolve(sys.argv[1], cache_dir=pathlib.Path(sys.argv[2]),\n"
-        "    on_progress=lambda p: print(p.phase, flush=True)))"
+        "import asyncio, sys; from worker.models.resolve import Settings, resolve\n"
+        "settings = Settings(cache_dir=sys.argv[2])\n"
+        "asyncio.run(resolve(settings, sys.argv[1], lambda p: print(p.phase, flush=True)))"
     )
     worker = subprocess.Popen(
         [sys.executable, "-c", script, str(checkpoint), str(tmp_path / "cache")],
@@ -281,11 +280,9 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     )
 
 
-def test_an_unknown_alias_and_an_unknown_type(tmp_path: Path, checkpoint: Path) -> None:
+def test_an_unknown_alias_and_an_unknown_option(tmp_path: Path) -> None:
     error = refused("no-such-model", tmp_path)
     assert isinstance(error, ModelError) and "models.toml" in error.message
-    with pytest.raises(WorkerError, match="q9_9"):
-        resolved(str(checkpoint), tmp_path, "q9_9")
     with pytest.raises(ConfigError, match="unknown option"):
         resolved("hf:o/r::what=x", tmp_path)
 
@@ -394,10 +391,10 @@ def test_the_hash_of_an_untouched_file_is_remembered(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_for_the_converter(tmp_path: Path, checkpoint: Path) -> None:
-    mine = asyncio.run(resolve_checkpoint(str(checkpoint), cache_dir=tmp_path))
+    mine = asyncio.run(resolve_checkpoint(str(checkpoint), None, tmp_path))
     assert mine == checkpoint
-    bundled = asyncio.run(resolve_checkpoint("tiny-model", cache_dir=tmp_path))
+    bundled = asyncio.run(resolve_checkpoint("tiny-model", None, tmp_path))
     assert bundled == bundled_folder()
     path = write_gguf(tmp_path / "m.gguf")
     with pytest.raises(ModelError, match="needs a folder or a repository of SafeTensors"):
-        asyncio.run(resolve_checkpoint(str(path), cache_dir=tmp_path))
+        asyncio.run(resolve_checkpoint(str(path), None, tmp_path))
