@@ -5,13 +5,15 @@ from __future__ import annotations
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 
 from tests.support.worker import PATIENCE_S, until
 from worker.pool.conformance import Manager, answer_ok, send_json
 from worker.pool.rules import PoolMessage
+
+Reply = Callable[[BaseHTTPRequestHandler], int]
 
 
 class PoolManager(Manager):
@@ -68,7 +70,7 @@ def serving(
 # --- what a manager may answer; each returns the status that counts ---
 
 
-def answers(*statuses: int) -> object:
+def answers(*statuses: int) -> Reply:
     """Each status once, in order, then 200."""
     waiting = list(statuses)
 
@@ -80,8 +82,8 @@ def answers(*statuses: int) -> object:
     return reply
 
 
-def always(status: int) -> object:
-    return lambda handler: answers(status)(handler)  # type: ignore[operator]
+def always(status: int) -> Reply:
+    return lambda handler: answers(status)(handler)
 
 
 def answers_garbage(handler: BaseHTTPRequestHandler) -> int:

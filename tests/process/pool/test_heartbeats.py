@@ -71,13 +71,22 @@ def test_a_life_in_beats(start_worker: StartWorker) -> None:
     assert beats[-1]["resident"] is True and beats[-1]["uri"] == running.base_url
 
 
-def test_the_draining_beat_goes_out_at_once(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_what_changes_is_told_at_once(start_worker: StartWorker, tmp_path: Path) -> None:
+    """A crash, the recovery and a drain, though the next beat is due in a minute."""
     hold = tmp_path / "hold"
     with serving() as manager:
         flags = manager.heartbeat_flags(interval_s=60)
         running = start_worker(*flags, env=engines_held_by(hold))
         manager.wait_for_status("ready")
-        # The drain lasts, and the next beat is due in a minute.
+        os.kill(running.engine_pid, signal.SIGKILL)
+        until(
+            lambda: "recovering" in [m.payload["state"] for m in manager.beats],
+            60,
+            lambda: str(manager.statuses),
+        )
+        until(lambda: manager.statuses[-1] == "ready", 60, lambda: str(manager.statuses))
+        running.wait_ready()
+        # The drain lasts.
         with mid_stream(running, hold, "One day", max_tokens=100, ignore_eos=True) as reading:
             before = time.monotonic()
             running.signal(signal.SIGTERM)
@@ -89,22 +98,8 @@ def test_the_draining_beat_goes_out_at_once(start_worker: StartWorker, tmp_path:
         assert manager.verdict() == []
 
 
-def test_a_crash_is_told_and_the_recovery_too(start_worker: StartWorker) -> None:
-    with serving() as manager:
-        running = start_worker(*manager.heartbeat_flags(interval_s=60))
-        manager.wait_for_status("ready")
-        os.kill(running.engine_pid, signal.SIGKILL)
-        until(
-            lambda: "recovering" in [m.payload["state"] for m in manager.beats],
-            60,
-            lambda: str(manager.statuses),
-        )
-        until(lambda: manager.statuses[-1] == "ready", 60, lambda: str(manager.statuses))
-        running.wait_ready()
-        assert running.stop() == 0
-
-
 def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> None:
+    """Nor does it hold a stop up."""
     with serving() as manager:
         running = start_worker(*manager.heartbeat_flags())
         manager.wait_for_status("ready")
@@ -127,27 +122,11 @@ def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> 
             )
             assert len(running.logs("heartbeat.failed")) == number, "a change is logged, no more"
         assert running.metric('worker_heartbeats_total{result="failed"}') >= len(replies)
+        manager.reply = hangs
+        time.sleep(0.5)
+        before = time.monotonic()
         assert running.stop() == 0
-
-
-@pytest.mark.parametrize(
-    "variables",
-    [{"ALL_PROXY": "nothing://127.0.0.1:1"}, {"SSL_CERT_FILE": "/there/is/no/such.pem"}],
-    ids=["a proxy of no kind", "certificates that are not there"],
-)
-def test_an_environment_without_a_way_to_the_manager_is_told_and_stops_nothing(
-    start_worker: StartWorker, variables: dict[str, str]
-) -> None:
-    with serving() as manager:
-        running = start_worker(*manager.flags(), "--callback-optional", env=variables)
-        reason = running.wait_log("callback.retry")["reason"]
-        assert all(name in reason for name in variables)
-        failed = 'worker_heartbeats_total{result="failed"}'
-        until(lambda: running.metric(failed) >= 3, 60, lambda: running.stderr)
-        assert len(running.logs("heartbeat.failed")) == 1
-        assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
-        assert running.stop() == 0
-        assert running.logs("worker.stop_trouble") == []
+        assert time.monotonic() - before < 15, "2 s on a quiet machine; the manager takes 30"
 
 
 @pytest.mark.anyio
@@ -194,14 +173,3 @@ def test_a_manager_that_restarts_learns_everything_from_one_beat(
         assert running.stop() == 0
         manager.wait_for_status("draining")
         assert manager.statuses[-1] == "draining"
-
-
-def test_a_stop_does_not_wait_for_a_manager_that_hangs(start_worker: StartWorker) -> None:
-    with serving() as manager:
-        running = start_worker(*manager.heartbeat_flags())
-        manager.wait_for_status("ready")
-        manager.reply = hangs
-        time.sleep(0.5)
-        before = time.monotonic()
-        assert running.stop() == 0
-        assert time.monotonic() - before < 15, "2 s on a quiet machine; the manager takes 30"

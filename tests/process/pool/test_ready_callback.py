@@ -18,6 +18,7 @@ from tests.support.pool_manager import (
     serving,
 )
 from tests.support.worker import run_to_exit, until
+from worker.errors import CallbackFailed
 from worker.observability.metrics import Metrics
 from worker.pool.client import PoolClient
 from worker.settings import Settings
@@ -55,11 +56,11 @@ def test_exactly_one_after_ready_with_the_whole_payload(start_worker: StartWorke
 
 def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker) -> None:
     with serving() as manager:
-        manager.reply = answers(500, 429, 302)  # type: ignore[assignment]
+        manager.reply = answers(500, 429, 302)
         running = start_worker("--callback-url", f"{manager.url}/ready")
         manager.wait_for(n_callbacks=2)
         assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1
-        manager.reply = answers()  # type: ignore[assignment]
+        manager.reply = answers()
         running.wait_log("callback.accepted")
         # The manager counts a message after its answer.
         until(lambda: any(m.accepted for m in manager.callbacks), 60, lambda: "none is counted")
@@ -89,7 +90,7 @@ async def test_what_is_no_answer_is_not_taken_for_one(reply: Any) -> None:
 
 def test_a_refusal_is_final(warm_cache: Path) -> None:
     with serving() as manager:
-        manager.reply = answers(403, 403)  # type: ignore[assignment]
+        manager.reply = answers(403, 403)
         exit = run_to_exit(
             "--port", "0", "--callback-url", f"{manager.url}/ready", cache_dir=warm_cache
         )
@@ -106,7 +107,7 @@ async def test_a_manager_has_all_of_its_time(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("random.uniform", lambda least, most: most)
     began = time.monotonic()
     with serving() as manager:
-        manager.reply = lambda handler: answers(503 if time.monotonic() < began + 2.2 else 200)(  # type: ignore[operator]
+        manager.reply = lambda handler: answers(503 if time.monotonic() < began + 2.2 else 200)(
             handler
         )
         pool = PoolClient(
@@ -117,42 +118,36 @@ async def test_a_manager_has_all_of_its_time(monkeypatch: pytest.MonkeyPatch) ->
         assert manager.callbacks[-1].accepted
 
 
-def test_nobody_there_ends_the_worker_in_time(warm_cache: Path) -> None:
+@pytest.mark.anyio
+async def test_a_manager_that_is_away_is_given_up_in_time() -> None:
     with serving() as manager:
         url = f"{manager.url}/ready"
+    pool = PoolClient(Settings(callback_url=url, callback_timeout=1), Metrics("w"))
     before = time.monotonic()
-    exit = run_to_exit(
-        "--port", "0", "--callback-url", url, "--callback-timeout", "2", cache_dir=warm_cache
-    )
-    assert time.monotonic() - before < 60, "3 s on a quiet machine; otherwise it has no end"
-    assert exit.code == 1 and exit.failure["code"] == "CALLBACK_FAILED"
-    assert "2 s" in exit.sentence
+    with pytest.raises(CallbackFailed, match="within 1 s"):
+        await pool.announce({"worker_id": "w"}, lambda: False)
+    await pool.announce({"worker_id": "w"}, lambda: True)  # whom clients have found without it
+    await pool.close()
+    assert time.monotonic() - before < 60, "2 s on a quiet machine; otherwise it has no end"
 
 
-@pytest.mark.parametrize("answers_with", [None, 403])
-def test_a_worker_that_has_served_is_ended_by_no_manager(
-    start_worker: StartWorker, answers_with: int | None
-) -> None:
-    """Neither by one that is away for too long, nor by one that refuses."""
+@pytest.mark.anyio
+async def test_an_optional_callback_ends_nothing() -> None:
     with serving() as manager:
-        url = f"{manager.url}/ready"
-        manager.reply = always(503)  # type: ignore[assignment]
-        running = start_worker("--callback-url", url, "--callback-timeout", "4")
+        manager.reply = answers(404)
+        settings = Settings(callback_url=f"{manager.url}/ready", callback_optional=True)
+        pool = PoolClient(settings, Metrics("w"))
+        await pool.announce({"worker_id": "w"}, lambda: False)
+        await pool.close()
+
+
+def test_a_worker_that_has_served_is_ended_by_no_manager(start_worker: StartWorker) -> None:
+    with serving() as manager:
+        manager.reply = always(503)
+        running = start_worker("--callback-url", f"{manager.url}/ready")
         assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] == 3
-        if answers_with is not None:
-            manager.reply = answers(answers_with)  # type: ignore[assignment]
-    # The manager has gone now, unless it has refused before.
-    running.wait_log("callback.given_up")
-    assert running.is_ready()
-    assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] == 3
-    assert running.stop() == 0
-
-
-def test_an_optional_callback_never_ends_the_worker(start_worker: StartWorker) -> None:
-    with serving() as manager:
-        manager.reply = answers(404)  # type: ignore[assignment]
-        running = start_worker("--callback-url", f"{manager.url}/ready", "--callback-optional")
+        manager.reply = answers(403)
         running.wait_log("callback.given_up")
         assert running.is_ready()
-        assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1
+        assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] == 3
         assert running.stop() == 0

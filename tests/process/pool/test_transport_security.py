@@ -66,18 +66,24 @@ async def test_a_certificate_that_nobody_vouches_for_is_refused(certificate: Pat
         assert manager.callbacks == []
 
 
-def test_a_certificate_that_the_environment_trusts_is_taken(
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "variables",
+    [{"ALL_PROXY": "nothing://127.0.0.1:1"}, {"SSL_CERT_FILE": "/there/is/no/such.pem"}],
+    ids=["a proxy of no kind", "certificates that are not there"],
+)
+async def test_an_environment_without_a_way_to_the_manager_is_told(
+    variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    status, trouble = await sent("http://127.0.0.1:1/ready")
+    assert status is None and all(name in trouble for name in variables)
+
+
+def test_certificates_and_proxies_of_the_environment_are_used(
     start_worker: StartWorker, certificate: Path
 ) -> None:
-    """By a whole worker, whose environment reaches its client."""
-    with serving_tls(certificate) as manager:
-        url = manager.url.replace("http:", "https:") + "/ready"
-        running = start_worker("--callback-url", url, env={"SSL_CERT_FILE": str(certificate)})
-        manager.wait_for(n_callbacks=1)
-        assert manager.callbacks and running.logs("callback.retry") == []
-
-
-def test_a_proxy_of_the_environment_is_used(start_worker: StartWorker) -> None:
     """By a whole worker, whose environment reaches its client."""
     asked: list[str] = []
 
@@ -90,13 +96,18 @@ def test_a_proxy_of_the_environment_is_used(start_worker: StartWorker) -> None:
         def log_message(self, format: str, *args: object) -> None:
             """Not a word."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
+    with serving_tls(certificate) as manager, ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         address = f"http://127.0.0.1:{proxy.server_address[1]}"
-        env = {"HTTP_PROXY": address}
-        running = start_worker("--callback-url", "http://manager.invalid/ready", env=env)
+        beats = manager.url.replace("http:", "https:") + "/heartbeat"
+        running = start_worker(
+            *("--callback-url", "http://manager.invalid/ready", "--heartbeat-url", beats),
+            env={"HTTP_PROXY": address, "SSL_CERT_FILE": str(certificate)},
+        )
         running.wait_log("callback.accepted")
+        manager.wait_for(n_beats=1)
+        assert running.logs("heartbeat.failed") == []
         proxy.shutdown()
         thread.join(10)
     assert asked == ["http://manager.invalid/ready"]
