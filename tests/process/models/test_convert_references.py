@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import subprocess
@@ -18,11 +19,12 @@ from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from tests.unit.convert.conftest import _check_here
 from worker.api.dialects.native.answers import Info
 from worker.commands import convert as cli
+from worker.convert import manifest
 from worker.installation import own_version
 from worker.models.gguf.header import read_header
 from worker.models.hub.cache import RepoCache
 from worker.models.reference import name_of, snapshot_of
-from worker.models.resolve import bundled_folder
+from worker.models.resolve import bundled_folder, resolve_checkpoint
 
 __all__ = ["_check_here"]
 FILES = {p.name: p.read_bytes() for p in bundled_folder().iterdir() if p.is_file()}
@@ -44,6 +46,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LLORCH_CACHE_DIR", "cache")
     return tmp_path
+
+
+def found(ref: str) -> Path:
+    return asyncio.run(resolve_checkpoint(ref, None, Path("cache")))
 
 
 def converted(ref: str) -> dict[str, object]:
@@ -69,20 +75,16 @@ def converted(ref: str) -> dict[str, object]:
 def test_every_form_and_what_the_manifest_says_of_it(
     here: Path, ref: str, source: str, revision: str | None
 ) -> None:
-    manifest = converted(ref)
-    assert manifest["llorch.convert.source"] == source
-    assert manifest.get("llorch.convert.revision") == revision
-    name = read_header("out.gguf").name
-    assert name == source.rpartition("/")[2]
+    folder = found(ref)
+    told = manifest.provenance(folder, "q8_0")
+    assert told[manifest.SOURCE] == source
+    assert told.get(manifest.REVISION) == revision
+    assert name_of(folder) == source.rpartition("/")[2]
 
 
 def test_a_folder_and_its_download_have_the_same_digest(here: Path) -> None:
     """Also where a repository holds more than its checkpoint."""
-    downloaded = converted("hf:o/tiny")
-    assert (
-        converted("checkpoint")["llorch.convert.source_sha256"]
-        == (downloaded["llorch.convert.source_sha256"])
-    )
+    assert manifest.digest(found("checkpoint")) == manifest.digest(found("hf:o/tiny"))
 
 
 def test_verify_takes_the_same_references_and_then_needs_no_network(
@@ -164,13 +166,14 @@ def test_a_terminal_shows_the_download_and_the_conversion(here: Path) -> None:
 
 
 def test_the_worker_tells_where_its_model_comes_from(here: Path, start_worker: StartWorker) -> None:
-    manifest = converted(f"hf:o/tiny@{COMMIT}")
+    written = converted(f"hf:o/tiny@{COMMIT}")
+    assert read_header("out.gguf").name == "tiny"
     info = start_worker("--model", str(here / "out.gguf")).get("/info").json()
     told = info["model"]["conversion"]
     assert told == {
         "source": "o/tiny",
         "revision": COMMIT,
-        "source_sha256": manifest["llorch.convert.source_sha256"],
+        "source_sha256": written[manifest.DIGEST],
         "outtype": "q8_0",
         "version": own_version(),
         "difference": None,

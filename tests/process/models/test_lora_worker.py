@@ -23,6 +23,7 @@ from tests.support.worker import DEAF, WorkerProcess, run_to_exit, shown
 from tools.survival import EXACT, FIELDS, Alone, alone, prompt
 from worker.commands.doctor import diagnose
 from worker.devices.preflight import CHILD
+from worker.errors import ModelError
 from worker.models.adapter import resolve_adapters
 from worker.models.resolve import resolve
 from worker.settings import Settings
@@ -230,7 +231,7 @@ def text(start_worker: StartWorker, *flags: str) -> tuple[str, list[dict[str, ob
 
 
 def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_cache: Path) -> None:
-    """A folder of PEFT's is converted for the model that is served; at scale 0 nothing changes."""
+    """A folder of PEFT's is converted for the model that is served."""
     plain, no_adapters, weights = text(start_worker)
     assert no_adapters == []
     adapted, [adapter], more_weights = text(start_worker, "--lora", str(ADAPTER))
@@ -239,53 +240,37 @@ def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_ca
     assert "path" not in adapter
     size = adapter["size_bytes"]
     assert isinstance(size, int) and more_weights == weights + size
-    assert shown("plan", warm_cache, "--lora", str(ADAPTER))["parts"]["weights"] == more_weights
     report = shown("doctor", warm_cache, "--lora", str(ADAPTER))
     assert report["plan"]["parts"]["weights"] == more_weights
     assert ("adapter", "ok") in [(check["name"], check["status"]) for check in report["checks"]]
-    (converted,) = warm_cache.glob("converted/*/adapter.gguf")
-    off, [adapter], _ = text(start_worker, "--lora", f"{converted}=0")
-    assert off == plain and adapter["scale"] == 0.0
 
 
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        ("n={folder}/nowhere.gguf:0.5", "--lora: There is no file or folder"),
-        ("{folder}/saves", "whole modules"),
-    ],
-)
-def test_what_is_no_adapter_ends_with_a_sentence(
-    tmp_path: Path, warm_cache: Path, value: str, words: str
-) -> None:
+def test_what_the_converter_refuses_is_told(tmp_path: Path) -> None:
     shutil.copytree(ADAPTER, tmp_path / "saves")
     settings = tmp_path / "saves/adapter_config.json"
     whole = '"modules_to_save": ["lm_head"]'
     settings.write_text(settings.read_text().replace('"modules_to_save": null', whole))
-    given = value.format(folder=tmp_path)
-    ended = run_to_exit("--port", "0", "--lora", given, cache_dir=warm_cache)
-    assert ended.code == 3
-    assert words in ended.sentence
-    assert "Traceback" not in ended.stderr
+    wanted = [parse_adapter(str(tmp_path / "saves"))]
+    with pytest.raises(ModelError, match="^--lora: .*whole modules"):
+        asyncio.run(resolve_adapters(wanted, bundled_gguf("f32"), tmp_path))
 
 
-@pytest.mark.parametrize("flag", ["--lora", "--control-vector"])
+@pytest.mark.parametrize(("flag", "name"), [("--lora", "nowhere"), ("--control-vector", "no-gguf")])
 def test_a_file_that_cannot_be_read_is_told_with_its_flag(
-    tmp_path: Path, warm_cache: Path, flag: str
+    tmp_path: Path, warm_cache: Path, flag: str, name: str
 ) -> None:
     """By the engine and by the doctor, too."""
     (tmp_path / "no-gguf").write_text("no GGUF")
     child = DEAF if flag == "--lora" else CHILD  # it is native code that reads the vectors
-    for name in ("nowhere", "no-gguf"):
-        given = (flag, str(tmp_path / name))
-        ended = run_to_exit("--port", "0", *given, cache_dir=warm_cache)
-        assert ended.code == 3 and f"llorch-cpu: {flag}: " in ended.sentence
-        assert name in ended.sentence
-        setting = {flag.removeprefix("--").replace("-", "_"): given[1]}
-        settings = Settings.load("cpu", {"port": "0", "cache_dir": str(warm_cache), **setting})
-        report = diagnose(settings, child=child)
-        (told,) = [check.text for check in report.checks if check.status == "failed"]
-        assert told.startswith(f"{flag}: ") and report.exit_code == 3
+    given = (flag, str(tmp_path / name))
+    ended = run_to_exit("--port", "0", *given, cache_dir=warm_cache)
+    assert ended.code == 3 and f"llorch-cpu: {flag}: " in ended.sentence
+    assert name in ended.sentence and "Traceback" not in ended.stderr
+    setting = {flag.removeprefix("--").replace("-", "_"): given[1]}
+    settings = Settings.load("cpu", {"port": "0", "cache_dir": str(warm_cache), **setting})
+    report = diagnose(settings, child=child)
+    (told,) = [check.text for check in report.checks if check.status == "failed"]
+    assert told.startswith(f"{flag}: ") and report.exit_code == 3
 
 
 def test_a_folder_is_converted_once_and_again_when_its_file_is_damaged(

@@ -1,0 +1,45 @@
+"""Which models may guess for another: they speak the same tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.support.bundled import bundled_gguf
+from tests.support.devices.tiny_gguf import Shape, write
+from worker.errors import ModelError
+from worker.models.draft import resolve_draft
+from worker.settings import Settings
+from worker.wire.messages import DraftFile
+
+
+def found(draft: Path, model: Path) -> DraftFile | None:
+    return asyncio.run(resolve_draft(Settings(draft=str(draft)), model))
+
+
+def refused(draft: Path, model: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        found(draft, model)
+    return caught.value.message
+
+
+def test_vocabularies_may_differ_in_what_comes_last(tmp_path: Path) -> None:
+    """As families pad theirs; the first token that is another one is named."""
+    model = write(tmp_path / "model.gguf", Shape())
+    longer = write(tmp_path / "longer.gguf", Shape(vocabulary=400))
+    assert found(longer, model) == DraftFile(str(longer), str(longer))
+    much_longer = write(tmp_path / "much-longer.gguf", Shape(vocabulary=1400))
+    assert "it has 1,400 tokens, the model has 320" in refused(much_longer, model)
+    raw = longer.read_bytes()
+    assert raw.count(b"w50") == 1
+    longer.write_bytes(raw.replace(b"w50", b"v50"))
+    assert "its token 309 is 'v50', the model's is 'w50'" in refused(longer, model)
+
+
+def test_other_words_and_no_file_are_told(tmp_path: Path) -> None:
+    model = bundled_gguf("q8_0")
+    other = write(tmp_path / "other-words.gguf", Shape())
+    assert "its tokenizer is gguf-spm, the model's is gguf-bpe" in refused(other, model)
+    assert "There is no file or folder" in refused(tmp_path / "nowhere.gguf", model)
