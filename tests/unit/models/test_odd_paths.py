@@ -1,18 +1,22 @@
-"""Settings that name what is no file: each ends the worker with its exit code and a sentence."""
+"""Settings that name what is no file: each is refused with a sentence."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.support.worker import run_to_exit
-from worker.errors import ModelError
+from tests.support.samples import write_gguf
+from worker.errors import ConfigError, ModelError
+from worker.models import registry
+from worker.models.adapter import resolve_adapters
 from worker.models.resolve import resolve
 from worker.settings import Settings
+from worker.wire.adapters import parse_adapter
 
 ODD = {
     "/dev/zero": "not a file but a device or a pipe",
@@ -50,13 +54,17 @@ def test_a_checkpoint_of_pipes_is_none(folder: Path) -> None:
         asyncio.run(asyncio.wait_for(resolve(Settings(cache_dir=folder / "cache"), "./model"), 60))
 
 
-@pytest.mark.parametrize(
-    ("flag", "code"),
-    [("--chat-template", 2), ("--config", 2), ("--models-file", 2), ("--lora", 3)],
-)
-def test_no_setting_waits_for_a_pipe(folder: Path, flag: str, code: int) -> None:
-    more = ("--model", "alias") if flag == "--models-file" else ()
-    ended = run_to_exit("--port", "0", flag, str(folder / "fifo.gguf"), *more, cache_dir=folder)
-    assert ended.code == code
-    assert "not a file" in ended.stderr.splitlines()[-1]
-    assert "Traceback" not in ended.stderr
+def test_no_setting_waits_for_a_pipe(folder: Path) -> None:
+    fifo = str(folder / "fifo.gguf")
+    reads: dict[str, Callable[[], object]] = {
+        "chat_template": lambda: Settings.load("cpu", {"chat_template": fifo}).check_files(),
+        "config": lambda: Settings.load("cpu", {"config": fifo}),
+        "models_file": lambda: registry.load(Path(fifo)),
+    }
+    for field, read in reads.items():
+        with pytest.raises(ConfigError, match="not a file") as told:
+            read()
+        assert told.value.details["field"] == field
+    model = write_gguf(folder / "m.gguf")
+    with pytest.raises(ModelError, match="^--lora: .*not a file"):
+        asyncio.run(resolve_adapters([parse_adapter(fifo)], model, folder))
