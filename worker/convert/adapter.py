@@ -27,12 +27,10 @@ from worker.convert.output import OutputFile
 from worker.convert.quantize import encode, is_finite, to_float32
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError
+from worker.models.adapter import CONFIG, WEIGHTS
 from worker.models.checkpoint_files import read_json
 from worker.models.gguf.header import GgufHeader
 from worker.models.safetensors import read_header
-
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
 
 _PART = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _REFUSED = {

@@ -153,8 +153,9 @@ def write_layout(
 
 def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
     if isinstance(value, Typed):
-        kind, *items = map(gguf.GGUFValueType, value.types)
-        writer.add_key_value(key, value.value, kind, sub_type=items[-1] if items else None)
+        kinds = gguf.GGUFValueType.__members__
+        sub_type = kinds.get(value.item_kind.upper())
+        writer.add_key_value(key, value.value, kinds[value.kind.upper()], sub_type)
     elif isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

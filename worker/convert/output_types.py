@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from worker.settings import OutputType
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +17,7 @@ class OutputFormat:
     """An upper estimate for the types that the quantiser makes, to check the free disk space."""
 
 
-FORMATS: Mapping[OutputType, OutputFormat] = {
+FORMATS: Mapping[str, OutputFormat] = {
     "f32": OutputFormat(0, "F32"),
     "f16": OutputFormat(1, "F16"),
     "bf16": OutputFormat(32, "BF16"),

@@ -57,7 +57,7 @@ class Options:
 
     @property
     def format(self) -> OutputFormat:
-        return next(found for name, found in FORMATS.items() if name == self.outtype)
+        return FORMATS[self.outtype]
 
 
 @dataclass(slots=True)
@@ -191,13 +191,12 @@ def _by_script(checkpoint: Checkpoint, options: Options) -> Conversion:
     vocabulary is ours where the tokenizer is of a known kind."""
     scratch = Scratch(options.scratch)
     try:
-        file = upstream.convert(
+        header = upstream.convert(
             checkpoint, scratch.path, options.outtype if options.projector else ""
         )
-        architecture, metadata = upstream.metadata(file)
-        metadata[manifest.SCRIPT] = "convert_hf_to_gguf.py"
-        tensors = upstream.tensors(file, as_they_are=options.projector)
-        made = Conversion(checkpoint, architecture, metadata, tensors, scratch=scratch)
+        metadata = upstream.metadata(header) | {manifest.SCRIPT: "convert_hf_to_gguf.py"}
+        tensors = upstream.tensors(header, as_they_are=options.projector)
+        made = Conversion(checkpoint, header.architecture, metadata, tensors, scratch=scratch)
         made.notes.append("llama.cpp's own converter read the weights")
         if not options.projector:
             _set_vocabulary(made, options)

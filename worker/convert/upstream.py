@@ -23,14 +23,12 @@ from functools import cache
 from operator import itemgetter
 from pathlib import Path
 
-import gguf
-
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.family.rules import F32_ALWAYS, Metadata, Typed
 from worker.convert.tensor_plan import OutputTensor, RowSpan
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_range
-from worker.models.gguf.header import read_header
+from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.tensors import TensorEntry
 from worker.models.safetensors import TensorInfo
 
@@ -66,8 +64,8 @@ def classes(projector: bool = False) -> frozenset[str]:
     return frozenset()
 
 
-def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> Path:
-    """Run the script on a checkpoint; returns the GGUF that it wrote below `scratch`.
+def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> GgufHeader:
+    """Run the script on a checkpoint; returns the header of the GGUF that it wrote below `scratch`.
 
     Of the checkpoint's projector, if its type is given: the script decides which of its tensors
     have another one, because their operations know few.
@@ -97,8 +95,10 @@ def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> Path:
     command = [sys.executable, "-m", "worker.convert.upstream_child", limit]
     command += [str(scripts), str(readable), str(target), outtype]
     command += ["--mmproj"] if projector else []
-    _check(target, _run(command, _SECONDS + _SECONDS_PER_GB * size // 10**9))
-    return target
+    meant = _run(command, _SECONDS + _SECONDS_PER_GB * size // 10**9)
+    header = read_header(target)
+    _check(header, meant)
+    return header
 
 
 def _run(command: list[str], seconds: int) -> Mapping[str, str]:
@@ -124,34 +124,36 @@ def _largest_layer(checkpoint: Checkpoint) -> int:
     return max(layers.values(), default=0)
 
 
-def _check(file: Path, meant: Mapping[str, str]) -> None:
+def _check(header: GgufHeader, meant: Mapping[str, str]) -> None:
     """Read every tensor back."""
-    entries = {entry.name: entry for entry in read_header(file).tensors}
+    entries = {entry.name: entry for entry in header.tensors}
     if entries.keys() != meant.keys():
         raise ModelError(f"llama.cpp's own converter left out {min(entries.keys() ^ meant.keys())}")
     for name, entry in entries.items():
-        if sha256_of_range(file, entry.offset, entry.n_bytes) != meant[name]:
+        if sha256_of_range(header.path, entry.offset, entry.n_bytes) != meant[name]:
             raise ModelError(f"{name} is not what llama.cpp's own converter meant to write")
 
 
-def metadata(file: Path) -> tuple[str, Metadata]:
-    """The architecture, and the keys but those about the file and its name."""
+def metadata(header: GgufHeader) -> Metadata:
+    """The keys but those about the file and its name."""
     found: Metadata = {}
-    fields = gguf.GGUFReader(file).fields
-    for key, value in fields.items():
-        if not key.startswith(("GGUF.", "general.")):
-            found[key] = Typed(value.contents(), tuple(int(kind) for kind in value.types))
-    return str(fields["general.architecture"].contents()), found
+    for key in (each for each in header.types if not each.startswith("general.")):
+        if (array := header.arrays.get(key)) is None:
+            found[key] = Typed(header.metadata[key], header.types[key])
+        else:
+            items = array.read_bytes() if array.item_type == "string" else array.read()
+            found[key] = Typed([*items], "array", array.item_type)
+    return found
 
 
-def tensors(file: Path, *, as_they_are: bool = False) -> list[OutputTensor]:
+def tensors(header: GgufHeader, *, as_they_are: bool = False) -> list[OutputTensor]:
     """What becomes of the file's tensors."""
     outputs = []
-    for entry in read_header(file).tensors:
+    for entry in header.tensors:
         shape = tuple(reversed(entry.shape))
         copied = as_they_are or entry.type_name not in READABLE
         dtype, stored = ("U8", (entry.n_bytes,)) if copied else (entry.type_name, shape)
-        info = TensorInfo(entry.name, dtype, stored, file, entry.offset, entry.n_bytes)
+        info = TensorInfo(entry.name, dtype, stored, header.path, entry.offset, entry.n_bytes)
         n_rows = entry.n_elements // (shape[-1] if len(shape) > 1 else 1)
         piece = RowSpan((info,), n_rows, make=itemgetter(0) if copied else None)
         keeps = not copied and entry.type_name == "F32" and _is_small(entry)

@@ -22,7 +22,7 @@ from worker.models.gguf.servable import check_types
 from worker.wire.adapters import Adapter
 from worker.wire.messages import OnProgress, Progress
 
-FILES = ("adapter_config.json", "adapter_model.safetensors")
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 async def resolve_adapters(
@@ -105,7 +105,7 @@ def _fit(a: tuple[int, ...], b: tuple[int, ...], weight: tuple[int, ...]) -> boo
 async def _converted(
     folder: Path, base: GgufHeader, cache_dir: Path, on_progress: OnProgress
 ) -> Path:
-    files = [folder / name for name in FILES]
+    files = [folder / CONFIG, folder / WEIGHTS]
     for file in files:
         if not file.is_file():
             raise ModelError(

@@ -194,7 +194,7 @@ def test_published_names_are_converted_and_served(
     target = converted(source, tmp_path / "model.gguf", "--outtype", "bf16")
     assert verified(source, target) == 0
     (tmp_path / "script").mkdir()
-    theirs = upstream.convert(Checkpoint.open(source), tmp_path / "script")
+    theirs = upstream.convert(Checkpoint.open(source), tmp_path / "script").path
     ours = {tensor.name: tensor for tensor in gguf.GGUFReader(target).tensors}
     for tensor in gguf.GGUFReader(theirs).tensors:
         got, wanted = (

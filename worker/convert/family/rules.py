@@ -27,10 +27,11 @@ from worker.convert.quantize import to_float32
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A value of a GGUF with its type, and an array's with that of its items, by their numbers."""
+    """A value of a GGUF with its type, and an array's with that of its items, by their names."""
 
     value: Any
-    types: tuple[int, ...]
+    kind: str
+    item_kind: str = ""
 
 
 Value = bool | int | float | str | bytes | list[bool] | list[int] | list[float] | list[str] | Typed
