@@ -13,7 +13,7 @@ from builds.errors import BuildError
 def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        options.run(options)
     except BuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -23,6 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("error: interrupted; nothing half-made was kept.", file=sys.stderr)
         return 130
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -105,7 +106,7 @@ def _positive(text: str) -> int:
     return number
 
 
-def _build(options: argparse.Namespace) -> int:
+def _build(options: argparse.Namespace) -> None:
     recipe = pinned.recipe(
         options.backend,
         native=options.native,
@@ -117,26 +118,22 @@ def _build(options: argparse.Namespace) -> int:
     wheel = wheels.export(built.path, target)
     store.say(f"{wheel.stat().st_size / 1e6:.1f} MB")
     print(wheel)
-    return 0
 
 
-def _ui(options: argparse.Namespace) -> int:
+def _ui(options: argparse.Namespace) -> None:
     wheel = ui.build(pinned.pins(), options.sdist)
     print(wheels.export(wheel, options.out) if options.out else wheel)
-    return 0
 
 
-def _sdist(options: argparse.Namespace) -> int:
+def _sdist(options: argparse.Namespace) -> None:
     print(sdist.unpacked(pinned.pins(), options.sdist))
-    return 0
 
 
-def _smoke(options: argparse.Namespace) -> int:
+def _smoke(options: argparse.Namespace) -> None:
     print(json.dumps(smoke.smoke(options.wheel, options.model), indent=2))
-    return 0
 
 
-def _image(options: argparse.Namespace) -> int:
+def _image(options: argparse.Namespace) -> None:
     tag = options.tag or f"llorch-{options.backend}"
     if options.registry:
         tag = f"{options.registry.rstrip('/')}/{tag}"
@@ -149,25 +146,21 @@ def _image(options: argparse.Namespace) -> int:
         extra=options.extra,
     )
     print(built)
-    return 0
 
 
-def _lock(options: argparse.Namespace) -> int:
+def _lock(options: argparse.Namespace) -> None:
     locks.write(options.upgrade)
-    return 0
 
 
-def _sbom(options: argparse.Namespace) -> int:
+def _sbom(options: argparse.Namespace) -> None:
     print(json.dumps(sbom.document(options.venv), indent=1))
-    return 0
 
 
-def _install(options: argparse.Namespace) -> int:
+def _install(options: argparse.Namespace) -> None:
     environment.install(options.venv, options.wheel)
-    return 0
 
 
-def _setup(options: argparse.Namespace) -> int:
+def _setup(options: argparse.Namespace) -> None:
     environment.setup(
         options.venv,
         options.backend,
@@ -176,4 +169,3 @@ def _setup(options: argparse.Namespace) -> int:
         sanitized=options.sanitized,
         given_sdist=options.sdist,
     )
-    return 0

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import signal
@@ -34,6 +33,7 @@ from tests.support import sse
 from tests.support.disk import MountRefused, filled, mounted, remount
 from tests.support.pool_manager import serving
 from tests.support.worker import WorkerProcess, new_job_id
+from tools.bench.stats import percentile
 from worker.pool.rules import PoolMessage, judge
 
 N_CLIENTS = 16
@@ -114,14 +114,10 @@ class Figures:
     def summary(self) -> dict[str, Any]:
         found = {each.name: getattr(self, each.name) for each in fields(self)}
         found["recovery_seconds"] = {
-            name: {"n": len(times), "p50": percentile(times, 0.5), "p95": percentile(times, 0.95)}
+            name: {"n": len(times)} | {f"p{p}": round(percentile(times, p), 2) for p in (50, 95)}
             for name, times in self.recovery_seconds.items()
         }
         return found
-
-
-def percentile(times: list[float], share: float) -> float:
-    return round(sorted(times)[math.ceil(share * len(times)) - 1], 2)
 
 
 def chat(question: str) -> str:

@@ -23,6 +23,7 @@ from typing import Any
 
 from tests.support import sse
 from tests.support.worker import WorkerProcess
+from tools.bench.stats import percentile
 
 N_STREAMS = 8
 N_TOKENS = 240
@@ -194,15 +195,11 @@ def run(
         worker.kill()
 
 
-def percentile(values: list[float], share: float) -> float:
-    return round(sorted(values)[min(int(share * len(values)), len(values) - 1)], 4)
-
-
 def shown(figures: Figures) -> str:
     content = asdict(figures)
     for key in ("gap_seconds", "restart_seconds", "margins"):
         values = content[key] or [0.0]
-        content[key] = {f"p{p}": percentile(values, p / 100) for p in (50, 95, 100)}
+        content[key] = {f"p{p}": round(percentile(values, p), 4) for p in (50, 95, 100)}
     return json.dumps(content, indent=2)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tools.bench.client import http_request
 from tools.bench.errors import BenchError
-from tools.bench.loads import JOIN_SHAPE, Metrics
+from tools.bench.loads import JOIN_SHAPE, Metrics, text_of
 from tools.bench.servers import HOST, RunningServer
 
 TIMEOUT_S = 60.0
@@ -111,16 +111,16 @@ def _sample(
         gauge = "worker_queue_depth" if phase == "queued" else used
         if phase == "queued":
             for slot in range(JOIN_SHAPE.slots):
-                jobs.start(f"{job_id}-{slot}", _text(rng, words, 16), 2000)
+                jobs.start(f"{job_id}-{slot}", text_of(rng, words, 16), 2000)
             gauges.wait("worker_requests_running", lambda value: value == JOIN_SHAPE.slots)
-            jobs.start(job_id, _text(rng, words, 128), 64)
+            jobs.start(job_id, text_of(rng, words, 128), 64)
             gauges.wait(gauge, lambda value: value == 1)
         elif phase == "prefill":
-            jobs.start(job_id, _text(rng, words, 4000), 16)
+            jobs.start(job_id, text_of(rng, words, 4000), 16)
             jobs.read_until(job_id, b"event: started", 1)
             gauges.wait("worker_requests_running", lambda value: value == 1)
         else:
-            jobs.start(job_id, _text(rng, words, 128), 2000)
+            jobs.start(job_id, text_of(rng, words, 128), 2000)
             jobs.read_until(job_id, b"event: token", 16)
         left_s = time.perf_counter()
         if way == "cancel":
@@ -131,7 +131,3 @@ def _sample(
     finally:
         jobs.close()
         gauges.close()
-
-
-def _text(rng: random.Random, words: Sequence[str], n_words: int) -> str:
-    return "".join(" " + word for word in rng.choices(words, k=n_words))

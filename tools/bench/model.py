@@ -109,13 +109,9 @@ class BenchModel:
     peer_flags: tuple[str, ...] = ()
     """What llama-server has to be told and the worker reads in the file."""
 
-    @property
-    def draft(self) -> Path:
-        """Its first layer alone; only beside generated models."""
-        return draft_of(self.path)
-
 
 def draft_of(path: Path) -> Path:
+    """The first layer alone of a generated model."""
     return path.with_name(path.name.replace("model-", "draft-"))
 
 
@@ -335,9 +331,7 @@ def is_whole_text(token: str) -> bool:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE writes each byte as a visible character; those without one come after 255."""
-    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    table = {chr(byte): byte for byte in visible}
-    hidden = (byte for byte in range(256) if byte not in set(visible))
-    table.update({chr(256 + i): byte for i, byte in enumerate(hidden)})
-    return table
+    """Byte-level BPE writes each byte as a visible character."""
+    from gguf.vocab import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}

@@ -62,7 +62,6 @@ class ServerKind:
 class Memory:
     """Bytes over all processes of a server. RSS counts pages that processes share once in each."""
 
-    rss_bytes: int
     pss_bytes: int | None
     peak_rss_bytes: int
 
@@ -206,18 +205,17 @@ class RunningServer:
         return seconds
 
     def memory(self) -> Memory:
-        rss = pss = peak = 0
+        pss = peak = 0
         has_pss = True
         for process in self.processes():
             try:
                 info = process.memory_full_info()
             except (psutil.NoSuchProcess, psutil.AccessDenied):
                 continue
-            rss += info.rss
             peak += _peak_rss_bytes(process.pid) or info.rss
             has_pss = has_pss and hasattr(info, "pss")
             pss += getattr(info, "pss", 0)
-        return Memory(rss, pss if has_pss else None, peak)
+        return Memory(pss if has_pss else None, peak)
 
     def stop(self) -> None:
         if self.process.poll() is None:
