@@ -19,6 +19,7 @@ ODD = """{{ bos_token }}{% if messages[0].content == 'never end' %}
 {%- for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
 {%- elif messages[0].content == 'refuse' %}{{ raise_exception('roles must alternate') }}
 {%- endif %}"""
+ODD += OWN
 
 
 def greedy(worker: WorkerProcess, content: str) -> Any:
@@ -40,19 +41,6 @@ def test_a_model_without_a_template_takes_no_chats(
     assert worker.execute("Once upon a time", max_tokens=4, temperature=0).text == ", there was a"
 
 
-def test_a_template_s_own_bos_is_the_only_one_and_its_failures_are_told(
-    start_worker: StartWorker, tmp_path: Path, worker: WorkerProcess
-) -> None:
-    usual = greedy(worker, FRANCE[0]["content"])
-    odd = start_worker("--model", str(bundled_with_template(tmp_path / "odd.gguf", ODD + OWN)))
-    answer = greedy(odd, FRANCE[0]["content"])
-    assert answer["usage"]["prompt_tokens"] == usual["usage"]["prompt_tokens"]
-    assert answer["choices"][0]["message"]["content"].endswith("Paris.")
-    assert "roles must alternate" in str(greedy(odd, "refuse")["error"])
-    assert "did not end" in str(greedy(odd, "never end")["error"])
-    assert odd.is_ready() and not odd.logs("engine.crashed")
-
-
 # An operator's, which has a role of its own and shows variables.
 NAMES = ("reasoning_effort", "enable_thinking", "verbosity", "thinking_budget")
 OPERATORS = """{% for m in messages if m.role == 'critic' %}{{ m.content }}{% else %}
@@ -63,9 +51,15 @@ SECOND = OWN + "{# for chats with tools #}"
 
 @pytest.fixture(scope="module")
 def two_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a second template, for chats with tools."""
-    changes = {"tokenizer.chat_template.tool_use": SECOND}
+    """A model with an odd template, and a second one for chats with tools."""
+    changes: dict[str, str | int | None] = {"tokenizer.chat_template": ODD}
+    changes |= {"tokenizer.chat_template.tool_use": SECOND}
     return bundled_with(tmp_path_factory.mktemp("two") / "two.gguf", changes)
+
+
+@pytest.fixture(scope="module")
+def odd(share_worker: StartWorker, two_templates: Path) -> WorkerProcess:
+    return share_worker("--model", str(two_templates))
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +70,18 @@ def replaced(share_worker: StartWorker, two_templates: Path) -> WorkerProcess:
     return share_worker("--model", str(two_templates), "--chat-template", str(file))
 
 
+def test_a_template_s_own_bos_is_the_only_one_and_its_failures_are_told(
+    odd: WorkerProcess, worker: WorkerProcess
+) -> None:
+    usual = greedy(worker, FRANCE[0]["content"])
+    answer = greedy(odd, FRANCE[0]["content"])
+    assert answer["usage"]["prompt_tokens"] == usual["usage"]["prompt_tokens"]
+    assert answer["choices"][0]["message"]["content"].endswith("Paris.")
+    assert "roles must alternate" in str(greedy(odd, "refuse")["error"])
+    assert "did not end" in str(greedy(odd, "never end")["error"])
+    assert odd.is_ready() and not odd.logs("engine.crashed")
+
+
 def told(worker: WorkerProcess) -> tuple[str, str | None, bool]:
     """The template, the one for tools, and whether the model's metadata have that."""
     props, info = worker.get("/props").json(), worker.get("/info").json()
@@ -83,8 +89,8 @@ def told(worker: WorkerProcess) -> tuple[str, str | None, bool]:
     return props["chat_template"], props.get("chat_template_tool_use"), has_second
 
 
-def test_both_templates_of_a_model_are_told(start_worker: StartWorker, two_templates: Path) -> None:
-    assert told(start_worker("--model", str(two_templates))) == (OWN, SECOND, True)
+def test_both_templates_of_a_model_are_told(odd: WorkerProcess) -> None:
+    assert told(odd) == (ODD, SECOND, True)
 
 
 def test_an_operators_template_stands_in_for_both(replaced: WorkerProcess) -> None:
