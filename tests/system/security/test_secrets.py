@@ -5,9 +5,15 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 import psutil
+import pytest
+from structlog.testing import capture_logs
 
 from tests.conftest import StartWorker
 from tests.support.pool_manager import serving
+from worker.errors import CallbackFailed
+from worker.observability.metrics import Metrics
+from worker.pool.client import PoolClient
+from worker.settings import Settings
 
 SECRETS = {
     "LLORCH_WORKER_TOKEN": "secret-of-clients",
@@ -30,14 +36,19 @@ def test_the_engine_inherits_no_secret_and_those_in_the_pool_s_urls_are_never_lo
         assert "PATH" in inherited, "what libraries read is still there"
         manager.wait_for(n_callbacks=1)
         running.wait_log("callback.accepted")
-    lost = f"http://worker:hunter2@{address}/ready?key=opensesame"
-    again = start_worker(
-        *("--callback-url", lost, "--heartbeat-url", lost),
-        *("--callback-timeout", "1", "--callback-optional"),
-    )
-    again.wait_log("callback.given_up")
-    for each in (running, again):
-        each.stop()
-        assert "hunter2" not in each.stderr + each.stdout
-        assert "opensesame" not in each.stderr + each.stdout
-        assert "secret-of" not in each.stderr + each.stdout
+    running.stop()
+    for secret in ("hunter2", "opensesame", "secret-of"):
+        assert secret not in running.stderr + running.stdout
+
+
+@pytest.mark.anyio
+async def test_nor_are_they_told_of_a_manager_that_is_away() -> None:
+    with serving() as manager:
+        address = urlsplit(manager.url).netloc
+    url = f"http://worker:hunter2@{address}/ready?key=opensesame"
+    pool = PoolClient(Settings(callback_url=url, callback_timeout=1), Metrics("w"))
+    with pytest.raises(CallbackFailed) as failed, capture_logs() as lines:
+        await pool.announce({}, lambda: False)
+    await pool.close()
+    told = f"{failed.value.message} {failed.value.details} {lines}"
+    assert address in told and "hunter2" not in told and "opensesame" not in told

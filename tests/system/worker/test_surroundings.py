@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +21,7 @@ from tests.support import sse
 from tests.support.pool_manager import serving
 from tests.support.ports import free_port
 from tests.support.worker import environment, installed, json_lines, run_to_exit, until
+from tests.unit.observability.test_logs import unread
 
 
 def is_ready(url: str) -> bool:
@@ -78,10 +77,9 @@ def test_a_log_on_a_full_disk(warm_cache: Path) -> None:
             assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize("kind", ["pipe", "socket"])
-def test_a_log_whose_reader_stops_reading(kind: str, warm_cache: Path) -> None:
+def test_a_log_whose_reader_stops_reading(warm_cache: Path) -> None:
     """From its first line on."""
-    reader, writer = unread(kind)
+    reader, writer = unread("pipe")
     with worker_logging_to(writer, subprocess.DEVNULL, warm_cache) as (process, url):
         os.close(writer)
         until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
@@ -90,21 +88,6 @@ def test_a_log_whose_reader_stops_reading(kind: str, warm_cache: Path) -> None:
         process.terminate()
         assert process.wait(60) == 0
     os.close(reader)
-
-
-def unread(kind: str) -> tuple[int, int]:
-    """The two ends of a way into which nothing more fits, as nobody reads."""
-    if kind == "pipe":
-        reader, writer = os.pipe()
-    else:
-        ours, theirs = socket.socketpair()
-        reader, writer = ours.detach(), theirs.detach()
-    os.set_blocking(writer, False)
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            os.write(writer, b"." * 4096)
-    os.set_blocking(writer, True)
-    return reader, writer
 
 
 def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> None:
