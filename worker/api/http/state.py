@@ -74,7 +74,7 @@ class ServedModel:
             "audio": projector is not None and projector.hears,
         }
 
-    @property
+    @cached_property
     def metadata_sha256(self) -> str:
         """Equal metadata has an equal digest on every worker."""
         return digest(json.dumps(dict(self.metadata), sort_keys=True, default=str))
