@@ -122,8 +122,7 @@ def _ends(schema: Any, endless: Mapping[str, Any]) -> bool:
         return False
     if not all(_ends(part, endless) for part in schema.get("allOf", ())):
         return False
-    kinds = schema.get("type", ())
-    kinds = {kinds} if isinstance(kinds, str) else set(kinds)
+    kinds = _types(schema)
     if not kinds or kinds - {"object", "array"}:
         return True
     if "object" in kinds and all(_ends(part, endless) for part in _required_members(schema)):

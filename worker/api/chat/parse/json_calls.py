@@ -73,16 +73,13 @@ def value(source: Source, give: Give, grow: Grow | None = None) -> Steps[bool]:
     while True:
         sign = yield from source.peek()
         if sign == '"':
-            give(source.take_to(source.at + 1))
+            give(source.take(sign))
             if not (yield from _string(source, give, grow)):
                 return False
             give('"')
-        elif sign and sign in "{[":
-            depth += 1
-            give(source.take_to(source.at + 1))
-        elif sign and sign in "}]":
-            depth -= 1
-            give(source.take_to(source.at + 1))
+        elif sign and sign in "{[}]":
+            depth += 1 if sign in "{[" else -1
+            give(source.take(sign))
         elif found := _BETWEEN.match(source.text, source.at):
             give(source.take_to(found.end()))
         else:
@@ -109,7 +106,7 @@ def _string(source: Source, give: Give, grow: Grow | None = None) -> Steps[bool]
         elif sign == "\\":
             yield from _escape(source, give)
         else:
-            source.take_to(source.at + 1)
+            source.take(sign)
             if sign == '"':
                 return True
             give(escaped(sign))
@@ -123,7 +120,7 @@ def _escape(source: Source, give: Give) -> Steps[None]:
             pair = yield from source.peek(12)
             text = pair if _PAIR.fullmatch(pair) else text
     if _WHOLE.fullmatch(text) or (source.ended and _BEGUN.fullmatch(text)):
-        source.take_to(source.at + len(text))
+        source.take(text)
         give("\ufffd" if _HALF.fullmatch(text) else text)
     else:
         source.take_to(source.at + 1)
@@ -200,7 +197,7 @@ def read_object(
         yield from source.run_of(_BETWEEN_MEMBERS)
         sign = yield from source.peek()
         if sign == "}":
-            source.take_to(source.at + 1)
+            source.take(sign)
             break
         key = (yield from _quoted(source)) if sign == '"' else None
         if key is None or not (yield from _colon(source)):
