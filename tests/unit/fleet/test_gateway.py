@@ -609,6 +609,15 @@ async def test_what_any_worker_may_have_is_asked_of_all() -> None:
         assert got.headers["x-ignored-fields"] == "odd"
 
 
+async def test_the_load_is_that_of_all_workers() -> None:
+    def loaded(n_requests: int) -> Script:
+        return lambda conversation: conversation.json(200, {"server_load": n_requests})
+
+    async with fleet_of(loaded(2), loaded(5)) as (gateway, _, _):
+        got = await call(gateway, "/load", method="GET")
+        assert got.json == {"server_load": 7} and "x-llorch-worker" not in got.headers
+
+
 async def test_the_answer_of_one_of_all_is_given_on_as_it_is() -> None:
     async def knows_nothing(conversation: Conversation) -> None:
         await conversation.json(404, {"code": "JOB_NOT_FOUND"})

@@ -67,7 +67,8 @@ class Operation:
     asks: Literal["none", "one", "named", "groups", "all"] = "one"
     """Which of a fleet's workers a gateway asks: none, as the answer needs no state; one of the
     group of the model named; the one that the request names, whose state it changes; one of each
-    group; or all of them, because any may have the job or the answer that the request names."""
+    group; or all of them, because any may have the job or the answer that the request names, or
+    each a part of the answer."""
     joined: Callable[[Sequence[Any]], Any] | None = None
     """Makes one answer out of several workers' answers; without it, a gateway gives on that of a
     worker that has what was asked for."""

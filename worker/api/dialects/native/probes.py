@@ -8,7 +8,7 @@ counts, times and reasons, never a text.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from msgspec.structs import asdict
 from starlette.requests import Request
@@ -113,6 +113,10 @@ async def load(request: Request, state: AppState) -> Load:
     return {"server_load": status.running + status.queued}
 
 
+def _of_fleet(loads: Sequence[Load]) -> Load:
+    return {"server_load": sum(load["server_load"] for load in loads)}
+
+
 async def version(request: Request, state: AppState) -> Version:
     return {"version": own_version()}
 
@@ -180,7 +184,10 @@ OPERATIONS = [
         Operation("GET", path, health, _IS_WELL, {JSON: Health}, errors=(503,), probe=True)
         for path in ("/health", "/v1/health", "/v2/health/live", "/ping")
     ),
-    Operation("GET", "/load", load, "Requests that run or wait", {JSON: Load}, quiet=True),
+    Operation(
+        "GET", "/load", load, "Requests that run or wait", {JSON: Load}, quiet=True,
+        asks="all", joined=_of_fleet,
+    ),
     Operation("GET", "/version", version, "This worker's version", {JSON: Version}),
     *(
         Operation("GET", path, ready, _TAKES_WORK, {JSON: ReadyAnswer}, errors=(503,), probe=True)
