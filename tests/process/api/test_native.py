@@ -180,8 +180,9 @@ def test_ready_has_two_names(worker: WorkerProcess) -> None:
 
 
 def test_loading_progress_of_a_loaded_worker_ends_at_once(worker: WorkerProcess) -> None:
-    lines = worker.get("/v1/loading/progress").text.strip().split("\n\n")
-    last = json.loads(lines[-1].split("data: ")[1])
+    events = worker.get("/v1/loading/progress").text.strip().split("\n\n")
+    assert len(events) == 1
+    last = json.loads(events[0].split("data: ")[1])
     assert last["phase"] == "ready" and last["percent"] == 100.0
     assert "bytes_per_second" in last
 

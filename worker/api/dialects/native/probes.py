@@ -88,12 +88,14 @@ async def ready(request: Request, state: AppState) -> object:
 
 
 async def loading_progress(request: Request, state: AppState) -> Response:
+    ready = Progress(phase="ready", percent=100.0)
 
     async def chunks() -> AsyncIterator[bytes]:
+        progress = None
         async for progress in state.supervisor.watch_progress(state.settings.keepalive):
             yield _progress_event(progress)
-        if state.supervisor.status().is_ready:
-            yield _progress_event(Progress(phase="ready", percent=100.0))
+        if progress != ready and state.supervisor.status().is_ready:
+            yield _progress_event(ready)
 
     return EventStream(chunks())
 
