@@ -544,6 +544,7 @@ def test_each_argument_is_explained(module: Any) -> None:
             if isinstance(action, argparse._SubParsersAction):
                 parsers += action.choices.values()
                 assert [each.dest for each in action._choices_actions] == [*action.choices]
+                assert all(each.description for each in action.choices.values())
             else:
                 assert action.help, (parser.prog, action.dest)
 

@@ -50,3 +50,13 @@ class Parser(argparse.ArgumentParser):
         if there := [each for each in meant if each in known or each[:2] != "--"]:
             return f"; did you mean {' or '.join(there)}?"
         return closest(unknown, known) or f"; {self.prog} --help lists them."
+
+
+def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:
+    """A subcommand whose own help begins with what the list of commands says of it.
+
+    `commands` is what `add_subparsers` gives.
+    """
+    description = f"{text[0].upper()}{text[1:]}."
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text, description=description)
+    return command

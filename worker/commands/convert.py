@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import get_args
 
-from worker.arguments import Parser
+from worker.arguments import Parser, add_command
 from worker.commands import open_standard_files
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
@@ -206,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
-    convert = commands.add_parser("convert", help="write a GGUF from SafeTensors")
+    convert = add_command(commands, "convert", "write a GGUF from SafeTensors")
     _add_source(convert)
     _add_destination(convert)
     text = "type of the weights (default: q8_0)"
@@ -222,7 +222,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     convert.set_defaults(run=_convert)
 
-    verify = commands.add_parser("verify", help="compare a GGUF with the SafeTensors it came of")
+    verify = add_command(commands, "verify", "compare a GGUF with the SafeTensors it was made from")
     _add_source(verify)
     verify.add_argument("file", type=_path, help="what llorch-convert wrote of it")
     verify.add_argument("--name", help="as it was given to the conversion")
@@ -230,18 +230,18 @@ def _parser() -> argparse.ArgumentParser:
     _add_pre_tokenizer(verify)
     verify.set_defaults(run=_verify)
 
-    inspect = commands.add_parser("inspect", help="print a GGUF's metadata and tensors")
+    inspect = add_command(commands, "inspect", "print a GGUF's metadata and tensors")
     inspect.add_argument("file", type=_path, help="a GGUF file")
     inspect.set_defaults(run=_inspect)
 
-    aliases = commands.add_parser("list", help="show the aliases, or the families")
+    aliases = add_command(commands, "list", "show the aliases, or the families")
     _add_models_file(aliases)
     aliases.add_argument(
         "--families", action="store_true", help="show the architectures that can be converted"
     )
     aliases.set_defaults(run=_list)
 
-    cache = commands.add_parser("cache", help="list downloads and conversions, or remove some")
+    cache = add_command(commands, "cache", "list downloads and conversions, or remove some")
     _add_cache_dir(cache, "default: the worker's cache")
     cache.add_argument(
         "--remove", nargs="+", default=[], metavar="KEY", help="the beginning of one or more keys"
@@ -254,7 +254,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     cache.set_defaults(run=_cache)
 
-    adapter = commands.add_parser("adapter", help="write a GGUF adapter from a PEFT LoRA adapter")
+    adapter = add_command(commands, "adapter", "write a GGUF adapter from a PEFT LoRA adapter")
     adapter.add_argument("adapter", type=_path, help="a folder with adapter_config.json")
     adapter.add_argument("base", type=_path, help="the GGUF of the model that it was trained on")
     _add_destination(adapter)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from worker.arguments import Parser
+from worker.arguments import Parser, add_command
 from worker.background import die_with_parent
 from worker.installation import default_cache_dir, own_version
 from worker.wire.backends import BACKENDS
@@ -62,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    install = commands.add_parser(
-        "install-engine", help="build llama.cpp's wheel for a backend and install it here"
+    install = add_command(
+        commands, "install-engine", "build llama.cpp's wheel for a backend and install it here"
     )
     install.add_argument("backend", choices=list(BACKENDS), help="as in the command llorch-…")
     install.add_argument(

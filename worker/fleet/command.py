@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from worker.arguments import Parser
+from worker.arguments import Parser, add_command
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.fleet import deploy
 from worker.fleet.cluster import (
@@ -55,22 +55,23 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="llorch-ray",
         description="Serve with several workers, on one machine or many, through Ray Serve.",
-        epilog="exit codes: 0 done, 1 Ray refuses or is not there, 2 usage or file, 3 the workers "
-        "do not start. RAY_DASHBOARD_ADDRESS names a cluster other than this machine's.",
+        epilog="exit codes: 0 done, 1 Ray refuses or does not run, 2 usage, the file, or Ray is "
+        "not installed, 3 the workers do not start. RAY_DASHBOARD_ADDRESS names a cluster other "
+        "than this machine's.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    up = commands.add_parser("up", help="start what the file describes, or change what runs to it")
+    up = add_command(commands, "up", "start what the file describes, or change what runs to it")
     up.add_argument("file", type=Path, metavar="FILE", help="a TOML file of workers")
     up.set_defaults(act=_up)
-    status = commands.add_parser("status", help="show the workers and their states")
+    status = add_command(commands, "status", "show the workers and their states")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.set_defaults(act=_status)
-    scale = commands.add_parser(
-        "scale", help="run so many workers, until the next `up`, also where the load decided"
+    scale = add_command(
+        commands, "scale", "run so many workers, until the next `up`, also where the load decided"
     )
     scale.set_defaults(act=_scale)
-    roll = commands.add_parser("roll", help="replace the workers of a group, one after another")
+    roll = add_command(commands, "roll", "replace the workers of a group, one after another")
     roll.set_defaults(act=_roll)
     for command in (scale, roll):
         command.add_argument(
@@ -80,9 +81,7 @@ def _parser() -> argparse.ArgumentParser:
             help="the group's name in the file, where there are several",
         )
     scale.add_argument("count", type=_count, metavar="N", help="the number of workers")
-    down = commands.add_parser(
-        "down", help="drain and end all workers, and the Ray that `up` started"
-    )
+    down = add_command(commands, "down", "drain and end all workers, and the Ray that `up` started")
     down.set_defaults(act=_down)
     return parser
 

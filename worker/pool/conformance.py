@@ -2,7 +2,9 @@
 
 Start it, start any worker with `--callback-url http://127.0.0.1:9999/ready` and
 `--heartbeat-url http://127.0.0.1:9999/heartbeat`, and it shows what arrives and whether that keeps
-the protocol; `GET /verdict` gives the same as JSON. Each connection has a thread of its own.
+the protocol; `GET /verdict` gives the same as JSON.
+
+Each connection has a thread of its own.
 """
 
 from __future__ import annotations
