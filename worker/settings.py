@@ -258,7 +258,7 @@ class Settings(_TableFields):
     max_tokens_out: Count | None = _setting(None, "limits", "max_tokens of a request at most, and its default; without it the context length")
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = _setting(4 * 2**20, "limits", "bytes of a request body at most")
     sleep_idle_seconds: Seconds | None = _setting(None, "limits", "seconds without a request after which the engine ends and gives its memory back, until the next request starts it again; without it never")
-    resume_seconds: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = _setting(300.0, "limits", "seconds that a stream that asked for it goes on, and is kept, without a reader; 0 = none is")
+    resume_seconds: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = _setting(300.0, "limits", "seconds for which a stream with X-Llorch-Resume or X-Conversation-Id goes on without a reader, and is kept; 0 = not at all")
     resume_mib: Count = _setting(64, "limits", "MiB of all such streams at most")
     stall_timeout: Seconds = _setting(60.0, "limits", "seconds without engine progress before it counts as stalled and is replaced")
     survive_crashes: Annotated[int, Field(ge=0, le=1000)] = _setting(1, "limits", "engine crashes that a running stream survives; 0 ends it at the first")

@@ -62,7 +62,7 @@ _HEAD = ".nextn.eh_proj.weight"
 """The tensor that each layer for multi-token prediction begins with."""
 _ANY_CELLS = 1 << 40
 _MOST_CELLS = 1 << 20
-"""The limit for recurrent memory, whose size does not depend on the sequence's length."""
+"""The most cells by default, unless one sequence of the trained length needs more."""
 
 
 @dataclass(frozen=True, slots=True)
