@@ -3,6 +3,7 @@ their parent. Used in all processes."""
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import os
@@ -42,7 +43,8 @@ def in_daemon_thread(work: Callable[[], _T]) -> Future[_T]:
         except BaseException as error:  # noqa: B036 - handed to whoever waits
             done.set_exception(error)
 
-    threading.Thread(target=run, daemon=True).start()
+    # `Thread.start` waits until the thread runs: for ever, where it finds no memory to.
+    _thread.start_new_thread(run, ())
     return done
 
 

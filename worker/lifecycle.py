@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import queue
 import signal
 import socket
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -130,7 +130,7 @@ class Lifecycle:
             self._uri += settings.api_prefix
         self._exit_code = 0
         self._stop = asyncio.Event()
-        self._must_leave = threading.Event()
+        self._must_leave: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._was_signalled = self._stops_now = False
         self._heartbeats: Heartbeats | None = None
 
@@ -142,6 +142,8 @@ class Lifecycle:
         self._supervisor = Supervisor(settings, self._metrics, self._engine)
         for number in stop_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+            # Beside it: Python runs this one also where the loop waits for something for ever.
+            signal.signal(number, lambda *_: self._must_leave.put(None))
         server = self._http_server()
         self._pool = PoolClient(settings, self._metrics)
         serving = asyncio.create_task(server.serve(sockets=self._listeners))
@@ -351,7 +353,7 @@ class Lifecycle:
             return
         self._supervisor.begin_draining()
         self._log.info("worker.draining", running=self._supervisor.status().running)
-        self._must_leave.set()
+        self._must_leave.put(None)
         self._stop.set()
 
     def _leave_by_force(self) -> None:
@@ -359,7 +361,7 @@ class Lifecycle:
 
         On a thread that is made at the start: when it is needed, there may be none to be had.
         """
-        self._must_leave.wait()
+        self._must_leave.get()
         time.sleep(self._settings.drain_timeout + EXIT_MARGIN_SECONDS)
         os._exit(self._exit_code)
 

@@ -168,3 +168,11 @@ def test_a_stop_needs_no_new_thread(start_worker: StartWorker) -> None:
     resource.prlimit(worker.pid, resource.RLIMIT_AS, (taken, taken))
     worker.signal(signal.SIGTERM)
     worker.wait()
+
+
+def test_a_stop_needs_no_event_loop(start_worker: StartWorker) -> None:
+    command = [sys.executable, "-m", "tests.support.stuck_command"]
+    worker = start_worker("--drain-timeout", "0.1", command=command, wait_ready=False)
+    worker.wait_log("worker.ready")
+    worker.signal(signal.SIGTERM)
+    assert worker.wait() == 0
