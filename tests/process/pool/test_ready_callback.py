@@ -141,9 +141,13 @@ async def test_an_optional_callback_ends_nothing() -> None:
     with serving() as manager:
         manager.reply = answers(404)
         settings = Settings(callback_url=f"{manager.url}/ready", callback_optional=True)
-        pool = PoolClient(settings, Metrics("w"))
+        metrics = Metrics("w")
+        pool = PoolClient(settings, metrics)
         await pool.announce({"worker_id": "w"}, lambda: False)
         await pool.close()
+        manager.wait_for(n_callbacks=1)
+        assert [m.accepted for m in manager.callbacks] == [False]
+        assert metrics.callback_failures._value.get() == 1
 
 
 def test_a_worker_that_has_served_is_ended_by_no_manager(start_worker: StartWorker) -> None:

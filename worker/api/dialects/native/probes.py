@@ -88,14 +88,14 @@ async def ready(request: Request, state: AppState) -> object:
 
 
 async def loading_progress(request: Request, state: AppState) -> Response:
-    ready = Progress(phase="ready", percent=100.0)
+    last = Progress(phase="ready", percent=100.0)
 
     async def chunks() -> AsyncIterator[bytes]:
         progress = None
         async for progress in state.supervisor.watch_progress(state.settings.keepalive):
             yield _progress_event(progress)
-        if progress != ready and state.supervisor.status().is_ready:
-            yield _progress_event(ready)
+        if progress != last and state.supervisor.status().is_ready:
+            yield _progress_event(last)
 
     return EventStream(chunks())
 
