@@ -437,6 +437,11 @@ def test_what_another_program_takes_is_answered_with_our_name(given: list[str], 
     assert message.endswith(words) and "x" not in message.split()
 
 
+def test_a_second_subcommand_is_refused_beside_the_first() -> None:
+    with pytest.raises(ConfigError, match=r"^chat is the subcommand already; plan is one of its"):
+        parse_flags("cpu", ["plan"], "chat")
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [

@@ -139,6 +139,8 @@ def parse_flags(
         hint = closest(first, [*SUBCOMMANDS, "--help", "--version"])
         if first in SUBCOMMANDS:
             what, hint = f"A subcommand comes first: llorch-{backend} {first} …", "."
+            if name:
+                what = f"{name} is the subcommand already; {first} is one of its own"
         serves = "" if name else "it serves without one, and "
         raise ConfigError(what + (hint or f"; {serves}a model is given as --model {unknown[-1]}."))
     given: dict[str, Any] = vars(namespace)

@@ -107,7 +107,10 @@ async def rank(
 def _require(model: ModelInfo, what: str) -> None:
     """Refuse a use that the model was not made for: its output would be meaningless."""
     if model.pooling is None:
-        message = f"model: this model generates text and makes no {what} (it does not pool)"
+        message = (
+            f"model: this model generates text and makes no {what}; "
+            "a worker started with --pooling mean makes embeddings of it"
+        )
     elif what == "ranks" and model.pooling != "rank":
         message = "model: this model makes embeddings and ranks nothing; send to /v1/embeddings"
     elif what == "embeddings" and model.pooling == "rank":
