@@ -49,6 +49,11 @@ GOOD: dict[str, dict[str, Any]] = {
     "/api/embed": {"model": "any", "input": []},
     "/api/embeddings": {"model": "any", "prompt": ""},
 }
+NOT_OF_THIS_MODEL = (
+    *("/v1/embeddings", "/embedding", "/v1/rerank", "/infill", "/lora-adapters"),
+    "/v1/chat/completions/control",
+)
+"""What the bundled model has no good request for."""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +71,13 @@ def test_the_document_is_valid_and_lists_every_route(document: dict[str, Any]) -
         if operation.path != "/"  # the page's
     }
     assert routes == {(p, method) for p, found in document["paths"].items() for method in found}
+
+
+def test_each_operation_is_asked_well_or_its_namesake_is() -> None:
+    bodies = {each.path: each for dialect in DIALECTS for each in dialect.operations if each.body}
+    asked = [bodies.pop(path) for path in (*GOOD, *NOT_OF_THIS_MODEL)]
+    left = {path for path, each in bodies.items() if each.body not in [a.body for a in asked]}
+    assert not left
 
 
 def test_the_limits_in_it_are_this_workers(document: dict[str, Any], worker: WorkerProcess) -> None:
@@ -267,7 +279,7 @@ def test_a_form_of_another_project_is_linked(document: dict[str, Any]) -> None:
                 assert operation["externalDocs"]["url"].startswith("https://"), path
 
 
-@pytest.mark.parametrize("path", [*GOOD, "/v1/embeddings", "/v1/rerank", "/infill"])
+@pytest.mark.parametrize("path", [*GOOD, *NOT_OF_THIS_MODEL])
 def test_what_is_asked_wrongly_conforms(
     document: dict[str, Any], worker: WorkerProcess, path: str
 ) -> None:

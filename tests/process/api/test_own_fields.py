@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.worker import WorkerProcess
+from worker.api import app
+from worker.api.chat.run import STREAMING
 
 TEXT = "Once upon a time there was a fox who lived in the wood and ate what it found there. " * 4
 CHAT = {"messages": [{"role": "user", "content": TEXT}], "model": "tiny-model"}
@@ -23,6 +25,12 @@ DIALECTS: dict[str, dict[str, Any]] = {
     "/completion": {"prompt": TEXT, "n_predict": 1},
     "/v1/inference": {"prompt": TEXT, "max_tokens": 1},
 }
+
+
+def test_each_dialect_that_generates_is_asked() -> None:
+    for dialect in app.DIALECTS:
+        paths = {each.path for each in dialect.operations if STREAMING == each.reads}
+        assert not paths or paths & DIALECTS.keys(), paths
 
 
 @pytest.mark.parametrize("path", DIALECTS)
