@@ -150,8 +150,9 @@ Range = Annotated[
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_object)]
 Order = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_order)]
 OutputType = Literal[
-    "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k"
-]
+    "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q4_0",
+    "iq4_nl", "iq4_xs", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k",
+]  # fmt: skip
 """Types of a converted file's weights; `convert.output_types` has the details of each."""
 
 

@@ -211,7 +211,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_destination(convert)
     text = "type of the weights (default: q8_0)"
     convert.add_argument("--outtype", choices=[*FORMATS], default="q8_0", help=text)
-    convert.add_argument("--imatrix", type=_path, help="importance matrix, for K-quants")
+    convert.add_argument(
+        "--imatrix", type=_path, help="importance matrix, for types of fewer than 8 bits"
+    )
     convert.add_argument("--name", help="the model's name in the file (default: its folder's)")
     convert.add_argument(
         "--mmproj", action="store_true", help="write the projector of pictures and sounds"

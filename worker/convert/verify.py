@@ -1,7 +1,7 @@
 """Reads a written GGUF back and compares it with what its source gives.
 
 Everything is made once more, and every key of the metadata and every byte of every tensor must be
-the same. The bytes of K-quants are known only to llama.cpp's quantiser: a conversion checks that
+the same. The bytes that llama.cpp's quantiser makes are known to it alone: a conversion checks that
 they lose no more than the type does, and `check_file` lets the quantiser make them again. The
 converter's worker threads check the chunks.
 """
@@ -39,6 +39,8 @@ from worker.models.gguf.layout import GgufLayout, read_layout
 _LOSS = {
     "Q2_K": (0.6, 15 * 4),
     "Q3_K": (0.4, 32 * 4),
+    "IQ4_NL": (0.25, 127),
+    "IQ4_XS": (0.25, 32 * 127),
     "Q4_0": (0.25, 8),
     "Q4_1": (0.25, 16),
     "Q4_K": (0.25, 63 * 16),

@@ -1,4 +1,4 @@
-"""K-quants and Q4_0: llama.cpp's quantiser writes a GGUF with smaller types from another one.
+"""llama.cpp's quantiser: it writes a GGUF with smaller types from another one.
 
 It runs in a process of its own: native code may end its process, and the call neither returns early
 nor reacts to signals. `quantize` runs in the converter and starts this module as a child. The child
@@ -71,6 +71,8 @@ def quantize(
 def main() -> None:
     source, target, file_type, threads, importance = sys.argv[1:]
     die_with_parent()
+    name = Path(source).name
+    library.on_abort(lambda why: _send(error=f"llama.cpp cannot quantise {name}: {why.strip()}"))
     try:
         _quantize(Path(source), Path(target), int(file_type), int(threads), importance)
     except WorkerError as error:

@@ -29,6 +29,7 @@ from worker.commands import convert as cli
 from worker.convert.family.rules import Place
 from worker.convert.prepare import Options, prepare_checked
 from worker.errors import ModelError
+from worker.llama import quantize
 from worker.models import safetensors
 from worker.models.checkpoint_files import INDEX
 
@@ -485,6 +486,14 @@ def test_an_importance_matrix_that_nothing_would_use_is_refused(
     assert cli.run([str(TINY), str(target), *given]) == 3
     assert "measures none of the model's tensors" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [matrix]
+
+
+def test_what_ends_the_quantiser_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantize, "__name__", "tests.support.aborting_quantiser")
+    sentence = fails(checkpoint("llama", tmp_path), capsys, "--outtype", "q4_k_m")
+    assert sentence.endswith("ggml.c:7: GGML_ASSERT(n_dims > 0) failed")
 
 
 def test_what_is_no_file_is_not_replaced(
