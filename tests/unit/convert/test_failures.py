@@ -127,6 +127,16 @@ def rope(kind: str, **values: object) -> Damage:
     return config(rope_parameters={"rope_type": kind, "rope_theta": 1e6, "factor": 8.0, **values})
 
 
+def sections(*given: object) -> Damage:
+    ropes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": given}
+
+    def damage(folder: Path) -> None:
+        text = json.loads((folder / "config.json").read_text())["text_config"]
+        edit(folder / "config.json", text_config={**text, "rope_parameters": ropes})
+
+    return damage
+
+
 LLAMA3 = rope(
     "llama3", low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=64
 )
@@ -161,6 +171,8 @@ CASES: list[tuple[str, Damage, str]] = [
     ("internlm-3", rope("dynamic", original_max_position_embeddings=64), "dynamic up to max_pos"),
     ("internlm-3", rope("dynamic", alpha=2), "dynamic up to max_position_embeddings"),
     ("qwen3", rope("yarn", beta_fast=8), "beta_fast"),
+    ("qwen3-vl", sections(3, 3, 2**40), "must be up to four numbers"),
+    ("qwen3-vl", sections(3, 3, "x"), "must be up to four numbers"),
     ("qwen3", rope("yarn", truncate=False), "truncate"),
     *((name, LLAMA3, "llama3") for name in ("qwen2", "qwen3", "smollm-3", "olmo-2", "stablelm")),
     *(

@@ -10,7 +10,15 @@ from gguf.constants import Keys
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, renamed
-from worker.convert.family.metadata import flag, if_given, norm_epsilon, number, sections, sizes
+from worker.convert.family.metadata import (
+    flag,
+    given_sections,
+    if_given,
+    norm_epsilon,
+    number,
+    sections,
+    sizes,
+)
 from worker.convert.family.rules import BUFFERS, QKV_BIASES, Family, Metadata, Setting, transposed
 from worker.errors import ModelError
 
@@ -119,7 +127,7 @@ QWEN2_VL = replace(
 def _unrotated(config: Config) -> Iterator[str]:
     """llama.cpp gives the frequencies to the dimensions in turn, and none of them the last ones of
     sections that are not as long as each other."""
-    given = config.rope().params.values.get("mrope_section") or [0]
+    given = given_sections(config) or [0]
     idle = sum(i >= 3 * given[i % 3] for i in range(sum(given)) if i % 3 < len(given))
     if idle:
         yield f"llama.cpp does not rotate the last {idle} of a head's {sum(given)} frequencies"

@@ -48,12 +48,23 @@ def if_given(key: str) -> Callable[[Config, Dims], float | None]:
     return lambda config, d: config.number(key) if config.has(key) else None
 
 
+def given_sections(config: Config) -> list[int]:
+    """How many of a head's frequencies the configuration gives to each of three dimensions; empty
+    if it does not say so."""
+    params = config.rope().params
+    given = params.items("mrope_section") if params.has("mrope_section") else []
+    if len(given) > 4 or not all(type(n) is int and 0 <= n < 1 << 15 for n in given):
+        what = f"mrope_section must be up to four numbers of frequencies, not {given!r:.80}"
+        raise ModelError(f"{params.name}: {what}")
+    return given
+
+
 def sections(default: Sequence[int] | None = None) -> Setting:
     """How a head's frequencies are divided among three dimensions, which a text has as one."""
 
     def read(config: Config, d: Dims) -> Value:
-        given = config.rope().params.values.get("mrope_section") or default
-        return [*map(int, given or [d.head_dim // 2]), 0, 0, 0, 0][:4]
+        given = given_sections(config) or default or [d.head_dim // 2]
+        return [*given, 0, 0, 0, 0][:4]
 
     return read
 
