@@ -171,6 +171,10 @@ CASES: list[tuple[str, Damage, str]] = [
     ("internlm-3", rope("dynamic", original_max_position_embeddings=64), "dynamic up to max_pos"),
     ("internlm-3", rope("dynamic", alpha=2), "dynamic up to max_position_embeddings"),
     ("qwen3", rope("yarn", beta_fast=8), "beta_fast"),
+    *(
+        ("qwen3-next", rope("default", partial_rotary_factor=share), "cannot be rotated")
+        for share in (1.5, 1e9)
+    ),
     ("qwen3-vl", sections(3, 3, 2**40), "must be up to four numbers"),
     ("qwen3-vl", sections(3, 3, "x"), "must be up to four numbers"),
     ("qwen3", rope("yarn", truncate=False), "truncate"),

@@ -120,6 +120,8 @@ def rotated(config: Config, head_dim: int, default: float) -> int:
         "partial_rotary_factor",
         default=config.number("partial_rotary_factor", "rope_pct", "rotary_pct", default=default),
     )
+    if share > 1:
+        raise ModelError(f"{config.name}: of a head, {share} of its dimensions cannot be rotated")
     return int(share * head_dim)
 
 
