@@ -342,7 +342,7 @@ class Chain:
         self._with_xtc = self._usual
         if self._xtc_chance:
             self._with_xtc = _path(sampling, changes, n_vocab)
-        self._next: tuple[float, ...] = self.state
+        self._next: tuple[float, ...] = ()
         self._odds: tuple[Indices | None, Logits] | None = None
         steps, last = self._usual
         is_cold = isinstance(last, Plain) and last.value < COLDEST and not self._xtc_chance
@@ -392,8 +392,8 @@ class Chain:
             self.state = self._next
 
     def give(self) -> None:
-        """A token that was not drawn goes into the answer."""
-        self._odds = None
+        """A token that was not drawn goes into the answer: nothing is learned of a draw."""
+        self._odds, self._next = None, ()
 
     def log_probabilities(self, token: int, n_top: int) -> tuple[float, list[tuple[int, float]]]:
         """The natural log-probability with which the token was drawn, and the `n_top` best that

@@ -144,11 +144,13 @@ class Sampler:
         if logits[token] == _FORBIDDEN or token in self._banned:
             # `infill` ends a text where none is sure, whatever the end's logit is.
             token = likeliest(self._without_banned(logits))
+            chain.give()
         return token
 
     def _without_banned(self, logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         left = logits.copy()
-        left[[*self._banned]] = _FORBIDDEN
+        n_known = len(left)  # fewer than all where they are a draft model's
+        left[[token for token in self._banned if token < n_known]] = _FORBIDDEN
         return left
 
     def _draw(self, logits: npt.NDArray[np.float32], unwanted: frozenset[int]) -> int:

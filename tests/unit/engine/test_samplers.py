@@ -218,6 +218,18 @@ def test_infill_ends_no_answer_that_may_not_end(engine: RealEngine) -> None:
     assert isinstance(last, Finished) and ids
 
 
+@pytest.mark.parametrize("ending", [{"min_tokens": 9}, {"ignore_eos": True}], ids=str)
+def test_what_stands_in_for_an_end_that_may_not_be_is_certain(
+    engine: RealEngine, ending: dict[str, Any]
+) -> None:
+    options: dict[str, Any] = INFILL | ending | {"post_sampling_probs": True, "logprobs": 1}
+    asked = engine.submit("Once upon a time", max_tokens=12, **options)
+    engine.run()
+    scores = engine.logprobs(asked)
+    assert [score.token_id for score in scores] == engine.ids(asked)
+    assert any(score.logprob == 0 and len(score.top) == 1 for score in scores)
+
+
 def test_what_bias_and_constraint_forbid_together_fails_its_request(engine: RealEngine) -> None:
     every = tuple((token, -math.inf) for token in range(engine.model.n_vocab))
     cases: list[dict[str, Any]] = [

@@ -137,13 +137,14 @@ def test_right_guesses_bring_several_tokens_a_step() -> None:
     assert engine.stats.tokens_drafted >= engine.stats.tokens_accepted
 
 
-def draft_model(path: Path, batch: int = 64) -> DraftModel:
-    """Of that file, with room for one sequence; it lives as long as the test session."""
+def draft_model(path: Path, batch: int = 64, n_fewer: int = 0) -> DraftModel:
+    """Of that file, with room for one sequence; it lives as long as the test session. `n_fewer`:
+    tokens at the vocabulary's end that it does not know."""
     model = Model(str(path))
     context = Context(
         model, ContextOptions(n_ctx=CONTEXT_OF_REAL, n_batch=batch, kv_types=("f32", "f32"))
     )
-    return DraftModel(context, model.n_vocab)
+    return DraftModel(context, model.n_vocab - n_fewer)
 
 
 @pytest.mark.parametrize("batch", [2, 8, 15])
@@ -156,6 +157,20 @@ def test_guesses_fit_a_small_batch(plain: RealEngine, batch: int) -> None:
     again = engine.submit(STORY, max_tokens=40)
     engine.run()
     assert engine.text(again) == plain.text(asked)
+    assert speculation.n_accepted
+
+
+def test_a_token_may_be_forbidden_that_the_draft_model_does_not_know(plain: RealEngine) -> None:
+    engine = RealEngine(slots=2, drafter=draft_model(bundled_gguf("f32"), n_fewer=2))
+    speculation = guessed(engine)
+    said = plain.submit(STORY, max_tokens=20)
+    plain.run()
+    forbidden = (plain.model.n_vocab - 1, *plain.ids(said)[:3])
+    options: dict[str, Any] = {"logit_bias": tuple((token, -math.inf) for token in forbidden)}
+    asked = [each.submit(STORY, max_tokens=20, **options) for each in (engine, plain)]
+    engine.run()
+    plain.run()
+    assert engine.ids(asked[0]) == plain.ids(asked[1])
     assert speculation.n_accepted
 
 
