@@ -49,10 +49,12 @@ class Sampler:
     ) -> None:
         self._model, self._sampling, self._seed = model, sampling, sampling.seed
         self._n_drawn = 0
-        constraint, wish = sampling.constraint, sampling.reasoning
+        constraint = sampling.constraint
+        waits = constraint is not None and constraint.follows_reasoning
+        # An answer that has a form from its first token on has no reasoning.
+        wish = sampling.reasoning if constraint is None or waits else None
         self._wish, self._prompt_end = wish, prompt[-PROMPT_END_TOKENS:]
         self._reasoning: ReasoningTrack | None = None
-        waits = constraint is not None and constraint.follows_reasoning
         if wish is not None and (wish.budget is not None or waits):
             self._reasoning = ReasoningTrack(
                 wish, model, self._prompt_end, reopens=constraint is None

@@ -122,6 +122,20 @@ def test_a_constraint_begins_behind_the_closing(engine: RealEngine) -> None:
     assert thought and answer in ("yes", "no")
 
 
+@pytest.mark.parametrize("budget", [1, None])
+def test_no_closing_stands_in_a_form_that_the_whole_answer_has(
+    engine: RealEngine, budget: int | None
+) -> None:
+    form = constrain(Expression("[a-z]{30}", "guided_regex")).constraint
+    wish = replace(WISH, budget=budget)
+    request_id = engine.submit(PROMPT, max_tokens=40, reasoning=wish, constraint=form)
+    engine.turn()
+    engine.loop.end_reasoning(request_id)
+    engine.run()
+    text = engine.text(request_id)
+    assert len(text) == 30 and text.isalpha()
+
+
 def test_a_character_is_completed_first(engine: RealEngine) -> None:
     fox = engine.tokens_of("🦊")
     assert len(fox) > 1
