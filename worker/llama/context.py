@@ -39,7 +39,7 @@ KV_TYPES: Mapping[KvType, int] = {
 """ggml type numbers of the KV cache."""
 _OUTCOMES: dict[int, DecodeOutcome] = {0: "ok", 1: "no_room", 2: "aborted"}
 _LOGITS_BYTES = 64 << 20
-"""Of all rows with logits in one compute graph…"""
+"""Of all rows with logits in one batch…"""
 _LEAST_ROWS = 8
 """…if each sequence can have this many."""
 
@@ -86,8 +86,8 @@ class ContextOptions:
 
 
 def rows_with_logits(n_vocab: int, n_sequences: int) -> int:
-    """The most rows with logits of each sequence in one compute graph, at four bytes per token of
-    the vocabulary. Device and host reserve memory for them."""
+    """The most rows with logits of each sequence in one batch, at four bytes per token of the
+    vocabulary. Device and host reserve memory for them."""
     return max(_LOGITS_BYTES // (4 * n_vocab * n_sequences), _LEAST_ROWS)
 
 
@@ -124,8 +124,8 @@ class Context:
             setattr(params, name, value)
         params.kv_unified = options.kv_unified
         if not options.embeddings:  # a pooled output needs all rows
-            rows = options.n_seq_max * rows_with_logits(model.n_vocab, options.n_seq_max)
-            params.n_outputs_max = min(options.n_ubatch, rows)
+            rows = rows_with_logits(model.n_vocab, options.n_seq_max)
+            params.n_outputs_max = options.n_seq_max * rows
         params.n_rs_seq = options.n_back
         if options.mtp == "head":
             params.ctx_type = flat.LLAMA_CONTEXT_TYPE_MTP

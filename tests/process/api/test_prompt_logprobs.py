@@ -86,6 +86,16 @@ def test_the_scores_of_a_long_prompt_are_all_there(worker: WorkerProcess) -> Non
     assert None not in found["token_logprobs"][1:]
 
 
+def test_more_rows_of_a_batch_are_scored_than_one_compute_graph_has(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker("--micro-batch", "16", "--prefill-budget", "64")
+    text = "Once upon a time there was a fox. " * 9
+    [choice] = completed(worker, prompt=text, echo=True, logprobs=0)["choices"]
+    found = choice["logprobs"]
+    assert len(found["tokens"]) > 64 and None not in found["token_logprobs"][1:]
+
+
 def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) -> None:
     # After this prompt, the bundled model writes a mark of a turn in the middle.
     body = {"prompt": "1", "max_tokens": 12, "temperature": 0, "logprobs": 0}
