@@ -75,6 +75,10 @@ def test_apply_template_is_the_models_own(worker: WorkerProcess) -> None:
     assert worker.post("/apply-template", {"messages": messages}).json() == {"prompt": FRANCE}
     parts = [{"role": "user", "content": [{"type": "text", "text": messages[0]["content"]}]}]
     assert worker.post("/apply-template", {"messages": parts}).json() == {"prompt": FRANCE}
+    call = {"name": "f", "arguments": r'{"half of a character": "\ud83e"}'}
+    calling = {"role": "assistant", "tool_calls": [{"type": "function", "function": call}]}
+    refused = worker.post("/apply-template", {"messages": [*messages, calling]})
+    assert refused.status_code == 400 and "U+D83E" in refused.json()["error"]["message"]
     bare = worker.post("/apply-template", {"messages": messages, "add_generation_prompt": False})
     assert bare.json() == {"prompt": FRANCE.removesuffix("<|im_start|>assistant\n")}
 

@@ -113,7 +113,6 @@ class PromptBuilder:
             case InfillPrompt():
                 found.ids = self._infill(prompt)
             case MarkedPrompt(text, media, field):
-                _check_characters(text, field)
                 self._add_all(found, [(text, True)], _MARKER, media, field)
             case ChatPrompt():
                 self._add_chat(found, prompt)
@@ -150,11 +149,7 @@ class PromptBuilder:
 
         For a text to be continued, BOS is added here. llama.cpp would add it even to a text that
         already begins with it, and for some models it would append EOS.
-
-        Raises:
-            InvalidRequest: the text has half of a surrogate pair, which is not a character.
         """
-        _check_characters(text, "prompt")
         tokenize = partial(self._vocabulary.tokenize, text, parse_special=parse_special)
         if self._embeds:
             return tokenize(add_special=add_special)
@@ -166,11 +161,8 @@ class PromptBuilder:
         vocabulary's separators.
 
         Raises:
-            InvalidRequest: one of them has half of a surrogate pair.
             ContextLengthExceeded: both together are too long.
         """
-        for field, text in (("query", query), ("documents", document)):
-            _check_characters(text, field)
         model = self._vocabulary
         template = model.chat_template("rerank")
         if template is not None:
@@ -228,22 +220,19 @@ class PromptBuilder:
                 f"alone, as {prompt.fields[0]}",
             )
 
-        def plain(text: str, field: str) -> list[int]:
-            _check_characters(text, field)
-            return self._vocabulary.tokenize(text, add_special=False, parse_special=False)
-
+        plain = partial(self._vocabulary.tokenize, add_special=False, parse_special=False)
         parts: list[int] = []
         if prompt.files and tokens.file is not None:
             if tokens.repository is not None:
-                parts += [tokens.repository, *plain("project\n", "")]
+                parts += [tokens.repository, *plain("project\n")]
             for name, text in prompt.files:
-                parts += [tokens.file, *plain(f"{name}\n{text}", "input_extra")]
-            parts += [tokens.file, *plain("current\n", "")]
+                parts += [tokens.file, *plain(f"{name}\n{text}")]
+            parts += [tokens.file, *plain("current\n")]
         else:
             for name, text in prompt.files:
-                parts += plain(f"--- {name} ---\n{text}\n", "input_extra")
-        parts += [tokens.prefix, *plain(prompt.prefix, prompt.fields[0])]
-        parts += [tokens.suffix, *plain(prompt.suffix, prompt.fields[1]), tokens.middle]
+                parts += plain(f"--- {name} ---\n{text}\n")
+        parts += [tokens.prefix, *plain(prompt.prefix)]
+        parts += [tokens.suffix, *plain(prompt.suffix), tokens.middle]
         return self._with_bos(parts)
 
     def _add_chat(self, found: PromptTokens, prompt: ChatPrompt) -> None:
@@ -400,14 +389,3 @@ def _with_media_marked(content: Any, marks: Iterator[str]) -> Any:
 
 def _is_medium(part: Mapping[str, Any]) -> bool:
     return part.get("type") in ("image", "audio")
-
-
-def _check_characters(text: str, field: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest.of_field(
-            field,
-            f"U+{ord(text[error.start]):04X} in it is half of a surrogate pair and no character; "
-            "send the whole character",
-        ) from None

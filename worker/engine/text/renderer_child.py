@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NoReturn
@@ -28,6 +29,8 @@ _MAX_WORD_CHARS = 64
 """A longer text is no word that somebody would look for in another."""
 _WARM_UP = r"{{ 'a\n' | indent | pprint }}{{ strftime_now('%c') }}{{ nothing.at_all }}"
 """Has Python open what it opens at the first text, filter and error."""
+_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
+"""What no text in UTF-8 can have. Arguments of a call are JSON in a text, which may spell it."""
 _ESCAPING = ("escape", "e", "forceescape", "safe", "urlize", "xmlattr")
 
 Answer = tuple[str | None, str | None]
@@ -166,7 +169,11 @@ def _joined(parts: Iterable[str]) -> str:
         n_chars += len(part)
         if n_chars > MAX_CHARS:
             raise jinja2.TemplateError("it writes too long a text")
-    return "".join(taken)
+    text = "".join(taken)
+    if half := _HALF_A_PAIR.search(text):
+        code = ord(half[0])
+        raise jinja2.TemplateError(f"it writes U+{code:04X}, which is no character but half of one")
+    return text
 
 
 # --- requests ----------------------------------------------------------------------------------
@@ -178,7 +185,8 @@ def main() -> None:
 
 
 def _answered(request: bytes) -> bytes:
-    return json.dumps(_answer(*json.loads(request))).encode()
+    answer = json.dumps(_answer(*json.loads(request)), ensure_ascii=False)
+    return answer.encode("utf-8", "replace")  # an error may quote half a character
 
 
 def _answer(source: str, variables: Mapping[str, Any] | None) -> Answer:
