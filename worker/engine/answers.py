@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator
 
 from worker.engine.backend import Backend
-from worker.engine.sequence import NO_LIMIT, Sequence
+from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 from worker.wire.messages import (
     Event,
@@ -169,7 +169,7 @@ def prompt_events(
             sequence.n_told = n_computed
             seconds = now - (sequence.started_at or now)
             events.append(PromptProgress(sequence.request_id, n_computed, seconds))
-        if sequence.max_rows == NO_LIMIT or not sequence.scores_prompt:
+        if not sequence.scores_prompt:
             continue
         n_top = sequence.request.prompt_logprobs or 0
         known, tokens = sequence.prompt_logprobs, sequence.tokens

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from worker.llama.draw import (
+    LOWEST,
     Indices,
     Logits,
     NotANumber,
@@ -34,7 +35,6 @@ COLDEST = 1e-4
 """At a lower temperature the likeliest token is drawn: logits would be thousands apart."""
 _DIVISIBLE = 1e-30
 """A lower temperature is zero: the division would overflow."""
-_LOWEST = np.finfo(np.float32).min
 _ADAPTIVE_WIDTH, _ADAPTIVE_PEAK, _ADAPTIVE_SHARPNESS = 0.3, 5.0, 10.0
 _SURE = 0.2
 """The least share of a token that a text in a gap goes on with."""
@@ -114,7 +114,7 @@ def top_n_sigma(n: float, kept: Kept) -> Kept:
     """Those that are at most `n` standard deviations below the largest (Tang et al. 2024)."""
     if kept.size <= 1:
         return kept
-    possible = kept.logits[kept.logits >= _LOWEST]
+    possible = kept.logits[kept.logits >= LOWEST]
     least = kept.logits.max() - n * float(possible.std(dtype=np.float64))
     # llama.cpp forbids the others and leaves them in the count.
     return kept.at(np.flatnonzero(kept.logits >= least), is_sorted=kept.is_sorted, size=kept.size)
@@ -280,7 +280,7 @@ class Adaptive:
         wanted = min(max(2 * self._target - total / count, 0.0), 1.0)
         distance = np.abs(_shares(kept) - np.float32(wanted)) / np.float32(_ADAPTIVE_WIDTH)
         logits = _ADAPTIVE_PEAK - _ADAPTIVE_SHARPNESS * distance * distance / (1 + distance)
-        logits[kept.logits < _LOWEST] = -np.inf
+        logits[kept.logits < LOWEST] = -np.inf
         return kept, weights_of(logits)
 
     def after(self, kept: Kept, weights: Logits, index: int) -> tuple[float, ...]:

@@ -20,7 +20,7 @@ _BLOCK = 64
 _FIRST_GUESS = 128
 """This many of the likeliest tokens usually hold the whole nucleus."""
 _MASK = (1 << 64) - 1
-_LOWEST = np.finfo(np.float32).min
+LOWEST = np.finfo(np.float32).min
 
 
 class NotANumber(InferenceFailed):
@@ -69,9 +69,9 @@ def largest(values: Logits, count: int) -> Indices:
     elif count < len(values):
         bound = np.partition(values, len(values) - count)[len(values) - count]
     else:
-        bound = _LOWEST
+        bound = LOWEST
     # Logits that a constraint has forbidden are not sorted, however few others are left.
-    found = np.flatnonzero(values >= max(bound, _LOWEST))
+    found = np.flatnonzero(values >= max(bound, LOWEST))
     if not len(found):
         return np.array([values.argmax()])
     return found[np.argsort(-values[found])[:count]]

@@ -58,9 +58,9 @@ def _automaton(stops: tuple[str, ...]) -> _State:
 
 
 class StopMatcher:
-    """Finds the stop that is complete first, and holds back only text that may become a stop."""
+    """Finds the stop that is complete first, once, and holds back only what may become a stop."""
 
-    __slots__ = ("_held", "_start", "_state")
+    __slots__ = ("_held", "_state")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         """
@@ -70,7 +70,7 @@ class StopMatcher:
         if (n_chars := sum(map(len, stops))) > MAX_STOP_CHARS:
             most = f"all stops together must have at most {MAX_STOP_CHARS} characters"
             raise InvalidRequest.of_field("stop", f"{most}; they have {n_chars}")
-        self._start = self._state = _automaton(tuple(stops)) if stops else None
+        self._state = _automaton(tuple(stops)) if stops else None
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, str | None]:
@@ -87,7 +87,6 @@ class StopMatcher:
         for end in range(n_held + 1, len(text) + 1):
             state = state.after(text[end - 1])
             if state.stop is not None:
-                self._held, self._state = "", self._start
                 return text[: end - len(state.stop)], state.stop
         self._state, n_sent = state, len(text) - state.depth
         self._held = text[n_sent:]
@@ -95,5 +94,4 @@ class StopMatcher:
 
     def finish(self) -> str:
         """The text that was held back for a stop that did not come."""
-        held, self._held, self._state = self._held, "", self._start
-        return held
+        return self._held
