@@ -551,6 +551,10 @@ def test_a_context_has_the_options_of_its_use() -> None:
             options = context_options(guessing, KvCache(900, 300), threads=2, embeds=embeds)
             assert options.n_back == (0 if embeds else n_back)
             assert options.mtp == ("trunk" if speculate == "mtp" and not embeds else "off")
+    for micro_batch, n_back in ((1, 0), (3, 1), (8, 6), (9, 7)):
+        guessing = replace(settings, speculate="ngram", micro_batch=micro_batch)
+        options = context_options(guessing, KvCache(900, 300), threads=2, embeds=False)
+        assert options.n_back == n_back, "llama.cpp would end the process with more"
     draft = draft_options(replace(settings, backend="cuda"), 77, threads=3)
     assert (draft.n_ctx, draft.n_seq_max, draft.n_batch, draft.n_ubatch) == (77, 1, 200, 200)
     assert draft.offload and draft.kv_types == ("q8_0", "q8_0")

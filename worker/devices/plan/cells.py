@@ -50,8 +50,10 @@ def context_options(
 
     A pooled text is computed in one batch, because attention looks both ways. Several texts share a
     decode and the cells of one text. llama.cpp reserves as many rows for each of them, and ends the
-    process unless these make the whole batch.
+    process unless these make the whole batch. So it does unless a graph has more rows than it keeps
+    states of a sequence.
     """
+    can_guess = not embeds and settings.speculate not in ("auto", "off")
     pooled = -(-kv.context_length // POOLED_AT_ONCE) * POOLED_AT_ONCE
     return ContextOptions(
         n_ctx=kv.context_length if embeds else kv.cells,
@@ -65,7 +67,7 @@ def context_options(
         flash_attention=settings.flash_attention,
         offload=settings.on_gpu,
         embeddings=embeds,
-        n_back=0 if embeds or settings.speculate in ("auto", "off") else MOST_BACK,
+        n_back=max(min(MOST_BACK, settings.micro_batch - 2), 0) if can_guess else 0,
         mtp="trunk" if settings.speculate == "mtp" and not embeds else "off",
     )
 
