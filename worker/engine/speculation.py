@@ -157,10 +157,12 @@ class Speculation:
             self._forget_costs(n_rows)
             return {}
         room = {}
-        for sequence, start, n_tokens in chunks:
+        for chunk in chunks:
+            sequence, end = chunk.sequence, chunk.end
             n = min(most, sequence.n_most - len(sequence.tokens) - 1)
-            if n > 0 and start + n_tokens == len(sequence.tokens) and _may_guess(sequence):
-                room[sequence] = n
+            if n > 0 and end == len(sequence.tokens) and _may_guess(sequence):
+                if end not in sequence.snapshot_at:  # it would be of the guesses, too
+                    room[sequence] = n
         if self._drafter.computes:
             drafts = {s: self._computed(s, n) for s, n in room.items()}
         else:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.bundled import bundled_gguf
 from tests.unit.engine.test_loop import Engine
+from tests.unit.engine.test_speculation import Prophet, guessed
 from worker.engine.cache import cache
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
@@ -43,6 +44,23 @@ def test_a_prompt_that_leaves_another_in_its_middle(
     engine = Engine(**options)
     assert ask(engine, 1, bytes(range(90))) == 0
     assert ask(engine, 2, bytes(range(70)) + b"something else") == 64
+
+
+class Wrong(Prophet):
+    def _next(self, tokens: list[int]) -> int:
+        return ord("!")
+
+
+def test_guesses_are_in_no_snapshot() -> None:
+    engine = Engine(n_slots=2, recurrent=True, most_back=5, drafter=Wrong(0))
+    guessed(engine)
+    first = engine.submit(1, bytes(range(40)), max_tokens=50, most_given=20)
+    while first.n_computed < 40 or first.n_left < 10:  # tokens are given to it
+        engine.turn()
+    beginning = bytes(first.tokens)
+    engine.submit(2, beginning + b"for which it waits", max_tokens=4)
+    engine.run()
+    assert ask(engine, 3, beginning + b"and what is this?") == len(beginning)
 
 
 TEMPLATE = (
