@@ -32,6 +32,10 @@ _STATS_SECONDS = 0.2
 """While it works, the loop sends its state no more often: to build it takes a tenth of the own cost
 of a step."""
 
+_WAKE_SECONDS = 0.5
+"""While all requests wait for the disk, the loop looks after their deadlines, and tells that it
+lives, this often."""
+
 
 class Loop:
     def __init__(
@@ -140,12 +144,16 @@ class Loop:
 
     def _run_inbox(self) -> None:
         """Run the actions from other threads; waits for one if there is no work."""
-        wait = not self._scheduler.has_work
-        if wait and self._steps:  # not in the way of a start
-            self.carrier.save_while(self._inbox.empty)
-        while wait or not self._inbox.empty():  # this thread is the only reader
+        if not self._scheduler.has_work:
+            if self._steps:  # not in the way of a start
+                self.carrier.save_while(self._inbox.empty)
+            try:
+                action = self._inbox.get(timeout=_WAKE_SECONDS if self._scheduler.waiting else None)
+            except queue.Empty:
+                return
+            action()
+        while not self._inbox.empty():  # this thread is the only reader
             self._inbox.get()()
-            wait = False
 
     def _encode(self, chunks: list[Chunk], span: Span) -> list[Chunk]:
         """Have the embeddings of a part of a medium computed; returns the chunks that are left."""

@@ -15,7 +15,6 @@ from tests.support.real_engine import RealEngine, random_tokens
 from tests.unit.engine.test_kv_files import files
 from tests.unit.engine.test_loop import Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, CASES, Alone
-from worker.engine.cache import carrier
 from worker.wire.messages import Failed
 
 # --- on the real engine ----------------------------------------------------------------------
@@ -151,10 +150,12 @@ def test_nobody_waits_for_a_disk_that_hangs(
 ) -> None:
     """The requests are computed; when the disk answers after all, it is of use again."""
     engine, begun = after_another(tmp_path, 2, monkeypatch)
-    monkeypatch.setattr(carrier, "_LEAST_PATIENCE", 0.05)
     texts = {1: b"a" * 40 + b"first", 2: b"b" * 40 + b"second", 3: b"b" * 40 + b"third"}
     for number, prompt in texts.items():
         engine.submit(number, prompt, max_tokens=4)
+    engine.turn()
+    assert len(engine.scheduler.waiting) == 3
+    engine.now += 60
     engine.drain()
     assert engine.have_finished(*texts)
     assert len(begun) == 1, "the others do not wait behind it"
@@ -163,8 +164,52 @@ def test_nobody_waits_for_a_disk_that_hangs(
     begun[0]()
     while engine.loop.carrier.is_reading:
         engine.turn()
-    monkeypatch.setattr(carrier, "_LEAST_PATIENCE", 60.0)
     engine = Engine(folder=tmp_path, n_slots=1)
     engine.submit(5, b"c" * 40 + b"more", max_tokens=4)
     engine.drain()
     assert engine.cached_tokens(5) >= 40
+
+
+def test_nobody_waits_for_room_that_a_write_which_hangs_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, begun = after_another(tmp_path, 2, monkeypatch)
+    assert engine.loop.disk is not None
+    written: list[Callable[[], None]] = []
+    monkeypatch.setattr(engine.loop.disk, "write", lambda _, done: written.append(done))
+    engine.cache.memory.most_bytes = 350
+    engine.submit(1, b"c" * 40, max_tokens=4)
+    while not written:
+        engine.turn()
+    engine.submit(2, b"a" * 40 + b"more", max_tokens=4)
+    engine.turn()
+    assert engine.scheduler.waiting and not begun
+    engine.now += 60
+    engine.turn()
+    engine.submit(3, b"b" * 40 + b"more", max_tokens=4)
+    engine.turn()
+    assert len(engine.scheduler.running) == 2 and not begun, "nor does the third"
+    engine.loop.cancel(3)
+    written.pop()()
+    engine.turn()
+    engine.submit(4, b"b" * 40 + b"else", max_tokens=4)
+    engine.turn()
+    begun[0]()
+    while not all(engine.has_ended(number) for number in (1, 2, 4)):
+        engine.turn()
+    assert engine.have_finished(1, 2, 4) and engine.cached_tokens(4) >= 40
+
+
+def test_who_waits_for_the_disk_ends_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its engine, which has nothing else to do, tells that it lives."""
+    engine, _ = after_another(tmp_path, 1, monkeypatch)
+    engine.submit(1, b"a" * 40 + b"more", max_tokens=4, deadline=1.0)
+    engine.turn()
+    told = engine.stats
+    engine.loop.turn()
+    assert engine.stats is not told and engine.scheduler.waiting
+    engine.now = 1.0
+    engine.loop.turn()
+    assert isinstance(engine.end(1), Failed)

@@ -5,7 +5,7 @@ Engine thread. Running streams wait for a copy, as it is made between two steps.
 
 from __future__ import annotations
 
-import threading
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -46,12 +46,13 @@ class Carrier:
         self._call, self._clock = call, clock
         self._due: deque[tuple[Sequence, Entry, int]] = deque()
         """For whom which file is to be read, in order of arrival, and how many of its tokens are
-        wanted."""
+        wanted. The first stays while its file is read."""
+        self._patient_until = math.inf
+        """When the wait of the first is over, be it for the file or for room in memory."""
         self.is_reading = self.is_writing = False
         self._hangs = False
-        """What is being read takes too long to wait for; until it has come, nobody waits for the
-        disk."""
-        self._n_reads = 0
+        """What is being read or written takes too long to wait for; until it is over, nobody waits
+        for the disk."""
 
     # --- cells and memory --------------------------------------------------------------------
 
@@ -148,52 +149,55 @@ class Carrier:
         """Begin to read and to write what is due."""
         if not self.is_reading:
             self._read_next(disk)
+        if self._clock() >= self._patient_until:
+            self._stop_waiting()
         if not self.is_writing:
             self._save_new(disk, is_busy=is_busy)
             self._write_next(disk)
 
     def _read_next(self, disk: Disk) -> None:
         while self._due and not self._due[0][0].awaits_disk:
-            self._due.popleft()  # it has ended
+            self._serve_next()  # it has ended
         if not self._due:
             return
         sequence, entry, length = self._due[0]
         if not self._saves_time(sequence, entry, length):  # it was read for another, since
-            self._due.popleft()
+            self._serve_next()
             sequence.awaits_disk = False
             return
+        began = self._clock()
+        if self._patient_until == math.inf:
+            patience = max(_LEAST_PATIENCE, length * self._cache.prices.per_token)
+            self._patient_until = began + patience
         memory = self._cache.memory
         if memory.locked_bytes + entry.size_bytes > memory.most_bytes:
-            return  # until those before it have let go of theirs
-        self._due.popleft()
-        self.is_reading, began = True, self._clock()
-        self._n_reads = number = self._n_reads + 1
-        patience = max(_LEAST_PATIENCE, length * self._cache.prices.per_token)
-        alarm = threading.Timer(
-            patience, lambda: self._call(lambda: self._stop_waiting(number, sequence))
-        )
-        alarm.daemon = True
-        alarm.start()
+            return  # until those before it, or the disk, have let go of theirs
+        self.is_reading = True
 
         def done(state: State | None) -> None:
-            alarm.cancel()
             self._call(lambda: self._has_read(sequence, state, began))
 
         disk.read(entry, sequence.request.scope, done)
 
-    def _stop_waiting(self, read: int, sequence: Sequence) -> None:
-        """Those that wait for the disk are computed, unless this read has come after all."""
-        if read != self._n_reads or not self.is_reading:
-            return
-        self._hangs = True
-        for each in (sequence, *(waiting for waiting, _, _ in self._due)):
-            each.awaits_disk = False
+    def _serve_next(self) -> None:
+        self._due.popleft()
+        self._patient_until = math.inf
+
+    def _stop_waiting(self) -> None:
+        """Those that wait for the disk are computed."""
+        for sequence, _, _ in self._due:
+            sequence.awaits_disk = False
         self._due.clear()
-        log.warning("kv_store.hangs")
+        self._patient_until = math.inf
+        if self.is_reading or self.is_writing:  # else the room is that of requests that wait
+            self._hangs = True
+            log.warning("kv_store.hangs")
 
     def _has_read(self, sequence: Sequence, state: State | None, began: float) -> None:
         cache, self.is_reading, self._hangs = self._cache, False, False
         is_awaited, sequence.awaits_disk = sequence.awaits_disk, False
+        if self._due and self._due[0][0] is sequence:
+            self._serve_next()
         if state is None:
             return
         cache.prices.read(state.all_bytes, self._clock() - began)
@@ -230,3 +234,4 @@ class Carrier:
     def _wrote(self, state: State) -> None:
         state.n_locks -= 1
         self.is_writing = False
+        self._hangs = self._hangs and self.is_reading
