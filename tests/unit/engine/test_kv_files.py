@@ -183,6 +183,22 @@ def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
     assert 1000 < store.counts.evicted < 1200
 
 
+def test_all_bytes_of_the_folder_count(tmp_path: Path) -> None:
+    """Those around a state, and those that an engine which died has left, until it is sure that
+    nobody goes on with them."""
+    store = opened(tmp_path, limit_bytes=4600)
+    left, abandoned = tmp_path / "left.part", tmp_path / "abandoned.part"
+    for each, age in ((left, 0), (abandoned, 7200)):
+        each.write_bytes(bytes(1150))
+        os.utime(each, (time.time() - age,) * 2)
+    for first in range(4):
+        stored(store, state(range(first, first + 10), bytes(1000)))
+        kept = [*tmp_path.glob("*.kv"), *tmp_path.glob("*.part")]
+        assert left in kept and abandoned not in kept
+        assert sum(path.stat().st_size for path in kept) <= 4600
+    assert len(kept) == 4
+
+
 def test_another_models_files_are_neither_used_nor_removed(tmp_path: Path) -> None:
     stored(opened(tmp_path), STATE)
     other = opened(tmp_path, binding="c" * 64)

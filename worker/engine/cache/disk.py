@@ -190,8 +190,7 @@ class Disk:
         salt = self._salted(state.scope)
         path = self._folder / f"{self._beginning}{secrets.token_hex(8)}{SUFFIX}"
         try:
-            self._make_room(state.all_bytes)
-            entry = write(path, state, salt, self._key)
+            entry = write(path, state, salt, self._key, self._make_room)
         except OSError as error:
             log.warning("kv_store.write_failed", reason=str(error))
             return
@@ -205,18 +204,22 @@ class Disk:
 
     def _make_room(self, n_bytes: int) -> None:
         """Remove the least recently used files, whichever worker wrote them."""
-        files = []
-        for path in self._folder.glob(f"*{SUFFIX}"):
-            with contextlib.suppress(OSError):
-                status = path.stat()
-                files.append((status.st_mtime_ns, status.st_size, path))
-        total = sum(size for _, size, _ in files) + n_bytes
+        files, total = [], n_bytes
+        for path in self._folder.iterdir():
+            if path.suffix == UNFINISHED:
+                self._remove_abandoned(path)
+            if path.suffix in (SUFFIX, UNFINISHED):
+                with contextlib.suppress(OSError):
+                    status = path.stat()
+                    total += status.st_size
+                    files.append((status.st_mtime_ns, status.st_size, path))
         for _, size, path in sorted(files):
             if total <= self._limit_bytes:
                 return
-            self._remove(path)
-            self.counts.evicted += size
-            total -= size
+            if path.suffix == SUFFIX:  # others may be being written
+                self._remove(path)
+                self.counts.evicted += size
+                total -= size
 
     def _ignore(self, path: Path, fault: Exception) -> None:
         """Log why a file cannot be used, and remove it if it is damaged."""

@@ -62,9 +62,15 @@ class Entry:
     snapshots: tuple[tuple[int, int], ...]
 
 
-def write(path: Path, state: State, salt: str, key: bytes) -> Entry:
-    """Write a state to `path`, completely or not at all. It is locked, but its snapshots may give
-    way meanwhile.
+def write(
+    path: Path,
+    state: State,
+    salt: str,
+    key: bytes,
+    make_room: Callable[[int], None] = lambda n_bytes: None,
+) -> Entry:
+    """Write a state to `path`, completely or not at all, once there is room for so many bytes. It
+    is locked, but its snapshots may give way meanwhile.
 
     Raises:
         OSError: it cannot be written.
@@ -76,6 +82,8 @@ def write(path: Path, state: State, salt: str, key: bytes) -> Entry:
     head = _MAGIC + len(header).to_bytes(_LENGTH_BYTES, "little") + header
     parts = [memoryview(head + data[:_FIRST]), data[_FIRST:]]
     parts += (memoryview(each.data) for each in snapshots)
+    size = sum(map(len, parts)) + _MAC_BYTES
+    make_room(size)
     unfinished = path.with_suffix(UNFINISHED)
     descriptor = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
@@ -85,7 +93,6 @@ def write(path: Path, state: State, salt: str, key: bytes) -> Entry:
                 mac.update(piece)
                 file.write(piece)
             file.write(mac.digest())
-            size = file.tell()
         os.replace(unfinished, path)
     except BaseException:
         with contextlib.suppress(OSError):
