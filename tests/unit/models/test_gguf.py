@@ -249,6 +249,7 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"overrides": {"llama.attention.head_count_kv": 2**27 + 4}}, "head_count_kv is 134217732"),
         ({"overrides": {"llama.attention.head_count": 0}}, "no attention heads"),
         ({"overrides": {"llama.rope.dimension_count": 4096}}, "rotates 4096 dimensions"),
+        ({"overrides": {"llama.rope.dimension_count": 0}}, "rotates no dimension"),
         ({"overrides": {"llama.expert_count": 1025}}, "1025 experts"),
         ({"overrides": {"llama.expert_used_count": 2}}, "use 2 of 0 experts"),
         ({"overrides": {"tokenizer.ggml.scores": [1.0] * 39}}, "39 float32 values"),
@@ -276,6 +277,7 @@ def test_what_cannot_be_served_is_refused(
         {"vocab": BYTES, "overrides": {"tokenizer.ggml.model": "llama"}},
         {"vocab": ["a", "", ""]},
         {"architecture": "hunyuan-dense", "overrides": {"hunyuan-dense.expert_count": 1}},
+        {"architecture": "glm5-next", "overrides": {"glm5-next.rope.dimension_count": 0}},
     ],
 )
 def test_odd_files_that_are_served(tmp_path: Path, odd: dict[str, Any]) -> None:

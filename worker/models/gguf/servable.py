@@ -27,6 +27,11 @@ _INDICES = ".ffn_gate_tid2eid."
 _PLAIN = frozenset({"F32", "F16", "BF16"})
 """Types that a norm or a bias may have: they are added and multiplied one by one."""
 
+_NOT_ROTATED = frozenset(
+    {"glm5-next", "jamba", "kimi-k3", "kimi-linear", "nemotron_h", "nemotron_h_moe"}
+)
+"""Architectures whose attention knows no positions, and whose files may say so."""
+
 NOT_DECODED = {
     "clip": "it holds an image encoder, not a language model",
     "wavtokenizer-dec": "it holds a speech decoder, not a language model",
@@ -120,6 +125,9 @@ def _check_attention(header: GgufHeader) -> None:
     if attends and not header.head_count:
         raise unusable(header.path, "it has attention layers, but no attention heads")
     rotated, length = header.largest(constants().Keys.Rope.DIMENSION_COUNT), _key_length(header)
+    if rotated == 0 and header.head_count and header.architecture not in _NOT_ROTATED:
+        # Native code would compute on for ever.
+        raise unusable(header.path, "it rotates no dimension of its attention heads")
     if rotated is not None and length is not None and rotated > length:
         raise unusable(
             header.path, f"it rotates {rotated} dimensions of attention heads that have {length}"
