@@ -20,6 +20,8 @@ class Log:
     [
         ("error", "llama_decode: failed to decode, ret = -3", "error"),
         ("error", "llama_decode: failed to decode, ret = 2", "debug"),  # a cancel within a step
+        ("warning", "decode: failed to find a memory slot for batch of size 3", "debug"),
+        ("error", "init_batch: failed to prepare attention ubatches", "debug"),
         ("warning", "n_ctx_seq > n_ctx_train: possible training context overflow", "debug"),
         ("warning", "something else", "warning"),
         ("info", "loaded", "debug"),
