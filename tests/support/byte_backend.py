@@ -257,7 +257,8 @@ class ByteBackend:
             "it is copied only later"
         )
         tokens = _tokens(state)
-        if self.unified and self.n_used + len(tokens) > self.n_cells:
+        n_free = self.n_cells - self.n_used if self.unified else self.part
+        if len(tokens) > n_free:
             return False
         self.longest[slot] = 0
         self._extend(slot, tokens)

@@ -174,6 +174,13 @@ def test_what_saves_no_time_is_not_brought_back() -> None:
         assert (cache.match(asking(some(60))).source is not None) == brings
 
 
+def test_a_state_is_brought_back_where_all_of_it_fits() -> None:
+    for n_state, n_asked, brings in ((250, 100, True), (251, 100, False), (300, 310, True)):
+        cache = cache_of(n_cells=1000)  # a prompt of 310 would be given longer parts
+        cache.memory.states.append(state_of(some(n_state)))
+        assert (cache.match(asking(some(n_asked))).source is not None) == brings
+
+
 def test_a_prompt_waits_for_the_longest_of_several() -> None:
     cache = cache_of()
     for index, n_tokens in enumerate((50, 80, 60)):

@@ -100,6 +100,20 @@ def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Pat
     assert files(tmp_path)
 
 
+def test_a_file_is_read_where_all_of_it_fits(tmp_path: Path) -> None:
+    engine = Engine(folder=tmp_path, n_slots=1)
+    engine.submit(1, b"a" * 80, max_tokens=4)
+    engine.drain()
+    engine = Engine(4, 200, unified=True, divisions=(4,), folder=tmp_path)
+    engine.submit(2, b"a" * 45, max_tokens=1)
+    engine.drain()
+    assert engine.loop.disk is not None
+    assert engine.loop.disk.counts.read == 0, "a part has 50 cells"
+    engine.submit(3, b"a" * 80 + b"more", max_tokens=1)
+    engine.drain()
+    assert engine.cached_tokens(3) >= 80
+
+
 def after_another(
     folder: Path, n_slots: int, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Engine, list[Callable[[], None]]]:

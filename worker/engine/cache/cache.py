@@ -167,6 +167,11 @@ class Cache:
         n_used = count_cells(running, lambda slot: len(slot.tokens))
         return n_used + n_cells <= self.limits.n_cells
 
+    def fits_part(self, n_tokens: int, tokens: list[int]) -> bool:
+        """Whether a state of so many tokens fits into the cells that one slot can have when a
+        sequence of these tokens runs."""
+        return n_tokens <= max(self.limits.longest, len(tokens))
+
     # --- slots come and go -------------------------------------------------------------------
 
     def acquire(self, sequence: Sequence, match: Match, *, is_busy: bool) -> bool:
@@ -453,6 +458,8 @@ class Cache:
 
     def _of_state(self, state: State, tokens: list[int], most: int) -> Match:
         n_common = common_length(state.tokens, tokens, most)
+        if not self.fits_part(len(state.tokens), tokens):
+            return Match(n_common=n_common)
         if self.limits.cuts_anywhere or n_common == len(state.tokens):
             return Match(state, n_common, None, n_common)
         return Match(state, *_longest(state.snapshots, n_common), n_common)

@@ -138,6 +138,8 @@ class Carrier:
     def _saves_time(self, sequence: Sequence, entry: Entry, length: int) -> bool:
         """Whether to read `length` of a sequence's tokens takes less than to compute those of them
         that cells and memory have not."""
+        if not self._cache.fits_part(len(entry.tokens), sequence.tokens):
+            return False
         prices, match = self._cache.prices, self._cache.match(sequence)
         n_more = length - (match.awaited.length if match.awaited is not None else match.n_ready)
         if n_more < MIN_SHARED_TOKENS or entry.size_bytes > self._cache.memory.most_bytes:
