@@ -94,7 +94,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     embeds = header.pooling is not None
     budget = _cpu_budget(settings)
     selected = select_device(settings)
-    library.on_abort(partial(tell_abort, channel, ModelError, "llama.cpp gave the model up"))
+    tell_aborts_of("the model", channel)
     plan = memory.plan_start(config, header, selected.devices, budget)
     log.info("engine.plan", **plan.as_dict())
     mapped = live_check.MappedFiles(header.parts if settings.maps_file else ())
@@ -109,9 +109,13 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     template = template_of(model, settings.chat_template)
     if template is None:
         renderer().close()
+    if config.projector is not None:
+        channel.send([Progress("projector", 0.0)])
+        tell_aborts_of(f"the projector {config.projector.path!r}", channel)
     projector, projector_info, proof = start_projector(
         config.projector, model, proof, selected, budget.threads
     )
+    tell_aborts_of("the model", channel)
     reader = None
     if projector is not None:
         reader = MediaReader(projector, decoder(), context.options.n_ubatch, context.options.n_ctx)
@@ -193,6 +197,11 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     log.info("engine.confined", **{each.name: each.told for each in info.walls})
     log.info("engine.loaded", device=info.device, seconds=info.load_seconds)
     return Engine(info, loop, intake, outbox)
+
+
+def tell_aborts_of(file: str, channel: SyncChannel) -> None:
+    """Whatever native code aborts for from now on is this file's fault."""
+    library.on_abort(partial(tell_abort, channel, ModelError, f"llama.cpp gave {file} up"))
 
 
 def tell_abort(channel: SyncChannel, kind: type[WorkerError], what: str, message: str) -> None:

@@ -27,6 +27,7 @@ _DOING = {
     "preflight": "planning memory",
     "load": "loading",
     "residency": "checking where everything lies",
+    "projector": "loading the projector",
     "warmup": "warming up",
 }
 _LEAST_SECONDS_BETWEEN = 0.1

@@ -107,7 +107,8 @@ Command = LoadModel | Submit | Cancel | EndReasoning | Stop
 
 
 class Progress(Message, frozen=True):
-    """A phase of the start: `preflight`, `load`, `residency`, `warmup`."""
+    """A phase of the start: `preflight`, `load`, `residency`, `warmup`; before the last one
+    `projector`, if there is one."""
 
     phase: str
     percent: float

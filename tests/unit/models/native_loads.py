@@ -39,7 +39,7 @@ EXTREMES: dict[str, tuple[str, tuple[float, ...]]] = {
 MANY = 1000
 
 
-def value_places(raw: bytes, header: GgufHeader) -> Iterator[tuple[str, str, int]]:
+def value_places(raw: bytes | bytearray, header: GgufHeader) -> Iterator[tuple[str, str, int]]:
     """Key, type and offset of each value that is no array."""
     position = 24
     for key, kind in header.types.items():

@@ -14,7 +14,8 @@ const PHASES = {
   starting: "Starting", hash: "Looking for an earlier conversion", resolve: "Looking for the model",
   download: "Downloading the model", verify: "Checking the download", convert: "Converting the model",
   preflight: "Planning memory", load: "Loading the model", residency: "Checking where everything lies",
-  warmup: "Warming up", recovering: "Starting the engine again", ready: "Ready",
+  projector: "Loading the projector", warmup: "Warming up",
+  recovering: "Starting the engine again", ready: "Ready",
 };
 const PARTS = {
   weights: "weights", kv_used: "KV in use", kv_cached: "KV kept for reuse", kv_free: "KV free", kv: "KV",
