@@ -197,6 +197,8 @@ def test_all_bytes_of_the_folder_count(tmp_path: Path) -> None:
         assert left in kept and abandoned not in kept
         assert sum(path.stat().st_size for path in kept) <= 4600
     assert len(kept) == 4
+    opened(tmp_path, limit_bytes=2400)
+    assert len(files(tmp_path)) == 1, "the limit was lowered"
 
 
 def test_another_models_files_are_neither_used_nor_removed(tmp_path: Path) -> None:

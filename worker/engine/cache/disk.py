@@ -154,11 +154,9 @@ class Disk:
             binding, self._adapters = bind(self._folder)
             self._key = hmac.digest(self._secret, binding.encode(), "sha256")
             self._beginning = binding[:16] + "-"
-            for path in self._folder.iterdir():
-                if path.suffix == UNFINISHED:
-                    self._remove_abandoned(path)
-                elif path.suffix == SUFFIX and path.name.startswith(self._beginning):
-                    self._take_in(path)
+            self._make_room(0)
+            for path in self._folder.glob(f"{self._beginning}*{SUFFIX}"):
+                self._take_in(path)
         except OSError as error:
             log.warning("kv_store.unusable", reason=str(error))
             return
