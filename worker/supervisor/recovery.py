@@ -40,15 +40,19 @@ class Quarantine:
     def __contains__(self, work: Work) -> bool:
         return bool(self._crashes) and len(self._recent(fingerprint(work))) >= CRASHES_TO_QUARANTINE
 
-    def blame(self, work: Work) -> bool:
-        """Record a crash; returns whether the request is in quarantine now."""
-        key = fingerprint(work)
-        times = [*self._recent(key), self._clock()]
-        self._crashes[key] = times
-        self._crashes.move_to_end(key)
-        if len(self._crashes) > _SUSPECTS_KEPT:
-            self._crashes.popitem(last=False)
-        return len(times) >= CRASHES_TO_QUARANTINE
+    def blame(self, suspects: Iterable[Work]) -> set[str]:
+        """Record a crash, which counts once for requests that are equal; returns the fingerprints
+        of those that are in quarantine now."""
+        now, poison = self._clock(), set()
+        for key in set(map(fingerprint, suspects)):
+            times = [*self._recent(key), now]
+            self._crashes[key] = times
+            self._crashes.move_to_end(key)
+            if len(self._crashes) > _SUSPECTS_KEPT:
+                self._crashes.popitem(last=False)
+            if len(times) >= CRASHES_TO_QUARANTINE:
+                poison.add(key)
+        return poison
 
     def absolve(self, work: Work) -> None:
         """Clear a request that finished, unless it is in quarantine."""
@@ -80,21 +84,25 @@ def after_a_crash(
 
     Each suspect spends one of the crashes that it may survive; other jobs spend none. Where nothing
     tells what the engine had in hand, and nobody is suspect, each job that had a slot spends one.
+    All jobs of a request that comes into quarantine end, those that waited too.
     """
+    jobs = list(jobs)
     lost = [job for job in jobs if job.stage != Stage.HELD]
     suspects = _suspects(lost, in_hand)
-    condemned = []
+    poison = quarantine.blame(job.work for job in suspects)
     for job in lost:
         job.is_suspect = job in suspects
         job.engine_restarts += job.has_slot
         if job.is_suspect or (not suspects and not in_hand and job.has_slot):
             job.crashes_spent += 1
-            is_poison = job.is_suspect and quarantine.blame(job.work)
-            if is_poison:
-                _log.warning("request.quarantined", job_id=job.job_id)
-            if is_poison or job.crashes_spent > survive_crashes:
-                condemned.append(job)
         job.enter(Stage.HELD)
+    condemned = []
+    for job in jobs:
+        is_poison = bool(poison) and fingerprint(job.work) in poison
+        if is_poison:
+            _log.warning("request.quarantined", job_id=job.job_id)
+        if is_poison or job.crashes_spent > survive_crashes:
+            condemned.append(job)
     return condemned
 
 

@@ -155,6 +155,22 @@ async def test_poison_ends_alone_and_is_refused_from_then_on() -> None:
         assert refused.details["errors"][0]["constraint"] == "quarantine"
 
 
+async def test_equal_requests_are_suspected_once_of_a_crash_and_end_together() -> None:
+    """As the choices of one request are, or what several clients ask."""
+    async with supervised() as supervisor:
+        twins = [await submit(supervisor, request("hold", name)) for name in "ab"]
+        await until(lambda: supervisor.status().running == 2)
+        kill_engine(supervisor)
+        await until(lambda: supervisor.state == "recovering")
+        await until(lambda: supervisor.status().running == 1)
+        assert not any(job.has_ended for job in twins)
+        kill_engine(supervisor)
+        for job in twins:
+            assert isinstance((await all_of(job))[-1], Failed)
+        await until(lambda: supervisor.state == "ready")
+        assert len(supervisor.status().crashes) == 2, "the other one is not tried as well"
+
+
 async def test_a_request_that_kills_its_reader_does_not_end_the_worker() -> None:
     async with supervised(crash_limit=5) as supervisor:
         waiting = [asyncio.create_task(submit(supervisor, request("say x", "w")))]
@@ -193,7 +209,7 @@ def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
 async def test_an_answered_question_is_absolved() -> None:
     async with supervised(crash_limit=9) as supervisor:
         for _ in range(2):
-            supervisor._quarantine.blame(Tokenize("a b"))
+            supervisor._quarantine.blame([Tokenize("a b")])
             assert await supervisor.ask(Tokenize("a b"))
 
 

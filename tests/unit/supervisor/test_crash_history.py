@@ -60,7 +60,7 @@ def test_quarantine_is_two_crashes_without_a_good_end_between(ends: list[str]) -
     for end in ends:
         if end == "crash":
             crashes += 1
-            assert quarantine.blame(REQUEST) is (crashes >= 2)
+            assert bool(quarantine.blame([REQUEST])) is (crashes >= 2)
         elif crashes < 2:
             crashes = 0
             quarantine.absolve(REQUEST)
@@ -72,14 +72,14 @@ def test_quarantine_is_two_crashes_without_a_good_end_between(ends: list[str]) -
 def test_quarantine_ends_with_the_window() -> None:
     now = 0.0
     quarantine = Quarantine(300.0, clock=lambda: now)
-    assert not quarantine.blame(REQUEST)
+    assert not quarantine.blame([REQUEST])
     now = 299.0
-    assert quarantine.blame(REQUEST) and REQUEST in quarantine
+    assert quarantine.blame([REQUEST]) and REQUEST in quarantine
     now = 301.0
     assert REQUEST not in quarantine, "the first of the two crashes is forgotten"
-    assert quarantine.blame(REQUEST), "another one brings it back"
+    assert quarantine.blame([REQUEST]), "another one brings it back"
     now = 1000.0
-    assert not quarantine.blame(REQUEST)
+    assert not quarantine.blame([REQUEST])
 
 
 def test_the_fingerprint_sees_through_what_a_retry_changes() -> None:
