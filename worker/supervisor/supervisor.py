@@ -191,12 +191,13 @@ class Supervisor:
         """Admit the work and send it to the engine; raises if it is not admitted.
 
         `deadline` is a time of `time.monotonic()`; an `InferenceRequest` has its own. Without an
-        `inbox`, the job has one of its own.
+        `inbox`, the job has one of its own. A job goes on with a request that has others in its
+        `inbox`, whatever has happened to their engine meanwhile.
         """
-        inbox = inbox or Inbox()
+        inbox, condition = inbox or Inbox(), self._guardian.condition
+        if not inbox.n_running or condition == "failed":
+            self._check_admission(work)
         job = Job(self._next_request_id, work, self._metrics, self._drop, inbox, counts_prompt)
-        state = self.state
-        self._check_admission(work, state)
         self._jobs.add(job)
         self._next_request_id += 1
         if not job.is_internal:
@@ -208,20 +209,21 @@ class Supervisor:
             passed = InferenceTimeout("The request's deadline has passed.")
             loop = asyncio.get_running_loop()
             job.deadline = loop.call_later(remaining, self._drop, job, passed)
-        if state == "sleeping":
+        if condition == "ready":
+            self._send(job)
+        else:
             self.wake()
             job.enter(Stage.HELD)
             self._holds_jobs = True
-        else:
-            self._send(job)
         return job
 
-    def _check_admission(self, work: Work, state: State) -> None:
+    def _check_admission(self, work: Work) -> None:
         """
         Raises:
             ShuttingDown, NotReady: the worker takes no work in this state.
             InvalidRequest: the request is in quarantine.
         """
+        state = self.state
         if state == "draining":
             raise ShuttingDown("The worker is shutting down and takes no new work.")
         if state not in ("ready", "sleeping"):

@@ -32,7 +32,7 @@ from worker.errors import (
     ResidencyViolation,
 )
 from worker.observability.metrics import Metrics
-from worker.supervisor.job import Job, Stage, StreamEvent
+from worker.supervisor.job import Inbox, Job, Stage, StreamEvent
 from worker.supervisor.recovery import Quarantine, after_a_crash
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.messages import Accepted, Failed, Finished, PromptProgress, Started, Token
@@ -88,6 +88,23 @@ async def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost()
         supervisor.cancel("d")
         assert isinstance(await failure_of(unread), Cancelled)
         question.cancel()
+
+
+async def test_a_request_of_several_jobs_is_taken_whole_whatever_comes_between_them() -> None:
+    async with supervised() as supervisor:
+        inbox = Inbox()
+        first = supervisor.open(request("hold", "a"), inbox=inbox)
+        await until(lambda: first.has_slot)
+        kill_engine(supervisor)
+        await until(lambda: supervisor.state == "recovering")
+        other = supervisor.open(request("say x", "b"), inbox=inbox)
+        await until(lambda: other.has_ended)
+        assert text_of(inbox.events) == "x"
+        supervisor.begin_draining()
+        last = supervisor.open(request("say y", "c"), inbox=inbox)
+        await until(lambda: last.has_ended)
+        assert text_of(inbox.events) == "x y"
+        first.cancel()
 
 
 async def test_a_stream_without_an_engine_has_nothing_in_cells() -> None:
