@@ -48,7 +48,7 @@ class Gone(Exception):
 
 class BoundedProgram:
     """Starts the program at once, and waits for it at the first request. It ends with this
-    process."""
+    process, and all that it has forked."""
 
     def __init__(self, module: str, *, is_quiet: bool = False) -> None:
         """`module` is the program's; with `is_quiet` nobody sees what it writes to its standard
@@ -128,7 +128,7 @@ def serve(answer: Callable[[bytes], bytes], most_bytes: int) -> None:
             _bound(most_bytes)
             _answer_all(answer)
             os._exit(0)
-        _, status = os.waitpid(server, 0)
+        status = _over(server)
         if not status:  # the input has ended
             return
         is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF
@@ -138,6 +138,20 @@ def serve(answer: Callable[[bytes], bytes], most_bytes: int) -> None:
             _write(_SKIPPED, b"")
         except BrokenPipeError:  # who asked has left meanwhile
             os._exit(0)  # without Python's own try to write the rest
+
+
+def _over(server: int) -> int:
+    """Wait until the server has ended, and kill it once nobody reads its answers, whatever it is
+    doing; returns how it ended."""
+    if sys.platform == "linux":  # else it notices the end of its input
+        with contextlib.suppress(OSError):  # a sandbox may refuse it
+            with open(os.pidfd_open(server), "rb", buffering=0) as ended:
+                watched = select.poll()
+                watched.register(ended, select.POLLIN)
+                watched.register(1, 0)  # which tells that the other end is closed
+                if ended.fileno() not in dict(watched.poll()):
+                    os.kill(server, signal.SIGKILL)
+    return os.waitpid(server, 0)[1]
 
 
 def _bound(most_bytes: int) -> None:

@@ -130,14 +130,18 @@ def _server(program: BoundedProgram) -> int:
     return own.pid
 
 
-def test_a_program_whose_asker_has_left_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_program_whose_asker_has_left_ends_at_once_and_says_nothing(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Even while the process that answers is busy, or stopped."""
     program = BoundedProgram("worker.engine.text.renderer_child")
     program.ask(b'["", null]', 1)  # by which time it has forked the one that answers
-    answers = program._process.stdout
+    server, answers = psutil.Process(_server(program)), program._process.stdout
+    server.suspend()
     assert answers is not None
     answers.close()
-    os.kill(_server(program), signal.SIGKILL)
     assert program._process.wait(60) == 0
+    assert not server.is_running()
     assert capfd.readouterr().err == ""
 
 
