@@ -122,11 +122,10 @@ class Guardian:
                 self.fail(error)
                 self._first_ready.set_exception(error)
                 return
-            if self._woken is not None and self.engine.ready_at is not None:
+            if self._woken is not None:
                 await self._woken.wait()
                 self.engine = self.engine.successor()
                 continue
-            self._woken = None
             cause = self._record_crash(how)
             if self.crashes.is_loop:
                 recent = self.crashes.recent
@@ -143,26 +142,27 @@ class Guardian:
 
     async def _one_engine(self, config: LoadModel) -> str:
         """Spawn an engine and wait until it is gone; returns in words how it ended."""
-        engine = self.engine
+        engine, is_there = self.engine, True
         try:
             engine.spawn()
             await engine.connect(self._supervisor.on_events)
         except WorkerError as trouble:
-            engine.error = trouble
-            return "not spawned" if engine.pid is None else await engine.end()
-        engine.send(config)
-        self._log.info("engine.spawned", pid=engine.pid)
-        if self._supervisor.info is not None and self._woken is None:
-            self._metrics.respawns.inc()
-        await engine.until_lost()
+            engine.error, is_there = trouble, engine.pid is not None
+        else:
+            engine.send(config)
+            self._log.info("engine.spawned", pid=engine.pid)
+            if self._supervisor.info is not None and self._woken is None:
+                self._metrics.respawns.inc()
+            await engine.until_lost()
+        if engine.ready_at is None:
+            self._woken = None  # it was to wake the worker, and could not
         if self._supervisor.info is not None:
-            falls_asleep = self._woken is not None and engine.ready_at is not None
-            phase = "sleeping" if falls_asleep else "recovering"
+            phase = "recovering" if self._woken is None else "sleeping"
             self._supervisor.set_progress(Progress(phase, 0.0))
         if engine.ready_at is not None:
             error = EngineCrashed(f"The engine process {engine.kill_reason or 'died'}; try again.")
             self._supervisor.on_lost(error, engine.suspects)
-        return await engine.end()
+        return await engine.end() if is_there else "not spawned"
 
     def _record_crash(self, how: str) -> str:
         """Returns the cause."""

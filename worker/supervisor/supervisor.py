@@ -85,7 +85,7 @@ class Supervisor:
         self.has_served = False
         """Whether a client has had a job here."""
         self._used_at = time.monotonic()
-        """When a client's job last came or ended."""
+        """When the engine became ready, or a client's job last came or ended."""
         self._step_at = self._intake_at = 0.0
         """When the engine last computed a step, and when it last accepted a request."""
 
@@ -358,6 +358,7 @@ class Supervisor:
 
     def on_ready(self, info: EngineInfo) -> None:
         self.info = info
+        self._used_at = time.monotonic()
         self.set_progress(Progress("ready", 100.0))
         self._send_held()
 

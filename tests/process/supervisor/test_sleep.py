@@ -107,12 +107,27 @@ async def test_an_idle_worker_falls_asleep_by_itself_and_again() -> None:
             assert isinstance((await all_of(job))[-1], Finished)
 
 
-async def test_an_engine_that_does_not_wake_is_tried_again(script: Callable[..., None]) -> None:
+async def test_a_load_is_no_idleness() -> None:
+    async with supervised(sleep_idle_seconds=5) as supervisor:
+        supervisor.sleep()
+        supervisor.wake()
+        supervisor._used_at -= 60  # as if the load took so long
+        await until(lambda: supervisor.state == "ready")
+        await asyncio.sleep(1.1)  # it looks once a second
+        assert supervisor.state == "ready"
+
+
+async def test_an_engine_that_does_not_wake_is_told_and_tried_again(
+    script: Callable[..., None],
+) -> None:
     script("ok", "die", "ok")
 
     async with supervised() as supervisor:
         supervisor.sleep()
-        job = await submit(supervisor, request("say"))
+        job = supervisor.open(request("say"))
+        while supervisor.status().progress.phase != "recovering":
+            await supervisor.changed.wait()
+        assert supervisor.state == "recovering", "whoever waits for a change looks only then"
         assert isinstance((await all_of(job))[-1], Finished)
         assert len(supervisor.status().crashes) == 1
 
