@@ -200,6 +200,7 @@ def test_switches_have_two_sides() -> None:
         (["--max-body-bytes", "1"], ["--max-body-bytes", "1024"]),
         (["--speculate", "ngram", "--draft", "a.gguf"], ["--draft", "nothing would use it"]),
         (["--speculate", "draft"], ["--speculate", "no --draft names a model"]),
+        (["--rope-scaling", "none", "--rope-scale", "4"], ["--rope-scale", "--rope-scaling"]),
         (["--lora", "n=a.gguf", "--lora", "n=b.gguf"], ["--lora", "'n' is there twice"]),
     ],
     ids=lambda value: " ".join(value[:2]) if value and value[0].startswith("--") else "",
@@ -347,7 +348,7 @@ def test_what_a_variable_says_beside_a_file_is_not_the_files(
     config.write_text("port = 1\nslots = 1\n")
     monkeypatch.setenv("CUDA_DEVICE", "x")
     told = refusal("--config", str(config), backend="cuda")
-    assert "cuda_device is 'x'" in told and str(config) not in told
+    assert "CUDA_DEVICE is 'x'" in told and str(config) not in told
 
 
 def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
@@ -380,7 +381,13 @@ def test_a_token_never_shows_in_a_message(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.delenv(name)
 
 
-@pytest.mark.parametrize("url", ["ftp://me:hunter2@h/x", "me:hunter2@h", "http://[?key=hunter2"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("ftp://me:hunter2@h/x", "me:hunter2@h", "http://[?key=hunter2"),
+        *("http://me:hunter2#@h/x", "http://me:hunter2?@h/x"),
+    ],
+)
 def test_no_secret_of_an_address_shows_in_a_message(url: str) -> None:
     message = refusal("--callback-url", url)
     assert "--callback-url" in message and "hunter2" not in message

@@ -141,5 +141,5 @@ _USER = re.compile(r"^([^/]*//)?[^/]*@")
 
 
 def without_secrets(url: str) -> str:
-    """The URL for logs: without a user, a password or a query."""
-    return _USER.sub(r"\1", re.split("[?#]", url)[0])
+    """The URL for logs: without a user, a password, in which a ? or # may stand, or a query."""
+    return re.split("[?#]", _USER.sub(r"\1", url))[0]

@@ -68,8 +68,10 @@ BACKEND_FIELDS: Mapping[str, BackendName] = {
     field: name for name, backend in BACKENDS.items() for field in backend.fields
 }
 """Settings that only one command has."""
-ALIASES = ("MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE")
-"""Variables that other workers of a pool read."""
+ALIASES = {
+    "model": "MODEL_PATH", "host": "BIND_ADDR", "port": "BIND_ADDR", "cuda_device": "CUDA_DEVICE"
+}  # fmt: skip
+"""Settings, each with the variable of it that other workers of a pool read."""
 _VISIBLE = r"^[\x21-\x7e]+$"
 _SENDABLE = r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$"
 """What a header can carry: spaces at its ends are not part of it."""
@@ -400,6 +402,9 @@ class Settings(_TableFields):
                 yield name, "its user and password would be sent instead of LLORCH_CALLBACK_TOKEN"
         if engine.rope_scale is not None and engine.rope_freq_scale is not None:
             yield "rope_scale", "--rope-freq-scale says the same as 1 divided by it: give one"
+        for name in ("rope_scale", "rope_freq_scale"):
+            if engine.rope_scaling == "none" and getattr(self, name) is not None:
+                yield name, "--rope-scaling is 'none': nothing would be scaled by it"
         if (layers := engine.control_vector_layer_range) is not None:
             if not engine.control_vector:
                 yield "control_vector_layer_range", "no --control-vector is there"
@@ -466,8 +471,8 @@ class Settings(_TableFields):
             return cls(**{**flags, "backend": backend})
         except ValidationError as error:
             file = flags.get("config") or os.environ.get(variable_of("config"))
-            in_file = FIELDS.keys() - _aliases(backend).keys() if file else set()
-            others = {name: f"{name} in {file}" for name in in_file}
+            others = {name: f"{name} in {file}" for name in FIELDS} if file else {}
+            others |= {name: each for name, each in ALIASES.items() if os.environ.get(each)}
             raise explain(error, flags, list(FIELDS), others) from None
 
 

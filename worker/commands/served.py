@@ -125,7 +125,7 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
 def _environment(settings: Settings, config: Path) -> dict[str, str]:
     """The variables without settings in any form, but for this file of them and the token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
-    for alias in ALIASES:
+    for alias in ALIASES.values():
         kept.pop(alias, None)
     kept[variable_of("config")] = str(config)
     if settings.worker_token is not None:
