@@ -29,6 +29,7 @@ KINDS: dict[str, Literal["callback", "heartbeat"]] = {
 }
 _PROBE_SECONDS = 6.0
 _BODY_LIMIT_BYTES = 1 << 20
+_LENGTH_DIGITS = 7
 
 
 class Manager(ThreadingHTTPServer):
@@ -82,7 +83,8 @@ class _Handler(BaseHTTPRequestHandler):
         received_at = time.monotonic()
         kind = KINDS.get(self.path.split("?")[0].rstrip("/"))
         length = self.headers.get("Content-Length", "")
-        if kind is None or not length.isdigit() or int(length) > _BODY_LIMIT_BYTES:
+        is_number = length.isdecimal() and len(length) <= _LENGTH_DIGITS
+        if kind is None or not is_number or int(length) > _BODY_LIMIT_BYTES:
             self.close_connection = True
             send_json(self, 404 if kind is None else 400, {"error": "not a worker's message"})
             return
@@ -131,7 +133,9 @@ def _probe(payload: Any) -> int | None:
     if not isinstance(uri, str) or not uri.startswith(("http://", "https://")):
         return None
     try:
-        return httpx.get(f"{uri}/ready", timeout=_PROBE_SECONDS, trust_env=False).status_code
+        ready = f"{uri}/ready"
+        with httpx.stream("GET", ready, timeout=_PROBE_SECONDS, trust_env=False) as answer:
+            return answer.status_code  # the body may have no end
     except (httpx.HTTPError, httpx.InvalidURL, ValueError):
         return 0
 

@@ -100,7 +100,7 @@ def _shape(payload: Any, fields: _Fields) -> Iterator[str]:
 def _judge_callbacks(incarnation: str, received: list[PoolMessage]) -> Iterator[Breach]:
     accepted = [message for message in received if message.accepted]
     if len(accepted) > 1:
-        detail = f"{len(accepted)} ready callbacks of incarnation {incarnation}"
+        detail = f"{len(accepted)} ready callbacks of incarnation {incarnation!r}"
         yield Breach("callback once", detail)
     for index, message in enumerate(received):
         if message.ready_status not in (None, 200):
@@ -117,7 +117,7 @@ def _judge_beats(
 ) -> Iterator[Breach]:
     worker_ids = {message.payload["worker_id"] for message in [*received, *callbacks]}
     if len(worker_ids) > 1:
-        yield Breach("identity", f"incarnation {incarnation} has the ids {sorted(worker_ids)}")
+        yield Breach("identity", f"incarnation {incarnation!r} has the ids {sorted(worker_ids)}")
     for before, after in zip(received, received[1:], strict=False):
         if after.payload["sequence"] <= before.payload["sequence"]:
             numbers = f"{before.payload['sequence']} → {after.payload['sequence']}"
@@ -125,6 +125,6 @@ def _judge_beats(
         if before.accepted and before.payload["status"] in FINAL_STATUSES:
             yield Breach("last beat", f"a beat after {before.payload['status']}")
         gap = after.received_at - before.received_at
-        if gap > 2 * before.payload["interval_seconds"] + GRACE_SECONDS:
+        if (gap - GRACE_SECONDS) / 2 > before.payload["interval_seconds"]:
             yield Breach("interval", f"{gap:.1f} s between beats {before.payload['sequence']} "
                          f"and {after.payload['sequence']}")  # fmt: skip

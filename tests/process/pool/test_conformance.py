@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -140,3 +142,37 @@ def test_odd_bodies_are_answered(body: bytes) -> None:
         assert httpx.post(f"{manager.url}/ready", content=body).status_code == 200
         assert not httpx.get(f"{manager.url}/verdict").json()["conforms"]
         manager.shutdown()
+
+
+@pytest.mark.parametrize("length", ["\u00b2", "9" * 5000])
+def test_a_length_that_is_none_is_refused(length: str) -> None:
+    with conformance.Manager() as manager:
+        threading.Thread(target=manager.serve_forever, args=(0.02,), daemon=True).start()
+        port = int(manager.server_address[1])
+        with socket.create_connection(("127.0.0.1", port), 60) as worker:
+            head = f"POST /ready HTTP/1.1\r\nHost: m\r\nContent-Length: {length}\r\n\r\n"
+            worker.sendall(head.encode("latin-1"))
+            assert b" 400 " in worker.recv(100)
+        manager.shutdown()
+
+
+def test_a_worker_whose_answers_have_no_end_is_judged() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with listener.accept()[0] as probe, contextlib.suppress(OSError):
+                probe.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n")
+                while True:
+                    probe.sendall(bytes(1 << 16))
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        assert conformance._probe({"uri": f"http://127.0.0.1:{listener.getsockname()[1]}"}) == 200
+        answering.join(60)
+        assert not answering.is_alive()
+
+
+def test_numbers_and_texts_of_any_size_are_judged() -> None:
+    assert judge([beat(1, interval_seconds=10**400), beat(2, 10.0)]) == []
+    twice = judge([callback(incarnation="\ud800")] * 2)
+    assert "\n".join(breach.detail for breach in twice).encode()
