@@ -128,7 +128,6 @@ class Lifecycle:
             host = settings.advertise_host or settings.host[0]
             self._uri = uri_of(host, self._port, is_secure=settings.certificate is not None)
             self._uri += settings.api_prefix
-        self._exit_code = 0
         self._stop = asyncio.Event()
         self._must_leave: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._was_signalled = self._stops_now = False
@@ -161,15 +160,13 @@ class Lifecycle:
         keeping = asyncio.create_task(self._state.history.keep(self._supervisor.status))
         showing = asyncio.create_task(self._show_start())
         try:
-            error = await self._until_stop(serving)
+            await self._until_stop(serving)
         finally:
             starting.cancel()
             keeping.cancel()
             showing.cancel()
-        if error is not None:
-            self._exit_code = error.exit_code
-            self._supervisor.fail(error)
         await self._shut_down(server, serving)
+        error = self._error
         self._log.info("worker.stopped", code=error.code if error else None)
         return error
 
@@ -363,18 +360,21 @@ class Lifecycle:
         """
         self._must_leave.get()
         time.sleep(self._settings.drain_timeout + EXIT_MARGIN_SECONDS)
-        os._exit(self._exit_code)
+        os._exit(0 if self._error is None else self._error.exit_code)
 
-    async def _until_stop(self, serving: asyncio.Task[None]) -> WorkerError | None:
-        stop, fatal = asyncio.create_task(self._stop.wait()), self._supervisor.fatal
-        watched: set[asyncio.Future[Any]] = {stop, serving, fatal}
+    @property
+    def _error(self) -> WorkerError | None:
+        """What the worker leaves with, be it met in the drain; `None` if it was told to leave."""
+        fatal = self._supervisor.fatal
+        return fatal.result() if fatal.done() else None
+
+    async def _until_stop(self, serving: asyncio.Task[None]) -> None:
+        stop = asyncio.create_task(self._stop.wait())
+        watched: set[asyncio.Future[Any]] = {stop, serving, self._supervisor.fatal}
         await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
-        if stop.done():
-            return None
+        if serving.done():
+            self._supervisor.fail(WorkerError(f"The HTTP server ended: {serving.exception()!r}."))
         stop.cancel()
-        if fatal.done():
-            return fatal.result()
-        return WorkerError(f"The HTTP server ended: {serving.exception()!r}.")
 
     async def _shut_down(self, server: Server, serving: asyncio.Task[None]) -> None:
         self._request_stop()

@@ -169,6 +169,21 @@ def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
     assert "3 times" in running.stderr.strip().splitlines()[-1]
 
 
+def test_a_crash_loop_in_a_drain_is_no_clean_stop(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    hold = tmp_path / "hold"
+    running = start_worker("--crash-limit", "1", env=engines_held_by(hold))
+    with mid_stream(running, hold, "One day", **LONG) as reading:
+        running.signal(signal.SIGTERM)
+        until(lambda: running.get("/ready").status_code == 503, 60, lambda: "still ready")
+        for n in (1, 2):
+            until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
+            os.kill(running.engine_pid, signal.SIGKILL)
+        assert reading.rest().error["code"] == "ENGINE_CRASH_LOOP"
+    assert running.wait() == 8
+
+
 def test_a_stall_is_unhealthy_then_replaced(start_worker: StartWorker, tmp_path: Path) -> None:
     hold = tmp_path / "hold"
     running = start_worker("--stall-timeout", "3", env=engines_held_by(hold))
