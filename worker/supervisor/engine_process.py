@@ -82,10 +82,14 @@ class EngineProcess:
                 self._spawn()
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        file = BlackBox.create_file()
-        try:
+        with contextlib.ExitStack() as at_last, contextlib.ExitStack() as unless_spawned:
+            ours, theirs = socket.socketpair()
+            at_last.callback(theirs.close)
+            unless_spawned.callback(ours.close)
+            file = BlackBox.create_file()
+            at_last.callback(os.close, file)
             self._black_box = BlackBox(file)
+            unless_spawned.callback(self._black_box.close)
             self._process = subprocess.Popen(
                 [*(self._argv or ENGINE_ARGV), "--fd", str(theirs.fileno())]
                 + ["--black-box", str(file)],
@@ -97,12 +101,7 @@ class EngineProcess:
                 # handles it.
                 start_new_session=True,
             )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(file)
+            unless_spawned.pop_all()
         self._pipe = ours
 
     async def connect(self, on_frame: Callable[[list[Event]], None]) -> None:

@@ -166,8 +166,10 @@ async def test_a_failed_start_is_raised(
 
 async def test_an_engine_that_cannot_be_spawned_is_no_fault_of_the_model() -> None:
     supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(["/no/such/program"]))
+    n_open = len(os.listdir("/dev/fd"))
     error = await failure_of(supervisor.start(CONFIG))
     assert type(error) is WorkerError and "/no/such/program: No such file" in error.message
+    assert len(os.listdir("/dev/fd")) <= n_open, "though its error keeps it"
     await supervisor.stop()
 
 
