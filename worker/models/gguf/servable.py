@@ -28,9 +28,11 @@ _PLAIN = frozenset({"F32", "F16", "BF16"})
 """Types that a norm or a bias may have: they are added and multiplied one by one."""
 
 _NOT_ROTATED = frozenset(
-    {"glm5-next", "jamba", "kimi-k3", "kimi-linear", "nemotron_h", "nemotron_h_moe"}
+    "bloom glm5-next gpt2 gptj jais jamba jina-bert-v2 kimi-k3 kimi-linear mamba mamba2 mpt "
+    "nemotron_h nemotron_h_moe refact t5encoder".split()
 )
-"""Architectures whose attention knows no positions, and whose files may say so."""
+"""Architectures with the rope type `NONE` in llama.cpp (`llama_model_rope_type`): they rotate
+nothing, and a file may say so."""
 
 NOT_DECODED = {
     "clip": "it holds an image encoder, not a language model",
