@@ -195,8 +195,7 @@ class Supervisor:
         `inbox`, whatever has happened to their engine meanwhile.
         """
         inbox, condition = inbox or Inbox(), self._guardian.condition
-        if not inbox.n_running or condition == "failed":
-            self._check_admission(work)
+        self._check_admission(work, goes_on=bool(inbox.n_running) and condition != "failed")
         job = Job(self._next_request_id, work, self._metrics, self._drop, inbox, counts_prompt)
         self._jobs.add(job)
         self._next_request_id += 1
@@ -217,16 +216,17 @@ class Supervisor:
             self._holds_jobs = True
         return job
 
-    def _check_admission(self, work: Work) -> None:
-        """
+    def _check_admission(self, work: Work, *, goes_on: bool) -> None:
+        """`goes_on`: other jobs of its request have been admitted and live.
+
         Raises:
             ShuttingDown, NotReady: the worker takes no work in this state.
             InvalidRequest: the request is in quarantine.
         """
         state = self.state
-        if state == "draining":
+        if state == "draining" and not goes_on:
             raise ShuttingDown("The worker is shutting down and takes no new work.")
-        if state not in ("ready", "sleeping"):
+        if state not in ("ready", "sleeping") and not goes_on:
             phase, percent = self._progress.phase, self._progress.percent
             raise NotReady(
                 f"The worker is {state}: {phase}, {percent:.0f} %.", phase=phase, percent=percent

@@ -104,6 +104,10 @@ async def test_a_request_of_several_jobs_is_taken_whole_whatever_comes_between_t
         last = supervisor.open(request("say y", "c"), inbox=inbox)
         await until(lambda: last.has_ended)
         assert text_of(inbox.events) == "x y"
+        for _ in range(2):
+            supervisor._quarantine.blame([request("say z", "d")])
+        with pytest.raises(InvalidRequest):
+            supervisor.open(request("say z", "d"), inbox=inbox)
         first.cancel()
 
 
