@@ -175,6 +175,11 @@ CASES: list[tuple[str, Damage, str]] = [
         ("qwen3-next", rope("default", partial_rotary_factor=share), "cannot be rotated")
         for share in (1.5, 1e9)
     ),
+    (
+        "phi-3",
+        rope("longrope", long_factor=[1.0] * 8, short_factor=[1e300] * 8),
+        "short_factor must have 8 numbers above 0",
+    ),
     ("qwen3-vl", sections(3, 3, 2**40), "must be up to four numbers"),
     ("qwen3-vl", sections(3, 3, "x"), "must be up to four numbers"),
     ("qwen3", rope("yarn", truncate=False), "truncate"),

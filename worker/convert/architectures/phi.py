@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.config import Config
+from worker.convert.config import MOST, Config
 from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import counted, rotated
 from worker.convert.family.rules import Family
@@ -43,13 +43,14 @@ def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
         return {}
     found = {}
     for name in ("long", "short"):
-        factors = np.array(config.rope().params.items(f"{name}_factor"), dtype=np.float32)
-        if factors.shape != (wanted := (rotated(config, d.head_dim, 1.0) // 2,)):
+        factors = np.array(config.rope().params.items(f"{name}_factor"), dtype=np.float64)
+        wanted = rotated(config, d.head_dim, 1.0) // 2
+        if factors.shape != (wanted,) or not ((factors > 0) & (factors < MOST)).all():
             raise ModelError(
-                f"{config.name}: {name}_factor must have {wanted[0]} numbers, "
-                f"one per rotary frequency, not {len(factors)}"
+                f"{config.name}: {name}_factor must have {wanted} numbers above 0, one per rotary "
+                f"frequency; it has {len(factors)}"
             )
-        found[f"rope_factors_{name}.weight"] = factors
+        found[f"rope_factors_{name}.weight"] = factors.astype(np.float32)
     return found
 
 
