@@ -98,7 +98,9 @@ class PoolClient:
             client = self._client()
         except Exception as error:  # whose words do not say that it is the environment
             variables = ", ".join(name for name in os.environ if name.upper() in _READ_BY_HTTPX)
-            return None, f"{type(error).__name__}: {error} (set: {variables or 'no proxy'})"
+            kind = type(error).__name__
+            said = kind if kind == "InvalidURL" else f"{kind}: {error}"  # it quotes a password
+            return None, f"{said} (set: {variables or 'no proxy'})"
         try:
             async with asyncio.timeout(timeout_seconds):
                 async with client.stream(

@@ -52,3 +52,14 @@ async def test_nor_are_they_told_of_a_manager_that_is_away() -> None:
     await pool.close()
     told = f"{failed.value.message} {failed.value.details} {lines}"
     assert address in told and "hunter2" not in told and "opensesame" not in told
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("password", ["hunter2", "hunter2#", "hun#ter2", "hunter2:"])
+async def test_nor_of_a_proxy_that_cannot_be_one(
+    password: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://me:{password}@127.0.0.1:nowhere")
+    pool = PoolClient(Settings(callback_url="http://127.0.0.1:9/"), Metrics("w"))
+    _, trouble = await pool.post("http://127.0.0.1:9/", {}, 1)
+    assert "HTTP_PROXY" in trouble and "hun" not in trouble
