@@ -138,24 +138,26 @@ class Dry:
         self._n_said = len(prompt)
         self._lengths = self._repeated(self._start)
         """For each token of the text, how many tokens up to it are those at the text's end; from
-        `_start` on, and not counted further than is of use."""
+        `_start` on."""
 
     @property
     def _start(self) -> int:
         return 0 if self._last_n < 0 else max(self._n_said - self._last_n, 0)
 
     def _repeated(self, start: int) -> npt.NDArray[np.int32]:
-        """All lengths: the text's end, one token longer each time, is looked for where it was."""
-        said, n = self._said, self._n_said
-        lengths = np.zeros(n, np.int32)
-        places = np.arange(start, n - 1)
-        for length in range(self._allowed + self._most + 1):
-            if not len(places):
-                break
-            lengths[places] = length
-            places = places[places - length >= start]
-            places = places[said[places - length] == said[n - 1 - length]]
-        return lengths
+        """All lengths, by Gusfield's Z algorithm on the text read backwards: no token is compared
+        often, however the text repeats itself."""
+        text = self._said[start:][::-1].tolist()
+        found = [0] * len(text)
+        begin = end = 0  # of the stretch that is as the text begins, and reaches furthest
+        for at in range(1, len(text)):
+            length = min(end - at, found[at - begin]) if at < end else 0
+            while at + length < len(text) and text[length] == text[at + length]:
+                length += 1
+            if at + length > end:
+                begin, end = at, at + length
+            found[at] = length
+        return np.array([*[0] * start, *found[::-1]], np.int32)
 
     def remember(self, token: int) -> None:
         n = self._n_said

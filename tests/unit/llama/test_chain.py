@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -343,3 +344,11 @@ def test_a_repetition_is_found_whether_it_was_read_or_written(
         dry.remember(token)
     changes: dict[str, Any] = {"dry": dry} if last_n else {}
     assert_alike(shares(Chain(ours, changes, undo, model.n_vocab), logits), expected)
+
+
+def test_a_text_that_repeats_itself_takes_no_longer() -> None:
+    """However long a repetition may be: others wait for their turn in the intake."""
+    sampling = Sampling(1, dry_multiplier=1.0, dry_allowed_length=10**9, dry_penalty_last_n=-1)
+    began = time.thread_time()
+    Dry(sampling, [5] * 20_000, {}, 1000, Undo())
+    assert time.thread_time() - began < 0.5
