@@ -136,6 +136,9 @@ class Dry:
         self._is_breaker[[token for token, rests in breakers.items() if () in rests]] = True
         self._said: npt.NDArray[np.int32] = np.array(prompt, np.int32)
         self._n_said = len(prompt)
+        self._breaker = -1, 0
+        """Where the last breaker begins, and where what follows it does."""
+        self._look_for_breaker(0)
         self._lengths = self._repeated(self._start)
         """For each token of the text, how many tokens up to it are those at the text's end; from
         `_start` on."""
@@ -173,6 +176,7 @@ class Dry:
             lengths[0] = self._said[0] == token
         self._said[n] = token
         self._n_said = n + 1
+        self._look_for_breaker(max(n - _MOST_BREAKER_TOKENS, 0))
 
     def __call__(self, kept: Kept) -> Kept:
         ids, lengths = self._repetitions()
@@ -192,7 +196,8 @@ class Dry:
         none = np.array([], np.intp), np.array([], np.int32)
         if n - start <= self._allowed:
             return none
-        most = self._since_breaker(self._said[start:n])
+        begin, end = self._breaker
+        most = n - (end if begin >= start else start)
         if most < self._allowed:
             return none
         # No repetition begins before the window or goes across a breaker.
@@ -206,16 +211,16 @@ class Dry:
         punished = ~self._is_breaker[ids]
         return ids[punished].astype(np.intp), longest[punished]
 
-    def _since_breaker(self, said: npt.NDArray[np.int32]) -> int:
-        """The number of tokens after the last breaker."""
-        n = len(said)
+    def _look_for_breaker(self, start: int) -> None:
+        """Find the last breaker, unless it begins before `start`."""
+        said = self._said[start : self._n_said]
         heads: list[int] = np.flatnonzero(self._is_head[said])[::-1].tolist()
         for at in heads:
             rests = self._breakers[int(said[at])]
             whole = [r for r in rests if tuple(said[at + 1 : at + 1 + len(r)].tolist()) == r]
             if whole:
-                return n - 1 - at - max(map(len, whole))
-        return n
+                self._breaker = start + at, start + at + 1 + max(map(len, whole))
+                return
 
 
 # --- sequence breakers -----------------------------------------------------------------------

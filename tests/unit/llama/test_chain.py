@@ -23,7 +23,7 @@ from tests.support.bundled import bundled_gguf
 from tests.unit.llama.native_chain import FORBIDDEN, Row, applied, native_chain, row
 from worker.errors import InferenceFailed
 from worker.llama import library
-from worker.llama.chain import Chain, Undo, infill
+from worker.llama.chain import Chain, Kept, Undo, infill
 from worker.llama.draw import dice
 from worker.llama.model import Model
 from worker.llama.penalties import Bias, Dry, Penalties, breakers_of
@@ -352,3 +352,36 @@ def test_a_text_that_repeats_itself_takes_no_longer() -> None:
     began = time.thread_time()
     Dry(sampling, [5] * 20_000, {}, 1000, Undo())
     assert time.thread_time() - began < 0.5
+
+
+@given(
+    st.lists(st.integers(0, 3), max_size=40),
+    st.lists(st.integers(0, 3), max_size=40),
+    st.dictionaries(
+        st.integers(0, 3),
+        st.lists(st.lists(st.integers(0, 3), max_size=3).map(tuple), min_size=1, max_size=3),
+    ),
+    st.sampled_from([-1, 5, 20]),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_breaker_is_found_whether_it_was_read_or_written(
+    prompt: list[int], said: list[int], breakers: dict[int, list[tuple[int, ...]]], last_n: int
+) -> None:
+    sampling = Sampling(1, dry_multiplier=1.0, dry_allowed_length=1, dry_penalty_last_n=last_n)
+    read = Dry(sampling, prompt + said, breakers, 8, Undo())
+    written = Dry(sampling, prompt, breakers, 8, Undo())
+    for token in said:
+        written.remember(token)
+    logits = np.zeros(8, np.float32)
+    kept = [dry(Kept(logits.copy(), None, False, 8)).logits for dry in (read, written)]
+    assert (kept[0] == kept[1]).all()
+
+
+def test_breakers_that_begin_and_do_not_end_cost_nothing() -> None:
+    sampling = Sampling(1, dry_multiplier=1.0, dry_penalty_last_n=-1)
+    dry = Dry(sampling, [5] * 20_000, {5: [(6,)]}, 8, Undo())
+    began = time.thread_time()
+    for _ in range(10):
+        dry.remember(5)
+        dry(Kept(np.zeros(8, np.float32), None, False, 8))
+    assert time.thread_time() - began < 0.1
