@@ -87,7 +87,8 @@ class ContextOptions:
 
 def rows_with_logits(n_vocab: int, n_sequences: int) -> int:
     """The most rows with logits of each sequence in one batch, at four bytes per token of the
-    vocabulary. Device and host reserve memory for them."""
+    vocabulary. The device reserves memory for those of a compute graph, the host for all; more end
+    the process."""
     return max(_LOGITS_BYTES // (4 * n_vocab * n_sequences), _LEAST_ROWS)
 
 
@@ -124,8 +125,8 @@ class Context:
             setattr(params, name, value)
         params.kv_unified = options.kv_unified
         if not options.embeddings:  # a pooled output needs all rows
-            rows = rows_with_logits(model.n_vocab, options.n_seq_max)
-            params.n_outputs_max = options.n_seq_max * rows
+            rows = options.n_seq_max * rows_with_logits(model.n_vocab, options.n_seq_max)
+            params.n_outputs_max = min(options.n_batch, rows)
         params.n_rs_seq = options.n_back
         if options.mtp == "head":
             params.ctx_type = flat.LLAMA_CONTEXT_TYPE_MTP

@@ -126,3 +126,18 @@ def test_prompt_logprobs_in_the_form_of_vllm(worker: WorkerProcess) -> None:
         assert 2 <= len(entry) <= 3
         assert {1, 2} <= {each["rank"] for each in entry.values()}
     assert [e["decoded_token"] for e in rest[1].values() if e["rank"] == 1] == [" upon"]
+
+
+@pytest.mark.parametrize("micro_batch", ["4", "32"], ids=["fewer than slots", "fewer than rows"])
+def test_a_step_scores_more_rows_than_a_micro_batch_has(
+    worker: WorkerProcess, start_worker: StartWorker, micro_batch: str
+) -> None:
+    sizes = ("--micro-batch", micro_batch, "--prefill-budget", "512", "--context-length", "256")
+    small = start_worker("--slots", "8", *sizes)
+    found = [
+        completed(each, prompt=PROMPT * 20, echo=True, logprobs=0)["choices"][0]["logprobs"]
+        for each in (worker, small)
+    ]
+    (_, *scores), (_, *expected) = (each["token_logprobs"] for each in found)
+    assert len(scores) > 64
+    assert scores == pytest.approx(expected, abs=0.1)
