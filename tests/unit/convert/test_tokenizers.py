@@ -244,6 +244,34 @@ def test_a_template_post_processor_tells_whether_bos_is_added(tmp_path: Path) ->
     model.close()
 
 
+@pytest.mark.parametrize("kind", ["RobertaProcessing", "BertProcessing"])
+def test_the_post_processors_of_encoders_say_what_is_around_a_text(
+    tmp_path: Path, kind: str
+) -> None:
+    tokenizer = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
+    tokenizer.post_processor = getattr(tokenizers.processors, kind)(("</s>", 1), ("<s>", 0))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = load(tmp_path, {"bos_token_id": 0, "eos_token_id": 1})
+    got = model.tokenize("Hello", add_special=True, parse_special=True)
+    assert got == tokenizer.encode("Hello").ids
+    model.close()
+
+
+def test_what_llama_cpp_cannot_put_around_a_text_is_noted(tmp_path: Path) -> None:
+    tokenizer = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> <|turn|> $A <|turn|>", special_tokens=[("<s>", 0), ("<|turn|>", 2)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    checkpoint = Checkpoint(tmp_path, {"bos_token_id": 0, "eos_token_id": 1}, {})
+    vocabulary = read_vocabulary(checkpoint, 600)
+    special_tokens(checkpoint, vocabulary)
+    assert vocabulary.notes == [
+        "the tokenizer puts <s> <|turn|> before a text, llama.cpp puts <s> there",
+        "the tokenizer puts <|turn|> after a text, llama.cpp puts nothing there",
+    ]
+
+
 @pytest.mark.parametrize("lowercase", [True, False])
 def test_wordpiece(tmp_path: Path, lowercase: bool) -> None:
     source = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))

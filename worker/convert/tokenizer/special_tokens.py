@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from gguf.constants import Keys
@@ -23,6 +23,8 @@ _SLOTS = {
     "cls": "tokenizer.ggml.cls_token_id",
 }
 """GGUF's keys; the `gguf` package has none for `cls`."""
+
+_ADDED = {"bos": Keys.Tokenizer.ADD_BOS, "eos": Keys.Tokenizer.ADD_EOS}
 
 _ENDS_BY_NAME = frozenset(
     """<|eot_id|> <|im_end|> <|end|> <|return|> <|call|> <end_of_turn> <|endoftext|> </s>
@@ -47,11 +49,14 @@ def special_tokens(
     ends = end_ids(checkpoint, vocabulary)
     if "cls" in ids:
         ids.setdefault("bos", ids["cls"])
-    if embeds or vocabulary.model == "bert":
-        post = checkpoint.json("tokenizer.json").get("post_processor")
-        last = vocabulary.id_of(_template_tokens(post, first=False) or "")
-        if last is not None:
-            ids["eos"], ends = last, [last]
+    edges = _edges(checkpoint.json("tokenizer.json").get("post_processor"))
+    if edges and (embeds or vocabulary.model == "bert"):
+        # Whatever is around a text: no other end or beginning of such a model means anything.
+        before, after = edges
+        if before:
+            ids["bos"] = before[0]
+        if after:
+            ids["eos"], ends = after[-1], [after[-1]]
     if "eos" not in ids and ends:
         ids["eos"] = ends[0]
     lost = next((note for note in vocabulary.notes if "eos_token_id" in note), None)
@@ -69,8 +74,8 @@ def special_tokens(
             f"generation_config.json has {len(ends)} eos_token_id; llama.cpp can be told of 3 and "
             f"knows others by name, {tokens[unnamed[2]]!r} is not among them"
         )
-    found[Keys.Tokenizer.ADD_BOS] = _adds(checkpoint, "bos", ids, vocabulary)
-    found[Keys.Tokenizer.ADD_EOS] = _adds(checkpoint, "eos", ids, vocabulary)
+    for side, (role, key) in enumerate(_ADDED.items()):
+        found[key] = _adds(checkpoint, role, ids, vocabulary, edges and edges[side])
     if ends:
         found["llorch.convert.eog_token_ids"] = ends
     return found
@@ -132,27 +137,42 @@ def _id_of(checkpoint: Checkpoint, vocabulary: Vocabulary, role: str) -> int | N
 
 
 def _adds(
-    checkpoint: Checkpoint, role: str, ids: Mapping[str, int], vocabulary: Vocabulary
+    checkpoint: Checkpoint,
+    role: str,
+    ids: Mapping[str, int],
+    vocabulary: Vocabulary,
+    edge: Sequence[int] | None,
 ) -> bool:
-    """Whether the tokenizer itself adds its BOS before, or its EOS after, a text."""
-    if role not in ids:
-        return False
+    """Whether the tokenizer itself adds its BOS before, or its EOS after, a text; `edge` has the
+    ids that its post-processor puts there."""
     value = checkpoint.json("tokenizer_config.json").get(f"add_{role}_token")
     if isinstance(value, bool):
-        return value
-    post: Any = checkpoint.json("tokenizer.json").get("post_processor")
-    names = _template_tokens(post, first=role == "bos")
-    if names is not None:
-        return vocabulary.tokens[ids[role]] == names
-    # SentencePiece models begin with BOS unless a file says otherwise, and so do Mistral's.
-    return role == "bos" and (vocabulary.model == "llama" or vocabulary.pre == "tekken")
+        return value and role in ids
+    if edge is None:
+        # SentencePiece models begin with BOS unless a file says otherwise, and so do Mistral's.
+        by_kind = vocabulary.model == "llama" or vocabulary.pre == "tekken"
+        return role == "bos" and role in ids and by_kind
+    at, where = (0, "before") if role == "bos" else (-1, "after")
+    adds = bool(edge) and edge[at] == ids.get(role)
+    if len(edge) > adds:
+        own = vocabulary.tokens[edge[at]] if adds else "nothing"
+        whole = " ".join(vocabulary.tokens[i] for i in edge)
+        vocabulary.notes.append(
+            f"the tokenizer puts {whole} {where} a text, llama.cpp puts {own} there"
+        )
+    return adds
 
 
-def _template_tokens(post: Any, *, first: bool) -> str | None:
-    """The special token at one end of the template for single texts; "" if there is none."""
-    for step in steps_of(post, "TemplateProcessing"):
-        single = step.get("single") or []
-        edge = single[0 if first else -1] if single else {}
-        special = edge.get("SpecialToken") if isinstance(edge, dict) else None
-        return str(special["id"]) if isinstance(special, dict) else ""
+def _edges(post: Any) -> tuple[list[int], list[int]] | None:
+    """The ids that a post-processor puts before and after a single text; `None` if it adds none."""
+    for step in steps_of(post, "TemplateProcessing", "RobertaProcessing", "BertProcessing"):
+        if step["type"] != "TemplateProcessing":
+            return [step["cls"][1]], [step["sep"][1]]
+        special = [piece.get("SpecialToken") for piece in step.get("single") or []]
+        text = special.index(None) if None in special else len(special)
+        before, after = (
+            [i for token in part if token for i in step["special_tokens"][token["id"]]["ids"]]
+            for part in (special[:text], special[text:])
+        )
+        return before, after
     return None
