@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,41 @@ def test_every_known_pre_tokenizer(tmp_path: Path, known: pre_tokenizers.PreToke
     for text in (*TEXTS, "a<tool>b<|turn|>c"):
         assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
     model.close()
+
+
+@pytest.mark.parametrize("name", ["qwen2", "smollm", "deepseek-v3", "llama-bpe", "gpt-4o"])
+def test_a_word_that_no_merge_makes_is_taken_whole(tmp_path: Path, name: str) -> None:
+    known = next(each for each in pre_tokenizers.KNOWN if each.name == name)
+    definition = json.loads(byte_level(tmp_path, steps_of(known)).to_str())
+    vocab = definition["model"]["vocab"]
+    definition["model"]["ignore_merges"] = True
+    definition["added_tokens"][-1]["id"], vocab["Zyxwvut"] = len(vocab) + 1, len(vocab)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    model = load(tmp_path, {"eos_token_id": 1})
+    for text in ("Zyxwvut", "a Zyxwvut<tool>Zyxwvut"):
+        assert ids(model, text) == reference.reference(tmp_path).encode(text).ids
+    assert ids(model, "Zyxwvut") == [vocab["Zyxwvut"]]
+    model.close()
+
+
+def single_word(definition: dict[str, Any]) -> None:
+    definition["added_tokens"][-1]["single_word"] = True
+
+
+def replacing(definition: dict[str, Any]) -> None:
+    step = {"type": "Replace", "pattern": {"String": "Zyxwvut"}, "content": "X"}
+    definition["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}, step]}
+
+
+@pytest.mark.parametrize("change", [single_word, replacing])
+def test_what_no_text_of_the_check_may_show_is_refused_by_name(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    definition = json.loads(byte_level(tmp_path, [pre.ByteLevel(False)]).to_str())
+    change(definition)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(ModelError, match="'<tool>' .*single_word|replaces .*Zyxwvut.* by 'X'"):
+        read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
 
 
 def test_an_unknown_pre_tokenizer_is_refused_at_once_naming_the_nearest(tmp_path: Path) -> None:

@@ -35,8 +35,9 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
         vocabulary.put(i, text, TokenType.NORMAL)
     for step in steps_of(tokenizer.get("normalizer"), *_NORMAL_FORMS):
         vocabulary.steps.append(str(step["type"]).lower())
-    vocabulary.split = pre_tokenizers.split_of(vocabulary.pre)
-    if vocabulary.split and model.get("ignore_merges"):
+    whole = bool(model.get("ignore_merges"))
+    vocabulary.split = pre_tokenizers.split_of(vocabulary.pre, ignore_merges=whole)
+    if vocabulary.split and whole:
         vocabulary.steps.append(WHOLE_WORDS)
     return vocabulary
 

@@ -125,11 +125,18 @@ UNKNOWN = "unknown pre-tokenizer type"
 """What llama.cpp says of another name than its own."""
 
 
-def split_of(name: str) -> list[str]:
+def split_of(name: str, *, ignore_merges: bool = False) -> list[str]:
     """The expressions that split a text as the definition does, applied in order; empty if
-    llama.cpp's own pre-tokenizer already does."""
+    llama.cpp's own pre-tokenizer already does, and takes words whole where `ignore_merges` asks.
+
+    A word cannot be a space and a number, which llama.cpp takes apart in all that it is given."""
     for known in KNOWN:
-        if known.name == name and not known.is_exact:
+        suffices = known.is_exact and known.ignore_merges >= ignore_merges
+        if (
+            known.name == name
+            and not suffices
+            and (_GPT2 not in known.steps or DIGITS in known.steps)
+        ):
             return [r"\p{N}" if s == DIGITS else s.removeprefix(split("")) for s in known.steps]
     return []
 

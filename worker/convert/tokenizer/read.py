@@ -13,6 +13,7 @@ from typing import Any
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.malformed import told
 from worker.convert.tokenizer import definition, sentencepiece
+from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.protobuf import read_model
 from worker.convert.tokenizer.ranked import TIKTOKEN, ranked_definition
 from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
@@ -50,6 +51,8 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
                 f"{TIKTOKEN}; that of {', '.join(_CUT_AS_KIMI)} is known"
             )
     kind, has_bytes = (model.get("type"), model.get("byte_fallback")) if model else (None, None)
+    if kind == "BPE":
+        _check_replaced(tokenizer)
     if kind == "WordPiece":
         return definition.wordpiece(tokenizer)
     if kind == "BPE" and not has_bytes:
@@ -70,6 +73,16 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
         f"{folder / 'tokenizer.json'}: a tokenizer of type {kind} cannot "
         "be converted; byte-level BPE, SentencePiece BPE, Unigram and WordPiece can"
     )
+
+
+def _check_replaced(tokenizer: Mapping[str, Any]) -> None:
+    """Refuse a replacement within texts: those of the check may not have what it replaces."""
+    for step in steps_of(tokenizer.get("normalizer"), "Replace"):
+        if (step.get("pattern"), step.get("content")) != ({"String": " "}, sentencepiece.SPACE):
+            raise ModelError(
+                f"tokenizer.json: its normalizer replaces {step.get('pattern')} by "
+                f"{step.get('content')!r}, which llama.cpp does not"
+            )
 
 
 def _added_tokens(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[int, AddedToken]:
@@ -111,6 +124,11 @@ def _by_id(tokens: Iterable[tuple[str, int]]) -> dict[int, str]:
 
 
 def _added(entry: Mapping[str, Any]) -> AddedToken:
+    if entry.get("single_word"):
+        raise ModelError(
+            f"tokenizer.json: the added token {entry['content']!r} is one only as a word of its "
+            "own (single_word); llama.cpp takes it within words, too"
+        )
     flags = {key: bool(entry.get(key)) for key in ("special", "lstrip", "rstrip")}
     return AddedToken(str(entry["content"]), **flags)
 
