@@ -336,3 +336,19 @@ async def test_short_streams_are_bounded_and_looked_up_in_one_pass() -> None:
     n_kept = sum(name.startswith("a::b") for name in firsts)
     assert n_kept == 1024 * 1024 // LEAST_BYTES
     assert (none, firsts[:2], whole) == ([], ["a5::m", "a9::m"], ["a::b99::c"])
+
+
+@pytest.mark.anyio
+async def test_streams_that_end_before_they_are_looked_at_are_bounded_by_their_bytes() -> None:
+    async def one_chunk() -> AsyncIterator[bytes]:
+        yield b"data: " + b"x" * 60_000 + b"\n\n"
+
+    streams, logs = Streams(Settings(resume_mib=1)), []
+    for index in range(60):
+        logs.append(StreamLog((), "text/event-stream", lambda _: True, lambda _: b""))
+        streams.open("o", (str(index),), logs[-1], one_chunk())
+        while not logs[-1].is_done:
+            await asyncio.sleep(0)
+    kept = [log for log in logs if log in streams._logs.values()]
+    assert kept == logs[-len(kept) :] and sum(log.size_bytes for log in kept) <= 1 << 20
+    assert len(kept) > 10

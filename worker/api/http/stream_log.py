@@ -137,7 +137,8 @@ class StreamLog:
         yield self._failure(_lost())
 
     async def fill(self, chunks: AsyncIterator[bytes], grown: Callable[[StreamLog], None]) -> None:
-        """Keep what a stream says, to its end; `grown` is called now and then meanwhile."""
+        """Keep what a stream says, to its end; `grown` is called now and then meanwhile, and at
+        that."""
         checked_bytes = 0
         try:
             async for chunk in chunks:
@@ -153,6 +154,7 @@ class StreamLog:
             cancel_all(self.jobs)
             self.ended_at, self.jobs = time.time(), ()
             self._tell()
+            grown(self)
 
 
 def _lost() -> InvalidRequest:
@@ -178,7 +180,6 @@ class Streams:
         for name in names:
             self.remove(owner, name)
         self._logs |= {(owner, name): log for name in names}
-        self._make_room(len(self._oldest_first) * LEAST_BYTES - self._most_bytes)
         task = asyncio.create_task(log.fill(chunks, self._bound))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -228,20 +229,20 @@ class Streams:
         have ended and that nobody reads; then the oldest bytes of the largest."""
         if log.size_bytes > MOST_BYTES:
             log.drop(log.size_bytes - 3 * MOST_BYTES // 4)
-        logs = self._oldest_first
-        excess = self._make_room(sum(each.counted_bytes for each in logs) - self._most_bytes)
-        if excess > 0:
-            largest = max(logs, key=lambda each: each.size_bytes)
+        if (excess := self._make_room()) > 0:
+            largest = max(self._oldest_first, key=lambda each: each.size_bytes)
             largest.drop(min(max(excess, largest.size_bytes // 4), largest.size_bytes))
 
     @property
     def _most_bytes(self) -> int:
         return self._settings.resume_mib << 20
 
-    def _make_room(self, excess: int) -> int:
-        """Forget the oldest logs that have ended and that nobody reads; returns the bytes that are
-        still too many."""
-        for log in self._oldest_first:
+    def _make_room(self) -> int:
+        """Forget the oldest logs that have ended and that nobody reads, while there is too much;
+        returns the bytes that are still too many."""
+        logs = self._oldest_first
+        excess = sum(each.counted_bytes for each in logs) - self._most_bytes
+        for log in logs:
             if excess > 0 and log.is_done and not log.n_readers:
                 excess -= log.counted_bytes
                 self._forget(log)
