@@ -143,9 +143,10 @@ class Checkpoint:
 
 def _check_index(folder: Path, tensors: Mapping[str, TensorInfo]) -> None:
     index = folder / INDEX
-    if not index.is_file():
-        return
-    for name, shard in weight_map(index).items():
+    shards = weight_map(index) if index.is_file() else {}
+    if {info.path.name for info in tensors.values()}.isdisjoint(shards.values()):
+        return  # There is none, or it is left from other weights, which `weight_files` passes over.
+    for name, shard in shards.items():
         if name not in tensors or tensors[name].path.name != shard:
             raise ModelError(f"{index} places tensor {name} in {shard}, which does not hold it")
 

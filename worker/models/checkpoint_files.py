@@ -18,6 +18,7 @@ from worker.errors import ModelError
 from worker.models.reference import is_projector
 
 INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
 TEMPLATES = "additional_chat_templates"
 """A folder of `*.jinja` files beside the weights."""
 DENSE_MODULES = ("2_Dense", "3_Dense")
@@ -117,11 +118,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 def weight_names(present: Collection[str], index: Path) -> list[str]:
     """The names of the weights among the names that are present: those of the index, if it is one
-    of them, else `model.safetensors`, else all of `.safetensors`."""
-    if INDEX in present:
-        return sorted(set(weight_map(index).values()))
-    if "model.safetensors" in present:
-        return ["model.safetensors"]
+    of them, else all of `.safetensors`; but `model.safetensors` alone where it is there and no
+    index names it, as transformers has it."""
+    shards = sorted(set(weight_map(index).values())) if INDEX in present else []
+    if _WHOLE in present and _WHOLE not in shards:
+        return [_WHOLE]
+    if shards:
+        return shards
     return sorted(name for name in present if name.endswith(".safetensors") and "/" not in name)
 
 

@@ -26,6 +26,7 @@ from tests.unit.convert import files
 from tests.unit.convert.files import converted, verified
 from tests.unit.convert.test_parity import DATA, MODELS, checkpoint
 from worker.commands import convert as cli
+from worker.convert.checkpoint import Checkpoint
 from worker.convert.family.rules import Place
 from worker.convert.prepare import Options, prepare_checked
 from worker.errors import ModelError
@@ -553,6 +554,21 @@ def test_what_a_link_names_is_not_written_to(
     os.mkfifo(partial)
     assert cli.run([str(TINY), str(tmp_path / "m.gguf"), "--outtype", flag]) == 3
     assert "is no file" in capsys.readouterr().err
+
+
+def test_a_whole_file_goes_before_the_index_of_others(tmp_path: Path) -> None:
+    """As transformers has it: who saves a model anew in its folder leaves the old index."""
+    source, other = checkpoint("llama-shards", tmp_path), checkpoint("llama", tmp_path)
+    before = Checkpoint.open(source).tensors
+    shutil.copy(other / WEIGHTS, source)
+    found = Checkpoint.open(source).tensors
+    assert {info.path.name for info in found.values()} == {WEIGHTS}
+    assert found.keys() == Checkpoint.open(other).tensors.keys()
+    # An index that names both is one of a file for all and another for more.
+    index = {"weight_map": dict.fromkeys(found, WEIGHTS)}
+    (source / INDEX).write_text(json.dumps(index))
+    assert Checkpoint.open(source).tensors.keys() == found.keys()
+    assert before.keys() == found.keys()
 
 
 @pytest.mark.parametrize("name", [None, "\udcff"])
