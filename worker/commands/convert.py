@@ -83,7 +83,7 @@ def _convert(options: argparse.Namespace, report: Reporter) -> None:
     destination, source = _destination(options), _source(options, report)
     matrix = [] if given.imatrix is None else [given.imatrix]
     _keep([*checkpoint_files(source), *matrix], destination)
-    made = convert(source, destination, given, report)
+    made = convert(source, destination, given, report, overwrite=options.overwrite)
     report.finished(
         made,
         f"wrote {made['path']}: {made['outtype']}, {made['n_tensors']} tensors, "
@@ -154,7 +154,8 @@ def _adapter(options: argparse.Namespace, report: Reporter) -> None:
 
     destination = _destination(options)
     _keep([options.base, *options.adapter.glob("*")], destination)
-    count = convert_adapter(options.adapter, read_header(options.base), destination)
+    base = read_header(options.base)
+    count = convert_adapter(options.adapter, base, destination, overwrite=options.overwrite)
     report.finished(
         {"path": str(destination), "n_weights": count},
         f"{destination} adapts {count} weights of {options.base}",

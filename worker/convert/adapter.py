@@ -54,7 +54,7 @@ Pair = tuple[str, Matrix, Matrix]
 inputs), b of (outputs, rank)."""
 
 
-def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
+def convert_adapter(folder: Path, base: GgufHeader, target: Path, *, overwrite: bool = True) -> int:
     """Write the adapter in `folder` for the model `base`; returns the number of adapted weights.
 
     Raises:
@@ -77,7 +77,7 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path) -> int:
     }
     tensors = [OutputTensor(n, matrix.shape, (), kind="F32") for n, matrix in matrices.items()]
     target.parent.mkdir(parents=True, exist_ok=True)
-    with OutputFile(target) as out:
+    with OutputFile(target, overwrite=overwrite) as out:
         out.write_header(base.architecture, metadata, tensors)
         for tensor in out.tensors:
             data = encode(matrices[tensor.name], tensor.kind)

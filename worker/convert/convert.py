@@ -20,8 +20,16 @@ from worker.convert.report import Report
 from worker.errors import ModelError
 
 
-def convert(source: Path, destination: Path, options: Options, report: Report) -> dict[str, Any]:
-    """Write `destination` from the checkpoint in the folder `source`.
+def convert(
+    source: Path,
+    destination: Path,
+    options: Options,
+    report: Report,
+    *,
+    overwrite: bool = True,
+) -> dict[str, Any]:
+    """Write `destination` from the checkpoint in the folder `source`; without `overwrite`, no
+    file that is there at the end is replaced.
 
     Returns what there is to say about the file. Raises `ModelError` and leaves nothing behind.
     """
@@ -43,7 +51,7 @@ def convert(source: Path, destination: Path, options: Options, report: Report) -
             raise ModelError(f"{destination.parent} cannot be made: {error.strerror}") from None
         quantised = options.format.tensor_type is None
         write = weights.write_quantised if quantised else weights.write_tensors
-        with OutputFile(destination) as out:
+        with OutputFile(destination, overwrite=overwrite) as out:
             write(conversion, out, options, report)
             verify.check_tensors(conversion, out.partial, options, report)
             digest = hashing.result()

@@ -32,8 +32,10 @@ class OutputFile:
     """A context manager: `commit` gives the file its name; without it, the exit removes the
     file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, overwrite: bool = True) -> None:
+        """With `overwrite`, the file may take the name of another that is there at its end."""
         self.path = path
+        self._overwrite = overwrite
         self.partial = path.with_name(path.name + ".partial")
         self.tensors: list[OutputTensor] = []
         """With their places, once the header is written."""
@@ -105,6 +107,10 @@ class OutputFile:
     def commit(self) -> None:
         with of_file(self.partial):
             os.fsync(self._file)
+        if not self._overwrite and os.path.lexists(self.path):
+            raise ModelError(
+                f"{self.path} came while it was converted, and is kept; --overwrite replaces it"
+            )
         os.replace(self.partial, self.path)
         self._committed = True
         folder = os.open(self.path.parent, os.O_RDONLY)

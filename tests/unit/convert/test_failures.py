@@ -26,6 +26,7 @@ from tests.unit.convert import files
 from tests.unit.convert.files import converted, verified
 from tests.unit.convert.test_parity import DATA, MODELS, checkpoint
 from worker.commands import convert as cli
+from worker.convert import convert
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.family.rules import Place
 from worker.convert.prepare import Options, prepare_checked
@@ -569,6 +570,22 @@ def test_a_whole_file_goes_before_the_index_of_others(tmp_path: Path) -> None:
     (source / INDEX).write_text(json.dumps(index))
     assert Checkpoint.open(source).tensors.keys() == found.keys()
     assert before.keys() == found.keys()
+
+
+def test_a_file_that_came_during_a_conversion_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m.gguf"
+
+    def while_another_writes(*given: Any) -> Any:
+        path.write_text("another's")
+        return prepare_checked(*given)
+
+    monkeypatch.setattr(convert, "prepare_checked", while_another_writes)
+    assert cli.run([str(TINY), str(path), "--progress", "none"]) == 3
+    assert "m.gguf came while it was converted, and is kept" in capsys.readouterr().err
+    assert path.read_text() == "another's" and [*tmp_path.iterdir()] == [path]
+    assert cli.run([str(TINY), str(path), "--overwrite", "--progress", "none"]) == 0
 
 
 @pytest.mark.parametrize("name", [None, "\udcff"])
