@@ -74,8 +74,8 @@ class InfillTokens(NamedTuple):
 _ShortPiece = ctypes.c_char * 32
 """Holds most pieces, and is made faster than by `create_string_buffer`."""
 _MOST_PIECE_BYTES = 256
-_CONTROL, _USER_DEFINED, _LSTRIP = 1 << 3, 1 << 4, 1 << 7
-"""`LLAMA_TOKEN_ATTR_CONTROL`, `…_USER_DEFINED` and `…_LSTRIP`."""
+_UNKNOWN, _CONTROL, _USER_DEFINED, _LSTRIP = 1 << 0, 1 << 3, 1 << 4, 1 << 7
+"""`LLAMA_TOKEN_ATTR_UNKNOWN`, `…_CONTROL`, `…_USER_DEFINED` and `…_LSTRIP`."""
 _EOG_LINE = re.compile(r"EOG token +=\s*(\d+) ")
 """llama.cpp's line for each such token when it loads a vocabulary; a test checks the wording."""
 
@@ -320,7 +320,7 @@ class Model:
                 whole = {self.piece(t): t for t in range(self.n_vocab) if t not in others}
             ids = SourceWords(self._split, encode, whole).ids
         added = {self.token_text(t): t for t in self.user_defined}
-        special = {self.token_text(t): t for t in self.control}
+        special = {self.token_text(t): t for t in self.control | self._tokens_with(_UNKNOWN)}
         return SourceTokenizer(steps, map(int, lstrip), map(int, rstrip), special, added, ids)
 
     def _tokenize_long(self, text: str, parse_special: bool) -> list[int]:

@@ -343,12 +343,24 @@ def test_spaces_in_front_and_behind_special_tokens(tmp_path: Path, scheme: str) 
         source.normalizer = normalizers.Sequence([])
         source.pre_tokenizer = pre.Metaspace(prepend_scheme=scheme, split=False)
     source.add_special_tokens(
-        [tokenizers.AddedToken("<s>"), tokenizers.AddedToken("<|x|>", lstrip=True, rstrip=True)]
+        [
+            *map(tokenizers.AddedToken, ("<unk>", "<s>")),
+            tokenizers.AddedToken("<|x|>", lstrip=True, rstrip=True),
+        ]
     )
     (tmp_path / "tokenizer.model").unlink()
     source.save(str(tmp_path / "tokenizer.json"))
     model = load(tmp_path)
-    for text in ("word", " word", "  two", "<s>word", "<s> word", "a  <|x|>  b<s><s>c", ""):
+    for text in (
+        "word",
+        " word",
+        "  two",
+        "<s>word",
+        "<s> word",
+        "a  <|x|>  b<s><s>c",
+        "a <unk>b",
+        "",
+    ):
         assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
     model.close()
     # Another program does not know our keys, and llama.cpp does in it what the file says.
