@@ -309,7 +309,8 @@ def test_what_llama_cpp_cannot_put_around_a_text_is_noted(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_wordpiece(tmp_path: Path, lowercase: bool) -> None:
+@pytest.mark.parametrize("named", [True, False])
+def test_wordpiece(tmp_path: Path, lowercase: bool, named: bool) -> None:
     source = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     source.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     source.pre_tokenizer = pre.BertPreTokenizer()
@@ -322,12 +323,23 @@ def test_wordpiece(tmp_path: Path, lowercase: bool) -> None:
     source.enable_truncation(4)
     source.save(str(tmp_path / "tokenizer.json"))
     source.no_truncation()
-    names = {f"{text[1:-1].lower()}_token": text for text in special}
+    names = {f"{text[1:-1].lower()}_token": text for text in special if named}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     model = load(tmp_path)
     for text in ("Hello, world!", "CamelCase  twice", "天地玄黃", "Straße naïve"):
         assert model.tokenize(text, add_special=True, parse_special=True) == source.encode(text).ids
     model.close()
+
+
+def test_a_source_that_cannot_split_a_text_is_told(tmp_path: Path) -> None:
+    vocab = {"a": 0, "[CLS]": 1, "[SEP]": 2}
+    source = tokenizers.Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
+    source.pre_tokenizer = pre.BertPreTokenizer()
+    source.save(str(tmp_path / "tokenizer.json"))
+    names = {"cls_token": "[CLS]", "sep_token": "[SEP]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
+    with pytest.raises(ModelError, match="own tokenizer cannot split .*Missing .UNK."):
+        load(tmp_path, {"eos_token_id": 2})
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never", "prepend"])

@@ -131,7 +131,11 @@ def _compare(file: Path, tokenizer: Tokenizer) -> CheckedTokens:
     differing = []
     for text in texts:
         got = model.tokenize(text, add_special=False, parse_special=True)
-        expected = tokenizer.encode(text, add_special_tokens=False).ids
+        try:
+            expected = tokenizer.encode(text, add_special_tokens=False).ids
+        except Exception as error:  # The library raises no narrower class.
+            why = f"the source's own tokenizer cannot split {text!r}: {error}"
+            raise ModelError(why, text=text) from None
         if got == expected:
             continue
         if not reason or text.isascii():

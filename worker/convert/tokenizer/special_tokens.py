@@ -57,6 +57,8 @@ def special_tokens(
             ids["bos"] = before[0]
         if after:
             ids["eos"], ends = after[-1], [after[-1]]
+            if vocabulary.model == "bert":
+                ids["sep"] = after[-1]  # which llama.cpp adds there, whatever the end is
     if "eos" not in ids and ends:
         ids["eos"] = ends[0]
     lost = next((note for note in vocabulary.notes if "eos_token_id" in note), None)
@@ -145,18 +147,20 @@ def _adds(
 ) -> bool:
     """Whether the tokenizer itself adds its BOS before, or its EOS after, a text; `edge` has the
     ids that its post-processor puts there."""
+    is_bert = vocabulary.model == "bert"  # llama.cpp always adds to its texts
     value = checkpoint.json("tokenizer_config.json").get(f"add_{role}_token")
-    if isinstance(value, bool):
+    if isinstance(value, bool) and not is_bert:
         return value and role in ids
-    if edge is None:
+    if edge is None and not is_bert:
         # SentencePiece models begin with BOS unless a file says otherwise, and so do Mistral's.
         by_kind = vocabulary.model == "llama" or vocabulary.pre == "tekken"
         return role == "bos" and role in ids and by_kind
     at, where = (0, "before") if role == "bos" else (-1, "after")
-    adds = bool(edge) and edge[at] == ids.get(role)
-    if len(edge) > adds:
-        own = vocabulary.tokens[edge[at]] if adds else "nothing"
-        whole = " ".join(vocabulary.tokens[i] for i in edge)
+    edge = edge or ()
+    adds = is_bert or edge[at:][:1] == [ids.get(role)]
+    if len(edge) != adds:
+        own = vocabulary.tokens[ids[role]] if adds and role in ids else "nothing"
+        whole = " ".join(vocabulary.tokens[i] for i in edge) or "nothing"
         vocabulary.notes.append(
             f"the tokenizer puts {whole} {where} a text, llama.cpp puts {own} there"
         )
