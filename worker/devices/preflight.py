@@ -132,7 +132,7 @@ def ask(
             findings = _findings.decode(told[-1])
     except (msgspec.DecodeError, ValueError) as error:
         findings.error = BackendMismatch(f"The native library's process told nonsense: {error}.")
-    if code != 0:
+    if code != 0 and findings.error is None:
         findings.error = _death(code, errors, _DOING[findings.step], timeout_seconds)
     return findings
 

@@ -32,7 +32,7 @@ from worker.devices.preflight import (
     Trial,
 )
 from worker.devices.residency import proof as residency
-from worker.errors import WorkerError
+from worker.errors import ModelError, WorkerError
 from worker.llama import library, warmup
 from worker.llama.context import Context
 from worker.llama.model import Model
@@ -54,10 +54,16 @@ def main() -> None:
         channel.write(msgspec.json.encode(findings, enc_hook=to_data) + b"\n")
         channel.flush()
 
+    def tell_abort(message: str) -> None:
+        findings.error = ModelError(library.sentence_of_abort("llama.cpp gave {} up", message))
+        tell()
+
     try:
         for step in questions.steps:
             findings.step = step
             tell()
+            if step == "plan":  # before it, the library may not be loaded
+                library.on_abort(tell_abort)
             setattr(findings, step, _STEPS[step](questions, walls))
     except WorkerError as error:
         findings.error = error

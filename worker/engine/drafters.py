@@ -15,7 +15,7 @@ from worker.engine.lookup import Lookup
 from worker.engine.mtp import Head
 from worker.engine.speculation import Drafter
 from worker.errors import InsufficientVram, VramOom
-from worker.llama import warmup
+from worker.llama import library, warmup
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import Model
 from worker.models.gguf.header import GgufHeader, read_header
@@ -60,7 +60,8 @@ def start_guessing(
         return Head(head, context, keeps=settings.prefix_cache), SpeculationInfo("mtp"), both
     if wanted == "off" or config.draft is None:
         return None, SpeculationInfo("off"), residency
-    draft, where = _load(config.draft, settings, selected, plan.context_length, threads)
+    with library.in_hand(f"the draft model {config.draft.path!r}"):
+        draft, where = _load(config.draft, settings, selected, plan.context_length, threads)
     info = _info(config.draft, draft, where)
     n_vocab = min(draft.model.n_vocab, context.model.n_vocab)
     drafter = DraftModel(draft, n_vocab, keeps=settings.prefix_cache)

@@ -94,7 +94,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     embeds = header.pooling is not None
     budget = _cpu_budget(settings)
     selected = select_device(settings)
-    tell_aborts_of("the model", channel)
+    library.on_abort(partial(tell_abort, channel, ModelError, "llama.cpp gave {} up"))
     plan = memory.plan_start(config, header, selected.devices, budget)
     log.info("engine.plan", **plan.as_dict())
     mapped = live_check.MappedFiles(header.parts if settings.maps_file else ())
@@ -103,6 +103,8 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
     proof = residency.prove(model, context, selected, header, locked=settings.mlock)
+    if config.draft is not None:
+        channel.send([Progress("draft", 0.0)])
     drafter, speculation, proof = start_guessing(
         config, context, proof, selected, plan, header, budget.threads
     )
@@ -111,11 +113,9 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         renderer().close()
     if config.projector is not None:
         channel.send([Progress("projector", 0.0)])
-        tell_aborts_of(f"the projector {config.projector.path!r}", channel)
     projector, projector_info, proof = start_projector(
         config.projector, model, proof, selected, budget.threads
     )
-    tell_aborts_of("the model", channel)
     reader = None
     if projector is not None:
         reader = MediaReader(projector, decoder(), context.options.n_ubatch, context.options.n_ctx)
@@ -199,16 +199,11 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     return Engine(info, loop, intake, outbox)
 
 
-def tell_aborts_of(file: str, channel: SyncChannel) -> None:
-    """Whatever native code aborts for from now on is this file's fault."""
-    library.on_abort(partial(tell_abort, channel, ModelError, f"llama.cpp gave {file} up"))
-
-
 def tell_abort(channel: SyncChannel, kind: type[WorkerError], what: str, message: str) -> None:
-    """Tell the log and the parent why native code aborts this process."""
+    """Tell the log and the parent why native code aborts this process. A {} in `what` is the file
+    that it has in hand."""
     log.error("engine.native_abort", line=message)
-    place, _, reason = message.strip().partition(": ")
-    channel.send([EngineFailed(kind(f"{what}: {reason or place}."))])
+    channel.send([EngineFailed(kind(library.sentence_of_abort(what, message)))])
 
 
 def _cpu_budget(settings: EngineSettings) -> CpuBudget:

@@ -173,6 +173,23 @@ def on_abort(listener: Callable[[str], None]) -> None:
     ggml().ggml_set_abort_callback(callback)
 
 
+def sentence_of_abort(what: str, message: str) -> str:
+    """A {} in `what` is the file that native code has in hand."""
+    place, _, reason = message.strip().partition(": ")
+    return f"{what.format(_files_in_hand[-1])}: {reason or place}."
+
+
+@contextmanager
+def in_hand(file: str) -> Iterator[None]:
+    """Inside the block native code works on this file, and an abort is the file's fault."""
+    _files_in_hand.append(file)
+    try:
+        yield
+    finally:
+        _files_in_hand.pop()
+
+
+_files_in_hand = ["the model"]
 _kept_alive: list[Any] = []
 """Callbacks that native code may call until this process ends."""
 

@@ -27,6 +27,7 @@ _DOING = {
     "preflight": "planning memory",
     "load": "loading",
     "residency": "checking where everything lies",
+    "draft": "loading the draft model",
     "projector": "loading the projector",
     "warmup": "warming up",
 }

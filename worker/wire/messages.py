@@ -108,7 +108,7 @@ Command = LoadModel | Submit | Cancel | EndReasoning | Stop
 
 class Progress(Message, frozen=True):
     """A phase of the start: `preflight`, `load`, `residency`, `warmup`; before the last one
-    `projector`, if there is one."""
+    `draft` and `projector`, for those that there are."""
 
     phase: str
     percent: float

@@ -14,7 +14,7 @@ const PHASES = {
   starting: "Starting", hash: "Looking for an earlier conversion", resolve: "Looking for the model",
   download: "Downloading the model", verify: "Checking the download", convert: "Converting the model",
   preflight: "Planning memory", load: "Loading the model", residency: "Checking where everything lies",
-  projector: "Loading the projector", warmup: "Warming up",
+  draft: "Loading the draft model", projector: "Loading the projector", warmup: "Warming up",
   recovering: "Starting the engine again", ready: "Ready",
 };
 const PARTS = {

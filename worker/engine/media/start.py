@@ -12,6 +12,7 @@ from worker.devices.plan.projector import kind_of, most_tokens
 from worker.devices.residency import projector as proof
 from worker.devices.select import Selected
 from worker.errors import ModelError, WorkerError
+from worker.llama import library
 from worker.llama.media import Projector
 from worker.llama.model import Model
 from worker.models.gguf.header import GgufHeader, read_header
@@ -46,10 +47,11 @@ def start_projector(
     try:
         header = read_header(Path(file.path))
         device = selected.devices[0] if selected.is_gpu else None
-        projector = Projector(
-            model, file.path, device, threads, most_tokens(header), line_break_of(header)
-        )
-        info = _checked(file, projector, header)
+        with library.in_hand(f"the projector {file.path!r}"):
+            projector = Projector(
+                model, file.path, device, threads, most_tokens(header), line_break_of(header)
+            )
+            info = _checked(file, projector, header)
         buffers = residency.buffers + proof.prove(projector.load_log, selected, header)
         return projector, info, replace(residency, buffers=buffers)
     except WorkerError as error:
