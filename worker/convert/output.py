@@ -165,8 +165,6 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Value) -> None:
     elif isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):
-        if not 0 <= value < 1 << 32:
-            raise ModelError(f"{key} would be {value}, for which a GGUF has no place")
         writer.add_uint32(key, value)
     elif isinstance(value, float):
         writer.add_float32(key, value)

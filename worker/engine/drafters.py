@@ -60,7 +60,7 @@ def start_guessing(
         return Head(head, context, keeps=settings.prefix_cache), SpeculationInfo("mtp"), both
     if wanted == "off" or config.draft is None:
         return None, SpeculationInfo("off"), residency
-    with library.in_hand(f"the draft model {config.draft.path!r}"):
+    with library.working_on(f"the draft model {config.draft.path!r}"):
         draft, where = _load(config.draft, settings, selected, plan.context_length, threads)
     info = _info(config.draft, draft, where)
     n_vocab = min(draft.model.n_vocab, context.model.n_vocab)

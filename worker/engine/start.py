@@ -201,7 +201,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
 
 def tell_abort(channel: SyncChannel, kind: type[WorkerError], what: str, message: str) -> None:
     """Tell the log and the parent why native code aborts this process. A {} in `what` is the file
-    that it has in hand."""
+    that it works on."""
     log.error("engine.native_abort", line=message)
     channel.send([EngineFailed(kind(library.sentence_of_abort(what, message)))])
 

@@ -174,22 +174,22 @@ def on_abort(listener: Callable[[str], None]) -> None:
 
 
 def sentence_of_abort(what: str, message: str) -> str:
-    """A {} in `what` is the file that native code has in hand."""
+    """Why native code gave up; a {} in `what` is the file that it works on."""
     place, _, reason = message.strip().partition(": ")
-    return f"{what.format(_files_in_hand[-1])}: {reason or place}."
+    return f"{what.format(_worked_on[-1])}: {reason or place}."
 
 
 @contextmanager
-def in_hand(file: str) -> Iterator[None]:
+def working_on(file: str) -> Iterator[None]:
     """Inside the block native code works on this file, and an abort is the file's fault."""
-    _files_in_hand.append(file)
+    _worked_on.append(file)
     try:
         yield
     finally:
-        _files_in_hand.pop()
+        _worked_on.pop()
 
 
-_files_in_hand = ["the model"]
+_worked_on = ["the model"]
 _kept_alive: list[Any] = []
 """Callbacks that native code may call until this process ends."""
 

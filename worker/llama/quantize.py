@@ -71,8 +71,8 @@ def quantize(
 def main() -> None:
     source, target, file_type, threads, importance = sys.argv[1:]
     die_with_parent()
-    name = Path(source).name
-    library.on_abort(lambda why: _send(error=f"llama.cpp cannot quantise {name}: {why.strip()}"))
+    what = f"llama.cpp cannot quantise {Path(source).name}"
+    library.on_abort(lambda why: _send(error=library.sentence_of_abort(what, why)))
     try:
         _quantize(Path(source), Path(target), int(file_type), int(threads), importance)
     except WorkerError as error:

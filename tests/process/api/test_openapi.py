@@ -304,6 +304,16 @@ def test_what_is_not_there_conforms(document: dict[str, Any], worker: WorkerProc
     conforms(document, "/v1/embeddings", no_encoder)
 
 
+def test_the_pooling_that_the_refusal_of_embeddings_names_makes_them(
+    worker: WorkerProcess, start_worker: StartWorker
+) -> None:
+    refused = worker.post("/v1/embeddings", {"input": "a"}).json()["error"]["message"]
+    (flags,) = re.findall(r"a worker started with (--pooling \w+) makes them", refused)
+    assert start_worker(*flags.split()).post("/v1/embeddings", {"input": "a"}).status_code == 200
+    ranks = worker.post("/v1/rerank", {"query": "a", "documents": ["b"]}).json()["error"]["message"]
+    assert ranks.endswith("this model generates text and ranks nothing")
+
+
 @pytest.mark.long
 def test_two_thousand_made_up_requests(start_worker: StartWorker, tmp_path: Path) -> None:
     """Right and wrong ones, which schemathesis makes of the document."""

@@ -10,8 +10,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support.random_models import random_model
 from tests.support.worker import run_to_exit, shown
-from tests.unit.models.native_loads import value_places
-from worker.models.gguf.header import read_header
+from tests.unit.models.native_loads import damaged
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
 
@@ -108,11 +107,8 @@ def test_what_cannot_guess_ends_with_a_sentence(
 def test_a_damaged_draft_model_is_named_where_native_code_dies_of_it(
     warm_cache: Path, tmp_path: Path
 ) -> None:
-    header = read_header(random_model("experts"))
-    raw, damaged = bytearray(header.path.read_bytes()), tmp_path / "draft.gguf"
-    places = {key: place for key, _, place in value_places(raw, header)}
-    raw[places["gpt-oss.attention.value_length"]] = 3
-    damaged.write_bytes(raw)
+    key = "gpt-oss.attention.value_length"
+    draft = damaged(random_model("experts"), tmp_path / "draft.gguf", key, 3)
     for command in ((), ("plan",)):
-        ended = run_to_exit(*command, "--port", "0", "--draft", str(damaged), cache_dir=warm_cache)
-        assert ended.code == 3 and f"the draft model '{damaged}'" in ended.sentence, ended.stderr
+        ended = run_to_exit(*command, "--port", "0", "--draft", str(draft), cache_dir=warm_cache)
+        assert ended.code == 3 and f"the draft model '{draft}'" in ended.sentence, ended.stderr

@@ -37,9 +37,8 @@ from tests.support.random_projectors import (
     random_projector,
 )
 from tests.support.worker import PATIENCE_S, WorkerProcess, run_to_exit, until
-from tests.unit.models.native_loads import value_places
+from tests.unit.models.native_loads import damaged
 from tools.bench.peer_build import build_peers
-from worker.models.gguf.header import read_header
 
 KINDS: tuple[ProjectorKind, ...] = ("gemma3", "idefics3", "qwen3vl_merger", "pixtral")
 """One whose rows see each other, one that cuts pictures into tiles, one whose rows have positions
@@ -433,14 +432,11 @@ def test_a_projector_that_lacks_tokens_is_passed_over_or_stops_the_start(
 def test_a_damaged_projector_is_named_where_native_code_dies_of_it(
     warm_cache: Path, tmp_path: Path
 ) -> None:
-    header = read_header(random_projector("qwen3vl_merger"))
-    raw, damaged = bytearray(header.path.read_bytes()), tmp_path / "mmproj.gguf"
-    places = {key: place for key, _, place in value_places(raw, header)}
-    raw[places["clip.vision.patch_size"]] = 3
-    damaged.write_bytes(raw)
-    flags = ("--port", "0", "--model", str(model("qwen3vl_merger")), "--mmproj", str(damaged))
+    key, source = "clip.vision.patch_size", random_projector("qwen3vl_merger")
+    projector = damaged(source, tmp_path / "mmproj.gguf", key, 3)
+    flags = ("--port", "0", "--model", str(model("qwen3vl_merger")), "--mmproj", str(projector))
     ended = run_to_exit(*flags, cache_dir=warm_cache)
-    assert ended.code == 3 and f"the projector '{damaged}'" in ended.sentence, ended.stderr
+    assert ended.code == 3 and f"the projector '{projector}'" in ended.sentence, ended.stderr
 
 
 # --- the peer ------------------------------------------------------------------------------------

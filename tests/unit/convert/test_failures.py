@@ -174,9 +174,11 @@ CASES: list[tuple[str, Damage, str]] = [
     ("internlm-3", rope("dynamic", alpha=2), "dynamic up to max_position_embeddings"),
     ("qwen3", rope("yarn", beta_fast=8), "beta_fast"),
     *(
-        ("qwen3-next", rope("default", partial_rotary_factor=share), "cannot be rotated")
+        ("qwen3-next", rope("default", partial_rotary_factor=share), "dimensions are rotated of")
         for share in (1.5, 1e9)
     ),
+    ("phi-3", rope("default", partial_rotary_factor=1e9), "dimensions are rotated of"),
+    ("minimax-m2", config(rotary_dim=2**30), "dimensions are rotated of heads that have"),
     (
         "phi-3",
         rope("longrope", long_factor=[1.0] * 8, short_factor=[1e300] * 8),
@@ -516,7 +518,7 @@ def test_what_ends_the_quantiser_is_told(
 ) -> None:
     monkeypatch.setattr(quantize, "__name__", "tests.support.aborting_quantiser")
     sentence = fails(checkpoint("llama", tmp_path), capsys, "--outtype", "q4_k_m")
-    assert sentence.endswith("ggml.c:7: GGML_ASSERT(n_dims > 0) failed")
+    assert sentence.endswith(": GGML_ASSERT(n_dims > 0) failed.")
 
 
 def test_what_is_no_file_is_not_replaced(

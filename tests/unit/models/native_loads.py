@@ -59,6 +59,14 @@ def value_places(raw: bytes | bytearray, header: GgufHeader) -> Iterator[tuple[s
             position += struct.calcsize(EXTREMES[kind][0])
 
 
+def damaged(source: Path, target: Path, key: str, byte: int) -> Path:
+    """A copy of a GGUF in which the first byte of one value is another."""
+    header, raw = read_header(source), bytearray(source.read_bytes())
+    raw[next(place for each, _, place in value_places(raw, header) if each == key)] = byte
+    target.write_bytes(raw)
+    return target
+
+
 def damages(raw: bytes, header: GgufHeader, count: int) -> Iterator[tuple[str, int, bytes]]:
     """What is changed, where, and to which bytes."""
     draw = random.Random(20)

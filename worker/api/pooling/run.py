@@ -106,10 +106,12 @@ async def rank(
 
 def _require(model: ModelInfo, what: str) -> None:
     """Refuse a use that the model was not made for: its output would be meaningless."""
-    if model.pooling is None:
+    if model.pooling is None and what == "ranks":
+        message = "model: this model generates text and ranks nothing"
+    elif model.pooling is None:
         message = (
-            f"model: this model generates text and makes no {what}; "
-            "a worker started with --pooling mean makes embeddings of it"
+            "model: this model generates text and makes no embeddings; "
+            "a worker started with --pooling mean makes them"
         )
     elif what == "ranks" and model.pooling != "rank":
         message = "model: this model makes embeddings and ranks nothing; send to /v1/embeddings"

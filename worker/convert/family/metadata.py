@@ -23,6 +23,11 @@ def of_family(family: Family, config: Config, d: Dims) -> Metadata:
             found.pop(key, None)
         else:
             found[key] = value
+    n_rotated = found.get(Keys.Rope.DIMENSION_COUNT, 0)
+    length = found.get(Keys.Attention.KEY_LENGTH, d.head_dim)
+    if isinstance(n_rotated, int) and isinstance(length, int) and n_rotated > length:
+        what = f"{n_rotated} dimensions are rotated of heads that have {length}"
+        raise ModelError(f"{config.name}: {what}")
     return found
 
 
@@ -120,8 +125,6 @@ def rotated(config: Config, head_dim: int, default: float) -> int:
         "partial_rotary_factor",
         default=config.number("partial_rotary_factor", "rope_pct", "rotary_pct", default=default),
     )
-    if share > 1:
-        raise ModelError(f"{config.name}: of a head, {share} of its dimensions cannot be rotated")
     return int(share * head_dim)
 
 

@@ -101,7 +101,8 @@ def main() -> None:
         from worker.llama import library
 
         library.load()
-        library.on_abort(lambda why: _answer({"error": f"llama.cpp cannot load the model: {why}"}))
+        what = "llama.cpp cannot load {}"
+        library.on_abort(lambda why: _answer({"error": library.sentence_of_abort(what, why)}))
         tokenizer = reference(Path(sys.argv[1]))
         file = sys.stdin.readline().strip()
         if not file:

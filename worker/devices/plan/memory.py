@@ -148,7 +148,7 @@ class _Planner:
         self._weight_bytes = tuple(map(sum, zip(self._model.weight_bytes, adapter, strict=True)))
         self._draft: Unloaded | None = None
         if beside.draft is not None and not self._embeds:
-            with library.in_hand(f"the draft model {str(beside.draft.path)!r}"):
+            with library.working_on(f"the draft model {str(beside.draft.path)!r}"):
                 self._draft = Unloaded(beside.draft, devices[:1], role="draft model")
         self._draft_bytes = cache(self._of_draft if self._draft is not None else self._of_head)
         self._projector = beside.projector if not self._embeds else None
@@ -370,7 +370,7 @@ class _Planner:
         draft = self._draft
         assert draft is not None
         length = min(context_length, draft.trained_context_length)
-        with library.in_hand(f"the draft model {draft.path!r}"):
+        with library.working_on(f"the draft model {draft.path!r}"):
             layout = draft.lay_out(draft_options(self._settings, length, threads=1))
         if not layout.memory_kind.cuts_anywhere:
             raise ModelError(

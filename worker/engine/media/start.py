@@ -47,7 +47,7 @@ def start_projector(
     try:
         header = read_header(Path(file.path))
         device = selected.devices[0] if selected.is_gpu else None
-        with library.in_hand(f"the projector {file.path!r}"):
+        with library.working_on(f"the projector {file.path!r}"):
             projector = Projector(
                 model, file.path, device, threads, most_tokens(header), line_break_of(header)
             )
