@@ -201,8 +201,8 @@ class ResidencyViolation(WorkerError):
 
 
 class DownloadError(WorkerError):
-    """`details["reason"]`: unauthorized, forbidden, not_found, rate_limited, disk_full, offline,
-    checksum or network."""
+    """`details["reason"]`: unauthorized, forbidden, not_found, rate_limited, disk_full, cache,
+    offline, listing, checksum or network."""
 
     code = "DOWNLOAD_FAILED"
     exit_code = 6

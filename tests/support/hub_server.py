@@ -47,6 +47,8 @@ class Hub:
     storage_fails: bool = False
     lie_about: dict[str, str] = field(default_factory=dict)
     """File name → an ETag that is not its content's."""
+    stored_instead: dict[str, bytes] = field(default_factory=dict)
+    """File name → what the storage has of it, where that is not what the hub announces."""
     chunk_delay_seconds: float = 0.0
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     """(method, path, headers) as they came, of both origins."""
@@ -169,7 +171,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def serve_blob(self, rest: str) -> None:
         owner, name, file = rest.split("/", 2)
-        self.serve_bytes(self.hub.repos[f"{owner}/{name}"].files[unquote(file)], {})
+        file = unquote(file)
+        content = self.hub.repos[f"{owner}/{name}"].files[file]
+        self.serve_bytes(self.hub.stored_instead.get(file, content), {})
 
     def serve_bytes(self, content: bytes, headers: dict[str, str]) -> None:
         wanted = self.headers.get("range")

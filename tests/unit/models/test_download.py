@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants, hf_hub_download
 
-from tests.support.fetching import fetch, fetching
+from tests.support.fetching import failure, fetch, fetching
 from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from worker.models.hub import remote
 from worker.models.hub.download import Downloaded
@@ -163,7 +163,7 @@ def test_a_server_without_ranges_costs_a_whole_download_not_a_broken_file(
 ) -> None:
     content = os.urandom(11 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
-    partial_of(tmp_path, content).write_bytes(content[:1000])
+    partial_of(tmp_path, content).write_bytes(content[: 6 * 2**20])
     hub.ignore_ranges = True
     got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert got.path.read_bytes() == content
@@ -176,6 +176,23 @@ def test_a_damaged_partial_file_is_thrown_away(
     content = os.urandom(11 * 2**20)
     hub.repos["o/r"] = Repo({"m.gguf": content})
     partial_of(tmp_path, content).write_bytes(b"x" * garbage_bytes)
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert got.path.read_bytes() == content
+
+
+def test_a_partial_file_longer_than_the_storages_is_no_beginning_of_it(
+    hub: Hub, tmp_path: Path
+) -> None:
+    """The hub announces more than its storage has: the storage refuses the range (416)."""
+    content = os.urandom(11 * 2**20)
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    hub.stored_instead["m.gguf"] = content[: 10 * 2**20]
+    partial_of(tmp_path, content).write_bytes(content[:-1000])
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "network" and "cut short" in error.message
+    ranges = [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")]
+    assert ranges == [f"bytes={len(content) - 1000}-", None]
+    hub.stored_instead.clear()
     got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert got.path.read_bytes() == content
 

@@ -43,6 +43,20 @@ def test_wrong_content_is_never_left_behind(hub: Hub, tmp_path: Path, gguf_bytes
     assert not list((tmp_path / "cache/hub").rglob("blobs/*"))
 
 
+@pytest.mark.parametrize("size_mib", [1, 11])
+def test_a_file_longer_than_announced_ends_at_the_announced_size(
+    hub: Hub, tmp_path: Path, size_mib: int
+) -> None:
+    """Below and above the size from which a download is resumed."""
+    content = os.urandom(size_mib * 2**20)
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    hub.stored_instead["m.gguf"] = content + bytes(40 * 2**20)
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "checksum" and f"the {len(content)} bytes" in error.message
+    blobs = (tmp_path / "cache/hub").rglob("blobs/*")
+    assert sum(path.stat().st_size for path in blobs) <= len(content)
+
+
 def test_a_pin_of_the_registry_must_be_met(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
     pin = hashlib.sha256(gguf_bytes).hexdigest()

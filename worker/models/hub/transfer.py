@@ -23,6 +23,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from huggingface_hub import constants, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers, tqdm  # type: ignore[attr-defined]
 
@@ -34,6 +35,7 @@ from worker.wire.messages import OnProgress, Progress
 LOCK_POLL_SECONDS = 0.2
 REPORT_INTERVAL_SECONDS = 0.2
 DISK_RESERVE_BYTES = 64 * 2**20
+RANGE_NOT_SATISFIABLE = 416
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,10 @@ class Transfer:
             if pin is not None and len(file.etag) == len(pin) and file.etag != pin:
                 raise self._checksum_error(file, pin)
         self._check_disk(missing)
-        counter = _Counter(
-            sum(file.size_bytes or 0 for file in missing), self.on_progress, self.stop
-        )
+        total_bytes = sum(file.size_bytes or 0 for file in missing)
+        counter = _Counter(self.cache.repo, total_bytes, self.on_progress, self.stop)
         for file in missing:
+            counter.file = file
             self._fetch(file, pin, counter)
             counter.finish(file)
 
@@ -65,9 +67,8 @@ class Transfer:
         blob = self.cache.root / "blobs" / file.etag
         if blob.exists() and not content_matches(blob, file.etag, pin, self.cache.cache_dir):
             blob.unlink()  # of another commit, and damaged since
-        xet = file.in_xet and not constants.HF_HUB_DISABLE_XET
         # The library writes in chunks of this size, so a smaller file leaves nothing to resume.
-        if not xet and (file.size_bytes or 0) > constants.DOWNLOAD_CHUNK_SIZE:
+        if not _by_xet(file) and (file.size_bytes or 0) > constants.DOWNLOAD_CHUNK_SIZE:
             self._fetch_resumable(file, pin, counter)
         with translated_errors(self.cache.repo, file.name):
             hf_hub_download(
@@ -108,16 +109,21 @@ class Transfer:
             if out.tell() > (file.size_bytes or 0):
                 out.seek(0)
                 out.truncate()
-            counter.file_bytes = out.tell()
-            http_get(
-                hf_hub_url(self.cache.repo, file.name, revision=file.commit),
-                out,
-                resume_size=out.tell(),
-                headers=build_hf_headers(library_name=LIBRARY),
-                expected_size=file.size_bytes,
-                displayed_filename=file.name,
-                tqdm_class=_progress_bar(counter),
-            )
+            resumed_bytes = out.tell()
+            try:
+                http_get(
+                    hf_hub_url(self.cache.repo, file.name, revision=file.commit),
+                    out,
+                    resume_size=resumed_bytes,
+                    headers=build_hf_headers(library_name=LIBRARY),
+                    expected_size=file.size_bytes,
+                    displayed_filename=file.name,
+                    tqdm_class=_progress_bar(counter),
+                )
+            except HfHubHTTPError as error:
+                # The storage's file is shorter than the partial one, which is no beginning of it.
+                if not resumed_bytes or error.response.status_code != RANGE_NOT_SATISFIABLE:
+                    raise
             out.flush()
             os.fsync(out.fileno())
         self.on_progress(Progress("verify", counter.percent))
@@ -166,11 +172,16 @@ class Transfer:
 
 @dataclass(slots=True)
 class _Counter:
-    """Counts the bytes of all files of a download, and reports them a few times a second."""
+    """Counts the bytes of all files of a download, and reports them a few times a second.
 
+    It ends a transfer that brings more bytes than the hub announced, before they are stored.
+    """
+
+    repo: str
     total_bytes: int
     on_progress: OnProgress
     stop: threading.Event
+    file: RemoteFile | None = None
     finished_bytes: int = 0
     file_bytes: int = 0
     fresh_bytes: int = 0
@@ -188,6 +199,14 @@ class _Counter:
             raise Stopped
         self.file_bytes += n_bytes
         self.fresh_bytes += n_bytes
+        file = self.file
+        if file and file.size_bytes and self.file_bytes > file.size_bytes and not _by_xet(file):
+            raise DownloadError(
+                f"{file.name!r} of {self.repo!r} is longer than the {file.size_bytes} bytes that "
+                "the hub announced; the file was changed, or damaged on its way.",
+                reason="checksum",
+                repo=self.repo,
+            )
         now = time.monotonic()
         if now - self.reported >= REPORT_INTERVAL_SECONDS:
             self.reported = now
@@ -209,6 +228,8 @@ def _progress_bar(counter: _Counter) -> Any:
     class CountingBar(tqdm):
         def __init__(self, *args: Any, name: str | None = None, **kwargs: Any) -> None:
             self.counts = not (name or "").endswith(".transfer")
+            if self.counts:
+                counter.file_bytes = int(kwargs.get("initial") or 0)
             super().__init__(*args, name=name, **kwargs)  # type: ignore[no-untyped-call]
 
         def update(self, n: float | None = 1) -> bool | None:
@@ -218,6 +239,10 @@ def _progress_bar(counter: _Counter) -> Any:
             return shown
 
     return CountingBar
+
+
+def _by_xet(file: RemoteFile) -> bool:
+    return file.in_xet and not constants.HF_HUB_DISABLE_XET
 
 
 def _size_of(path: Path) -> int:
