@@ -375,9 +375,8 @@ def test_a_huge_cache_is_planned_from_smaller_ones(
         ({"kv_cells": 4095, "slots": 4, "context_length": 1024}, 4096, 1024, True),
         ({"kv_cells": 4096, "slots": 8}, 4096, TRAINED, True),
         ({"kv_cells": 1024, "slots": 8}, 1024, 1024, True),
-        ({"kv_cells": 1024, "slots": 8, "context_length": 512, "kv_unified": False}, 2048, 256, 0),
+        ({"kv_cells": 1024, "slots": 8, "kv_unified": False}, 2048, 256, False),
         ({"kv_cells": 2100, "slots": 2, "kv_unified": False}, 2048, 1024, False),
-        ({"kv_cells": 300, "slots": 4, "context_length": 200, "kv_unified": False}, 800, 200, 0),
         ({"kv_cells": 600, "slots": 2, "context_length": 300, "kv_unified": False}, 600, 300, 0),
         ({"kv_cells": 1024, "slots": 2, "context_length": 1024, "kv_unified": True}, 1024, 1024, 1),
     ],
@@ -393,8 +392,12 @@ def test_cells_are_shared_out(
 
 def test_a_sequence_has_no_more_cells_than_there_are(header: GgufHeader) -> None:
     assert planned(header, kv_cells=512, context_length=512, slots=1).context_length == 512
-    with pytest.raises(ConfigError, match="513, which is more than --kv-cells \\(512\\)"):
+    with pytest.raises(ConfigError, match="513, which is more than --kv-cells \\(512\\); it may"):
         planned(header, kv_cells=512, context_length=513)
+    parts: dict[str, Any] = {"kv_cells": 1024, "slots": 8, "kv_unified": False}
+    assert planned(header, **parts, context_length=128).context_length == 128
+    with pytest.raises(ConfigError, match="divided by --slots \\(8\\); it may be 128 at most"):
+        planned(header, **parts, context_length=129)
 
 
 def test_cells_that_a_card_cannot_address_are_refused(

@@ -225,10 +225,12 @@ class _Planner:
         """A part of the cells for each slot if the parts are long enough; otherwise one pool."""
         settings, slots = self._settings, self._settings.slots
         length = settings.context_length or min(self._model.trained_context_length, cells)
-        if length > cells:
-            why = f"which is more than --kv-cells ({cells}); it must not be larger"
-            raise wrong_value("context_length", length, why)
         unified = settings.kv_unified
+        most = cells // slots if unified is False else cells
+        if settings.context_length and length > most:
+            of_each = f" divided by --slots ({slots})" if unified is False else ""
+            why = f"which is more than --kv-cells ({cells}){of_each}; it may be {most} at most"
+            raise wrong_value("context_length", length, why)
         if unified is None:
             unified = slots * length > cells
         elif not unified and slots * length > cells:
