@@ -132,7 +132,7 @@ def _resampled(samples: Samples, rate: int, wanted: int) -> Samples:
     n_samples = len(samples)
     sums = np.concatenate([[0.0], np.cumsum(samples, dtype=np.float64)])
     step = rate / wanted
-    middles = (np.arange(int(n_samples / step)) + 0.5) * step
+    middles = (np.arange(n_samples * wanted // rate) + 0.5) * step
     half = max(step, 1.0) / 2
     low, high = ((middles + offset).clip(0, n_samples) for offset in (-half, half))
     ends = np.arange(n_samples + 1)
