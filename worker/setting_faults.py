@@ -41,6 +41,8 @@ def read_toml(path: Path, what: str, field: str) -> dict[str, Any]:
         why = f"cannot be read: {error.strerror}"
     except ValueError as error:
         why = f"is not valid TOML: {error}"
+    except RecursionError:
+        why = "has too many brackets in one another"
     raise ConfigError(f"The {what} {str(path)!r} {why}.", field=field)
 
 

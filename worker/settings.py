@@ -19,7 +19,16 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 from urllib.parse import urlsplit
 
 import pydantic_core
@@ -41,7 +50,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from worker.errors import ConfigError, wrong_value
+from worker.errors import ConfigError, flag, wrong_value
 from worker.expectations import closest
 from worker.installation import default_cache_dir
 from worker.setting_faults import (
@@ -556,19 +565,34 @@ def _file(path: Path, backend: BackendName) -> dict[str, Any]:
         if name not in known:
             message = f"{name} in {path} is not a setting{closest(name, known)}"
             raise ConfigError(message, field=name)
-        _refuse_other_backend(name, f"{name} in {path}", backend)
-        given = values[name] if isinstance(values[name], list) else [values[name]]
-        if any(isinstance(each, str) and "\0" in each for each in given):
-            # No flag and no variable can have it, and no file's name.
-            raise ConfigError(f"{name} in {path} has the character U+0000", field=name)
-        if isinstance(values[name], bool) and not is_switch(FIELDS[name]):
-            said = str(values[name]).lower()
-            raise ConfigError(f"{name} in {path} is {said}; it is no switch", field=name)
+        refuse_by_form(name, values[name], f"{name} in {path}", backend)
     return values
+
+
+def refuse_by_form(name: str, value: Any, origin: str, backend: BackendName) -> None:
+    """Raises `ConfigError` for a file's value that no flag of this backend's command could give."""
+    _refuse_other_backend(name, origin, backend)
+    given = value if isinstance(value, list) else [value]
+    if any(isinstance(each, str) and "\0" in each for each in given):
+        # No flag and no variable can have it, and no file's name.
+        raise ConfigError(f"{origin} has the character U+0000", field=name)
+    if isinstance(value, bool) and not is_switch(FIELDS[name]):
+        raise ConfigError(f"{origin} is {str(value).lower()}; it is no switch", field=name)
 
 
 def is_switch(info: FieldInfo) -> bool:
     return bool in (info.annotation, *get_args(info.annotation))
+
+
+def flags_for(field: str, value: Any) -> list[str]:
+    """The flags that give a setting this value, which is as `Settings` has it."""
+    name, info = flag(field), FIELDS[field]
+    if is_switch(info):
+        return [name if value else flag(f"no_{field}")]
+    if isinstance(value, tuple) and get_origin(info.annotation) is not tuple:
+        value = (";" if field == "samplers" else ",").join(map(str, value))
+    texts = value if isinstance(value, tuple) else (value,)
+    return [f"{name}={json.dumps(each) if isinstance(each, dict) else each}" for each in texts]
 
 
 def _refuse_unknown_environment(backend: BackendName) -> None:

@@ -211,8 +211,9 @@ class Gateway(Surface):
         for name in [] if is_job else _model_fields(operation):
             named = fields.get(name) if named is None else named
         job_id = fields.get("job_id") if is_job else None
-        for given in parse_qs(scope.get("query_string", b"")).get(b"model", []):
-            named = given.decode(errors="replace") if named is None else named
+        query = scope.get("query_string", b"").decode("latin-1")  # as Starlette has it
+        for given in parse_qs(query).get("model", []):
+            named = given if named is None else named
         return Ask(
             method=scope["method"],
             place=place,
@@ -283,6 +284,8 @@ class Gateway(Surface):
         if path == "/shutdown":
             raise Forbidden("a fleet is not stopped by its clients; `llorch-ray down` does that")
         if ask.only is not None:
+            if operation.asks == "all":
+                ask.job_id = None  # it is about a job, and none itself
             return None
         if operation.asks == "named":
             what = "is required: this changes one worker, and others would answer otherwise"

@@ -105,13 +105,13 @@ class Relay:
 
     async def _next_worker(self) -> Worker | None:
         ask = self._ask
-        if ask.cancelled:
-            raise Cancelled("the job was cancelled before a worker had it")
-        if ask.only is not None:
-            return None if ask.tried else ask.only
         if ask.n_losses >= MAX_LOSSES:
             raise EngineCrashed(f"{ask.n_losses} workers were lost while they had this request")
         while True:
+            if ask.cancelled:
+                raise Cancelled("the job was cancelled before a worker had it")
+            if ask.only is not None:
+                return None if ask.tried else ask.only
             worker = self._table.choose(ask.group, ask.key, ask.tried)
             if worker is not None or self._refused is not None:
                 return worker

@@ -7,7 +7,6 @@ is refused here, in the worker's own words.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -17,11 +16,11 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from worker.api.http.gate import is_loopback
-from worker.errors import ConfigError, WorkerError, flag
+from worker.errors import ConfigError, WorkerError
 from worker.expectations import closest
 from worker.models.reference import parse
 from worker.setting_faults import ENV_ONLY, first_fault, read_toml
-from worker.settings import FIELDS, Settings
+from worker.settings import FIELDS, Settings, flags_for, refuse_by_form
 from worker.sockets import uri_of
 from worker.wire.adapters import (
     Adapter,
@@ -37,7 +36,7 @@ MAX_REPLICAS = 1000
 GATEWAY_DRAIN_SECONDS = 600
 """A gateway that is being stopped gives its open streams this long to end."""
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
-Value = bool | int | float | str | list[str] | dict[str, Any]
+Text = Annotated[str, Field(min_length=1)]
 
 OURS = frozenset(
     (
@@ -72,7 +71,7 @@ _SCALED: Mapping[str, Callable[[str], Adapter | ControlVector]] = {
 class Scaling(BaseModel):
     """How a group chooses its number of workers between the least and the most."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     target: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """Requests, waiting and running, that each worker should have; by default 0.8 of its slots."""
@@ -85,12 +84,12 @@ class Scaling(BaseModel):
 class WorkerGroup(BaseModel):
     """Identical workers: one model on one kind of device, `replicas` times."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Name
     """Clients name it as `model`, unless `settings` has a `served_model_name`."""
     backend: BackendName = "cpu"
-    model: str | None = None
+    model: Text | None = None
     """A value of `llorch-<backend> --model`; without it, the bundled tiny model."""
     replicas: int | tuple[int, int] = 1
     """The number of workers, or the least and the most, between which the load decides."""
@@ -100,16 +99,18 @@ class WorkerGroup(BaseModel):
     device: str | None = Field(None, min_length=1, max_length=100)
     """The Ray resource of which each replica takes one; without it, `GPU` for CUDA and Vulkan, of
     which it takes as many as its settings name devices."""
-    settings: dict[str, Value] = {}
+    settings: dict[str, Any] = {}
     """Any other setting of the worker."""
 
     @field_validator("replicas", mode="plain")
     @classmethod
     def _is_a_number_or_two(cls, given: object) -> int | tuple[int, int]:
         match given:
-            case int() if not isinstance(given, bool) and 1 <= given <= MAX_REPLICAS:
+            case int() if type(given) is int and 1 <= given <= MAX_REPLICAS:
                 return given
-            case [int() as least, int() as most] if 1 <= least < most <= MAX_REPLICAS:
+            case [least, most] if type(least) is type(most) is int and (
+                1 <= least < most <= MAX_REPLICAS
+            ):
                 return least, most
         raise ValueError(
             f"it is a whole number from 1 to {MAX_REPLICAS}, or the least and the most, as [1, 3]"
@@ -117,7 +118,7 @@ class WorkerGroup(BaseModel):
 
     @field_validator("settings")
     @classmethod
-    def _are_known(cls, given: dict[str, Value]) -> dict[str, Value]:
+    def _are_known(cls, given: dict[str, Any]) -> dict[str, Any]:
         known = [name for name in FIELDS if name not in ENV_ONLY and name not in OURS]
         for name in given:
             if name in OURS and name in (*Fleet.model_fields, *cls.model_fields):
@@ -133,6 +134,8 @@ class WorkerGroup(BaseModel):
     @model_validator(mode="after")
     def _suits_a_worker(self) -> Self:
         try:
+            for name, value in self.settings.items():
+                refuse_by_form(name, value, name, self.backend)
             Settings.load(self.backend, self.settings)
         except WorkerError as error:
             raise ValueError(error.message) from None
@@ -191,21 +194,13 @@ class WorkerGroup(BaseModel):
 
     def arguments(self, reserved: Sequence[str] = ()) -> list[str]:
         """The command-line flags of a worker for which Ray has reserved GPUs of these numbers."""
-        given = {**self.settings, "served_model_name": list(self._model_names)}
-        given |= self._among(reserved)
+        given = {name: getattr(self._worker_settings, name) for name in self.settings}
+        given |= {"served_model_name": self._model_names, **self._among(reserved)}
         if self.model is not None:
             given["model"] = self.model
-        line: list[str] = []
-        for name, value in given.items():
-            if isinstance(value, bool):
-                line.append(flag(name if value else f"no_{name}"))
-                continue
-            for each in value if isinstance(value, list) else [value]:
-                text = json.dumps(each) if isinstance(each, dict) else str(each)
-                line += [flag(name), text]
-        return line
+        return [each for name, value in given.items() for each in flags_for(name, value)]
 
-    def _among(self, reserved: Sequence[str]) -> dict[str, Value]:
+    def _among(self, reserved: Sequence[str]) -> dict[str, Any]:
         """The setting of the worker's devices, whose numbers count among those reserved. CUDA shows
         it no others, as Ray tells it; Vulkan does."""
         backend, indices = BACKENDS[self.backend], self._worker_settings.engine.device_indices
@@ -217,17 +212,17 @@ class WorkerGroup(BaseModel):
 class Fleet(BaseModel):
     """The whole file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    host: str = Field("127.0.0.1", min_length=1)
+    host: Text = "127.0.0.1"
     """The address that clients connect to."""
     port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    ssl_certfile: str | None = None
-    ssl_keyfile: str | None = None
+    ssl_certfile: Text | None = None
+    ssl_keyfile: Text | None = None
     """The gateway's certificate and key, in PEM; with them clients speak HTTPS."""
-    token_file: str | None = None
+    token_file: Text | None = None
     """A file on the head node with the token that clients must send."""
-    api_key_file: str | None = None
+    api_key_file: Text | None = None
     """A file there with keys beside that token, a line each: NAME:KEY. Logs and metrics have the
     name."""
     gateways: Annotated[int, Field(ge=1, le=100)] = 1
@@ -301,7 +296,7 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
 
     def absolute(given: str, name: str) -> str:
         local = Path(os.path.abspath(folder / os.path.expanduser(given)))
-        is_there = local.exists()
+        is_there = os.path.exists(local)
         if name in _REFERENCES and not is_there and not isinstance(parse(given), Path):
             return given  # an alias, or a model on the hub
         if name not in _WRITTEN and not is_there and not os.path.isabs(os.path.expanduser(given)):
@@ -309,12 +304,12 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
         return str(local)
 
     for name in (*_REFERENCES, *_READ, *_WRITTEN, *_GATEWAYS):
-        if isinstance(given := table.get(name), str):
+        if isinstance(given := table.get(name), str) and given:
             table[name] = absolute(given, name)
     for name, parsed in _SCALED.items():
         given = table.get(name, [])
         files = given.split(",") if isinstance(given, str) else given
-        if files and all(isinstance(each, str) for each in files):
+        if files and isinstance(files, list) and all(isinstance(each, str) for each in files):
             with contextlib.suppress(ValueError):  # the settings say what is wrong with one
                 made = partial(absolute, name=name)
                 table[name] = [with_path(parsed(each), made) for each in files]

@@ -387,6 +387,39 @@ async def test_a_cancel_reaches_a_worker_that_still_reads_the_job() -> None:
         assert (await running).status == 499
 
 
+async def test_a_job_that_is_cancelled_while_it_waits_for_a_worker_is_given_to_none() -> None:
+    """Or its client would be told that a job is cancelled which then runs to its end."""
+    async with fleet_of(answers) as (gateway, table, (worker,)):
+        found = table.workers()
+        table.replace("tiny", [])
+        waiting = asyncio.create_task(call(gateway, "/v1/inference", JOB))
+        await asyncio.sleep(0.05)
+        assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 202
+        table.replace("tiny", found)
+        got = await waiting
+    assert (got.status, got.json["code"]) == (499, "CANCELLED")
+    assert not worker.requests
+
+
+async def test_a_cancel_at_a_named_worker_is_no_duplicate_of_its_job() -> None:
+    async with fleet_of(answers, answers, groups=("tiny", "other")) as (gateway, table, _):
+        table.replace("tiny", [])
+        waiting = asyncio.create_task(call(gateway, "/v1/inference", JOB))
+        await asyncio.sleep(0.05)
+        named = {"x-llorch-worker": "other-0"}
+        assert (await call(gateway, "/cancel", {"job_id": "j"}, headers=named)).status == 200
+        waiting.cancel()
+
+
+@pytest.mark.parametrize(("query", "status"), [(b"x=\xff", 200), (b"model=%ff", 404)])
+async def test_a_query_that_is_no_text_is_no_fault_of_the_gateway(
+    query: bytes, status: int
+) -> None:
+    async with fleet_of(answers) as (gateway, _, _):
+        got = await call(gateway, "/v1/chat/completions", {"messages": []}, query=query)
+        assert got.status == status
+
+
 async def test_a_cancel_of_what_this_gateway_does_not_have_goes_to_all() -> None:
     async def knows(conversation: Conversation) -> None:
         await conversation.json(202, {"job_id": "j"})

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from worker.errors import ConfigError
+from worker.flags import parse_flags
 from worker.fleet import command
 from worker.fleet.autoscaling import REQUESTS, RequestsPerWorker
 from worker.fleet.deploy import configuration, key_files_of, rolled, scaled, with_leaving
 from worker.fleet.settings import Fleet, load
+from worker.settings import Settings
 
 LEAST = {"workers": [{"name": "tiny"}]}
 WORKERS = '[[workers]]\nname = "tiny"\n'
@@ -54,10 +56,9 @@ model = "hf:owner/repo@main::file=model.gguf"
     small, large = fleet.workers
     assert small.model == str(tmp_path / "model.gguf")
     assert small.arguments() == [
-        "--slots", "4", "--no-page", "--drain-timeout", "5", "--allow-host", "a.example",
-        "--allow-host", "b.example", "--chat-template-kwargs", '{"enable_thinking": false}',
-        "--served-model-name", "small",
-        "--model", str(tmp_path / "model.gguf"),
+        "--slots=4", "--no-page", "--drain-timeout=5.0", "--allow-host=a.example",
+        "--allow-host=b.example", '--chat-template-kwargs={"enable_thinking": false}',
+        "--served-model-name=small", f"--model={tmp_path}/model.gguf",
     ]  # fmt: skip
     assert small.resources == {"num_cpus": 0, "resources": {"llorch_device": 1}}
     assert small.drain_seconds == 5
@@ -83,8 +84,9 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         assert group.resources == {"num_cpus": 0, "num_gpus": len(reserved)}
         with_ray, alone = group.arguments(reserved), group.arguments()
         if backend == "vulkan":
-            assert with_ray[with_ray.index("--vulkan-device") :][:2] == ["--vulkan-device", told]
-            assert with_ray.count("--vulkan-device") == 1
+            assert [each for each in with_ray if "--vulkan-device" in each] == [
+                f"--vulkan-device={told}"
+            ]
         else:
             assert with_ray == alone
 
@@ -118,6 +120,17 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
             "'tiny' is there twice",
         ),
         ("port = 70000\n" + WORKERS, "port: it must be at most 65535"),
+        ("port = true\n" + WORKERS, "port: it must be a whole number"),
+        ('gateways = "2"\n' + WORKERS, "gateways: it must be a whole number"),
+        (WORKERS + "replicas = [true, 3]", "workers[0].replicas: it is a whole number from"),
+        (WORKERS + 'model = ""', "workers[0].model: it must be a text of at least 1 character"),
+        (WORKERS + f'model = "./{"a" * 300}"', "workers[0].model: there is no file"),
+        (WORKERS + "settings.lora = 3", "--lora is 3; it must be a list"),
+        (WORKERS + "settings.lora = {a = 1}", "--lora is {'a': 1}; it must be a list"),
+        (WORKERS + "settings.slots = true", "slots is true; it is no switch"),
+        (WORKERS + "settings.cuda_device = 1", "cuda_device applies to llorch-cuda only"),
+        (WORKERS + "settings.slots = 2024-01-01", "--slots is datetime.date(2024, 1, 1); it must"),
+        (f"x = {'[' * 3000}{']' * 3000}\n", "has too many brackets in one another"),
         ('[[workers]]\nname = "gateway"', "'gateway' is the fleet's own"),
         ('[[workers]]\nname = "a/b"', "workers[0].name: it must be up to 100 letters, "),
         ('ssl_certfile = "/a"\n' + WORKERS, "ssl_certfile and ssl_keyfile go together"),
@@ -129,6 +142,25 @@ def test_a_wrong_file_is_answered_with_its_field(tmp_path: Path, text: str, said
         load(written(tmp_path, text))
     assert said in raised.value.message
     assert "fleet.toml" in raised.value.message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"page": "false", "strict": 1, "slots": 2.0, "served_model_name": "-a,--help"},
+        {"frequency_penalty": -1e-05, "repeat_last_n": -1, "reasoning_budget_message": "-x"},
+        {"samplers": ["top_k", "temperature"]},
+        {"samplers": ""},
+        {"control_vector": ["/a", "/b"], "control_vector_layer_range": [1, 9]},
+        {"chat_template_kwargs": {"a": [1, "-"]}, "allow_media_host": "a.example,b.example"},
+    ],
+)
+def test_a_worker_gets_the_settings_that_the_file_says(settings: dict[str, Any]) -> None:
+    [group] = fleet(settings=settings).workers
+    told = Settings.load(group.backend, parse_flags(group.backend, group.arguments()))
+    meant = Settings.load(group.backend, {**settings, "worker_id": told.worker_id})
+    names = {"served_model_name"} - settings.keys()
+    assert told.model_dump(exclude=names) == meant.model_dump(exclude=names)
 
 
 def test_a_file_that_is_not_there() -> None:
@@ -295,13 +327,12 @@ def test_the_adapters_of_a_group_are_models_that_go_to_it(tmp_path: Path) -> Non
     (group,) = load(written(tmp_path, WORKERS + f"settings.lora = {lora}")).workers
     assert group.names == (group.name, "sql", "law", "law2")
     line = group.arguments()
-    assert [line[at + 1] for at, each in enumerate(line) if each == "--lora"] == [
-        f"sql={tmp_path}/a.gguf:0.5",
-        "/elsewhere/law.gguf:1",
-        "law2=/else=where.gguf:1",
+    assert line == [
+        f"--lora=sql={tmp_path}/a.gguf:0.5",
+        "--lora=/elsewhere/law.gguf:1",
+        "--lora=law2=/else=where.gguf:1",
+        f"--served-model-name={group.name}",
     ]
-    assert line[line.index("--served-model-name") + 1] == group.name
-    assert line.count("--served-model-name") == 1
     with pytest.raises(ConfigError, match="NAME="):
         load(written(tmp_path, WORKERS + 'settings.lora = ["sql="]'))
 
