@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +340,32 @@ def test_a_source_that_cannot_split_a_text_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     with pytest.raises(ModelError, match="own tokenizer cannot split .*Missing .UNK."):
         load(tmp_path, {"eos_token_id": 2})
+
+
+def test_a_panic_of_the_tokenizers_library_is_told_as_its_own(tmp_path: Path) -> None:
+    source = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
+    definition = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
+    definition["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": ""}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    assert source.get_vocab_size() < 1400
+    with pytest.raises(ModelError, match="refused by the tokenizers library: Precompiled"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("lacked", [range(256), [7]])
+def test_a_sentencepiece_bpe_without_a_token_for_each_byte_is_refused(
+    tmp_path: Path, lacked: Sequence[int]
+) -> None:
+    train_sentencepiece(tmp_path, "bpe", byte_fallback=True, remove_extra_whitespaces=False)
+    source = reference.reference(tmp_path)
+    source.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer.model").unlink()
+    text = (tmp_path / "tokenizer.json").read_text("utf-8")
+    for byte in lacked:
+        text = text.replace(f"<0x{byte:02X}>", f"<lacked {byte}>")
+    (tmp_path / "tokenizer.json").write_text(text, "utf-8")
+    with pytest.raises(ModelError, match=f"has no token <0x{min(lacked):02X}>"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never", "prepend"])

@@ -134,7 +134,9 @@ def _compare(file: Path, tokenizer: Tokenizer) -> CheckedTokens:
         got = model.tokenize(text, add_special=False, parse_special=True)
         try:
             expected = tokenizer.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # The library raises no narrower class.
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as `reference` meets them
             why = f"the source's own tokenizer cannot split {text!r}: {error}"
             raise ModelError(why, text=text) from None
         if got == expected:

@@ -37,6 +37,8 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
         vocabulary.add(_added_tokens(checkpoint, tokenizer), vocab_size)
     vocabulary.fit(vocab_size)
     _check_unique(vocabulary, checkpoint.folder)
+    if vocabulary.model == "llama":
+        _check_bytes(vocabulary, checkpoint.folder)
     return vocabulary
 
 
@@ -139,3 +141,15 @@ def _check_unique(vocabulary: Vocabulary, folder: Path) -> None:
     for i, text in enumerate(vocabulary.tokens):
         if last[text] != i:
             raise ModelError(f"{folder}: tokens {i} and {last[text]} are both {text!r}")
+
+
+def _check_bytes(vocabulary: Vocabulary, folder: Path) -> None:
+    """Refuse a SentencePiece BPE that lacks a byte: llama.cpp would abort its process at the first
+    text for which it needs that one."""
+    tokens = set(vocabulary.tokens)
+    for byte in (*range(0xC0), *range(0xC2, 0xF5)):  # the others are in no text
+        if tokens.isdisjoint((f"<0x{byte:02X}>", chr(byte) if byte < 0x80 else "")):
+            raise ModelError(
+                f"{folder}: the tokenizer has no token <0x{byte:02X}>; without one for each byte "
+                "llama.cpp cannot split texts with characters that the vocabulary lacks"
+            )

@@ -29,9 +29,9 @@ def reference(folder: Path) -> Tokenizer:
             tokenizer = _from_sentencepiece(read_model(source.read_bytes(), str(source)))
         else:
             raise ModelError(f"{folder} has no tokenizer whose ids can be compared")
-    except ModelError:
+    except (ModelError, KeyboardInterrupt):
         raise
-    except Exception as error:  # The library raises no narrower class.
+    except BaseException as error:  # A panic of the library is no `Exception`.
         raise ModelError(
             f"the tokenizer in {folder} is refused by the tokenizers library: {error}"
         ) from None
