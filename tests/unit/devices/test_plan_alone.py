@@ -400,6 +400,21 @@ def test_a_sequence_has_no_more_cells_than_there_are(header: GgufHeader) -> None
         planned(header, **parts, context_length=129)
 
 
+def test_a_sequence_is_no_longer_than_the_learned_positions(header: GgufHeader) -> None:
+    """With one more, a request would end the engine; what rotates has no last position."""
+    longer = whole(context_length=TRAINED + 1)
+    assert planned(header, **longer).context_length == TRAINED + 1
+    embedding = next(each for each in header.tensors if each.name == "token_embd.weight")
+    positions = replace(embedding, name="position_embd.weight", shape=(WIDTH, TRAINED))
+    learned = replace(header, tensors=(*header.tensors, positions))
+    for pooling in (None, "mean"):
+        model = replace(learned, pooling=pooling)
+        assert planned(model, **whole(context_length=TRAINED)).context_length == TRAINED
+        with pytest.raises(ConfigError, match="has learned 4096 positions") as caught:
+            planned(model, **longer)
+        assert caught.value.details["field"] == "context_length"
+
+
 def test_cells_that_a_card_cannot_address_are_refused(
     header: GgufHeader, cards: Cards, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,9 @@ _SNAPSHOT_BYTES = 256 * _MIB
 """What they need at least where the memory is recurrent or windowed."""
 _HEAD = ".nextn.eh_proj.weight"
 """The tensor that each layer for multi-token prediction begins with."""
+_POSITIONS = "position_embd.weight"
+"""The tensor with a row for each position that the model knows. llama.cpp would look up the next in
+vain, and end the process."""
 _ANY_CELLS = 1 << 40
 _MOST_CELLS = 1 << 20
 """The most cells by default, unless one sequence of the trained length needs more."""
@@ -92,6 +95,7 @@ def plan(
     Raises:
         InsufficientVram: it does not fit; `details` has needed and available bytes by part and the
             largest `--context-length` and `--slots` that would fit.
+        ConfigError: the model cannot run with these settings.
         ModelError: llama.cpp refuses the file.
     """
     with closing(_Planner(header, settings, devices, budget, model_ref, beside)) as planner:
@@ -121,6 +125,7 @@ class _Planner:
         self._settings, self._devices, self._budget = settings, devices, budget
         self._model_ref = model_ref
         self._embeds = header.pooling is not None
+        self._learned = any(each.name == _POSITIONS for each in header.tensors)
         self._lengths_differ = header.lengths_differ
         self._available = self._available_bytes()
         self._margin = BACKENDS[settings.backend].margin_bytes
@@ -162,6 +167,10 @@ class _Planner:
 
     def plan(self) -> Plan:
         length, cells = self._settings.context_length, self._settings.kv_cells
+        known = self._model.trained_context_length
+        if self._learned and (length or 0) > known:
+            why = f"but {self._model_ref} has learned {known} positions, and has none behind them"
+            raise wrong_value("context_length", length, why)
         if cells is None and (length is not None or self._embeds):  # so many tokens in every slot
             wanted = length or self._model.trained_context_length
             slots = self._settings.slots
