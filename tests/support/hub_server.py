@@ -45,6 +45,8 @@ class Hub:
     cut_times: int = 0
     ignore_ranges: bool = False
     storage_fails: bool = False
+    listing: bytes | None = None
+    """The body of each listing, in place of a true one."""
     lie_about: dict[str, str] = field(default_factory=dict)
     """File name → an ETag that is not its content's."""
     stored_instead: dict[str, bytes] = field(default_factory=dict)
@@ -141,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         repo, commit = found
         siblings = [{"rfilename": name, "size": len(data)} for name, data in repo.files.items()]
         body = json.dumps({"id": repo_id, "sha": commit, "siblings": siblings}).encode()
-        self.reply(200, {"Content-Type": "application/json"}, body)
+        self.reply(200, {"Content-Type": "application/json"}, self.hub.listing or body)
 
     def serve_resolve(self, with_body: bool) -> None:
         repo_id, _, rest = self.path.split("?")[0].lstrip("/").partition("/resolve/")

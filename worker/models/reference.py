@@ -23,6 +23,8 @@ _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
+_ELSEWHERE = re.compile(r"[\\\0]|(?:^|/)[A-Za-z]:")
+"""A backslash, or a drive's letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +99,11 @@ def _parse_hub(text: str) -> HubReference:
 
 
 def is_inside_repository(name: str) -> bool:
-    """Whether a name is a relative, normalized path with forward slashes."""
+    """Whether a name is a relative, normalized path with forward slashes, on Windows too, as
+    huggingface_hub demands of it."""
     path = PurePosixPath(name)
     is_normal = str(path) == name and name != "." and ".." not in path.parts
-    return is_normal and not path.is_absolute() and not any(char in name for char in "\\\0")
+    return is_normal and not path.is_absolute() and not _ELSEWHERE.search(name)
 
 
 def is_projector(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,31 @@ def test_a_cached_branch_serves_while_the_hub_cannot_answer(
     hub.fail_with = (status, {})
     again, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert again == first
+
+
+def test_a_cache_that_cannot_be_written_serves_what_it_has(hub: Hub, tmp_path: Path) -> None:
+    content = b"GGUF" + bytes(11 * 2**20)
+    hub.repos["o/r"] = Repo({"m.gguf": content})
+    cache = tmp_path / "cache"
+    first, _ = fetch("hf:o/r", cache)
+    for name in (".locks", "models--o--r/files"):  # a file bars the way, for root, too
+        shutil.rmtree(cache / "hub" / name)
+        (cache / "hub" / name).write_text("a file")
+    hub.requests.clear()
+    assert fetch("hf:o/r", cache)[0] == first and not hub.bodies(), "nothing is missing"
+    hub.repos["o/r"] = Repo({"m.gguf": content + b"1"}, branches={"main": OTHER_COMMIT})
+    assert fetch("hf:o/r::file=m.gguf", cache)[0] == first
+
+
+def test_a_model_in_the_users_cache_needs_none_that_can_be_written(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    theirs = hf_hub_download("o/r", "m.gguf")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/hub").write_text("a file")
+    for ref in ("hf:o/r", "hf:o/r::file=m.gguf"):
+        assert fetch(ref, tmp_path / "cache")[0].path == Path(theirs)
 
 
 def test_a_cut_connection_is_resumed_within_the_download(hub: Hub, tmp_path: Path) -> None:

@@ -68,7 +68,9 @@ def test_a_pin_of_the_registry_must_be_met(hub: Hub, tmp_path: Path, gguf_bytes:
     assert hub.bodies() == [], "the hub's own hash contradicts the pin before any byte is fetched"
 
 
-@pytest.mark.parametrize("name", ["../../evil.gguf", "/evil.gguf", "a/./b.gguf", "a\\b.gguf"])
+@pytest.mark.parametrize(
+    "name", ["../../evil.gguf", "/evil.gguf", "a/./b.gguf", "a\\b.gguf", "a/c:b.gguf"]
+)
 def test_a_listing_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path, name: str) -> None:
     hub.repos["o/r"] = Repo({name: b"GGUF" + bytes(100)})
     error = failure("hf:o/r", tmp_path / "a/b/cache")
@@ -76,12 +78,55 @@ def test_a_listing_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path, name: s
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-def test_an_etag_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("etag", ["../../../../evil", ".."])
+def test_an_etag_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path, etag: str) -> None:
     hub.repos["o/r"] = Repo({"m.gguf": b"GGUF" + bytes(100)})
-    hub.lie_about["m.gguf"] = "../../../../evil"
+    hub.lie_about["m.gguf"] = etag
     error = failure("hf:o/r::file=m.gguf", tmp_path / "a/b/cache")
     assert "does not speak the hub's protocol" in error.message
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize("ref", ["hf:o/r", "hf:o/r::file=m.gguf"])
+def test_a_commit_cannot_name_files_elsewhere(
+    hub: Hub, tmp_path: Path, ref: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    hub.repos["o/r"] = Repo({"m.gguf": b"GGUF"}, branches={"main": "../../../../evil"})
+    assert "does not speak the hub's protocol" in failure(ref, tmp_path / "a/b/cache").message
+    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        "<html>Please log in",
+        "[]",
+        '{"error": "no"}',
+        '{"id": "o/r", "sha": "1", "siblings": [null]}',
+        '{"id": "o/r", "sha": "1", "siblings": [{"rfilename": 5}]}',
+    ],
+)
+def test_what_is_no_listing_is_told_so(
+    hub: Hub, tmp_path: Path, listing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    hub.repos["o/r"] = Repo({})
+    hub.listing = listing.encode()
+    error = failure("hf:o/r", tmp_path / "cache")
+    assert error.details["reason"] == "network" and "check HF_ENDPOINT" in error.message
+
+
+def test_a_cache_that_cannot_be_written_is_no_fault_of_the_network(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    blobs = tmp_path / "cache/hub/models--o--r/blobs"
+    blobs.parent.mkdir(parents=True)
+    blobs.write_text("a file")
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "cache"
+    assert "could not be stored: File exists" in error.message and "--cache-dir" in error.message
 
 
 def test_small_files_are_verified_by_their_git_hash(hub: Hub, tmp_path: Path) -> None:

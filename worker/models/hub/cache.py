@@ -64,18 +64,20 @@ class RepoCache:
         return None
 
     def remember_commit(self, revision: str, commit: str) -> None:
-        """Record the commit of a branch or tag, once all its files are here."""
+        """Record the commit of a branch or tag, once all its files are here. Where nothing can be
+        written, the next start needs the hub."""
         if revision == commit or self.commit_of(revision) == commit:
             return
         # In a commit's absence, as where the user's own cache has its files, huggingface_hub would
         # take the repository for damaged.
         is_here = self.snapshot(commit).is_dir()
-        for folder in ("refs", "revisions"):
-            path = self.root / folder / revision
-            if (folder == "refs") == is_here:
-                write_whole(path, commit.encode(), beside=self.root)
-            else:
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for folder in ("refs", "revisions"):
+                path = self.root / folder / revision
+                if (folder == "refs") == is_here:
+                    write_whole(path, commit.encode(), beside=self.root)
+                else:
+                    path.unlink(missing_ok=True)
 
     def files_of(self, commit: str) -> dict[str, int | None] | None:
         """The names of all files of a commit and their sizes, as the hub told them."""
@@ -87,7 +89,8 @@ class RepoCache:
             return None
 
     def remember_files(self, commit: str, files: Mapping[str, int | None]) -> None:
-        write_whole(self.root / "files" / commit, msgspec.json.encode(files))
+        with contextlib.suppress(OSError):  # as with a commit
+            write_whole(self.root / "files" / commit, msgspec.json.encode(files))
 
     def snapshot(self, commit: str) -> Path:
         return self.root / "snapshots" / commit

@@ -5,8 +5,8 @@ told to stop exits at once. A later start resumes the download.
 
 If all files of a pinned commit are here, no network call is made. A branch or tag is looked up at
 each start, and its commit is recorded only when all its files are here. If the hub or its storage
-cannot answer (no network, rate limit), the last complete download is used, even if the branch has
-moved since.
+cannot answer (no network, rate limit), or the cache cannot be written, the last complete download
+is used, even if the branch has moved since.
 """
 
 from __future__ import annotations
@@ -99,10 +99,9 @@ class _Download:
         if known is not None:
             return known
         try:
-            got = self.gguf(self.ref.file) if self.ref.file is not None else self.repository()
-            self.cache.remember_commit(self.revision, got.commit)
+            return self.newest()
         except DownloadError as error:
-            if error.details.get("reason") not in ("network", "rate_limited", "offline"):
+            if error.details.get("reason") not in ("network", "rate_limited", "offline", "cache"):
                 raise
             commit = self.cache.commit_of(self.revision)
             known = self.in_cache(commit) if commit else None
@@ -116,6 +115,11 @@ class _Download:
                 reason=error.details.get("reason"),
             )
             return known
+
+    def newest(self) -> Downloaded:
+        """The files that the hub has now."""
+        try:
+            got = self.gguf(self.ref.file) if self.ref.file is not None else self.repository()
         except OSError as error:
             raise DownloadError(
                 f"The cache folder {str(self.cache.root)!r} cannot be written: {error.strerror}; "
@@ -123,6 +127,7 @@ class _Download:
                 reason="disk_full" if error.errno in DISK_FULL else "cache",
                 repo=self.ref.repo,
             ) from error
+        self.cache.remember_commit(self.revision, got.commit)
         return got
 
     def in_cache(self, commit: str) -> Downloaded | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import httpx2
+import msgspec
 from huggingface_hub import HfApi, constants, get_hf_file_metadata, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
@@ -41,7 +42,8 @@ LONGEST_WAIT_SECONDS = 30.0
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The last one means that the file system cannot hold a file of this size."""
 
-_ETAG = re.compile(r"[\w.+=-]{1,128}", re.ASCII)
+_NAME = re.compile(r"\w[\w.+=-]{0,127}", re.ASCII)
+"""Of a commit or an ETag, which are names of files and folders here."""
 _T = TypeVar("_T")
 
 # The library's warnings repeat the worker's errors, with signed URLs in them.
@@ -71,27 +73,17 @@ def remote_file(repo: str, name: str, revision: str) -> RemoteFile:
     found = _with_retries(
         repo, name, lambda: get_hf_file_metadata(url, timeout=TIMEOUT_SECONDS, library_name=LIBRARY)
     )
-    if found.commit_hash is None or not _ETAG.fullmatch(found.etag or ""):
+    if not _NAME.fullmatch(found.commit_hash or "") or not _NAME.fullmatch(found.etag or ""):
         raise _not_a_hub(repo)
     return RemoteFile(
-        name, found.commit_hash, str(found.etag), found.size, found.xet_file_data is not None
+        name, str(found.commit_hash), str(found.etag), found.size, found.xet_file_data is not None
     )
 
 
 def list_files(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
     """The commit of a revision and the sizes of all its files by name, where the hub tells them;
     raises `DownloadError`."""
-    api = HfApi(library_name=LIBRARY)
-    info = _with_retries(
-        repo,
-        None,
-        lambda: api.model_info(
-            repo, revision=revision, timeout=TIMEOUT_SECONDS, files_metadata=True
-        ),
-    )
-    if info.sha is None:
-        raise _not_a_hub(repo)
-    files = {sibling.rfilename: sibling.size for sibling in info.siblings or []}
+    commit, files = _with_retries(repo, None, lambda: _listing(repo, revision))
     for name in files:
         if not is_inside_repository(name):
             raise DownloadError(
@@ -100,7 +92,22 @@ def list_files(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
                 reason="listing",
                 repo=repo,
             )
-    return info.sha, files
+    return commit, files
+
+
+def _listing(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
+    api = HfApi(library_name=LIBRARY)
+    try:
+        info = api.model_info(repo, revision=revision, timeout=TIMEOUT_SECONDS, files_metadata=True)
+        siblings = info.siblings or []
+        files = msgspec.convert(
+            {each.rfilename: each.size for each in siblings}, dict[str, int | None]
+        )
+    except (KeyError, TypeError, ValueError) as error:  # no JSON, or of another form
+        raise _not_a_hub(repo) from error
+    if not _NAME.fullmatch(info.sha or ""):
+        raise _not_a_hub(repo)
+    return str(info.sha), files
 
 
 def _not_a_hub(repo: str) -> DownloadError:
@@ -201,8 +208,9 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
                 "could not be stored: the disk is full; what has come so far is kept, and the "
                 "next start goes on from there",
             )
-    why = getattr(error, "strerror", None) or "it was cut short"
-    return "network", f"could not be downloaded: {why}; the next start resumes it"
+        case OSError(strerror=str(why)), _ if not isinstance(error, ConnectionError):
+            return "cache", f"could not be stored: {why}; choose another folder with --cache-dir"
+    return "network", "could not be downloaded: it was cut short; the next start resumes it"
 
 
 def _retry_after_seconds(headers: Any) -> int | None:
