@@ -199,7 +199,7 @@ def _group(config: deploy.Config, arguments: argparse.Namespace) -> str:
     names = deploy.names_of(config)
     if arguments.group is None and len(names) > 1:
         raise ConfigError(f"The fleet has {', '.join(names)}; say which.")
-    return str(arguments.group or names[0])
+    return str(names[0] if arguments.group is None else arguments.group)
 
 
 def _devices(groups: Iterable[WorkerGroup]) -> Counter[str]:

@@ -255,7 +255,7 @@ class Gateway(Surface):
 
     async def _relay(self, ask: Ask, receive: Receive, send: Send) -> None:
         job_id = ask.job_id
-        if job_id is not None and (running := self._jobs.get(job_id)) is not None:
+        if (running := self._running(job_id)) is not None:
             if running.worker is None:
                 raise DuplicateJob(f"the job {job_id!r} is already running")
             ask.only = running.worker  # it knows the job and refuses the duplicate
@@ -272,8 +272,13 @@ class Gateway(Surface):
             leaving.cancel()
             relaying.cancel()
             await asyncio.wait({relaying})
-            if job_id is not None:
+            if job_id is not None and self._jobs.get(job_id) is ask:
                 del self._jobs[job_id]
+
+    def _running(self, job_id: str | None) -> Ask | None:
+        """The job of this id that this gateway has, until the client is told its end."""
+        running = None if job_id is None else self._jobs.get(job_id)
+        return None if running is None or running.has_ended else running
 
     # --- requests that the gateway answers -----------------------------------------------
 
@@ -355,7 +360,7 @@ class Gateway(Surface):
     async def _of_all(self, ask: Ask, operation: Operation) -> Response:
         """The answer about what any worker may have. Where this gateway knows which worker has the
         job, that one alone is asked."""
-        running = None if ask.job_id is None else self._jobs.get(ask.job_id)
+        running = self._running(ask.job_id)
         if running is None or operation.path != "/cancel":
             return await self._of_several(self._table.all_workers(), ask, operation)
         running.cancelled = True

@@ -66,6 +66,8 @@ class Ask:
     worker: Worker | None = None
     """The worker that has the request now."""
     cancelled: bool = False
+    has_ended: bool = False
+    """Whether the end of its answer is on its way to the client, who may send its job's id anew."""
     tried: set[str] = field(default_factory=set)
     n_losses: int = 0
 
@@ -101,6 +103,7 @@ class Relay:
             if not self._has_begun:
                 raise
             ending = (self._tail or self._new_tail(SSE)).ending(error)
+            self._ask.has_ended = True
             await self._send({"type": "http.response.body", "body": ending})
 
     async def _next_worker(self) -> Worker | None:
@@ -195,6 +198,7 @@ class Relay:
             while (chunk := await exchange.chunk()) is not None:
                 if events := tail.whole(chunk):
                     self._ask.body, has_part = b"", True
+                    self._ask.has_ended = tail.has_ended
                     if not self._has_begun:
                         await self._begin(200, _with_worker(exchange.headers, worker))
                     await self._chunk(events)
@@ -204,6 +208,7 @@ class Relay:
             worker.avoid()
             if not tail.has_ended:
                 raise EngineCrashed("the worker was lost in the middle of the stream") from None
+        self._ask.has_ended = True
         if not self._has_begun:  # as one that is gone on with at its end
             await self._begin(200, _with_worker(exchange.headers, worker))
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -224,7 +229,7 @@ class Relay:
         """Give a whole answer on; in a stream that has begun it can only be an error."""
         if self._has_begun:
             raise error_of_response(answer.status, answer.content)
-        self._ask.body = b""
+        self._ask.body, self._ask.has_ended = b"", True
         headers = answer.headers
         if not answer.header(b"content-length"):
             headers = [*headers, (b"content-length", b"%d" % len(answer.content))]

@@ -364,6 +364,31 @@ async def test_a_duplicate_and_a_cancel_go_to_the_worker_that_has_the_job() -> N
         first.cancel()
 
 
+async def test_a_jobs_id_is_free_once_its_client_has_the_end() -> None:
+    """Who gets an error at the end of a stream may send the job again at once."""
+    hold = asyncio.Event()
+
+    async def script(conversation: Conversation) -> None:
+        await conversation.stream(TOKEN, END)
+        await hold.wait()
+        await conversation.end()
+
+    async with fleet_of(script, script) as (gateway, table, workers):
+        first = asyncio.create_task(call(gateway, "/execute", JOB))
+        while not any(worker.running for worker in table.workers()):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        for each in table.workers():
+            if each.running:
+                each.avoid()
+        again = asyncio.create_task(call(gateway, "/execute", JOB))
+        await asyncio.sleep(0.1)
+        hold.set()
+        assert [(await each).body for each in (first, again)] == [TOKEN + END] * 2
+        assert [len(worker.requests) for worker in workers] == [1, 1]
+        assert not gateway._jobs
+
+
 async def test_a_cancel_reaches_a_worker_that_still_reads_the_job() -> None:
     """Or its client would be told that a job is cancelled which then runs to its end."""
     n_refused, cancelled = 0, asyncio.Event()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -228,6 +229,14 @@ def test_a_roll_and_a_failed_start_differ_from_what_was() -> None:
     assert configuration(fleet(), again)["applications"][0]["args"]["generation"] == 1
     retried = configuration(fleet(), again, failed=["tiny"])
     assert retried["applications"][0]["args"]["generation"] == 2
+
+
+def test_a_group_of_no_name_is_none() -> None:
+    """As an unset variable of a shell gives it: it was the first of several."""
+    config = configuration(fleet())
+    with pytest.raises(ConfigError, match="no workers named ''"):
+        rolled(config, command._group(config, argparse.Namespace(group="")))
+    assert command._group(config, argparse.Namespace(group=None)) == "tiny"
 
 
 def test_scale_says_a_number() -> None:
