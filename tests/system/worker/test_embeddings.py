@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import tokenizers
 
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_pooling
+from tests.support.random_adapters import random_adapters
 from tests.support.worker import WorkerProcess
 from tests.unit.convert import engine
 from tests.unit.convert.test_reranker import converted, reranker
@@ -120,6 +122,33 @@ def test_ollamas_embeddings_are_the_same_vectors(pooling: WorkerProcess) -> None
     assert cut["embeddings"][1] == pytest.approx(begun["embedding"], abs=1e-4)
 
 
+def test_vectors_are_computed_with_the_adapters_of_the_request(
+    start_worker: StartWorker, pooling_gguf: Path
+) -> None:
+    """Its list of them, or the one that its model names."""
+    flags = [
+        f"--lora={name}={file}"
+        for name, file in zip("xy", random_adapters(pooling_gguf), strict=True)
+    ]
+    worker = start_worker("--model", str(pooling_gguf), *flags)
+
+    def vector(path: str, **fields: Any) -> list[float]:
+        answer = worker.post(path, {"model": "pooling", "input": "a", "prompt": "a", **fields})
+        assert answer.status_code == 200, answer.text
+        assert "lora" not in answer.headers.get("x-ignored-fields", "")
+        (found,) = re.findall(r'"embedding[s"]*:[^-0-9]*([^]]+)', answer.text)
+        return [float(number) for number in found.split(",")]
+
+    for path in ("/v1/embeddings", "/embedding", "/api/embed", "/api/embeddings"):
+        plain, x, y = (vector(path, model=name) for name in ("pooling", "x", "y"))
+        assert sum(a * b for a, b in zip(x, y, strict=True)) < 0.9
+        for lora, expected in (([], plain), ([{"id": "x", "scale": 1}], x)):
+            assert vector(path, model="y", lora=lora) == pytest.approx(expected, abs=1e-4)
+        unknown = {"model": "y", "input": "a", "prompt": "a", "lora": [{"id": 2, "scale": 1}]}
+        refused = worker.post(path, unknown)
+        assert refused.status_code == 400 and "lora[0].id" in refused.text
+
+
 # --- ranks -----------------------------------------------------------------------------------
 
 QUERY = "What do foxes eat"
@@ -164,6 +193,7 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
     assert no_embedding.status_code == 400 and "/v1/rerank" in no_embedding.text
     wrongs: list[Any] = [
         {},
+        {"documents": ["a"], "lora": [{"id": 0, "scale": 1}]},
         {"documents": []},
         {"documents": [1]},
         {"documents": ["a"], "top_n": 0},

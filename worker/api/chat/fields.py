@@ -32,6 +32,7 @@ from worker.api.chat.request import (
     ReasoningOptions,
 )
 from worker.api.chat.sampling import SamplingFields, TokenId
+from worker.api.http.adapters import Asked
 from worker.api.http.body import (
     Flag,
     Integer,
@@ -209,14 +210,23 @@ class AdapterFields(OpenBody):
 MAX_ADAPTERS = 256
 
 
-class OwnFields(OpenBody):
-    """What is told of a request in every dialect: its adapters, and what may be reused for it."""
+class AdaptedBody(OpenBody):
+    """What is computed with adapters: texts, vectors, ranks."""
 
     lora: Many[AdapterFields] | None = Field(
         None,
         max_length=MAX_ADAPTERS,
         description="the adapters that are applied, and no other; without it, those of model",
     )
+
+    @property
+    def adapters(self) -> Asked | None:
+        return None if self.lora is None else tuple((each.id, each.scale) for each in self.lora)
+
+
+class OwnFields(AdaptedBody):
+    """What is told of a request in every dialect: its adapters, and what may be reused for it."""
+
     user: str | None = Field(None, description="prompt prefixes are reused only for the same user")
     prompt_cache_key: str | None = Field(
         None, description="prompt prefixes are reused only under the same key"
@@ -234,7 +244,7 @@ class OwnFields(OpenBody):
         if not self.cache_prompt:
             salts.append(f"id={id}")
         return {
-            "adapters": None if self.lora is None else tuple((a.id, a.scale) for a in self.lora),
+            "adapters": self.adapters,
             "salt": " ".join(salts) or None,
             "deterministic": self.deterministic,
         }

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from starlette.requests import Request
 
 from worker.api.chat.run import answered
+from worker.api.http.adapters import Asked
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 from worker.wire.engine_info import ModelInfo
@@ -60,6 +61,7 @@ async def embed(
     request: Request,
     state: AppState,
     model_name: str | None,
+    adapters: Asked | None,
     inputs: Sequence[str | MixedTokens],
     dimensions: int | None = None,
     norm: int = 2,
@@ -67,10 +69,12 @@ async def embed(
     of_tokens: bool = False,
 ) -> list[Embedding]:
     """Vectors that are scaled by their `norm`; `work.Embed` says how. `model_name` is as the client
-    named it; an adapter's is applied. With `of_tokens`, each token may have a vector, as it comes.
+    named it; an adapter's is applied, unless the request has a list of `adapters`. With
+    `of_tokens`, each token may have a vector, as it comes.
 
     Raises:
-        InvalidRequest: the model makes no embeddings, or none of so many dimensions, or of tokens.
+        InvalidRequest: the model makes no embeddings, or none of so many dimensions, or of tokens;
+            or an adapter is not there.
         NotReady: the model is still loading.
     """
     model = state.loaded().model
@@ -82,22 +86,28 @@ async def embed(
     if dimensions is not None and dimensions > model.embedding_length:
         what = f"must be at most {model.embedding_length} with this model"
         raise refusal("dimensions", "maximum", what, dimensions)
-    work = Embed(tuple(inputs), norm if is_pooled else -1, state.adapters.of(model_name, None))
+    work = Embed(tuple(inputs), norm if is_pooled else -1, state.adapters.of(model_name, adapters))
     found: list[tuple[int, bytes]] = await answered(request, state, work)
     return [Embedding(n, data, 1 if is_pooled else n, work.norm) for n, data in found]
 
 
 async def rank(
-    request: Request, state: AppState, model_name: str | None, query: str, documents: Sequence[str]
+    request: Request,
+    state: AppState,
+    model_name: str | None,
+    adapters: Asked | None,
+    query: str,
+    documents: Sequence[str],
 ) -> tuple[list[float], int]:
-    """A score for each document, in their order, and the tokens. `model_name`: as in `embed`.
+    """A score for each document, in their order, and the tokens. `model_name` and `adapters`: as in
+    `embed`.
 
     Raises:
-        InvalidRequest: the model ranks nothing.
+        InvalidRequest: the model ranks nothing, or an adapter is not there.
         NotReady: the model is still loading.
     """
     _require(state.loaded().model, "ranks")
-    work = Rank(query, tuple(documents), state.adapters.of(model_name, None))
+    work = Rank(query, tuple(documents), state.adapters.of(model_name, adapters))
     vectors: list[tuple[int, bytes]] = await answered(request, state, work)
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.requests import Request
 
-from worker.api.chat.fields import ModelName, TextOr
+from worker.api.chat.fields import AdaptedBody, ModelName, TextOr
 from worker.api.http.body import Flag, Integer, Many, OpenBody, read
 from worker.api.http.faults import refusal
 from worker.api.http.operation import Operation
@@ -24,7 +24,7 @@ class Document(OpenBody):
 Documents = Annotated[Many[TextOr[Document]], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 
 
-class RerankBody(OpenBody):
+class RerankBody(AdaptedBody):
     """`POST /v1/rerank`; with `texts`, in the form of text-embeddings-inference."""
 
     query: str
@@ -43,7 +43,7 @@ async def rerank(request: Request, state: AppState) -> object:
     texts = [each if isinstance(each, str) else each.text for each in given]
     if not texts:
         raise refusal("documents", "required", "is required: an array of at least 1 text")
-    scores, n_tokens = await rank(request, state, body.model, body.query, texts)
+    scores, n_tokens = await rank(request, state, body.model, body.adapters, body.query, texts)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     if body.texts is not None:  # the form of text-embeddings-inference
         text = {index: {"text": texts[index]} for index in best} if body.return_text else {}

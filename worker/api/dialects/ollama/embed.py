@@ -10,14 +10,14 @@ from pydantic import Field, Tag
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import ByKind, ModelName, Text
+from worker.api.chat.fields import AdaptedBody, ByKind, ModelName, Text
 from worker.api.chat.run import answered
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Flag, Integer, Many, OpenBody, read
 from worker.api.http.encoding import in_parts, sliced
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
-from worker.api.pooling.run import embed
+from worker.api.pooling.run import Embedding, embed
 from worker.wire.work import MixedTokens, Tokenize, Tokenized
 
 MAX_INPUTS = 2048
@@ -34,7 +34,7 @@ class NoOptions(OpenBody):
     """Every option is one of generation, or of the load: all are ignored by name."""
 
 
-class EmbedBody(OpenBody):
+class EmbedBody(AdaptedBody):
     """`POST /api/embed`."""
 
     model: ModelName
@@ -46,7 +46,7 @@ class EmbedBody(OpenBody):
     options: NoOptions = NoOptions()
 
 
-class EmbeddingsBody(OpenBody):
+class EmbeddingsBody(AdaptedBody):
     """`POST /api/embeddings`."""
 
     model: ModelName
@@ -62,7 +62,9 @@ async def embeddings(request: Request, state: AppState) -> Response:
     inputs: list[str | MixedTokens] = [*texts]
     if body.truncate:
         inputs = [await _cut(request, state, text) for text in texts]
-    found = await embed(request, state, model, inputs, body.dimensions) if body.input else []
+    found: list[Embedding] = []
+    if body.input:
+        found = await embed(request, state, model, body.adapters, inputs, body.dimensions)
     whole = {
         "model": tagged(state.name_of(model)),
         "embeddings": (each.values(body.dimensions) for each in found),
@@ -98,7 +100,9 @@ async def _tokens(request: Request, state: AppState, text: str, *, whole: bool) 
 async def embedding(request: Request, state: AppState) -> object:
     body = await read(request, state, EmbeddingsBody)
     state.require_model(model := served(body.model, state))
-    found = await embed(request, state, model, [body.prompt]) if body.prompt else []
+    found: list[Embedding] = []
+    if body.prompt:
+        found = await embed(request, state, model, body.adapters, [body.prompt])
     return {"embedding": found[0].values().tolist() if found else []}
 
 

@@ -11,8 +11,8 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import ModelName, prompts_of, prompts_of_at_most
-from worker.api.http.body import Integer, OpenBody, read_as
+from worker.api.chat.fields import AdaptedBody, ModelName, prompts_of, prompts_of_at_most
+from worker.api.http.body import Integer, read_as
 from worker.api.http.encoding import in_parts, sliced
 from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import Operation
@@ -26,7 +26,7 @@ SHORT_PATH, OWN_PATH = "/embeddings", "/embedding"
 Prompts: Any = prompts_of_at_most(MAX_INPUTS)
 
 
-class EmbeddingBody(OpenBody):
+class EmbeddingBody(AdaptedBody):
     """`POST /v1/embeddings`; with `content`, the answer has llama-server's own form."""
 
     input: Prompts | None = None
@@ -69,7 +69,10 @@ async def embeddings(request: Request, state: AppState) -> Response:
     is_own = body.content is not None or path == OWN_PATH
     is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
     norm, dimensions = body.embd_normalize, body.dimensions
-    found = await embed(request, state, body.model, inputs, dimensions, norm, of_tokens=is_own)
+    adapters = body.adapters
+    found = await embed(
+        request, state, body.model, adapters, inputs, dimensions, norm, of_tokens=is_own
+    )
     entries = _entries(found, body, is_own=is_own)
     if is_own:
         return await sliced(in_parts(entries))
