@@ -191,7 +191,7 @@ class Intake:
 
     def _sequence(self, request_id: int, request: InferenceRequest) -> Sequence:
         if self._pooling is not None:
-            why = "this model makes embeddings and generates no text"
+            why = "this model makes embeddings or ranks documents, and generates no text"
             raise InvalidRequest.of_field("model", why)
         if request.deterministic and self._kv_unified:
             raise InvalidRequest.of_field(

@@ -191,6 +191,8 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
     )
     no_embedding = worker.post("/v1/embeddings", {"input": "a"})
     assert no_embedding.status_code == 400 and "/v1/rerank" in no_embedding.text
+    no_text = worker.post("/v1/completions", {"prompt": "a"})
+    assert no_text.status_code == 400 and "ranks documents" in no_text.text
     wrongs: list[Any] = [
         {},
         {"documents": ["a"], "lora": [{"id": 0, "scale": 1}]},
