@@ -145,7 +145,8 @@ def _served(settings: Settings, n_slots: int) -> str:
         if is_served and is_ours and value is not None:
             if isinstance(value, Path | dict):  # an object is read from a text, too
                 value = str(value) if isinstance(value, Path) else json.dumps(value)
-            lines.append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
+            text = json.dumps(value, ensure_ascii=False)
+            lines.append(f"{name} = {text}".replace("\x7f", r"\u007f"))  # TOML wants it escaped
     return "\n".join(lines)
 
 

@@ -448,7 +448,7 @@ def test_bench_serves_what_the_settings_say_and_joins_no_pool(
         "lora": ("a,b.gguf", "b=b.gguf:2"),
         "samplers": "top_k;min_p",
         "temperature": 0.5,
-        "draft": 'b"ü.gguf',
+        "draft": 'b"ü\x7f.gguf',
         "models_file": str(tmp_path / "models.toml"),
         "chat_template": "c.jinja",
         "chat_template_kwargs": '{"a": {"b": [1, "x"]}}',
