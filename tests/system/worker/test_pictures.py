@@ -378,6 +378,8 @@ class Pictures(http.server.BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", "http://127.0.0.1:22/")
             self.end_headers()
+        elif self.path == "/late":
+            time.sleep(2)
         else:
             self.send_response(200)
             self.end_headers()
@@ -403,6 +405,12 @@ def test_a_picture_is_fetched_from_a_host_that_is_named(start_worker: Any) -> No
                 assert answer.json()["choices"][0]["message"]["content"] == whole
             else:
                 assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+        body["messages"][0]["content"][1]["image_url"]["url"] = f"http://{at}/late"
+        for path in ("", "/input_tokens"):
+            headers = {"X-Deadline": str(int(time.time() * 1000) + 500)}
+            with worker.client() as client:
+                answer = client.post(f"/v1/chat/completions{path}", json=body, headers=headers)
+            assert answer.status_code == 504, answer.text
         turns = [{"role": "user", "content": [{"type": "image", "source": url}]}]
         turn = {"model": "dense", "messages": turns}
         assert worker.post("/v1/messages/count_tokens", turn).json()["input_tokens"] > N_TOKENS

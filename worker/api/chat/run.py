@@ -34,7 +34,7 @@ from worker.api.http.operation import JSON, SSE, AsInReference, Events, Operatio
 from worker.api.http.resume import KEEPING, in_a_path, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
-from worker.errors import Cancelled, WorkerError
+from worker.errors import Cancelled, InferenceTimeout, WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Inbox, Job, StreamEvent
 from worker.wire.work import (
@@ -81,7 +81,7 @@ async def respond(
         request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
     requests = list(inference.requests)
     if any([getattr(each.prompt, "media", ()) for each in requests]):
-        prompts = await _with_media([each.prompt for each in requests], state)
+        prompts = await _with_media([each.prompt for each in requests], state, deadline)
         pairs = zip(requests, prompts, strict=True)
         requests = [structs.replace(each, prompt=prompt) for each, prompt in pairs]
     echoes = await _echoes(request, state, asked, requests) if asked.echo else [""] * len(requests)
@@ -175,11 +175,12 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: 
 # --- jobs ----------------------------------------------------------------------------------
 
 
-async def _with_media(prompts: Sequence[Any], state: AppState) -> list[Any]:
+async def _with_media(prompts: Sequence[Any], state: AppState, deadline: float | None) -> list[Any]:
     """The prompts with the bytes of all of their media, which are fetched once for one prompt.
 
     Raises:
         InvalidRequest: the model cannot take one of them, or it cannot be had; names its field.
+        InferenceTimeout: the deadline passes before they are here.
     """
     info, ready = state.served.info, {id(prompt): prompt for prompt in prompts}
     for name, prompt in ready.items():
@@ -188,7 +189,11 @@ async def _with_media(prompts: Sequence[Any], state: AppState) -> list[Any]:
         if any(isinstance(medium, Link) for medium in media):
             from worker.api.chat.links import fetched  # with httpx: only workers that fetch
 
-            ready[name] = structs.replace(prompt, media=await fetched(media, state))
+            try:
+                async with asyncio.timeout_at(deadline):  # by the same clock
+                    ready[name] = structs.replace(prompt, media=await fetched(media, state))
+            except TimeoutError:
+                raise InferenceTimeout("The request's deadline has passed.") from None
     return [ready[id(prompt)] for prompt in prompts]
 
 
@@ -283,7 +288,9 @@ def counting(
             state.require_model(model)
             return chat_prompt(chat, state)
 
-        [prompt] = await _with_media([await read_as(request, state, body, asked_by)], state)
+        deadline = deadline_of(request)
+        found = await read_as(request, state, body, asked_by)
+        [prompt] = await _with_media([found], state, deadline)
         return told(await answered(request, state, CountPrompt(prompt)))
 
     return Operation("POST", path, count, "Tokens of a prompt", body=body)
