@@ -29,7 +29,6 @@ from worker.llama.pooled import AS_IT_IS, PooledContext
 from worker.llama.reasoning import PROMPT_END_TOKENS
 from worker.llama.sampler import Sampler
 from worker.observability.logs import get_logger
-from worker.wire.adapters import Applied
 from worker.wire.black_box import LONG_INTAKE, SMALL_INTAKE, BlackBox
 from worker.wire.messages import (
     Accepted,
@@ -154,12 +153,12 @@ class Intake:
                     ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
                 submit = partial(self._loop.submit, sequence)
                 self._hand_over(request_id, sequence.n_prompt, ids, submit)
-            case Embed(inputs, norm, adapters):
-                texts = (self._prompts.build(text) for text in inputs)
-                self._pool(request_id, texts, norm, adapters)
-            case Rank(query, documents, adapters):
-                texts = (self._prompts.pair(query, text) for text in documents)
-                self._pool(request_id, texts, AS_IT_IS, adapters)
+            case Embed(norm=norm):
+                texts = (self._prompts.embedded(text, place) for place, text in work.places())
+                self._pool(request_id, work, texts, norm)
+            case Rank(query):
+                texts = (self._prompts.pair(query, text, place) for place, text in work.places())
+                self._pool(request_id, work, texts, AS_IT_IS)
             case Tokenize():
                 self._end(Answered(request_id, self._prompts.tokenized(work)))
             case Detokenize(tokens):
@@ -237,7 +236,7 @@ class Intake:
                 self._preparing.remove(request_id)
 
     def _pool(
-        self, request_id: int, texts: Iterable[list[int]], norm: int, adapters: Applied
+        self, request_id: int, work: Embed | Rank, texts: Iterable[list[int]], norm: int
     ) -> None:
         """Give texts, which are tokenised as they are read, to the engine thread."""
         pooling = self._pooling
@@ -248,11 +247,11 @@ class Intake:
         n_tokens = sum(map(len, tokens))
         if (n_bytes := n_tokens * pooling.token_bytes) > MOST_OUTPUT_BYTES:
             raise InvalidRequest.of_field(
-                "input",
+                work.field,
                 f"embeddings of {n_tokens:,} tokens have {n_bytes:,} bytes, more than "
                 f"{MOST_OUTPUT_BYTES:,}; send fewer texts at once",
             )
-        take = partial(pooling.take, request_id, tokens, norm, adapters)
+        take = partial(pooling.take, request_id, tokens, norm, work.adapters)
         self._hand_over(request_id, n_tokens, b"", take)
 
 

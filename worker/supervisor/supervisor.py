@@ -48,7 +48,7 @@ from worker.wire.messages import (
     Stats,
     Submit,
 )
-from worker.wire.work import InferenceRequest, ProveResidency, Work
+from worker.wire.work import Embed, InferenceRequest, ProveResidency, Rank, Work
 
 RESIDENCY_SECONDS = 15.0
 """Between two proofs that the model is still where it was placed."""
@@ -234,7 +234,8 @@ class Supervisor:
         if work in self._quarantine:
             self._metrics.quarantined.inc()
             message = "This request is suspected of two engine crashes and is refused for now."
-            fault = {"field": "prompt", "constraint": "quarantine", "message": message}
+            field = work.field if isinstance(work, Embed | Rank) else "prompt"
+            fault = {"field": field, "constraint": "quarantine", "message": message}
             raise InvalidRequest(message, errors=[fault])
 
     def _send(self, job: Job) -> None:

@@ -5,13 +5,15 @@ Built by the API process, sent in `messages.Submit`, read by the engine process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from msgspec import Struct
 
 from worker.wire.adapters import Applied, Scope
 from worker.wire.sampling import Sampling
+
+_T = TypeVar("_T")
 
 MEDIA_MARKER = "<__media__>"
 """Stands for a medium in a text, as llama.cpp has it."""
@@ -167,6 +169,12 @@ class Embed(Struct, frozen=True, tag=True):
     """What a vector is divided by: its p-norm of this p; 0 makes its largest number 32,760 and -1
     leaves it as it is."""
     adapters: Applied = ()
+    field: str = "input"
+    """The request's field that the inputs come from, for errors."""
+
+    def places(self) -> Iterator[tuple[str, str | MixedTokens]]:
+        """Each input behind its place in the request."""
+        return _places(self.field, self.inputs)
 
 
 class Rank(Struct, frozen=True, tag=True):
@@ -176,6 +184,19 @@ class Rank(Struct, frozen=True, tag=True):
     query: str
     documents: tuple[str, ...]
     adapters: Applied = ()
+    field: str = "documents"
+    """As for `Embed`."""
+
+    def places(self) -> Iterator[tuple[str, str]]:
+        """As for `Embed`."""
+        return _places(self.field, self.documents)
+
+
+def _places(field: str, items: Sequence[_T]) -> Iterator[tuple[str, _T]]:
+    """One item need not be in a list."""
+    if len(items) == 1:
+        return iter([(field, items[0])])
+    return ((f"{field}[{index}]", item) for index, item in enumerate(items))
 
 
 class ProveResidency(Struct, frozen=True, tag=True):

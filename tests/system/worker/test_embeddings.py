@@ -22,6 +22,11 @@ from tests.support.worker import WorkerProcess
 from tests.unit.convert import engine
 from tests.unit.convert.test_reranker import converted, reranker
 
+QUERY = "What do foxes eat"
+DOCUMENTS = ["The fox ate a rabbit.", "Paris.", "A rabbit ate the fox and the fox ran.", ""]
+LONG = "The fox ran. " * 900
+"""More tokens than the models here take."""
+
 
 @pytest.fixture(scope="module")
 def pooling_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -109,15 +114,12 @@ def test_ollamas_embeddings_are_the_same_vectors(pooling: WorkerProcess) -> None
     assert older == {"embedding": pytest.approx(vectors[1], abs=1e-4)}
     shown = pooling.post("/api/show", {"model": "any"}).json()
     assert shown["capabilities"] == ["embedding"]
-    long = "The fox ran. " * 900
-    for fields in ({}, {"truncate": False}):
-        assert pooling.post("/api/embed", {"model": "any", "input": long, **fields}).is_error
-    asked = {"model": "any", "input": [texts[0], long], "truncate": True}
+    asked = {"model": "any", "input": [texts[0], LONG], "truncate": True}
     cut = pooling.post("/api/embed", asked).json()
     assert cut["embeddings"][0] == pytest.approx(vectors[0], abs=1e-4)
     n_tokens = pooling.post("/v1/embeddings", {"input": texts[0]}).json()["usage"]["prompt_tokens"]
     assert cut["prompt_eval_count"] == n_tokens + 1024
-    tokens = pooling.post("/tokenize", {"content": long, "add_special": True}).json()["tokens"]
+    tokens = pooling.post("/tokenize", {"content": LONG, "add_special": True}).json()["tokens"]
     begun = pooling.post("/v1/embeddings", {"input": tokens[:1024]}).json()["data"][0]
     assert cut["embeddings"][1] == pytest.approx(begun["embedding"], abs=1e-4)
 
@@ -151,8 +153,23 @@ def test_vectors_are_computed_with_the_adapters_of_the_request(
 
 # --- ranks -----------------------------------------------------------------------------------
 
-QUERY = "What do foxes eat"
-DOCUMENTS = ["The fox ate a rabbit.", "Paris.", "A rabbit ate the fox and the fox ran.", ""]
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/v1/embeddings", {"input": LONG}, "input"),
+        ("/v1/embeddings", {"input": ["a", LONG]}, "input[1]"),
+        ("/embedding", {"content": ["a", "b", LONG]}, "content[2]"),
+        ("/api/embed", {"input": ["a", LONG]}, "input[1]"),
+        ("/api/embed", {"input": LONG, "truncate": False}, "input"),
+        ("/api/embeddings", {"prompt": LONG}, "prompt"),
+    ],
+)
+def test_a_text_that_is_too_long_is_named(
+    pooling: WorkerProcess, path: str, body: dict[str, Any], place: str
+) -> None:
+    answer = pooling.post(path, {"model": "pooling", **body})
+    assert answer.status_code == 400 and f"{place}: it has" in answer.text
 
 
 def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None:
@@ -202,6 +219,13 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
     ]
     for wrong in wrongs:
         assert worker.post("/v1/rerank", {"query": "a", **wrong}).status_code == 400
+    for place, asked in (
+        ("documents[1]", {"documents": ["a", LONG]}),
+        ("texts", {"texts": [LONG]}),
+        ("query", {"query": LONG, "documents": ["a", "b"]}),
+    ):
+        answer = worker.post("/v1/rerank", {"query": "a", **asked})
+        assert answer.status_code == 400 and f"{place}: it has" in answer.text
 
 
 def test_a_model_that_embeds_ranks_nothing(pooling: WorkerProcess) -> None:

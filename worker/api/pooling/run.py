@@ -62,6 +62,7 @@ async def embed(
     state: AppState,
     model_name: str | None,
     adapters: Asked | None,
+    field: str,
     inputs: Sequence[str | MixedTokens],
     dimensions: int | None = None,
     norm: int = 2,
@@ -69,12 +70,12 @@ async def embed(
     of_tokens: bool = False,
 ) -> list[Embedding]:
     """Vectors that are scaled by their `norm`; `work.Embed` says how. `model_name` is as the client
-    named it; an adapter's is applied, unless the request has a list of `adapters`. With
-    `of_tokens`, each token may have a vector, as it comes.
+    named it; an adapter's is applied, unless the request has a list of `adapters`. `field` is where
+    the inputs come from. With `of_tokens`, each token may have a vector, as it comes.
 
     Raises:
         InvalidRequest: the model makes no embeddings, or none of so many dimensions, or of tokens;
-            or an adapter is not there.
+            or an adapter is not there, or an input is too long.
         NotReady: the model is still loading.
     """
     model = state.loaded().model
@@ -86,7 +87,8 @@ async def embed(
     if dimensions is not None and dimensions > model.embedding_length:
         what = f"must be at most {model.embedding_length} with this model"
         raise refusal("dimensions", "maximum", what, dimensions)
-    work = Embed(tuple(inputs), norm if is_pooled else -1, state.adapters.of(model_name, adapters))
+    applied = state.adapters.of(model_name, adapters)
+    work = Embed(tuple(inputs), norm if is_pooled else -1, applied, field)
     found: list[tuple[int, bytes]] = await answered(request, state, work)
     return [Embedding(n, data, 1 if is_pooled else n, work.norm) for n, data in found]
 
@@ -97,17 +99,18 @@ async def rank(
     model_name: str | None,
     adapters: Asked | None,
     query: str,
+    field: str,
     documents: Sequence[str],
 ) -> tuple[list[float], int]:
-    """A score for each document, in their order, and the tokens. `model_name` and `adapters`: as in
-    `embed`.
+    """A score for each document, in their order, and the tokens. `model_name`, `adapters` and
+    `field`: as in `embed`.
 
     Raises:
-        InvalidRequest: the model ranks nothing, or an adapter is not there.
+        InvalidRequest: the model ranks nothing, an adapter is not there, or a document is too long.
         NotReady: the model is still loading.
     """
     _require(state.loaded().model, "ranks")
-    work = Rank(query, tuple(documents), state.adapters.of(model_name, adapters))
+    work = Rank(query, tuple(documents), state.adapters.of(model_name, adapters), field)
     vectors: list[tuple[int, bytes]] = await answered(request, state, work)
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]

@@ -79,8 +79,6 @@ class PromptBuilder:
             ContextLengthExceeded: it has more tokens than a sequence can hold.
         """
         tokens = self._read_all(prompt, PromptTokens(False, check_wanted, cache_salt))
-        if not tokens.ids and self._embeds:
-            tokens.ids = [self._vocabulary.bos or 0]  # an empty text keeps its place among others
         field = self._field_of(prompt)
         if not tokens.ids:
             raise InvalidRequest.of_field(field, "there is nothing to continue from")
@@ -94,7 +92,7 @@ class PromptBuilder:
             case InfillPrompt(fields=(field, _)):
                 return field
             case _:
-                return "input" if self._embeds else "prompt"
+                return "prompt"
 
     def count(self, prompt: Prompt, check_wanted: Callable[[], None] = always_wanted) -> int:
         """The number of a prompt's tokens, also if there are too many; otherwise as `read`.
@@ -156,13 +154,30 @@ class PromptBuilder:
         tokens = tokenize(add_special=False)
         return self._with_bos(tokens) if add_special else tokens
 
-    def pair(self, query: str, document: str) -> list[int]:
+    def embedded(self, text: str | MixedTokens, field: str) -> list[int]:
+        """A text of which a vector is made; `field` is its place in the request.
+
+        Raises:
+            InvalidRequest: it has an invalid token id.
+            ContextLengthExceeded: it is too long.
+        """
+        tokens = self.tokenize(text) if isinstance(text, str) else self._mixed(text, field)
+        # An empty text keeps its place among others.
+        return self._fitting(tokens or [self._vocabulary.bos or 0], field)
+
+    def pair(self, query: str, document: str, field: str) -> list[int]:
         """A query and a document for a model that ranks: in the model's own template, else with the
-        vocabulary's separators.
+        vocabulary's separators. `field` is the document's place in the request.
 
         Raises:
             ContextLengthExceeded: both together are too long.
         """
+        tokens = self._paired(query, document)
+        if len(tokens) > self._context_length < len(self._paired(query, "")):
+            field = "query"
+        return self._fitting(tokens, field)
+
+    def _paired(self, query: str, document: str) -> list[int]:
         model = self._vocabulary
         template = model.chat_template("rerank")
         if template is not None:
@@ -175,14 +190,13 @@ class PromptBuilder:
             tokens: list[int] = []
             for text, has_control in texts:
                 tokens += model.tokenize(text, add_special=False, parse_special=has_control)
-            return self._fitting(self._with_bos(tokens), "documents")
+            return self._with_bos(tokens)
         first, second = (
             model.tokenize(text, add_special=False, parse_special=False)
             for text in (query, document)
         )
         ends = model.pair_ends
-        tokens = self._with_bos([*first, *ends, *second, *ends[:1]])
-        return self._fitting(tokens, "documents")
+        return self._with_bos([*first, *ends, *second, *ends[:1]])
 
     @cached_property
     def _control_texts(self) -> tuple[str, ...]:

@@ -39,11 +39,12 @@ class RerankBody(AdaptedBody):
 async def rerank(request: Request, state: AppState) -> object:
     body = await read(request, state, RerankBody)
     state.require_model(body.model)
-    given = body.documents or body.texts or ()
+    field, given = ("documents", body.documents) if body.documents else ("texts", body.texts or ())
     texts = [each if isinstance(each, str) else each.text for each in given]
     if not texts:
         raise refusal("documents", "required", "is required: an array of at least 1 text")
-    scores, n_tokens = await rank(request, state, body.model, body.adapters, body.query, texts)
+    model, adapters, query = body.model, body.adapters, body.query
+    scores, n_tokens = await rank(request, state, model, adapters, query, field, texts)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     if body.texts is not None:  # the form of text-embeddings-inference
         text = {index: {"text": texts[index]} for index in best} if body.return_text else {}

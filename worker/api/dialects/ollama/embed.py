@@ -64,7 +64,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
         inputs = [await _cut(request, state, text) for text in texts]
     found: list[Embedding] = []
     if body.input:
-        found = await embed(request, state, model, body.adapters, inputs, body.dimensions)
+        found = await embed(request, state, model, body.adapters, "input", inputs, body.dimensions)
     whole = {
         "model": tagged(state.name_of(model)),
         "embeddings": (each.values(body.dimensions) for each in found),
@@ -102,7 +102,7 @@ async def embedding(request: Request, state: AppState) -> object:
     state.require_model(model := served(body.model, state))
     found: list[Embedding] = []
     if body.prompt:
-        found = await embed(request, state, model, body.adapters, [body.prompt])
+        found = await embed(request, state, model, body.adapters, "prompt", [body.prompt])
     return {"embedding": found[0].values().tolist() if found else []}
 
 

@@ -48,13 +48,17 @@ class EmbeddingBody(AdaptedBody):
             raise PydanticCustomError("body.required", "needs input")
         return self
 
+    @property
+    def field(self) -> str:
+        return "input" if self.content is None else "content"
+
     def inputs(self) -> tuple[str | MixedTokens, ...]:
         """
         Raises:
             InvalidRequest: there are pictures or sounds, of which no embeddings are made.
         """
-        given, path = (self.input, "input") if self.content is None else (self.content, "content")
-        found = prompts_of(given, path)
+        path = self.field
+        found = prompts_of(getattr(self, path), path)
         texts = tuple(each for each in found if not isinstance(each, MarkedPrompt))
         if len(texts) < len(found):
             message = f"{path}: embeddings are made of texts and tokens, without multimodal_data"
@@ -69,9 +73,9 @@ async def embeddings(request: Request, state: AppState) -> Response:
     is_own = body.content is not None or path == OWN_PATH
     is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
     norm, dimensions = body.embd_normalize, body.dimensions
-    adapters = body.adapters
+    model, adapters, field = body.model, body.adapters, body.field
     found = await embed(
-        request, state, body.model, adapters, inputs, dimensions, norm, of_tokens=is_own
+        request, state, model, adapters, field, inputs, dimensions, norm, of_tokens=is_own
     )
     entries = _entries(found, body, is_own=is_own)
     if is_own:
