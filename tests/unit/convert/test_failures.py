@@ -151,6 +151,10 @@ CASES: list[tuple[str, Damage, str]] = [
         ("llama", lambda f, file=file: edit(f / file, chat_template="\ud800"), "surrogates not")
         for file in ("config.json", "tokenizer.json", "tokenizer_config.json")
     ),
+    *(
+        ("llama", lambda f, v=v: edit(f / "tokenizer_config.json", chat_template=v), "a text, or")
+        for v in (5, {"default": None}, ["{{ x }}"], [{"name": "default"}])
+    ),
     ("llama", lambda f: (f / "model.safetensors").unlink(), "no .safetensors"),
     ("llama", lambda f: (f / "tokenizer.json").unlink(), "tokenizer"),
     ("llama", lambda f: (f / INDEX).write_text('{"weight_map": {}}'), "without any tensor"),

@@ -239,14 +239,17 @@ def test_special_tokens_templates_and_all_ends_are_carried(tmp_path: Path) -> No
 
 
 def test_of_several_templates_of_a_name_the_latest_form_counts(tmp_path: Path) -> None:
-    listed = [{"name": n, "template": n or "none"} for n in ("default", "tool-use é", "")]
+    named = {name: name or "none" for name in ("default", "tool-use é", "")}
+    listed = [{"name": name, "template": template} for name, template in named.items()]
     given: list[tuple[str, str]] = [
         ("tokenizer_config.json", json.dumps({"chat_template": listed})),
+        ("tokenizer_config.json", json.dumps({"chat_template": {**named, "default": "named"}})),
         ("chat_template.json", json.dumps({"chat_template": "in JSON"})),
         ("chat_template.jinja", "in a file"),
     ]
     byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
-    for (file, text), default in zip(given, ("default", "in JSON", "in a file"), strict=True):
+    defaults = ("default", "named", "in JSON", "in a file")
+    for (file, text), default in zip(given, defaults, strict=True):
         (tmp_path / file).write_text(text)
         load(tmp_path, {"eos_token_id": 1}).close()
         layout = read_layout(tmp_path / "vocabulary.gguf")

@@ -176,7 +176,7 @@ def _all_of(address: Address) -> Iterable[Address]:
 async def _body(response: httpx.Response, most_bytes: int) -> bytes:
     if response.status_code != 200:
         raise _Refused(f"its host answered {response.status_code}")
-    if response.headers.get("content-encoding", "identity") != "identity":
+    if (response.headers.get("content-encoding") or "identity").lower() != "identity":
         raise _Refused("its host sends it compressed")
     data = bytearray()
     async for piece in response.aiter_raw():

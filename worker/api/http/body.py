@@ -259,7 +259,7 @@ async def read_parts(request: Request, limit: int) -> list[bytearray]:
     surface = request.app
 
     def refuse(found: str) -> PayloadTooLarge:
-        message = f"the body has {found} bytes; at most {limit} bytes are taken here"
+        message = f"the body has {found} bytes; at most {limit} are taken here (--max-body-bytes)"
         return PayloadTooLarge(message, limit_bytes=limit)
 
     if (CONTENT_ENCODING.of(request) or _AS_IT_IS).lower() != _AS_IT_IS:

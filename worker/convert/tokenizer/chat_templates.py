@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,22 +19,33 @@ from worker.models.template_syntax import EXTENSIONS
 
 def chat_templates(checkpoint: Checkpoint) -> dict[str, str]:
     """Template files override `tokenizer_config.json`."""
-    found: dict[str, str] = {}
-    value = checkpoint.json("tokenizer_config.json").get("chat_template")
-    if isinstance(value, str):
-        found["default"] = value
-    elif isinstance(value, list):
-        for entry in value:
-            if isinstance(entry, dict) and {"name", "template"} <= entry.keys():
-                found[str(entry["name"])] = str(entry["template"])
+    found = _in_json(checkpoint, "tokenizer_config.json")
     file = checkpoint.folder / "chat_template.jinja"
     if file.is_file():
         found["default"] = _text(file)
-    elif isinstance(legacy := checkpoint.json("chat_template.json").get("chat_template"), str):
-        found["default"] = legacy
+    else:
+        found |= _in_json(checkpoint, "chat_template.json")
     for path in sorted((checkpoint.folder / TEMPLATES).glob("*.jinja")):
         found[path.stem] = _text(path)
     return found
+
+
+def _in_json(checkpoint: Checkpoint, name: str) -> dict[str, str]:
+    """One text, or several by their names: in an object, or each in an object of its own."""
+    value = checkpoint.json(name).get("chat_template")
+    if value is None:
+        return {}
+    found = {"default": value} if isinstance(value, str) else value
+    if isinstance(value, list):
+        with contextlib.suppress(KeyError, TypeError):
+            found = {each["name"]: each["template"] for each in value}
+    texts = found.values() if isinstance(found, dict) else [None]
+    if not all(isinstance(text, str) for text in texts):
+        path = checkpoint.folder / name
+        raise ModelError(
+            f"{path}: chat_template must be a text, or texts with their names", path=str(path)
+        )
+    return dict(found)
 
 
 def _text(path: Path) -> str:
