@@ -13,7 +13,6 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -24,7 +23,7 @@ from rich.table import Table
 
 from worker.commands.console import Console
 from worker.commands.served import headers_of, lost, own_worker
-from worker.errors import WorkerError
+from worker.errors import ConfigError, WorkerError
 from worker.settings import Settings
 
 _LOADS = (1, 4, 16)
@@ -62,21 +61,23 @@ def run(settings: Settings, *, as_json: bool) -> int:
     """Measure and print a line for each load.
 
     Raises:
-        WorkerError: the worker did not start; its own message is on stderr.
+        WorkerError: the worker did not start; its own message is on stderr. Or a request failed.
+        ConfigError: the worker with these settings refuses the benchmark's requests.
     """
     with own_worker(settings, n_slots=_LOADS[-1]) as (url, ready):
         title = f"{ready['model_ref']} on {ready['device']}, loaded in {ready['seconds']} s"
         table = Table("streams", "tok/s", "first token", "between tokens", title=title)
         for column in table.columns:
             column.justify = "right"
-        with Live(table, console=Console(quiet=as_json)):
-            results = asyncio.run(_measure(url, settings, lambda each: table.add_row(*_row(each))))
+        live = Live(table, console=Console(quiet=as_json))
+        results = asyncio.run(_measure(url, settings, live, table))
     if as_json:
         print(json.dumps(ready | {"loads": [asdict(result) for result in results]}, indent=2))
     return 0
 
 
-async def _measure(url: str, settings: Settings, tell: Callable[[Result], None]) -> list[Result]:
+async def _measure(url: str, settings: Settings, live: Live, table: Table) -> list[Result]:
+    """The results, whose rows are shown as they come, once a first request has ended well."""
     timeout = httpx.Timeout(None, connect=10)
     async with httpx.AsyncClient(
         base_url=url, headers=headers_of(settings), timeout=timeout, trust_env=False
@@ -84,14 +85,14 @@ async def _measure(url: str, settings: Settings, tell: Callable[[Result], None])
         words = random.Random(0)
         await _stream(client, words, 8)
         results = []
-        for n_streams in _LOADS:
-            began = time.monotonic()
-            streams = await asyncio.gather(
-                *(_stream(client, words, _TOKENS_OUT) for _ in range(n_streams))
-            )
-            seconds = time.monotonic() - began
-            results.append(_result(streams, seconds))
-            tell(results[-1])
+        with live:
+            for n_streams in _LOADS:
+                began = time.monotonic()
+                streams = await asyncio.gather(
+                    *(_stream(client, words, _TOKENS_OUT) for _ in range(n_streams))
+                )
+                results.append(_result(streams, time.monotonic() - began))
+                table.add_row(*_row(results[-1]))
         return results
 
 
@@ -145,5 +146,7 @@ async def _stream(client: httpx.AsyncClient, words: random.Random, max_tokens: i
         raise lost(error) from error
     seconds = time.monotonic() - began
     if last.get("type") != "end" or first_s is None:
-        raise WorkerError(f"A request of the benchmark failed: {last.get('message', last)}.")
+        # A refused one tells of the settings or the model.
+        kind = ConfigError if response.status_code == 400 else WorkerError
+        raise kind(f"A request of the benchmark failed: {last.get('message', last)}.")
     return _Stream(started["prompt_tokens"], last["tokens_out"], first_s, seconds)

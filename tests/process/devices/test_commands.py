@@ -9,16 +9,18 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from rich.live import Live
+from rich.table import Table
 
 from tests.conftest import StartWorker
-from tests.support.bundled import bundled_with, bundled_with_template
+from tests.support.bundled import bundled_pooling, bundled_with, bundled_with_template
 from tests.support.devices import rpc
 from tests.support.hub_server import Repo, running_hub
 from tests.support.random_models import random_model
@@ -402,7 +404,7 @@ def test_a_command_that_is_interrupted_did_not_succeed(command: str, warm_cache:
 # --- bench ---------------------------------------------------------------------------------
 
 
-def test_bench_measures_a_worker_of_its_own(warm_cache: Path) -> None:
+def test_bench_measures_a_worker_of_its_own(warm_cache: Path, tmp_path: Path) -> None:
     ended = run("bench", "--json", "--threads", "1", "--callback-url", NOBODY, cache=warm_cache)
     assert ended.returncode == 0, ended.stderr
     shown = json.loads(ended.stdout)
@@ -415,14 +417,20 @@ def test_bench_measures_a_worker_of_its_own(warm_cache: Path) -> None:
     ended = run("bench", "--model", "./nowhere.gguf", cache=warm_cache)
     assert ended.returncode == 3
     assert "nowhere.gguf" in ended.stderr.splitlines()[-1]
+    pooling = bundled_pooling(tmp_path / "pooling.gguf")
+    ended = run("bench", "--model", str(pooling), cache=warm_cache)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "generates no text" in ended.stderr.splitlines()[-1]
 
 
 def test_bench_draws_a_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def measured(url: str, settings: Settings, tell: Callable[[bench.Result], None]) -> None:
-        for n in (1, 4, 16):
-            tell(bench.Result(n, 80.5 * n, 12.4 * n, 5.25, 64 * n, 48 * n))
+    async def measured(url: str, settings: Settings, live: Live, table: Table) -> None:
+        with live:
+            for n in (1, 4, 16):
+                result = bench.Result(n, 80.5 * n, 12.4 * n, 5.25, 64 * n, 48 * n)
+                table.add_row(*bench._row(result))
 
     ready = {"model_ref": "tiny-model", "device": "CPU", "seconds": 1}
     served = nullcontext(("http://nobody", ready))
