@@ -66,6 +66,7 @@ VALID = {
     "batch": "1024",
     "callback_url": "http://manager:9200/ready",
     "heartbeat_url": "http://manager:9200/beat",
+    "max_body_bytes": "1024",
     "metrics_interval_ms": "250",
     "n_gpu_layers": "0",
     "samplers": "top_k;temperature",

@@ -226,7 +226,7 @@ class Fleet(BaseModel):
     """A file there with keys beside that token, a line each: NAME:KEY. Logs and metrics have the
     name."""
     gateways: Annotated[int, Field(ge=1, le=100)] = 1
-    max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = 4 * 2**20
+    max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = 16 * 2**20
     workers: list[WorkerGroup] = Field(min_length=1)
 
     @model_validator(mode="after")

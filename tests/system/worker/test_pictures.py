@@ -204,6 +204,18 @@ def test_all_formats_are_read(seeing: WorkerProcess) -> None:
 
 
 @once
+def test_a_photograph_is_taken_and_as_much_text_is_not(seeing: WorkerProcess) -> None:
+    photograph = picture(8, (1600, 1200))
+    assert len(photograph) > 5 * 2**20
+    body = question(photograph, max_tokens=1)
+    answer = seeing.post("/v1/chat/completions", body)
+    assert answer.status_code == 200, answer.text
+    answer = seeing.post("/v1/chat/completions", question(picture(8), "no, " * 2**21))
+    assert answer.status_code == 413, answer.text
+    assert "bytes besides base64; at most 4194304 are taken" in answer.json()["error"]["message"]
+
+
+@once
 def test_a_control_tokens_spelling_beside_a_picture_is_text(seeing: WorkerProcess) -> None:
     def n_tokens(text: str) -> int:
         body = question(picture(7), text, max_tokens=1)

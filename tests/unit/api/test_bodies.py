@@ -132,6 +132,15 @@ def test_digits_elsewhere_are_taken(text: str) -> None:
     assert parse_json(text.encode()) == json.loads(text)
 
 
+def test_escapes_are_bounded() -> None:
+    def text(n: int) -> bytes:
+        return b'{"a":"' + b"\\n" * n + b'"}'
+
+    assert parse_json(text(body.MAX_ESCAPES)) == {"a": "\n" * body.MAX_ESCAPES}
+    with pytest.raises(InvalidRequest, match="1048576 escapes"):
+        parse_json(text(body.MAX_ESCAPES + 1))
+
+
 @given(text=CUT_OFF, slice_bytes=st.integers(2, 9))
 def test_a_wide_number_is_found_wherever_a_slice_ends(text: str, slice_bytes: int) -> None:
     wide = r"(?<![0-9.eE+])(?<![eE]-)[0-9]{3}"

@@ -158,7 +158,8 @@ async def fleet_of(
             own = workers[n :: len(groups)]
             uris = {f"{group}-{i}": worker.uri for i, worker in enumerate(own)}
             table.replace(group, at(uris, group))
-        fleet = Fleet.model_validate({"workers": [{"name": name} for name in groups]})
+        entries = [{"name": name} for name in groups]
+        fleet = Fleet.model_validate({"workers": entries, "max_body_bytes": 4 * 2**20})
         gateway = Gateway(table)
         gateway.use(fleet)
         yield gateway, table, workers

@@ -48,7 +48,7 @@ async def fetched(media: Sequence[Medium], state: AppState) -> tuple[Medium, ...
     """
     settings = state.settings
     found: dict[str, bytes] = {}
-    left = settings.max_body_bytes
+    left = state.served.max_body_bytes
     # With a transport of its own, a client asks no proxy; certificates are httpx's defaults.
     transport = httpx.AsyncHTTPTransport()
     async with state.fetches, httpx.AsyncClient(transport=transport, timeout=SECONDS) as client:

@@ -9,6 +9,7 @@ bodies, on a thread.
 from __future__ import annotations
 
 import re
+import string
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -40,8 +41,10 @@ MAX_SIGNS = {
     "objects": (2**14, b"{"),
     "lists": (2**15, b"["),
 }
-"""The most of each kind in one body, and the sign that counts it. With these and 4 MiB, a call of
-the parser takes some 10 ms, in which no other thread runs."""
+"""The most of each kind in one body, and the sign that counts it."""
+MAX_ESCAPES = 2**20
+"""In the strings of a body. With these bounds and 4 MiB, a call of the parser takes some 10 ms, in
+which no other thread runs."""
 _ALWAYS_FEW = min(limit for limit, _ in MAX_SIGNS.values())
 """A text of so many bytes has no more of any sign."""
 SMALL_BYTES = 8 * 1024
@@ -60,6 +63,7 @@ MAX_DIGITS = 64
 _TOO_MANY_DIGITS = b"0" * (MAX_DIGITS + 1)
 _AS_ZEROS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
 """Each digit as 0, all else as a blank."""
+_OF_BASE64 = (string.ascii_letters + string.digits + "+/=").encode()
 _WIDE_NUMBER = re.compile(rb"(?<![0-9.eE+])(?<![eE]-)[0-9]{%d}" % len(_TOO_MANY_DIGITS))
 _AS_IT_IS = "identity"
 BOM = b"\xef\xbb\xbf"
@@ -155,13 +159,14 @@ async def read_as(
 
     Raises what `read` does, and what `form` raises.
     """
-    parts = await read_parts(request, state.settings.max_body_bytes)
+    most = state.served.max_text_bytes
+    parts = await read_parts(request, state.served.max_body_bytes)
     n_bytes = sum(map(len, parts))
     try:
         if n_bytes <= SMALL_BYTES:
-            found, ignored = _read(parts, model, form)
+            found, ignored = _read(parts, most, model, form)
         else:
-            found, ignored = await in_background(lambda: _read(parts, model, form))
+            found, ignored = await in_background(lambda: _read(parts, most, model, form))
     finally:
         request.app.body_bytes -= n_bytes
     if ignored:
@@ -172,10 +177,17 @@ async def read_as(
 
 
 def _read(
-    parts: list[bytearray], model: type[AnyBody], form: Callable[[AnyBody], Form]
+    parts: list[bytearray],
+    max_text_bytes: int,
+    model: type[AnyBody],
+    form: Callable[[AnyBody], Form],
 ) -> tuple[Form, list[str]]:
     """The body in its form, and the names of its fields that are not looked at."""
     text = b"".join(parts).removeprefix(BOM)
+    if len(text) > max_text_bytes:
+        n_bytes = sum(map(_n_text_bytes, _slices(text)))
+        if n_bytes > max_text_bytes:
+            raise _too_large(f"{n_bytes} bytes besides base64", max_text_bytes)
     if not text or text.isspace():
         raise refusal("", "type", "is empty; it must be a JSON object")
     value = parse_json(text)
@@ -201,6 +213,8 @@ def parse_json(text: bytes, path: str = "") -> Any:
     if len(text) > _ALWAYS_FEW and (kind := _excess(text)) is not None:
         what = f"has more than {MAX_SIGNS[kind][0]} {kind}; send them in several requests"
         raise refusal(path, "maxItems", what)
+    if len(text) > MAX_ESCAPES and _has_more(text, b"\\", MAX_ESCAPES):
+        raise refusal(path, "maxItems", f"has more than {MAX_ESCAPES} escapes (\\) in its strings")
     if _TOO_MANY_DIGITS in text.translate(_AS_ZEROS) and _has_wide_number(text):
         raise refusal(path, "maxDigits", f"holds a number of more than {MAX_DIGITS} digits")
     try:
@@ -223,9 +237,17 @@ def _excess(text: bytes) -> str | None:
     return next((kind for kind, (limit, sign) in signs if _has_more(outside, sign, limit)), None)
 
 
+def _slices(text: bytes) -> Iterator[bytes]:
+    for at in range(0, len(text), _SLICE_BYTES):
+        yield text[at : at + _SLICE_BYTES]
+
+
 def _has_more(text: bytes, sign: bytes, limit: int) -> bool:
-    slices = range(0, len(text), _SLICE_BYTES)
-    return sum(text.count(sign, at, at + _SLICE_BYTES) for at in slices) > limit
+    return sum(part.count(sign) for part in _slices(text)) > limit
+
+
+def _n_text_bytes(part: bytes) -> int:
+    return len(part.translate(None, _OF_BASE64))
 
 
 def _has_wide_number(text: bytes) -> bool:
@@ -240,8 +262,8 @@ def _outside_of_strings(text: bytes) -> bytes:
     """A JSON text, which may be cut off, without what is inside its strings."""
     outside: list[bytes] = []
     begun = b""
-    for at in range(0, len(text), _SLICE_BYTES):
-        part = (begun + text[at : at + _SLICE_BYTES]).replace(b"\\\\", b"").replace(b'\\"', b"")
+    for piece in _slices(text):
+        part = (begun + piece).replace(b"\\\\", b"").replace(b'\\"', b"")
         pieces = part.split(b'"')
         outside.append(b'"'.join(pieces[::2]))
         # The next slice begins as this one ends: within a string, or behind half an escape.
@@ -258,16 +280,12 @@ async def read_parts(request: Request, limit: int) -> list[bytearray]:
     """
     surface = request.app
 
-    def refuse(found: str) -> PayloadTooLarge:
-        message = f"the body has {found} bytes; at most {limit} are taken here (--max-body-bytes)"
-        return PayloadTooLarge(message, limit_bytes=limit)
-
     if (CONTENT_ENCODING.of(request) or _AS_IT_IS).lower() != _AS_IT_IS:
         what = "must be absent: a body is read as it is, not compressed"
         raise refusal(CONTENT_ENCODING.name, "enum", what)
     declared = CONTENT_LENGTH.of(request) or ""
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
-        raise refuse(declared)
+        raise _too_large(f"{declared} bytes", limit)
     parts: list[bytearray] = []
     n_bytes = 0
     try:
@@ -278,7 +296,7 @@ async def read_parts(request: Request, limit: int) -> list[bytearray]:
             n_bytes += len(chunk)
             surface.body_bytes += len(chunk)
             if n_bytes > limit:
-                raise refuse(f"more than {limit}")
+                raise _too_large(f"more than {limit} bytes", limit)
             is_small = n_bytes <= SMALL_BYTES
             if surface.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit) and not is_small:
                 message = "too many bodies are being sent at once"
@@ -287,6 +305,11 @@ async def read_parts(request: Request, limit: int) -> list[bytearray]:
     except BaseException:
         surface.body_bytes -= n_bytes
         raise
+
+
+def _too_large(found: str, limit: int) -> PayloadTooLarge:
+    message = f"the body has {found}; at most {limit} are taken here (--max-body-bytes)"
+    return PayloadTooLarge(message, limit_bytes=limit)
 
 
 def is_deep(value: object) -> bool:

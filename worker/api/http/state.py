@@ -27,6 +27,9 @@ from worker.wire.sampling import MAX_SAMPLERS, PARAMETERS, Sampling, order_of
 
 KEPT_REFUSALS = 16
 FETCHES_AT_ONCE = 8
+TEXT_BYTES = 4 * 2**20
+MEDIA_BYTES = 16 * 2**20
+"""A telephone's photograph has up to 12 MiB, and base64 makes four bytes of three."""
 _UNBOUNDED = 2**31 - 1
 
 
@@ -48,6 +51,11 @@ class ServedModel:
         limit = settings.max_tokens_out
         self.max_tokens_out = self.context_length if limit is None else limit
         """The most tokens of one request."""
+        self.max_text_bytes = settings.max_body_bytes or TEXT_BYTES
+        """The most bytes of a request's body, those not counted that base64 consists of."""
+        most_bytes = MEDIA_BYTES if any(self.modalities.values()) else TEXT_BYTES
+        self.max_body_bytes = settings.max_body_bytes or most_bytes
+        """The most bytes of a request's body."""
         self.has_chat_template = model is None or model.has_chat_template
         self.chat_template = "\n".join(str(self.metadata[n]) for n in names if n in self.metadata)
         """The chat templates as one text, the one for tools included."""

@@ -21,7 +21,7 @@ from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
 _LIMITS = (
-    "max_queued_requests max_queued_prompt_tokens max_prompt_chars max_body_bytes "
+    "max_queued_requests max_queued_prompt_tokens max_prompt_chars "
     "metrics_interval_ms keepalive slow_reader_timeout stall_timeout drain_timeout"
 ).split()
 """Settings that are told."""
@@ -57,6 +57,7 @@ def _limits(state: AppState) -> dict[str, Any]:
     return {
         "slots": settings.engine.slots,
         **{name: getattr(settings, name) for name in _LIMITS},
+        "max_body_bytes": state.served.max_body_bytes,
         "max_tokens_out": state.served.max_tokens_out,
         "max_nesting": MAX_NESTING,
         "max_job_id_chars": MAX_JOB_ID_CHARS,
