@@ -24,20 +24,20 @@ class Tail:
     def __init__(self, form: StreamForm, media_type: str) -> None:
         self._boundary = b"\n\n" if media_type == SSE else b"\n"
         self._form = form
-        self._partial = b""
+        self._partial = bytearray()
         self._first = self._last = b""
         """Events, with the end of their last line. Comments say nothing of a stream."""
 
     def whole(self, chunk: bytes) -> bytes:
         """The events that this chunk completes; an incomplete event is held back."""
-        data = self._partial + chunk if self._partial else chunk
-        cut = data.rfind(self._boundary)
+        n_seen = max(0, len(self._partial) - len(self._boundary) + 1)
+        self._partial += chunk
+        cut = self._partial.rfind(self._boundary, n_seen)
         if cut < 0:
-            self._partial = data
             return b""
         cut += len(self._boundary)
-        self._partial, data = data[cut:], data[:cut]
-        events = data
+        events = data = bytes(self._partial[:cut])
+        del self._partial[:cut]
         while events.startswith(KEEPALIVE):
             events = events.removeprefix(KEEPALIVE)
         while events.endswith(KEEPALIVE):

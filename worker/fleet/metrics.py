@@ -11,6 +11,10 @@ from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from worker.observability.logs import get_logger
+
+log = get_logger()
+
 
 def merged(texts: Mapping[tuple[str, str], str], keys: Mapping[str, int]) -> str:
     """Merge the expositions of all workers by (worker, model), which become labels, with the
@@ -26,7 +30,12 @@ class _Families(Collector):
         """Each family once, with the samples of all workers."""
         families: dict[str, Metric] = {}
         for (worker, model), text in self._texts.items():
-            for read in text_string_to_metric_families(text):
+            try:
+                found = list(text_string_to_metric_families(text))
+            except ValueError as error:  # the other workers' are as good as before
+                log.warning("metrics.unreadable", worker=worker, reason=str(error))
+                continue
+            for read in found:
                 family = families.setdefault(
                     read.name, Metric(read.name, read.documentation, read.type)
                 )

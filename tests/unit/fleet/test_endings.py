@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -130,6 +131,16 @@ def test_lines_of_json() -> None:
     assert tail.whole(b'{"type":"token"}\n{"ty') == b'{"type":"token"}\n'
     ending = tail.ending(EngineCrashed("lost"))
     assert ending.endswith(b"}\n") and json.loads(ending)["code"] == "ENGINE_CRASHED"
+
+
+@pytest.mark.parametrize(("media_type", "end"), [(SSE, b"\n\n"), (NDJSON, b"\n")])
+def test_an_event_of_many_pieces_is_looked_through_once(media_type: str, end: bytes) -> None:
+    tail = Tail(ROUTES.at("/v1/inference").dialect.streams[media_type], media_type)
+    event = b"data: " + b"a" * 16 * 2**20 + end
+    began = time.process_time()
+    pieces = [tail.whole(event[at : at + 8192]) for at in range(0, len(event), 8192)]
+    assert time.process_time() - began < 0.5
+    assert b"".join(pieces) == event and not any(pieces[:-1])
 
 
 def test_ollamas_lines() -> None:

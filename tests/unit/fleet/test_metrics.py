@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support.status import ready_status
@@ -36,3 +38,11 @@ def test_every_series_of_every_worker_is_there_once() -> None:
     assert keys.samples[-1].labels == {"worker": "gateway", "model": "", "key": "ann"}
     assert keys.samples[-1].value == 3
     assert merged({}, {}) == ""
+
+
+@pytest.mark.parametrize("text", ["a{ 1", "a b", '{"error": {}}'])
+def test_a_worker_whose_series_cannot_be_read_has_none(text: str) -> None:
+    good = {("a", "tiny"): exposition(1)}
+    with structlog.testing.capture_logs() as logs:
+        assert merged({**good, ("b", "tiny"): text}, {}) == merged(good, {})
+    assert [(each["event"], each["worker"]) for each in logs] == [("metrics.unreadable", "b")]
