@@ -9,10 +9,8 @@ import signal
 import ssl
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO, Any
 
 import httpx
@@ -21,7 +19,7 @@ from worker.errors import WorkerError, rebuild_error, wrong_value
 from worker.observability.terminal import LiveLine
 from worker.setting_faults import ENV_PREFIX, variable_of
 from worker.setting_files import check_certificate, read_keys
-from worker.settings import ALIASES, BACKEND_FIELDS, FIELDS, Settings, group_of
+from worker.settings import ALIASES, BACKEND_FIELDS, FIELDS, Settings, flags_for, group_of
 from worker.sockets import uri_of
 from worker.wire.messages import Progress
 
@@ -81,30 +79,26 @@ def own_worker(settings: Settings, *, n_slots: int) -> Iterator[tuple[str, dict[
     Raises:
         WorkerError: the worker did not start; its own message is on stderr.
     """
-    with contextlib.ExitStack() as running:
-        with tempfile.TemporaryDirectory() as folder:  # the start reads it, and nobody later
-            file = Path(folder) / "config.toml"
-            file.write_text(_served(settings, n_slots), "utf-8")
-            # A group of its own: the Ctrl-C of the command's terminal is not meant for it. It binds
-            # itself to this process: Python loses a Ctrl-C that comes beside a `preexec_fn`.
-            code = f"""
+    # A group of its own: the Ctrl-C of the command's terminal is not meant for it. It binds
+    # itself to this process: Python loses a Ctrl-C that comes beside a `preexec_fn`.
+    code = f"""
 from worker.background import die_with_parent
 die_with_parent({int(signal.SIGTERM)}, {os.getpid()})
 from worker.cli import {settings.backend} as run
 run()
 """
-            process = subprocess.Popen(
-                [sys.executable, "-c", code],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                env=_environment(settings, file),
-                process_group=0,
-            )
-            running.enter_context(_ended(process))
-            assert process.stderr is not None
-            ready = _wait_until_ready(process.stderr, headers_of(settings))
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *_flags(settings, n_slots)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(settings),
+        process_group=0,
+    )
+    with _ended(process):
+        assert process.stderr is not None
+        ready = _wait_until_ready(process.stderr, headers_of(settings))
         threading.Thread(target=process.stderr.read, daemon=True).start()  # empties the pipe
         yield ready["uri"], {key: ready[key] for key in ("model_ref", "device", "seconds")}
 
@@ -122,32 +116,28 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
         process.wait()
 
 
-def _environment(settings: Settings, config: Path) -> dict[str, str]:
-    """The variables without settings in any form, but for this file of them and the token."""
+def _environment(settings: Settings) -> dict[str, str]:
+    """The variables without settings in any form, but for the token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     for alias in ALIASES.values():
         kept.pop(alias, None)
-    kept[variable_of("config")] = str(config)
     if settings.worker_token is not None:
         kept[variable_of("worker_token")] = settings.worker_token
     return kept
 
 
-def _served(settings: Settings, n_slots: int) -> str:
-    """The settings as TOML: what is served is the same, for no pool, at an address of its own."""
-    own = {"host": "127.0.0.1", "port": 0, "log_format": "json"}
-    own["slots"] = max(settings.engine.slots, n_slots)
-    lines = []
-    for name, info in FIELDS.items():
-        value = own.get(name, getattr(settings, name))
-        is_served = group_of(info) not in ("server", "pool") or name in own
-        is_ours = BACKEND_FIELDS.get(name, settings.backend) == settings.backend
-        if is_served and is_ours and value is not None:
-            if isinstance(value, Path | dict):  # an object is read from a text, too
-                value = str(value) if isinstance(value, Path) else json.dumps(value)
-            text = json.dumps(value, ensure_ascii=False)
-            lines.append(f"{name} = {text}".replace("\x7f", r"\u007f"))  # TOML wants it escaped
-    return "\n".join(lines)
+def _flags(settings: Settings, n_slots: int) -> list[str]:
+    """What is served is the same, for no pool, at an address of its own."""
+    served = {
+        name: getattr(settings, name)
+        for name, info in FIELDS.items()
+        if group_of(info) not in ("server", "pool")
+        and BACKEND_FIELDS.get(name, settings.backend) == settings.backend
+    }
+    served["slots"] = max(settings.engine.slots, n_slots)
+    served |= {"host": ("127.0.0.1",), "port": 0, "log_format": "json"}
+    given = ((name, value) for name, value in served.items() if value not in (None, ()))
+    return [each for name, value in given for each in flags_for(name, value)]
 
 
 def _wait_until_ready(log: IO[str], headers: dict[str, str]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from worker.commands import bench, served
 from worker.commands.doctor import Diagnosis
 from worker.commands.doctor import diagnose as run_diagnosis
 from worker.devices import preflight
+from worker.flags import parse_flags
 from worker.models.resolve import bundled_folder
 from worker.setting_files import MAX_TEMPLATE_CHARS
 from worker.settings import FIELDS, Settings, group_of
@@ -466,15 +467,12 @@ def test_bench_serves_what_the_settings_say_and_joins_no_pool(
         "mmap": False,
     }
     settings = Settings.load("cpu", {**given, "callback_url": NOBODY, "port": 9000})
-    file = tmp_path / "config.toml"
-    file.write_text(served._served(settings, 16), "utf-8")
     monkeypatch.setenv("LLORCH_HOST", "192.0.2.1")
     monkeypatch.setenv("MODEL_PATH", "other.gguf")
-    for name, value in served._environment(settings, file).items():
-        monkeypatch.setenv(name, value)
-    for name in {"LLORCH_HOST", "MODEL_PATH"} - served._environment(settings, file).keys():
+    kept = served._environment(settings)
+    for name in {"LLORCH_HOST", "MODEL_PATH"} - kept.keys():
         monkeypatch.delenv(name)
-    theirs = Settings.load("cpu", {})
+    theirs = Settings.load("cpu", parse_flags("cpu", served._flags(settings, 16)))
     own = {"slots": 16, "port": 0, "host": ("127.0.0.1",), "callback_url": None}
     for name, info in FIELDS.items():
         if group_of(info) not in ("server", "pool") or name in own:
