@@ -178,6 +178,19 @@ def test_an_mp3_ends_where_its_tag_says(share: float) -> None:
     model.close()
 
 
+@pytest.mark.parametrize("told", [0, 2**31 - 1, 2**32 - 1])
+@pytest.mark.parametrize("before", [b"", b"LIST\x03\0\0\0abc\0"])
+def test_a_wav_that_was_written_into_a_pipe_is_heard_to_its_end(told: int, before: bytes) -> None:
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, 16_000)
+    soundfile.write(file := io.BytesIO(), noise, 16_000, format="WAV")
+    whole = file.getvalue()
+    at = whole.index(b"data")
+    length = told.to_bytes(4, "little")
+    piped = b"RIFF" + length + whole[8:at] + before + b"data" + length + whole[at + 8 :]
+    heard = [sounds.decode(encoded, 16_000, 60.0) for encoded in (whole, piped)]
+    assert heard[0] == heard[1] and isinstance(heard[0], Sound)
+
+
 def test_decoded_media_that_wait_are_bounded() -> None:
     """What a request that has gone held makes room for the next ones."""
 

@@ -27,6 +27,10 @@ _MAX_CHANNELS = 8
 _UNKNOWN = 2**63 - 1
 """The length of a sound whose header tells none."""
 
+_HEADER_BYTES = 64 * 1024
+"""In which a WAV's samples begin, if its length is to be looked at."""
+_MOST = b"\xff" * 4
+
 _MOST_LONGER = 64
 """How many times its length an MP3 may take at its other bit rates, from 320 to 8 kbit/s."""
 
@@ -82,6 +86,7 @@ def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) 
     not_readable = f"it is no sound that can be read: {known} or {FORMATS[-1]}"
     if not _BEGINNING.match(encoded):
         raise InvalidRequest(not_readable)
+    encoded = _with_length(encoded)
     try:
         file = _Stream(io.BytesIO(encoded))
         if file.format == "MP3":
@@ -115,6 +120,18 @@ def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) 
             raise InvalidRequest(f"the {file.format} sound is damaged") from None
     _check_seconds(n_frames / rate)
     return Sound(np.concatenate(seconds).tobytes())
+
+
+def _with_length(encoded: bytes) -> bytes:
+    """The sound; a WAV that tells a length of 0, as it is written into a pipe, tells the most."""
+    at = 12 if encoded.startswith(b"RIFF") else len(encoded)
+    while at < min(len(encoded), _HEADER_BYTES):
+        name, size = encoded[at : at + 4], encoded[at + 4 : at + 8]
+        if name == b"data":
+            return encoded if any(size) else encoded[: at + 4] + _MOST + encoded[at + 8 :]
+        n_bytes = int.from_bytes(size, "little")
+        at += 8 + n_bytes + n_bytes % 2
+    return encoded
 
 
 def _check_seconds(seconds: float) -> None:
