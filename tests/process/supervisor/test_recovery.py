@@ -261,7 +261,7 @@ async def test_an_engine_that_sends_nonsense_is_replaced_and_streams_go_on(
 async def test_what_cannot_be_sent_is_refused_alone() -> None:
     async with supervised() as supervisor:
         deep: Any = {}
-        for _ in range(5000):
+        for _ in range(100_000):
             deep = {"a": deep}
         chat = ChatPrompt(({"role": "user", "content": deep},))
         work = InferenceRequest("deep", chat, Sampling(seed=1), max_tokens=8)
