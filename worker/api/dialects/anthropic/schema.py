@@ -29,7 +29,6 @@ from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
-from worker.wire.work import Medium
 
 
 class PlainText(OpenBody):
@@ -327,46 +326,31 @@ def _parts(blocks: Sequence[TextBlock], path: str) -> tuple[Part, ...]:
 
 
 def _part(block: TextBlock, path: str) -> Part:
-    match block.type:
-        case "image":
-            return Part(medium=_picture(_source(block, path), f"{path}.source"))
-        case "document":
-            text = _document(_source(block, path), f"{path}.source")
-            return Part(_in_lines(block.title, block.context, text))
-        case "search_result":
-            if isinstance(block.source, Source):
-                raise refusal(f"{path}.source", "type", "of a search_result must be a string")
-            text = _text(block.content, f"{path}.content")
-            return Part(_in_lines(block.title, block.source or "", text))
-        case _:
-            return Part(block.text)
-
-
-def _source(block: TextBlock, path: str) -> Source:
-    if isinstance(block.source, Source):
-        return block.source
-    raise refusal(f"{path}.source", "type", "must be an object")
-
-
-def _picture(source: Source, path: str) -> Medium:
-    match source.type:
-        case "url":
-            return named_medium("image", source.url, f"{path}.url")
-        case "base64":
-            return medium_of("image", source.data, f"{path}.data")
-        case _:
-            raise refusal(f"{path}.type", "unsupported", "of an image must be base64 or url")
-
-
-def _document(source: Source, path: str) -> str:
-    match source.type:
-        case "text":
-            return source.data
-        case "content":
-            return _text(source.content, f"{path}.content")
+    if block.type == "text":
+        return Part(block.text)
+    source, where = block.source, f"{path}.source"
+    if block.type == "search_result":
+        if isinstance(source, Source):
+            raise refusal(where, "type", "of a search_result must be a string")
+        text = _text(block.content, f"{path}.content")
+        return Part(_in_lines(block.title, source or "", text))
+    if not isinstance(source, Source):
+        raise refusal(where, "type", "must be an object")
+    match block.type, source.type:
+        case "image", "url":
+            return Part(medium=named_medium("image", source.url, f"{where}.url"))
+        case "image", "base64":
+            return Part(medium=medium_of("image", source.data, f"{where}.data"))
+        case "image", _:
+            raise refusal(f"{where}.type", "unsupported", "of an image must be base64 or url")
+        case _, "text":
+            text = source.data
+        case _, "content":
+            text = _text(source.content, f"{where}.content")
         case _:
             what = "of a document must be text or content: no PDF is read, and no URL of one"
-            raise refusal(f"{path}.type", "unsupported", what)
+            raise refusal(f"{where}.type", "unsupported", what)
+    return Part(_in_lines(block.title, block.context, text))
 
 
 def _text(given: str | Sequence[PlainText | TextBlock], path: str) -> str:
