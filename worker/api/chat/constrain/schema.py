@@ -18,6 +18,7 @@ from worker.api.chat.constrain.proofs import DEFINITIONS, are_disjoint, constant
 from worker.api.http.faults import MAX_FAULTS, Fault, fault, invalid, is_number
 
 Schema = Mapping[str, Any]
+_Enforced = dict[str, Any] | None
 # The limits protect native code from schemas that would take it long.
 MAX_SIZE = 4.0 * sizes.MAX_SIZE
 """Of all regular expressions of a request's schemas; those beyond are not enforced."""
@@ -137,7 +138,7 @@ class Schemas:
             out.add(name, value)
         return out.finished()
 
-    def target(self, pointer: object, path: str, depth: int, *, merged: bool) -> Any:
+    def target(self, pointer: object, path: str, depth: int, *, merged: bool) -> dict[str, Any]:
         """The compiled `$ref`: a reference into the table of definitions."""
         if not isinstance(pointer, str) or not (pointer == "#" or pointer.startswith("#/")):
             what = "must point into the schema itself, as '#/$defs/…'"
@@ -219,10 +220,12 @@ class _Part:
             if not is_closed and not keywords.says_nothing(name, value):
                 self._schemas.leave_out(path)
         elif (keyword := _KEYWORDS.get(name)) is not None:
-            if keyword.takes(value):
-                keyword.add(self, name, value, path)
-            else:
+            if not keyword.takes(value):
                 self._schemas.fault(path, "type", f"must be {keyword.noun}")
+            elif (enforced := keyword.enforced(self, name, value, path)) is None:
+                self._schemas.leave_out(path)
+            else:
+                self._out |= enforced
 
     def finished(self) -> Any:
         given, out = self._given, self._out
@@ -257,7 +260,7 @@ class _Part:
             if len(kinds) == 1:
                 out["type"] = kinds[0]
 
-    # --- keywords --------------------------------------------------------------------------
+    # --- what is enforced for a keyword; `None` where it cannot be -------------------------
 
     def _visit(self, schema: object, path: str) -> Any:
         return self._schemas.visit(schema, path, self._depth + 1, merged=self._merged)
@@ -265,34 +268,30 @@ class _Part:
     def _visit_all(self, schemas: Sequence[object], path: str) -> list[Any]:
         return [self._visit(part, f"{path}[{index}]") for index, part in enumerate(schemas)]
 
-    def _reference(self, name: str, value: Any, path: str) -> None:
-        self._out |= self._schemas.target(value, path, self._depth, merged=self._merged)
+    def _reference(self, name: str, value: Any, path: str) -> _Enforced:
+        return self._schemas.target(value, path, self._depth, merged=self._merged)
 
-    def _type(self, name: str, value: Any, path: str) -> None:
-        self._out[name] = value if isinstance(value, str) else list(dict.fromkeys(value))
+    def _type(self, name: str, value: Any, path: str) -> _Enforced:
+        return {name: value if isinstance(value, str) else list(dict.fromkeys(value))}
 
-    def _combination(self, name: str, parts: Any, path: str) -> None:
+    def _combination(self, name: str, parts: Any, path: str) -> _Enforced:
         visited = self._visit_all(parts, path)
         if name == "oneOf":
             if len(parts) > 1 and not self._schemas.are_disjoint(parts, merged=self._merged):
                 self._schemas.leave_out(path)
             name = "anyOf"
         if name == "allOf" and len(visited) == 1 and not self._merged and visited[0] is not False:
-            self._out |= visited[0] if isinstance(visited[0], dict) else {}
-            return
+            [only] = visited
+            return only if isinstance(only, dict) else {}
         if name in self._out:
-            self._out.setdefault("allOf", []).append({name: visited})
-        else:
-            self._out[name] = visited
+            return {"allOf": [*self._out.get("allOf", ()), {name: visited}]}
+        return {name: visited}
 
-    def _values(self, name: str, value: Any, path: str) -> None:
+    def _values(self, name: str, value: Any, path: str) -> _Enforced:
         self._schemas.count(len(value) if name == "enum" else 1, "values in enum and const")
-        if keywords.has_wide_integer(value):
-            self._schemas.leave_out(path)
-        else:
-            self._out[name] = value
+        return None if keywords.has_wide_integer(value) else {name: value}
 
-    def _members(self, name: str, value: Mapping[str, Any], path: str) -> None:
+    def _members(self, name: str, value: Mapping[str, Any], path: str) -> _Enforced:
         self._schemas.count_names(len(value), "properties")
         members: dict[str, Any] = {}
         for key, part in value.items():
@@ -301,73 +300,63 @@ class _Part:
                 self._schemas.leave_out(_below(path, key))
             else:
                 members[text] = self._visit(part, _below(path, key))
-        self._out[name] = members
+        return {name: members}
 
-    def _required(self, name: str, value: list[str] | bool, path: str) -> None:
-        if not isinstance(value, bool):  # only draft 3 had it in the property
-            self._schemas.count_names(len(value), "required names")
-            self._out["required"] = list(dict.fromkeys(value))
+    def _required(self, name: str, value: list[str] | bool, path: str) -> _Enforced:
+        if isinstance(value, bool):  # draft 3 had it in the property
+            return {}
+        self._schemas.count_names(len(value), "required names")
+        return {name: list(dict.fromkeys(value))}
 
-    def _items(self, name: str, value: Any, path: str) -> None:
+    def _items(self, name: str, value: Any, path: str) -> _Enforced:
         if name == "prefixItems" or (name == "items" and isinstance(value, list)):
-            self._out["prefixItems"] = self._visit_all(value, path)
-        elif name == "additionalItems":
-            if isinstance(self._given.get("items"), list):  # its name before 2020
-                self._out["items"] = self._visit(value, path)
-        else:
-            self._out[name] = self._visit(value, path)
+            return {"prefixItems": self._visit_all(value, path)}
+        if name == "additionalItems":  # the name of items before 2020, where that is a list
+            is_list = isinstance(self._given.get("items"), list)
+            return {"items": self._visit(value, path)} if is_list else {}
+        return {name: self._visit(value, path)}
 
-    def _count(self, name: str, value: float, path: str) -> None:
+    def _count(self, name: str, value: float, path: str) -> _Enforced:
         meets_pattern = name == "minLength" and (self._merged or "pattern" in self._given)
         most = keywords.MAX_LENGTH_OF_PATTERN if meets_pattern else keywords.MAX_COUNT
-        self._keep(name, int(value) if value <= most else None, path)
+        return {name: int(value)} if value <= most else None
 
-    def _multiple(self, name: str, value: float, path: str) -> None:
+    def _multiple(self, name: str, value: float, path: str) -> _Enforced:
         is_enforced = not self._merged and keywords.is_small_multiple(value)
-        self._keep(name, value if is_enforced else None, path)
+        return {name: value} if is_enforced else None
 
-    def _exclusive(self, name: str, value: float | bool, path: str) -> None:
+    def _exclusive(self, name: str, value: float | bool, path: str) -> _Enforced:
         if not isinstance(value, bool):
-            self._bound(name, value, path)
-        elif value:
-            inclusive: Any = self._given.get("minimum" if name.endswith("Minimum") else "maximum")
-            if is_number(inclusive):
-                self._bound(name, inclusive, path)
+            return self._bound(name, value, path)
+        inclusive: Any = self._given.get("minimum" if name.endswith("Minimum") else "maximum")
+        return self._bound(name, inclusive, path) if value and is_number(inclusive) else {}
 
-    def _bound(self, name: str, value: float, path: str) -> None:
+    def _bound(self, name: str, value: float, path: str) -> _Enforced:
         narrowed = keywords.bound(name, value)
         if narrowed is None:
-            self._schemas.leave_out(path)
-            return
+            return None
         name, value = narrowed
         if name in self._out:  # two bounds became one; the narrower holds
             pick = max if name.lower().endswith("minimum") else min
             value = pick(value, self._out[name])
-        self._out[name] = value
+        return {name: value}
 
-    def _pattern(self, name: str, value: str, path: str) -> None:
-        self._keep(name, self._schemas.pattern(value, self._given.get("format")), path)
+    def _pattern(self, name: str, value: str, path: str) -> _Enforced:
+        found = self._schemas.pattern(value, self._given.get("format"))
+        return None if found is None else {name: found}
 
-    def _format(self, name: str, value: str, path: str) -> None:
+    def _format(self, name: str, value: str, path: str) -> _Enforced:
         """For a number, it (`int32`, `double`…) says only how it is stored."""
-        is_number = self._given.get("type") in ("integer", "number")
         if value in keywords.FORMATS:
-            self._out[name] = value
-        elif not {"pattern", "allOf"} & self._given.keys() and not is_number:
-            self._schemas.leave_out(path)
-
-    def _keep(self, name: str, value: object, path: str) -> None:
-        """Enforce a keyword with this value; `None` says that it cannot be enforced."""
-        if value is None:
-            self._schemas.leave_out(path)
-        else:
-            self._out[name] = value
+            return {name: value}
+        is_number = self._given.get("type") in ("integer", "number")
+        return {} if is_number or {"pattern", "allOf"} & self._given.keys() else None
 
 
 class _Keyword(NamedTuple):
     """One that is enforced."""
 
-    add: Callable[[_Part, str, Any, str], None]
+    enforced: Callable[[_Part, str, Any, str], _Enforced]
     noun: str = ""
     """What a fault calls a value of it."""
     takes: Callable[[Any], bool] = lambda value: True
