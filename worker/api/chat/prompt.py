@@ -30,8 +30,9 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         what = "need a chat template, and this model carries none; send a raw prompt"
         raise refusal(path, "unsupported", what)
     for index, role in enumerate(message.role for message in chat.messages):
-        is_named = role in ROLES or re.search(rf"""(["']){re.escape(role)}\1""", template)
-        if template and not is_named:
+        if role in ROLES or not template:
+            continue
+        if not re.search(rf"""(["']){re.escape(role)}\1""", template):
             what = f"must be {', '.join(ROLES)} or another that the model's chat template names"
             raise refusal(f"{path}[{index}].role", "enum", what)
     if chat.continues:
@@ -72,11 +73,6 @@ def _marks_of_open_reasoning(chat: Chat, template: str) -> tuple[str, str] | Non
     return thinking.begin + thinking.pads[0] * any(pads), thinking.end
 
 
-def text_of(content: str | tuple[Part, ...] | None) -> str:
-    """The text of a message's content; parts are joined by line ends, no content is ""."""
-    return content if isinstance(content, str) else "\n".join(p.text for p in content or ())
-
-
 def content_joined(
     first: str | tuple[Part, ...] | None, second: str | tuple[Part, ...] | None
 ) -> str | tuple[Part, ...]:
@@ -103,29 +99,27 @@ def _message(message: Message) -> dict[str, Any]:
             else {"type": "text", "text": part.text}
             for part in content
         ]
-    given = {"name": message.name, "tool_call_id": message.tool_call_id}
-    given["reasoning_content"] = message.reasoning
-    present = {name: value for name, value in given.items() if value is not None}
-    calls = {"tool_calls": [_call(call) for call in message.tool_calls]}
-    flat = {"role": message.role, "content": content, **present}
-    return flat | calls if message.tool_calls else flat
+    return {"role": message.role, "content": content} | _given(
+        name=message.name,
+        tool_call_id=message.tool_call_id,
+        reasoning_content=message.reasoning,
+        tool_calls=list(map(_call, message.tool_calls)) or None,
+    )
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
     # Clients send nothing for a function without parameters.
     function = {"name": call.name, "arguments": call.arguments or {}}
-    id = {"id": call.id} if call.id is not None else {}
-    return {**id, "type": "function", "function": function}
+    return _given(id=call.id) | {"type": "function", "function": function}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    function = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.parameters,
-    }
-    present = {name: value for name, value in function.items() if value is not None}
-    return {"type": "function", "function": present}
+    function = _given(name=tool.name, description=tool.description, parameters=tool.parameters)
+    return {"type": "function", "function": function}
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 # --- reasoning ---------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from worker.api.chat.fields import (
     ToolName,
     needed_by,
 )
-from worker.api.chat.prompt import content_joined, text_of
+from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
     Chat,
     Generate,
@@ -258,8 +258,9 @@ def _messages(body: ResponsesBody) -> list[Message]:
             case "reasoning":
                 # The full text, if this worker wrote it; a text of its own begins a turn.
                 full = content if isinstance(content, tuple) else ()
+                text = "\n".join(part.text for part in full)
                 summary = "\n".join(thought.text for thought in item.summary)
-                messages.append(Message("assistant", reasoning=text_of(full) or summary))
+                messages.append(Message("assistant", reasoning=text or summary))
     return messages
 
 
