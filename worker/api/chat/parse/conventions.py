@@ -15,6 +15,7 @@ from worker.api.chat.parse.source import Header
 from worker.api.chat.parse.tagged_calls import Tags
 from worker.wire.sampling import ReasoningRules
 
+_TAG: Final = re.compile(r"<[\w:]+>")
 _TOKEN: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
@@ -40,8 +41,8 @@ class Convention:
     """Texts that begin a section of calls."""
     forms: tuple[Form, ...]
     """The forms of calls, tried in turn."""
-    closes: tuple[str, ...] = ()
-    """Texts after calls that have no meaning."""
+    ends: tuple[str, ...] = ()
+    """Texts after calls that have no meaning, beside those that close what was opened."""
     between: str = ""
     """The signs beside white space that may stand between calls."""
     gap: str = ""
@@ -54,6 +55,13 @@ class Convention:
     """Whether each part of an answer has frames, calls or not."""
     id_length: int | None = None
     """The length of call ids, if the template refuses other lengths."""
+
+    @property
+    def closes(self) -> tuple[str, ...]:
+        """Texts after calls that have no meaning. A section that a tag opens may end with its end
+        tag, and one whose calls stand in a list with a bracket."""
+        tags = (f"</{text[1:]}" for text in self.opens if _TAG.fullmatch(text))
+        return (*self.ends, *tags, *("]" if "[" in self.between else ""))
 
     @property
     def begins(self) -> tuple[str, ...]:
@@ -138,7 +146,6 @@ GENERIC: Final = Convention(
     template=r"(?!)",
     opens=("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>"),
     forms=(_OBJECT, _function_tag("\n")),
-    closes=("</tool_call>", "</function_call>", "]"),
     between=_LISTS,
     gap="\n",
     bare=True,
@@ -154,7 +161,7 @@ CONVENTIONS: Final = (
             "analysis~to={name}{any}<|message|>",
             "~to={name}<|channel|>{any}<|message|>",
         ),
-        closes=("<|call|>", "<|end|>", "<|return|>"),
+        ends=("<|call|>", "<|end|>", "<|return|>"),
         frames=(
             *("<|channel|>final<|message|>", "<|start|>assistant<|channel|>final<|message|>"),
             "<|channel|>final <|constrain|>json<|message|>",
@@ -184,7 +191,7 @@ CONVENTIONS: Final = (
         template=r"<\|tool_call_argument_begin\|>",
         opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
         forms=_json("{id}~<|tool_call_argument_begin|>"),
-        closes=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
+        ends=("<|tool_call_end|>", "<|tool_calls_section_end|>"),
     ),
     Convention(  # Kimi K3
         template=r"<\|open\|>[\s\S]*<\|sep\|>|open_tag[\s\S]*<\|sep\|>",
@@ -197,14 +204,14 @@ CONVENTIONS: Final = (
                 end="<|close|>call<|sep|>",
             ),
         ),
-        closes=("<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
+        ends=("<|close|>tools<|sep|>", "<|close|>message<|sep|>"),
         frames=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
     ),
     Convention(  # DeepSeek V3.2 and V4
         template=r"DSML",
         opens=("<｜DSML｜function_calls>", "<｜DSML｜tool_calls>"),
         forms=(_invoke("<｜DSML｜", "</｜DSML｜"),),
-        closes=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
+        ends=("</｜DSML｜function_calls>", "</｜DSML｜tool_calls>"),
         gap="\n\n",
     ),
     Convention(  # DeepSeek R1, V3 and V3.1
@@ -215,7 +222,7 @@ CONVENTIONS: Final = (
             "function<｜tool▁sep｜>{name}\n",
             "{name}<｜tool▁sep｜>",
         ),
-        closes=("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
+        ends=("```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
     ),
     Convention(  # MiniMax M3
         template=r"\]<\]minimax\[>\[",
@@ -230,14 +237,13 @@ CONVENTIONS: Final = (
                 ),
             ),
         ),
-        closes=(f"{_M3}</tool_call>",),
+        ends=(f"{_M3}</tool_call>",),
         gap="\n",
     ),
     Convention(  # MiniMax M2
         template=r"<minimax:tool_call>",
         opens=("<minimax:tool_call>",),
         forms=(_invoke("<", "</"),),
-        closes=("</minimax:tool_call>",),
         gap="\n",
     ),
     Convention(  # Muse: every part has a recipient, of which `user` is the user
@@ -247,7 +253,7 @@ CONVENTIONS: Final = (
             _invoke("<atem:", "</atem:"),
             _invoke("<atem:", "</atem:", "~to={name}<|message|>~<atem:function_calls>~"),
         ),
-        closes=("</atem:function_calls>", "<|eom|>", "<|eot|>"),
+        ends=("<|eom|>", "<|eot|>"),
         frames=("<|start|>assistant to=user<|message|>", "<|eom|>", "<|eot|>"),
         always_framed=True,
     ),
@@ -268,35 +274,31 @@ CONVENTIONS: Final = (
         template=r"<arg_key>",
         opens=("<tool_call>",),
         forms=(_OBJECT, _key_tags("{name}")),
-        closes=("</tool_call>",),
         gap="\n",
     ),
     Convention(  # Hunyuan 3
         template=r"HYTK = ':opensource'",
         opens=("<tool_calls:opensource>", "<tool_call:opensource>"),
         forms=(_key_tags("{name}<tool_sep:opensource>", ":opensource"),),
-        closes=("</tool_calls:opensource>",),
         gap="\n",
     ),
     Convention(  # Seed OSS
         template=r"<seed:tool_call>",
         opens=("<seed:tool_call>",),
         forms=(_function_tag(""), _OBJECT),
-        closes=("</seed:tool_call>",),
         gap="\n\n",
     ),
     Convention(  # Qwen 3 Coder and those that write as it does
         template=r"<function=[\s\S]*<parameter=|<parameter=[\s\S]*<function=",
         opens=("<tool_call>",),
         forms=(_function_tag("\n"), _OBJECT),
-        closes=("</tool_call>",),
         gap="\n\n",
     ),
     Convention(  # functionary 3.1
         template=r"<function=",
         opens=(),
         forms=_json("<function={name}>"),
-        closes=("</function>",),
+        ends=("</function>",),
     ),
     Convention(  # Mistral
         template=r"\[TOOL_CALLS\]",
@@ -306,7 +308,6 @@ CONVENTIONS: Final = (
             *_json("{name}~[CALL_ID]{id}[ARGS]", "{name}~[CALL_ID][ARGS]", "{name}~[ARGS]"),
             *_json("{name}"),
         ),
-        closes=("]",),
         between=_LISTS,
         id_length=9,
     ),
@@ -314,7 +315,7 @@ CONVENTIONS: Final = (
         template=r"<\|START_ACTION\|>|\|START_THINKING\|",
         opens=("<|START_ACTION|>",),
         forms=(_OBJECT,),
-        closes=("]", "<|END_ACTION|>"),
+        ends=("<|END_ACTION|>",),
         between=_LISTS,
         frames=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
@@ -325,27 +326,26 @@ CONVENTIONS: Final = (
             "<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>",
             "<|tool_call:begin|><|tool_call:name|>{name}<|tool_call:args|>",
         ),
-        closes=("<|tool_call:end|>", "<|calls|>"),
+        ends=("<|tool_call:end|>", "<|calls|>"),
         frames=("<|begin|>assistant", "<|content|>", "<|begin|>assistant<|content|>"),
     ),
     Convention(  # Apertus
         template=r"<\|tools_prefix\|>",
         opens=("<|tools_prefix|>",),
         forms=(Form(Header("{"), "keyed"),),
-        closes=("]", "<|tools_suffix|>"),
+        ends=("<|tools_suffix|>",),
         between=_LISTS,
     ),
     Convention(  # GigaChat
         template=r"<\|function_call\|>|<\|message_sep\|>",
         opens=("<|function_call|>", "<|message_sep|>\n\nfunction call<|role_sep|>"),
         forms=(_OBJECT,),
-        closes=("<|message_sep|>",),
+        ends=("<|message_sep|>",),
     ),
     Convention(  # Nemotron 2, Apriel, MiniMax M1, firefunction, Granite 3
         template=r"<TOOLCALL>|<tool_calls>|functools\[|<\|tool_call\|>",
         opens=("<TOOLCALL>", "<tool_calls>", "functools", "<|tool_call|>", "<tool_call>"),
         forms=(_OBJECT,),
-        closes=("]", "</TOOLCALL>", "</tool_calls>", "</tool_call>"),
         between=_LISTS,
         gap="\n",
     ),
@@ -353,7 +353,6 @@ CONVENTIONS: Final = (
         template=r"<tool_call>",
         opens=("<tool_call>",),
         forms=(_OBJECT, _function_tag("\n")),
-        closes=("</tool_call>", "]"),
         between=_LISTS,
         gap="\n",
         bare=True,
@@ -362,7 +361,6 @@ CONVENTIONS: Final = (
         template=r"<\|python_tag\|>|\"parameters\": dictionary",
         opens=("<|python_tag|>",),
         forms=(_OBJECT,),
-        closes=("]",),
         between=_LISTS + ";",
         bare=True,
     ),
@@ -445,7 +443,6 @@ def _told_in_words(own: Convention) -> Convention:
         own,
         opens=own.opens + GENERIC.opens,
         forms=own.forms + GENERIC.forms,
-        closes=own.closes + GENERIC.closes,
         between=GENERIC.between,
         gap=GENERIC.gap,
         bare=True,
