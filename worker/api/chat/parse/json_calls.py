@@ -134,26 +134,6 @@ def strict_word(word: str) -> str:
     return _WORDS.get(word) or PYTHON_WORDS.get(word) or to_json(word)
 
 
-def _strict_text(text: str) -> str:
-    """A whole JSON text, made strict."""
-    source, parts = Source(), list[str]()
-    source.add(text, final=True)
-    for _ in value(source, parts.append):
-        pass
-    return "".join(parts)
-
-
-def _object_text(text: str) -> str | None:
-    """Arguments as the text of a JSON object; `None` if they are none."""
-    if text.strip() in ("", "null"):
-        return "{}"
-    strict = _strict_text(text.strip())
-    try:
-        return strict if isinstance(from_json(strict), dict) else None
-    except ValueError:
-        return None
-
-
 def read_arguments(
     source: Source, deltas: Deltas, name: str, call_id: str | None = None
 ) -> Steps[bool]:
@@ -175,11 +155,19 @@ def read_arguments(
 
 
 def _whole_call(deltas: Deltas, name: str, text: str, call_id: str | None = None) -> bool:
-    arguments = _object_text(text)
-    if arguments is not None:
+    """A call whose arguments have all come; false if they are no object."""
+    given = text.strip()
+    source, parts = Source("{}" if given in ("", "null") else given, ended=True), list[str]()
+    for _ in value(source, parts.append):
+        pass
+    try:
+        is_object = isinstance(from_json("".join(parts)), dict)
+    except ValueError:
+        return False
+    if is_object:
         deltas.call(name, call_id)
-        deltas.arguments(arguments)
-    return arguments is not None
+        deltas.arguments("".join(parts))
+    return is_object
 
 
 def read_object(
