@@ -104,24 +104,19 @@ class BlockAnswer(Answer[Body]):
         return len(self.choice.blocks) > self._n_begun or isinstance(delta, Finished)
 
     def _events(self, delta: Delta) -> Iterator[Event]:
-        n_blocks = len(self.choice.blocks)
-        if self.ends_block(delta):
-            yield from self._step("stop", self._n_begun - 1)
-        if n_blocks > self._n_begun:
-            self._n_begun = n_blocks
-            yield from self._step("start", n_blocks - 1)
+        blocks, n_begun = self.choice.blocks, self._n_begun
+        if n_begun and self.ends_block(delta):
+            yield from self.step_events("stop", n_begun - 1, blocks[n_begun - 1], "")
+        if len(blocks) > n_begun:
+            self._n_begun = len(blocks)
+            yield from self.step_events("start", n_begun, blocks[n_begun], "")
         match delta:
             case Text(text) | Reasoning(text) | Arguments(_, text) if text:
-                yield from self._step("delta", n_blocks - 1, text)
+                yield from self.step_events("delta", self._n_begun - 1, blocks[-1], text)
             case Started():
                 yield from self.first_events()
             case Finished():
                 yield from self.last_events()
-
-    def _step(self, what: What, index: int, text: str = "") -> Iterable[Event]:
-        if index < 0:
-            return ()
-        return self.step_events(what, index, self.choice.blocks[index], text)
 
     @abstractmethod
     def first_events(self) -> Iterable[Event]: ...

@@ -51,6 +51,8 @@ async def model(request: Request, state: AppState) -> object:
 def _model(state: AppState, name: str) -> dict[str, Any]:
     info, is_adapter = state.loaded(), name in state.adapters.names
     created = int(time.time() - state.supervisor.status().uptime_seconds)
+    kinds = {"vision": "image", "audio": "audio"}
+    media = [kinds[name] for name, is_taken in state.served.modalities.items() if is_taken]
     return {
         "id": name,
         "aliases": state.model_names,
@@ -79,15 +81,10 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
             "size": info.model.size_bytes,
         },
         "architecture": {
-            "input_modalities": ["text", *_media(state)],
+            "input_modalities": ["text", *media],
             "output_modalities": ["text"],
         },
     }
-
-
-def _media(state: AppState) -> list[str]:
-    names = {"vision": "image", "audio": "audio"}
-    return [names[name] for name, is_taken in state.served.modalities.items() if is_taken]
 
 
 _REFERENCE = "https://platform.openai.com/docs/api-reference"

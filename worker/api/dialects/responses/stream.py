@@ -59,9 +59,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             yield {"type": f"response.{kind}", "response": self._response("in_progress")}
 
     def last_events(self) -> Iterator[Event]:
-        status = self._status
-        paced = {"timings": timings(self.choice)}
-        yield {"type": f"response.{status}", "response": self._response(status), **paced}
+        whole = {"response": self.whole(), "timings": timings(self.choice)}
+        yield {"type": f"response.{self._status}", **whole}
 
     def step_events(self, what: What, index: int, block: Block, text: str) -> Iterator[Event]:
         place = {"output_index": index, "item_id": self._id_of(index)}
