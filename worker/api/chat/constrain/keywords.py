@@ -37,7 +37,8 @@ MAX_LENGTH_OF_PATTERN = 10_000
 at once, which takes it 0.2 s."""
 _MAX_MULTIPLE = 1000
 MAX_PATTERN_CHARS = 4000
-_UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|\(\?<?[=!]|\\[1-9k]")
+_UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|(\(\?<?[=!]|\\[1-9k])")
+"""Its group; an escaped character is matched so that the next is not taken for an escape."""
 _ZODS_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)"
 _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
 
@@ -101,9 +102,6 @@ def pattern(text: str, format: object) -> str | None:
         return "^P"  # the lookahead requires what every duration has
     if len(text) > MAX_PATTERN_CHARS:
         return None
-    unsupported = (found for found in _UNSUPPORTED_PATTERN.findall(text) if found[1:] not in _PLAIN)
-    return text if next(unsupported, None) is None and sizes.size(text) <= sizes.MAX_SIZE else None
-
-
-_PLAIN = ("\\", "[", "(")
-"""Escaped characters; matching them keeps the next character from being taken for an escape."""
+    if any(_UNSUPPORTED_PATTERN.findall(text)) or sizes.size(text) > sizes.MAX_SIZE:
+        return None
+    return text
