@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tools.walk import Walk, walk
 
-FUNCTIONS_IN = 92
+FUNCTIONS_IN = 91
 OBJECTS_IN = 15
 FUNCTIONS_OUT = 14
 OBJECTS_OUT = 1

@@ -29,7 +29,7 @@ from worker.api.chat.delta import Arguments, Reasoning, Text
 from worker.api.chat.message import Choice
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
-from worker.api.chat.parse.conventions import conventions_of
+from worker.api.chat.parse.conventions import conventions_of, shown_tokens
 from worker.api.chat.parse.tagged_calls import nested_value
 from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
 from worker.errors import QueueFull
@@ -352,9 +352,9 @@ def test_mistral_templates_get_the_ids_that_they_take() -> None:
     ],
 )
 def test_marks_that_are_control_tokens_are_asked_for(name: str, tokens: set[str]) -> None:
-    conventions = conventions_of(template(name))
-    assert tokens <= set(conventions.tokens(calls=True, reasoning=True))
-    assert not conventions.tokens(calls=False, reasoning=False) or name.startswith("openai")
+    text = template(name)
+    assert tokens <= set(shown_tokens(text, calls=True, reasoning=True))
+    assert not shown_tokens(text, calls=False, reasoning=False) or name.startswith("openai")
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
-from worker.api.chat.parse.conventions import conventions_of
+from worker.api.chat.parse.conventions import conventions_of, shown_tokens
 from worker.api.chat.prompt import budget_of, chat_prompt
 from worker.api.chat.request import Chat, ForcedCalls, Format, Generate, OneTool
 from worker.api.chat.sampling import MAX_SEED
@@ -46,9 +46,10 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     state.require_model(asked.model)
     form: Format | ForcedCalls | None = asked.format
     prompts, sampling = asked.input, asked.sampling
-    shown_tokens: tuple[str, ...] = ()
+    shown: tuple[str, ...] = ()
     not_enforced: tuple[str, ...] = ()
-    conventions = conventions_of(state.served.chat_template)
+    template = state.served.chat_template
+    conventions = conventions_of(template)
     wish, variables, splits, parser_of = asked.reasoning, None, False, None
     use: ToolUse | None = None
     goes_on = False
@@ -62,7 +63,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
             tools = tuple(tool for tool in chat.tools if use.forced in ("*", tool.name))
             several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
             form = ForcedCalls(tools, several)
-        shown_tokens = conventions.tokens(calls=use is not None, reasoning=splits)
+        shown = shown_tokens(template, calls=use is not None, reasoning=splits)
         goes_on = prompt.reasoning_marks is not None
         parser_of = partial(
             AnswerParser, conventions, use, splits_reasoning=splits, goes_on=goes_on
@@ -79,7 +80,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     budget = budget_of(wish, variables, state)
     reasoning = replace(conventions.reasoning, budget=budget, message=message, goes_on=goes_on)
     sampling = replace(sampling, reasoning=reasoning)
-    requests = _requests(asked, prompts, sampling, shown_tokens, state, deadline)
+    requests = _requests(asked, prompts, sampling, shown, state, deadline)
     # Those of a prompt with several choices are one: a long prompt takes milliseconds.
     digests = tuple(name for each in prompts for name in [digest(each)] * asked.n)
     return Inference(requests, digests, not_enforced, parser_of)

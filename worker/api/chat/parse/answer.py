@@ -8,7 +8,6 @@ text: what is none yet is the beginning of a call that was cut off. Never raises
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 
 from worker.api.chat.delta import Delta, Reasoning
@@ -55,10 +54,12 @@ class AnswerParser:
         # What begins calls may begin a frame, too, so it counts without tools as well.
         opens = self._calls.opens
         marks = (*self._thinks, *self._thought, *self._frames, *opens, *self._begins)
-        # What is open is read as if the answer began with its mark.
-        opened = self._thinking.begin + self._thinking.pads[0]
-        is_thought = goes_on and splits_reasoning
-        written = opened if is_thought else _mark_at_the_end(prompt_end, marks)
+        # What is open is read as if the answer began with its mark and the white space behind it.
+        plain = prompt_end.rstrip()
+        mark = max((mark for mark in marks if plain.endswith(mark)), key=len, default="")
+        written = prompt_end[len(plain) - len(mark) :] if mark else ""
+        if goes_on and splits_reasoning:
+            written = self._thinking.begin + self._thinking.pads[0]
         self._source = Source(written)
         self._deltas = Deltas(self._use, calls.id_length, len(written))
         self._steps = self._answer()
@@ -249,10 +250,3 @@ class AnswerParser:
         self._deltas.call(name)
         self._deltas.arguments(to_json({keys[0]: "".join(parts)}))
         return True
-
-
-def _mark_at_the_end(prompt: str, marks: Iterable[str]) -> str:
-    """With the white space behind it: it is read as if the model had written it."""
-    plain = prompt.rstrip()
-    longest = max((mark for mark in marks if plain.endswith(mark)), key=len, default="")
-    return prompt[len(plain) - len(longest) :] if longest else ""

@@ -415,16 +415,6 @@ class Conventions:
             anywhere=thinking.anywhere,
         )
 
-    def tokens(self, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
-        """Control tokens that the engine must show as text, to tell calls or reasoning by."""
-        texts: list[str] = []
-        if reasoning:
-            texts += [self.thinking.begin, self.thinking.end, *self.calls.frames]
-        if calls or self.calls.always_framed:
-            texts += self.calls.texts
-        parts = (part for text in texts for part in (text, *_TOKEN.findall(text)) if part)
-        return tuple(dict.fromkeys(parts))
-
 
 @lru_cache(maxsize=8)
 def conventions_of(template: str | None) -> Conventions:
@@ -434,6 +424,18 @@ def conventions_of(template: str | None) -> Conventions:
         calls = _told_in_words(calls)
     thinking = (each for each in THINKING if re.search(each.template, text))
     return Conventions(calls, next(thinking, THINK))
+
+
+@lru_cache(maxsize=32)
+def shown_tokens(template: str, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
+    """Control tokens that the engine must show as text, to tell calls or reasoning by."""
+    own, texts = conventions_of(template), list[str]()
+    if reasoning:
+        texts += [own.thinking.begin, own.thinking.end, *own.calls.frames]
+    if calls or own.calls.always_framed:
+        texts += own.calls.texts
+    parts = (part for text in texts for part in (text, *_TOKEN.findall(text)) if part)
+    return tuple(dict.fromkeys(parts))
 
 
 def _told_in_words(own: Convention) -> Convention:
