@@ -9,14 +9,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.dialects.native.answers import AnyObject, ConversionAnswer, EngineCrash, Info
+from worker.api.dialects.native.answers import AnyObject, ConversionAnswer, Info
 from worker.api.dialects.native.schema import MAX_JOB_ID_CHARS
 from worker.api.http.body import MAX_NESTING
 from worker.api.http.encoding import rfc3339
 from worker.api.http.operation import JSON, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
-from worker.supervisor.crash_history import Crash
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
 
@@ -33,34 +32,36 @@ _FACTS = (
 
 
 async def info(request: Request, state: AppState) -> dict[str, Any]:
-    status = state.supervisor.status()
+    settings, status = state.settings, state.supervisor.status()
     engine = status.info
     return {
         "worker_id": state.worker_id,
         "incarnation": state.incarnation,
         "version": own_version(),
-        "backend": state.settings.backend,
+        "backend": settings.backend,
         "model_ref": state.model_ref,
         "protocol": "sse",
-        "limits": _limits(state),
+        "limits": {
+            "slots": settings.engine.slots,
+            **{name: getattr(settings, name) for name in _LIMITS},
+            "max_body_bytes": state.served.max_body_bytes,
+            "max_tokens_out": state.served.max_tokens_out,
+            "max_nesting": MAX_NESTING,
+            "max_job_id_chars": MAX_JOB_ID_CHARS,
+        },
         "model": _model(state, engine) if engine is not None else None,
-        "engine": _engine(engine, state.settings.engine) if engine is not None else None,
+        "engine": _engine(engine, settings.engine) if engine is not None else None,
         "residency": asdict(engine.residency) | {"device_bytes": engine.residency.device_bytes}
         if engine is not None
         else None,
-        "engine_crashes": list(map(_crash, status.crashes)),
-    }
-
-
-def _limits(state: AppState) -> dict[str, Any]:
-    settings = state.settings
-    return {
-        "slots": settings.engine.slots,
-        **{name: getattr(settings, name) for name in _LIMITS},
-        "max_body_bytes": state.served.max_body_bytes,
-        "max_tokens_out": state.served.max_tokens_out,
-        "max_nesting": MAX_NESTING,
-        "max_job_id_chars": MAX_JOB_ID_CHARS,
+        "engine_crashes": [
+            {
+                "at": rfc3339(crash.at_unix),
+                "cause": crash.cause,
+                "ready_seconds": round(crash.ready_seconds, 3),
+            }
+            for crash in status.crashes
+        ],
     }
 
 
@@ -96,14 +97,6 @@ def _engine(engine: EngineInfo, settings: EngineSettings) -> dict[str, Any]:
         "rope": dict(settings.rope),
         "confinement": {each.name: {"holds": each.holds, "how": each.how} for each in engine.walls},
         "load_seconds": round(engine.load_seconds, 3),
-    }
-
-
-def _crash(crash: Crash) -> EngineCrash:
-    return {
-        "at": rfc3339(crash.at_unix),
-        "cause": crash.cause,
-        "ready_seconds": round(crash.ready_seconds, 3),
     }
 
 
