@@ -119,9 +119,8 @@ class Choice:
                 return [event]
             case PromptScored() | PromptProgress():
                 return [event]
-            case Failed(error=error):
-                raise error
-        raise AssertionError("a generation has no other events")
+        assert isinstance(event, Failed), "a generation has no other events"
+        raise event.error
 
     def add(self, delta: Delta) -> None:
         match delta:

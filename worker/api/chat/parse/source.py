@@ -127,7 +127,6 @@ class Source:
     at: int = 0
     ended: bool = False
     _taken: list[str] | None = None
-    """What was taken since `remember`."""
     flow: tuple[re.Pattern[str], Grow] | None = None
     """While a text goes on and all of it was given: what needs no reading, and its delta."""
 
