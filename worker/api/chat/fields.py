@@ -92,12 +92,13 @@ Stops = Annotated[
 """The texts that end an answer."""
 
 
-def needed_by(kind: str, name: str, field: str | None = None) -> Any:
-    """A check of a model: where its type is `kind`, the field of that name must be given, and be no
-    empty text. `field`: its attribute, where that has another name."""
+def needed_by(kind: str, field: str) -> Any:
+    """A check of a model: where its type is `kind`, the field must be given, and be no empty
+    text."""
 
     def check(body: Any) -> Any:
-        if body.type == kind and getattr(body, field or name) in (None, ""):
+        if body.type == kind and getattr(body, field) in (None, ""):
+            name = field.rstrip("_")
             raise PydanticCustomError("body.required", f"of type {kind} needs {name}")
         return body
 

@@ -98,7 +98,7 @@ class TextFormat(OpenBody):
     schema_: JsonObject | None = Field(None, validation_alias="schema")
     strict: Flag | None = None
 
-    _has_schema = needed_by("json_schema", "schema", "schema_")
+    _has_schema = needed_by("json_schema", "schema_")
 
     @property
     def told(self) -> JsonObject:
