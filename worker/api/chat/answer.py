@@ -63,10 +63,6 @@ class Answer(ABC, Generic[Body]):
         """How many log-probabilities a delta, which was added to its choice, puts into a stream."""
         return count_scores(getattr(delta, "logprobs", ()))
 
-    def ending(self) -> bytes:
-        """What follows the last delta of a stream."""
-        return b""
-
     def failure(self, error: WorkerError) -> bytes:
         """The end of a stream whose job failed."""
         return self.form.failure(error, b"", b"")

@@ -157,8 +157,6 @@ async def _streamed(
             return
         if chunk := b"".join(parts) if events else KEEPALIVE:
             yield chunk
-    if ending := answer.ending():
-        yield ending
 
 
 async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: int) -> bytes:

@@ -38,7 +38,7 @@ class _Choices(Answer[Any]):
     body: GenerationFields
 
     def __post_init__(self) -> None:
-        self._n_finished = 0
+        self._n_running = len(self.choices)
         self._scored = self.asked.sampling.logprobs is not None
         self._times_tokens = self.body.timings_per_token
         self._has_usage = self.body.stream_options.include_usage
@@ -53,28 +53,25 @@ class _Choices(Answer[Any]):
 
     # --- streamed ------------------------------------------------------------------------
 
-    def ending(self) -> bytes:
-        if not self._has_usage:
-            return DONE
-        return data_event(self._head | {"choices": []} | self._sums()) + DONE
-
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
             case Finished():
-                self._n_finished += 1
-                is_last = self._n_finished == len(self.choices)
-                return self._chunk(
-                    choice,
-                    self.nothing,
-                    reason=f'"{choice.finish_reason}"',
-                    more=_timings(choice) if is_last or self._times_tokens else "",
-                )
+                self._n_running -= 1
+                times = "" if self._n_running and not self._times_tokens else _timings(choice)
+                reason = f'"{choice.finish_reason}"'
+                end = self._chunk(choice, self.nothing, reason=reason, more=times)
+                return end if self._n_running else end + self._ending()
             case Started() | PromptProgress() if self.asked.reports_progress:
                 times = _timings(choice) if self._times_tokens else ""
                 progress = f',"prompt_progress":{dumps(prompt_progress(choice))}{times}'
                 return self._chunk(choice, self.nothing, more=progress)
             case _:
                 return b""
+
+    def _ending(self) -> bytes:
+        if not self._has_usage:
+            return DONE
+        return data_event(self._head | {"choices": []} | self._sums()) + DONE
 
     def _chunk(
         self,
