@@ -51,9 +51,10 @@ class AnswerParser:
         gaps = (self._calls.gap[n:] for n in range(len(self._calls.gap) + 1))
         self._gapped = {gap + begin: begin for gap in gaps for begin in self._begins}
         """Marks of calls with the line ends before them."""
+        self._around = (*self._thinks, *self._thought, *self._frames)
+        """Marks that are no part of a section."""
         # What begins calls may begin a frame, too, so it counts without tools as well.
-        opens = self._calls.opens
-        marks = (*self._thinks, *self._thought, *self._frames, *opens, *self._begins)
+        marks = (*self._around, *self._calls.opens, *self._begins)
         # What is open is read as if the answer began with its mark and the white space behind it.
         plain = prompt_end.rstrip()
         mark = max((mark for mark in marks if plain.endswith(mark)), key=len, default="")
@@ -176,11 +177,6 @@ class AnswerParser:
             raw += source.take((yield from source.peek()))
         deltas.text(raw)
         return "", False
-
-    @cached_property
-    def _around(self) -> tuple[str, ...]:
-        """Marks that are no part of a section."""
-        return (*self._thinks, *self._thought, *self._frames)
 
     @cached_property
     def _marks(self) -> Marks:

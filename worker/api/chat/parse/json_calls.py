@@ -24,7 +24,6 @@ _BETWEEN_MEMBERS: Final = re.compile(r"[ \t\r\n,]*")
 _WORD: Final = re.compile(r'[^ \t\r\n,:{}\[\]"]*')
 _PLAIN: Final = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]+')
 _NUMBER: Final = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_WORDS = {"true": "true", "false": "false", "null": "null"}
 PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _HIGH: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _HALF: Final = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
@@ -129,9 +128,10 @@ def _escape(source: Source, give: Give) -> Steps[None]:
 
 def strict_word(word: str) -> str:
     """A word without quotes as JSON: a number, JSON's or Python's own word, or else a string."""
-    if _NUMBER.fullmatch(word) and math.isfinite(float(word)):
+    is_number = _NUMBER.fullmatch(word) is not None and math.isfinite(float(word))
+    if is_number or word in PYTHON_WORDS.values():
         return word
-    return _WORDS.get(word) or PYTHON_WORDS.get(word) or to_json(word)
+    return PYTHON_WORDS.get(word) or to_json(word)
 
 
 def read_arguments(
@@ -145,12 +145,9 @@ def read_arguments(
         deltas.call(name, call_id)
         yield from value(source, deltas.arguments, deltas.grow)
         return True
-    text: str | None
-    if sign == '"':
-        text = yield from _quoted(source)
-    else:
-        text = yield from source.run_of(_WORD)
-        text = text if text == "null" else None
+    if sign != '"' and (yield from source.run_of(_WORD)) != "null":
+        return False
+    text = (yield from _quoted(source)) if sign == '"' else ""
     return text is not None and _whole_call(deltas, name, text, call_id)
 
 
