@@ -39,7 +39,13 @@ PartKind = Literal[
     "image_url", "input_image", "input_audio", "audio_url", "reasoning_text",
 ]  # fmt: skip
 """The last is a part of `/v1/responses`' reasoning items."""
-_PICTURES, _SOUNDS = ("image_url", "input_image"), ("input_audio", "audio_url")
+_MEDIA = {
+    "image_url": "image_url",
+    "input_image": "image_url",
+    "input_audio": "input_audio",
+    "audio_url": "audio_url",
+}
+"""The field of a picture or sound, by the type of its part."""
 
 
 class UrlFields(OpenBody):
@@ -64,10 +70,7 @@ class PartFields(OpenBody):
     annotations: Any = Field(None, description="part of an earlier answer; says nothing here")
     logprobs: Any = Field(None, description="part of an earlier answer; says nothing here")
 
-    _has_picture = needed_by("image_url", "image_url")
-    _has_input = needed_by("input_image", "image_url")
-    _has_sound = needed_by("input_audio", "input_audio")
-    _has_audio = needed_by("audio_url", "audio_url")
+    _has_medium = needed_by(_MEDIA)
 
 
 ContentFields = TextOrMany[PartFields]
@@ -87,17 +90,14 @@ def content_of(
 
 
 def _part_of(part: PartFields, path: str) -> Part:
-    if part.type == "input_audio":
-        assert part.input_audio is not None, "a check of the model"
-        return Part(medium=medium_of("audio", part.input_audio.data, f"{path}.input_audio.data"))
-    if part.type in (*_PICTURES, *_SOUNDS):
-        kind: Literal["image", "audio"] = "image" if part.type in _PICTURES else "audio"
-        name = f"{path}.{kind}_url"
-        given = part.image_url if kind == "image" else part.audio_url
-        if isinstance(given, UrlFields):
-            return Part(medium=named_medium(kind, given.url, f"{name}.url"))
-        return Part(medium=named_medium(kind, given or "", name))
-    return Part(part.text)
+    if (field := _MEDIA.get(part.type)) is None:
+        return Part(part.text)
+    given, path = getattr(part, field), f"{path}.{field}"
+    if isinstance(given, SoundFields):
+        return Part(medium=medium_of("audio", given.data, f"{path}.data"))
+    if isinstance(given, UrlFields):
+        given, path = given.url, f"{path}.url"
+    return Part(medium=named_medium("image" if field == "image_url" else "audio", given, path))
 
 
 class FunctionName(OpenBody):

@@ -5,7 +5,7 @@ OpenAI's own names, with those of llama.cpp and vLLM beside them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import (
@@ -92,14 +92,14 @@ Stops = Annotated[
 """The texts that end an answer."""
 
 
-def needed_by(kind: str, field: str) -> Any:
-    """A check of a model: where its type is `kind`, the field must be given, and be no empty
-    text."""
+def needed_by(fields: Mapping[str, str]) -> Any:
+    """A check of a model: the field of its type must be given, and be no empty text."""
 
     def check(body: Any) -> Any:
-        if body.type == kind and getattr(body, field) in (None, ""):
+        field = fields.get(body.type)
+        if field is not None and getattr(body, field) in (None, ""):
             name = field.rstrip("_")
-            raise PydanticCustomError("body.required", f"of type {kind} needs {name}")
+            raise PydanticCustomError("body.required", f"of type {body.type} needs {name}")
         return body
 
     return model_validator(mode="after")(check)

@@ -57,8 +57,7 @@ class TextBlock(OpenBody):
     context: str = Field("", description="of a document: what the model is told of it")
     content: TextOrMany[PlainText] = Field("", description="of a search_result")
 
-    _has_source = needed_by("image", "source")
-    _has_text = needed_by("document", "source")
+    _has_source = needed_by({"image": "source", "document": "source"})
 
 
 TextContent = TextOrMany[TextBlock]
@@ -76,7 +75,7 @@ class ContentBlock(TextBlock):
         False, description="the model is told: the result's text then begins with 'Error: '"
     )
 
-    _is_named = needed_by("tool_use", "name")
+    _is_named = needed_by({"tool_use": "name"})
 
 
 class TurnMessage(OpenBody):
@@ -96,7 +95,7 @@ class ToolChoice(OpenBody):
     name: ToolName | None = None
     disable_parallel_tool_use: Flag = False
 
-    _is_named = needed_by("tool", "name")
+    _is_named = needed_by({"tool": "name"})
 
 
 class Thinking(OpenBody):

@@ -52,8 +52,7 @@ class ToolChoice(OpenBody):
     function: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
 
-    _is_named = needed_by("function", "function")
-    _has_allowed = needed_by("allowed_tools", "allowed_tools")
+    _has_choice = needed_by({"function": "function", "allowed_tools": "allowed_tools"})
 
 
 class JsonSchemaFormat(OpenBody):

@@ -69,7 +69,7 @@ class InputItem(OpenBody):
     output: ContentFields = ""
     summary: Many[Thought] = ()
 
-    _is_named = needed_by("function_call", "name")
+    _is_named = needed_by({"function_call": "name"})
 
     @model_validator(mode="after")
     def _is_no_reference(self) -> Self:
@@ -89,7 +89,7 @@ class FunctionTool(OpenBody):
     parameters: JsonObject | None = None
     strict: Flag | None = None
 
-    _is_named = needed_by("function", "name")
+    _is_named = needed_by({"function": "name"})
 
 
 class TextFormat(OpenBody):
@@ -98,7 +98,7 @@ class TextFormat(OpenBody):
     schema_: JsonObject | None = Field(None, validation_alias="schema")
     strict: Flag | None = None
 
-    _has_schema = needed_by("json_schema", "schema_")
+    _has_schema = needed_by({"json_schema": "schema_"})
 
     @property
     def told(self) -> JsonObject:
@@ -122,7 +122,7 @@ class AllowedTool(OpenBody):
     type: str
     name: ToolName = ""
 
-    _is_named = needed_by("function", "name")
+    _is_named = needed_by({"function": "name"})
 
 
 class ToolChoice(OpenBody):
@@ -131,8 +131,7 @@ class ToolChoice(OpenBody):
     mode: AllowedMode | None = None
     tools: Many[AllowedTool] = Field((), max_length=MAX_TOOLS)
 
-    _is_named = needed_by("function", "name")
-    _has_mode = needed_by("allowed_tools", "mode")
+    _has_choice = needed_by({"function": "name", "allowed_tools": "mode"})
 
 
 LOGPROBS = "message.output_text.logprobs"
