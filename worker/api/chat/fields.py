@@ -53,6 +53,9 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 128
 ModelName = Annotated[str, Field(max_length=1024)]
 ToolName = Annotated[str, Field(max_length=256)]
+TopLogprobs = Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+Limit = Annotated[Integer, Field(ge=-1, le=2**31 - 1)]
+"""-1 is no limit."""
 
 
 def json_kind(value: object) -> str:
@@ -264,10 +267,8 @@ class StructuredOutputs(OpenBody):
 class BudgetFields(OpenBody):
     """How long a model may reason; some templates tell it."""
 
-    reasoning_budget: Integer | None = Field(
+    reasoning_budget: Limit | None = Field(
         None,
-        ge=-1,
-        le=2**31 - 1,
         validation_alias=AliasChoices(
             "reasoning_budget",
             "reasoning_budget_tokens",
@@ -309,17 +310,11 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
     reasoning_budget_message: str | None = Field(
         None, max_length=4096, description="a text that ends reasoning whose budget is spent"
     )
-    n_indent: Integer = Field(
-        0,
-        ge=-1,
-        le=2**31 - 1,
-        description="a line after the first with fewer blanks at its beginning ends the answer",
+    n_indent: Limit = Field(
+        0, description="a line after the first with fewer blanks at its beginning ends the answer"
     )
-    t_max_predict_ms: Integer = Field(
-        0,
-        ge=-1,
-        le=2**31 - 1,
-        description="the end of a line ends the answer so long after its first text; 0 = never",
+    t_max_predict_ms: Limit = Field(
+        0, description="the end of a line ends the answer so long after its first text; 0 = never"
     )
     timings_per_token: Flag = Field(
         False, description="timings in each chunk of a stream that brings a part of the answer"

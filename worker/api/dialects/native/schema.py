@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from worker.api.chat.fields import MAX_ADAPTERS, AdapterId, AdapterScale
+from worker.api.chat.fields import MAX_ADAPTERS, AdapterId, AdapterScale, Limit
 from worker.api.chat.request import Generate, ReasoningOptions
 from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED, number_fields
 from worker.api.http.body import Body, Flag, Integer, Many
@@ -66,9 +66,7 @@ class InferenceBody(_Numbers):
         DEFAULT_BREAKERS, max_length=MAX_BREAKERS, description="no repetition goes across them"
     )
     ignore_eos: Flag = False
-    reasoning_budget: Integer = Field(
-        -1, ge=-1, le=2**31 - 1, description="tokens of reasoning at most; -1 is any number"
-    )
+    reasoning_budget: Limit = Field(-1, description="tokens of reasoning at most; -1 is any number")
     lora: Many[AdapterBody] | None = Field(
         None,
         max_length=MAX_ADAPTERS,

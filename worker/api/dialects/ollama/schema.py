@@ -20,11 +20,11 @@ from worker.api.chat.chat_fields import (
 )
 from worker.api.chat.fields import (
     ANY_OBJECT,
-    MAX_TOP_LOGPROBS,
     ByKind,
     ModelName,
     OwnFields,
     Stops,
+    TopLogprobs,
     refused,
 )
 from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
@@ -104,7 +104,7 @@ class GenerationBody(OwnFields):
     think: Think | None = Field(None, description="whether the model reasons, or how much")
     options: Options = Field(default_factory=lambda: Options.model_validate({}))
     logprobs: Flag = False
-    top_logprobs: Integer = Field(0, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: TopLogprobs = 0
     template: Annotated[str, refused("leave it out")] = Field("", description="not honoured")
 
     @property

@@ -23,8 +23,8 @@ from worker.api.chat.chat_fields import (
 from worker.api.chat.fields import (
     ANY_OBJECT,
     MAX_PROMPTS,
-    MAX_TOP_LOGPROBS,
     GenerationFields,
+    TopLogprobs,
     needed_by,
     prompts_of,
     prompts_of_at_most,
@@ -73,7 +73,7 @@ class ChatBody(GenerationFields, ReasoningChatFields):
     """`POST /v1/chat/completions`."""
 
     logprobs: Flag = False
-    top_logprobs: Integer | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
     tool_choice: WordOr[ToolChoice] | None = None
     parallel_tool_calls: Flag | None = Field(
@@ -114,12 +114,9 @@ class CompletionBody(GenerationFields):
     """`POST /v1/completions`."""
 
     prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
-    logprobs: Integer | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
-    prompt_logprobs: Integer | None = Field(
-        None,
-        ge=0,
-        le=MAX_TOP_LOGPROBS,
-        description="log-probabilities of the prompt's tokens and of so many alternatives",
+    logprobs: TopLogprobs | None = None
+    prompt_logprobs: TopLogprobs | None = Field(
+        None, description="log-probabilities of the prompt's tokens and of so many alternatives"
     )
     best_of: Integer | None = Field(
         None, ge=1, description="n at most: no more choices are made than are answered with"

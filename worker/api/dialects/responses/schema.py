@@ -23,12 +23,12 @@ from worker.api.chat.chat_fields import (
 )
 from worker.api.chat.fields import (
     ANY_OBJECT,
-    MAX_TOP_LOGPROBS,
     ByKind,
     ModelName,
     OwnFields,
     Text,
     ToolName,
+    TopLogprobs,
     needed_by,
 )
 from worker.api.chat.prompt import content_joined
@@ -154,11 +154,8 @@ class ResponsesBody(SamplingFields, OwnFields):
     include: Many[str] = Field(
         (), max_length=MAX_INCLUDED, description=f"{LOGPROBS}; nothing else is included"
     )
-    top_logprobs: Integer = Field(
-        0,
-        ge=0,
-        le=MAX_TOP_LOGPROBS,
-        description="so many alternatives of each token; any of them include its log-probability",
+    top_logprobs: TopLogprobs = Field(
+        0, description="so many alternatives of each token; any of them include its log-probability"
     )
     metadata: JsonObject = Field({}, max_length=16, description="told again in the answer")
     previous_response_id: str | None = None
