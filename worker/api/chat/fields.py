@@ -5,6 +5,7 @@ OpenAI's own names, with those of llama.cpp and vLLM beside them.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -241,13 +242,15 @@ class OwnFields(AdaptedBody):
     cache_prompt: Flag = Field(True, description="false: nothing is reused")
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
 
-    def own(self, id: str) -> dict[str, Any]:
-        """Its fields of `Generate`; `id` is the request's."""
+    def own(self, prefix: str) -> dict[str, Any]:
+        """Its fields of `Generate`; `prefix` begins the request's id."""
+        id = f"{prefix}{uuid.uuid4().hex}"
         names = ("prompt_cache_key", "user", "cache_salt")
         salts = [f"{name}={value}" for name in names if (value := getattr(self, name))]
         if not self.cache_prompt:
             salts.append(f"id={id}")
         return {
+            "id": id,
             "adapters": self.adapters,
             "salt": " ".join(salts) or None,
             "deterministic": self.deterministic,
@@ -337,7 +340,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
     def generate(
         self,
         state: AppState,
-        id: str,
+        prefix: str,
         input: Chat | tuple[Prompt, ...],
         *,
         logprobs: int | None,
@@ -346,10 +349,10 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         echo: bool = False,
         max_tokens: int | None = None,
     ) -> Generate:
-        """The request of these fields; `max_tokens` is the default of an absent one."""
+        """The request of these fields; `max_tokens` is the default of an absent one, and `prefix`
+        begins the id."""
         limit = max_tokens if self.max_tokens is None else self.max_tokens
         return Generate(
-            id=id,
             input=input,
             sampling=self.sampling(state, logprobs, post_sampling_probs=post_sampling_probs),
             model=self.model,
@@ -365,7 +368,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             echo=echo,
             streams=self.stream,
             reports_progress=self.return_progress and self.stream,
-            **self.own(id),
+            **self.own(prefix),
         )
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -167,9 +166,7 @@ def read(body: MessagesBody, state: AppState) -> Generate:
         # By this word Anthropic's tool runners do so themselves.
         refused.details["error_code"] = "thread_unsupported_request"
         raise refused
-    id = f"msg_{uuid.uuid4().hex}"
     return Generate(
-        id=id,
         input=chat_of(body),
         sampling=body.sampling(state),
         model=body.model,
@@ -177,7 +174,7 @@ def read(body: MessagesBody, state: AppState) -> Generate:
         format=body.format,
         stop=tuple(stop for stop in body.stop_sequences if stop),
         streams=body.stream,
-        **body.own(id),
+        **body.own("msg_"),
     )
 
 

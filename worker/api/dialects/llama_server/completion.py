@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,9 +61,8 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
         most = max(MAX_LOGPROBS // n_tokens, MAX_TOP_LOGPROBS)
         what = f"must be at most {most} for {n_tokens} tokens; lower n_predict for more"
         raise refusal("n_probs", "maximum", what, logprobs)
-    id = f"cmpl-{uuid.uuid4().hex}"
     asked = body.generate(
-        state, id, prompts, logprobs=logprobs, post_sampling_probs=body.post_sampling_probs
+        state, "cmpl-", prompts, logprobs=logprobs, post_sampling_probs=body.post_sampling_probs
     )
     if logprobs is not None and asked.max_tokens == 0:
         # Front ends ask so for the odds of the next token.

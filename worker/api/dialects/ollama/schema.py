@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import uuid
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -116,9 +115,7 @@ class GenerationBody(OwnFields):
 
     def generate(self, input: Chat | tuple[Prompt, ...], state: AppState) -> Generate:
         options, limit = self.options, self.options.num_predict
-        id = f"ollama-{uuid.uuid4().hex}"
         return Generate(
-            id=id,
             input=input,
             sampling=options.sampling(state, self.top_logprobs if self.logprobs else None),
             model=served(self.model, state),
@@ -126,7 +123,7 @@ class GenerationBody(OwnFields):
             format=self._format,
             stop=options.stop,
             streams=self.stream,
-            **self.own(id),
+            **self.own("ollama-"),
         )
 
     @property

@@ -6,7 +6,6 @@ field is ignored and reported by name. Any thread.
 
 from __future__ import annotations
 
-import uuid
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -147,7 +146,7 @@ def read_chat(body: ChatBody, state: AppState) -> Generate:
     if faults:
         raise invalid(faults)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return body.generate(state, f"chatcmpl-{uuid.uuid4().hex}", chat_of(body), logprobs=logprobs)
+    return body.generate(state, "chatcmpl-", chat_of(body), logprobs=logprobs)
 
 
 def chat_of(body: ChatBody) -> Chat:
@@ -188,7 +187,7 @@ def read_completion(body: CompletionBody, state: AppState) -> Generate:
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     return body.generate(
         state,
-        f"cmpl-{uuid.uuid4().hex}",
+        "cmpl-",
         prompts,
         logprobs=body.logprobs,
         prompt_logprobs=max((n for n in wanted if n is not None), default=None),

@@ -5,7 +5,6 @@ Nothing is stored here, so a body has the whole conversation. Any thread.
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -172,9 +171,7 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
     Raises:
         InvalidRequest: the body leaves something to what was stored, which is nothing.
     """
-    id = f"resp_{uuid.uuid4().hex}"
     return Generate(
-        id=id,
         input=chat_of(body),
         sampling=body.sampling(state, body.logprobs),
         model=body.model,
@@ -186,7 +183,7 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
             *(f"tools.{tool.type}" for tool in body.tools if tool.type != "function"),
             *(f"include.{name}" for name in body.include if name != LOGPROBS),
         ),
-        **body.own(id),
+        **body.own("resp_"),
     )
 
 
