@@ -9,7 +9,7 @@ Last come the two operations that every dialect of chats has: to generate, and t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -269,26 +269,19 @@ def generation(
     )
 
 
-def counting(
-    path: str,
-    body: type[Body],
-    read: Callable[[Body], tuple[str | None, Chat]],
-    told: Callable[[int], Mapping[str, Any]],
-) -> Operation:
-    """`POST path`: how many tokens a chat has as the model's template writes it.
-
-    `read` gives the model's name and the chat; `told` is the answer.
-    """
+def counting(path: str, body: type[Any], chat_of: Callable[[Any], Chat], **told: str) -> Operation:
+    """`POST path`: how many tokens a chat has as the model's template writes it. Beside their
+    number, the answer has the fields `told`."""
 
     async def count(request: Request, state: AppState) -> object:
-        def asked_by(found: Body) -> ChatPrompt:
-            model, chat = read(found)
-            state.require_model(model)
+        def asked_by(found: Any) -> ChatPrompt:
+            chat = chat_of(found)
+            state.require_model(found.model)
             return chat_prompt(chat, state)
 
         deadline = deadline_of(request)
         found = await read_as(request, state, body, asked_by)
         [prompt] = await _with_media([found], state, deadline)
-        return told(await answered(request, state, CountPrompt(prompt)))
+        return {**told, "input_tokens": await answered(request, state, CountPrompt(prompt))}
 
     return Operation("POST", path, count, "Tokens of a prompt", body=body)

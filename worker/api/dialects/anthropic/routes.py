@@ -12,10 +12,7 @@ OPERATIONS = [
     generation(
         "/v1/messages", "Anthropic's messages", MessagesBody, read, MessageAnswer
     ),
-    counting(
-        "/v1/messages/count_tokens", PromptBody, lambda body: (body.model, chat_of(body)),
-        lambda n_tokens: {"input_tokens": n_tokens},
-    ),
+    counting("/v1/messages/count_tokens", PromptBody, chat_of),
 ]  # fmt: skip
 DIALECT = Dialect(
     OPERATIONS,

@@ -97,9 +97,8 @@ OPERATIONS = [
             ChatBody, read_chat, ChatAnswer,
         ),
         counting(
-            f"{prefix}/chat/completions/input_tokens", ChatBody,
-            lambda body: (body.model, chat_of(body)),
-            lambda n_tokens: {"object": "response.input_tokens", "input_tokens": n_tokens},
+            f"{prefix}/chat/completions/input_tokens", ChatBody, chat_of,
+            object="response.input_tokens",
         ),
         generation(
             f"{prefix}/completions", "OpenAI's completions",

@@ -18,8 +18,7 @@ OPERATIONS = [
             ResponsesBody, read, ResponseAnswer,
         ),
         counting(
-            f"{path}/input_tokens", ResponsesBody, lambda body: (body.model, chat_of(body)),
-            lambda n_tokens: {"object": "response.input_tokens", "input_tokens": n_tokens},
+            f"{path}/input_tokens", ResponsesBody, chat_of, object="response.input_tokens"
         ),
     )
 ]  # fmt: skip
