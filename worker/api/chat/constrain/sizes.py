@@ -222,18 +222,12 @@ class LarkSizes:
             is_new = False
 
     def are_small(self) -> bool:
-        for name in self._definitions:
-            self._read(name)
-        sizes = self._sizes.values()
-        return max(sizes, default=0) <= MAX_SIZE and sum(sizes) <= _MAX_GRAMMAR_SIZE
-
-    def _read(self, name: str) -> None:
-        """Find the size of a definition, and first of those that it names: a chain of them may be
-        longer than Python's stack."""
-        due, begun = [name], set[str]()
+        """Finds the size of each definition after those of the terminals that it names, of which a
+        chain may be longer than Python's stack."""
+        due, begun = [*reversed(self._definitions)], set[str]()
         while due:
             name = due[-1]
-            named = () if name in self._sizes or name in begun else self._terminals(name)
+            named = () if name in begun else self._terminals(name)
             begun.add(name)
             if missing := [each for each in named if each not in self._sizes]:
                 due += missing
@@ -243,17 +237,14 @@ class LarkSizes:
                 is_terminal = name.lstrip("_")[:1].isupper()
                 found = (self._size(each, is_terminal) for each in self._definitions[name])
                 self._sizes[name] = sum(found)
+        sizes = self._sizes.values()
+        return max(sizes, default=0) <= MAX_SIZE and sum(sizes) <= _MAX_GRAMMAR_SIZE
 
     def _terminals(self, name: str) -> Iterator[str]:
         """Those that a definition names and that are defined."""
         for token in chain.from_iterable(self._definitions[name]):
             if token.lastgroup == "terminal" and token[0] in self._definitions:
                 yield token[0]
-
-    def _size_of(self, name: str) -> float:
-        if name not in self._definitions:
-            return _SIZE_OF_OTHERS
-        return self._sizes.get(name, 1)  # the engine refuses a terminal that names itself
 
     def _size(self, tokens: _Tokens, is_terminal: bool) -> float:
         sizes = Sizes()
@@ -265,7 +256,9 @@ class LarkSizes:
                     written_out = size(token["expression"], token["flags"])
                     sizes.part(written_out, varies=is_terminal)
                 case "terminal":
-                    sizes.part(self._size_of(token[0]), varies=is_terminal)
+                    # One without a size names itself: the engine refuses it.
+                    others = 1 if token[0] in self._definitions else _SIZE_OF_OTHERS
+                    sizes.part(self._sizes.get(token[0], others), varies=is_terminal)
                 case "rule" | "special":
                     sizes.part()
                 case "sign" if token[0] in "([":
