@@ -35,12 +35,12 @@ class Form:
 class Convention:
     """How calls stand in an answer."""
 
-    template: str
-    """Matches the chat templates of models that write so."""
     opens: tuple[str, ...]
     """Texts that begin a section of calls."""
     forms: tuple[Form, ...]
     """The forms of calls, tried in turn."""
+    template: str = ""
+    """Matches the chat templates of models that write so; without it, the first of `opens` does."""
     ends: tuple[str, ...] = ()
     """Texts after calls that have no meaning, beside those that close what was opened."""
     between: str = ""
@@ -55,6 +55,10 @@ class Convention:
     """Whether each part of an answer has frames, calls or not."""
     id_length: int | None = None
     """The length of call ids, if the template refuses other lengths."""
+
+    def is_shown_by(self, template: str) -> bool:
+        pattern = self.template or re.escape(self.opens[0])
+        return re.search(pattern, template) is not None
 
     @property
     def closes(self) -> tuple[str, ...]:
@@ -135,7 +139,7 @@ def _lfm(template: str, notation: Literal["python", "unescaped"]) -> Convention:
     """LFM 2. The template of its version 2.5 puts texts between quotes and escapes nothing."""
     end = "<|tool_call_end|>"
     forms = tuple(Form(Header(header), notation, end) for header in ("[~{name}(", "{name}("))
-    return Convention(template, ("<|tool_call_start|>",), forms)
+    return Convention(("<|tool_call_start|>",), forms, template)
 
 
 _OBJECT: Final = Form(Header("{"), "object")
@@ -143,7 +147,6 @@ _LISTS: Final = "[,"
 _M3: Final = "]<]minimax[>["
 
 GENERIC: Final = Convention(
-    template=r"(?!)",
     opens=("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>"),
     forms=(_OBJECT, _function_tag("\n")),
     between=_LISTS,
@@ -180,7 +183,6 @@ CONVENTIONS: Final = (
         always_framed=True,
     ),
     Convention(  # Gemma 4
-        template=r"<\|tool_call>",
         opens=("<|tool_call>",),
         forms=(Form(Header("call:{name}~{"), "gemma", "<tool_call|>"),),
         frames=("<|channel>", "<channel|>"),
@@ -241,7 +243,6 @@ CONVENTIONS: Final = (
         gap="\n",
     ),
     Convention(  # MiniMax M2
-        template=r"<minimax:tool_call>",
         opens=("<minimax:tool_call>",),
         forms=(_invoke("<", "</"),),
         gap="\n",
@@ -283,7 +284,6 @@ CONVENTIONS: Final = (
         gap="\n",
     ),
     Convention(  # Seed OSS
-        template=r"<seed:tool_call>",
         opens=("<seed:tool_call>",),
         forms=(_function_tag(""), _OBJECT),
         gap="\n\n",
@@ -301,7 +301,6 @@ CONVENTIONS: Final = (
         ends=("</function>",),
     ),
     Convention(  # Mistral
-        template=r"\[TOOL_CALLS\]",
         opens=("[TOOL_CALLS]",),
         forms=(
             _OBJECT,
@@ -330,7 +329,6 @@ CONVENTIONS: Final = (
         frames=("<|begin|>assistant", "<|content|>", "<|begin|>assistant<|content|>"),
     ),
     Convention(  # Apertus
-        template=r"<\|tools_prefix\|>",
         opens=("<|tools_prefix|>",),
         forms=(Form(Header("{"), "keyed"),),
         ends=("<|tools_suffix|>",),
@@ -350,7 +348,6 @@ CONVENTIONS: Final = (
         gap="\n",
     ),
     Convention(  # Hermes, Qwen, Granite 4 and many more
-        template=r"<tool_call>",
         opens=("<tool_call>",),
         forms=(_OBJECT, _function_tag("\n")),
         between=_LISTS,
@@ -419,7 +416,7 @@ class Conventions:
 @lru_cache(maxsize=8)
 def conventions_of(template: str | None) -> Conventions:
     text = template or ""
-    calls = next((each for each in CONVENTIONS if re.search(each.template, text)), GENERIC)
+    calls = next((each for each in CONVENTIONS if each.is_shown_by(text)), GENERIC)
     if calls is not GENERIC and not re.search(r"\b(tools|functions)\b", text):
         calls = _told_in_words(calls)
     thinking = (each for each in THINKING if re.search(each.template, text))
