@@ -226,7 +226,7 @@ class ChatFields(OpenBody):
             tools=tuple(tools),
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
-            opens_answer=self.add_generation_prompt is not False and not continues,
+            opens_answer=self.add_generation_prompt is not False,
             continues=continues,
             reasoning=reasoning or ReasoningOptions(),
             template_variables={**(template_variables or {}), **(self.chat_template_kwargs or {})},

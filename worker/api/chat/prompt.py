@@ -45,7 +45,7 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
     return ChatPrompt(
         messages=tuple(map(_message, chat.messages)),
         tools=tuple(map(_tool, chat.tools)) if chat.tool_choice != "none" else (),
-        add_generation_prompt=chat.opens_answer,
+        add_generation_prompt=chat.opens_answer and not chat.continues,
         continue_final_message=bool(chat.continues),
         reasoning_marks=_marks_of_open_reasoning(chat, template) if chat.continues else None,
         template_kwargs=template_variables(chat, state),

@@ -144,7 +144,8 @@ class Chat:
     parallel_tool_calls: bool | None = None
     """False: one call at most. True: also a required call may be several."""
     opens_answer: bool = True
-    """Whether the template begins the answer's message (`add_generation_prompt`)."""
+    """Whether the template begins the answer's message (`add_generation_prompt`), unless it
+    continues one."""
     continues: bool | Literal["content", "reasoning_content"] = False
     """Whether the answer goes on where the last message ends: its text, or its reasoning if it has
     nothing else. A word says which of the two."""

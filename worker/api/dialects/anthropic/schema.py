@@ -201,7 +201,6 @@ def chat_of(body: PromptBody) -> Chat:
         ),
         tool_choice="auto" if choice is None else _choice(choice),
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,
-        opens_answer=not continues,
         continues=continues,
         reasoning=body.reasoning,
     )
