@@ -16,7 +16,7 @@ from worker.api.chat.run import answered
 from worker.api.http.adapters import Asked
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
-from worker.wire.engine_info import ModelInfo
+from worker.errors import InvalidRequest
 from worker.wire.work import Embed, MixedTokens, Rank
 
 
@@ -79,11 +79,16 @@ async def embed(
         NotReady: the model is still loading.
     """
     model = state.loaded().model
-    _require(model, "embeddings")
+    if model.pooling is None:
+        raise _unfit(
+            "this model generates text and makes no embeddings; "
+            "a worker started with --pooling mean makes them"
+        )
+    if model.pooling == "rank":
+        raise _unfit("this model ranks documents and makes no embeddings; send to /v1/rerank")
     is_pooled = model.pooling != "none"
     if not is_pooled and not of_tokens:
-        message = "model: with --pooling none each token has an embedding; send to /embedding"
-        raise invalid([fault("model", "unsupported", message)])
+        raise _unfit("with --pooling none each token has an embedding; send to /embedding")
     if dimensions is not None and dimensions > model.embedding_length:
         what = f"must be at most {model.embedding_length} with this model"
         raise refusal("dimensions", "maximum", what, dimensions)
@@ -109,7 +114,11 @@ async def rank(
         InvalidRequest: the model ranks nothing, an adapter is not there, or a document is too long.
         NotReady: the model is still loading.
     """
-    _require(state.loaded().model, "ranks")
+    pooling = state.loaded().model.pooling
+    if pooling is None:
+        raise _unfit("this model generates text and ranks nothing")
+    if pooling != "rank":
+        raise _unfit("this model makes embeddings and ranks nothing; send to /v1/embeddings")
     work = Rank(query, tuple(documents), state.adapters.of(model_name, adapters), field)
     vectors: list[tuple[int, bytes]] = await answered(request, state, work)
     # The first output of a classifier is the score for "this answers the query".
@@ -117,19 +126,6 @@ async def rank(
     return scores, sum(n_tokens for n_tokens, _ in vectors)
 
 
-def _require(model: ModelInfo, what: str) -> None:
-    """Refuse a use that the model was not made for: its output would be meaningless."""
-    if model.pooling is None and what == "ranks":
-        message = "model: this model generates text and ranks nothing"
-    elif model.pooling is None:
-        message = (
-            "model: this model generates text and makes no embeddings; "
-            "a worker started with --pooling mean makes them"
-        )
-    elif what == "ranks" and model.pooling != "rank":
-        message = "model: this model makes embeddings and ranks nothing; send to /v1/embeddings"
-    elif what == "embeddings" and model.pooling == "rank":
-        message = "model: this model ranks documents and makes no embeddings; send to /v1/rerank"
-    else:
-        return
-    raise invalid([fault("model", "unsupported", message)])
+def _unfit(why: str) -> InvalidRequest:
+    """The refusal of a use that the model was not made for: its output would be meaningless."""
+    return invalid([fault("model", "unsupported", f"model: {why}")])
