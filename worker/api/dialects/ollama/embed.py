@@ -81,7 +81,9 @@ async def _cut(request: Request, state: AppState, text: str) -> str | MixedToken
     n_most = len(text) if text.isascii() else len(text) * _MOST_OF_A_CHARACTER
     if n_most + _MOST_ADDED <= most:
         return text
-    tokens, plain = [await _tokens(request, state, text, whole=whole) for whole in (True, False)]
+    works = [Tokenize(text, add_special=adds) for adds in (True, False)]
+    found: list[Tokenized] = [await answered(request, state, work) for work in works]
+    tokens, plain = (array("i", each.ids) for each in found)
     if len(tokens) <= most:
         return text
     # What the vocabulary puts behind a text stays there: some models pool at it.
@@ -89,12 +91,6 @@ async def _cut(request: Request, state: AppState, text: str) -> str | MixedToken
     n_before = next((n for n in places if tokens[n : n + len(plain)] == plain), len(tokens))
     end = tokens[n_before + len(plain) :]
     return (*tokens[: most - len(end)], *end)
-
-
-async def _tokens(request: Request, state: AppState, text: str, *, whole: bool) -> array[int]:
-    """`whole`: with what the vocabulary puts around a text."""
-    found: Tokenized = await answered(request, state, Tokenize(text, add_special=whole))
-    return array("i", found.ids)
 
 
 async def embedding(request: Request, state: AppState) -> object:
