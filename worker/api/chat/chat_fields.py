@@ -11,6 +11,7 @@ from pydantic import AliasChoices, Field, Tag
 from worker.api.chat.fields import (
     BudgetFields,
     ByKind,
+    FlagOrWord,
     TextOr,
     TextOrMany,
     ToolName,
@@ -29,11 +30,6 @@ MAX_CALLS = 256
 
 ToolWord = Annotated[Literal["none", "auto", "required"], Tag("~text")]
 WordOr = Annotated[ToolWord | Annotated[Item, Tag("~object")], ByKind]
-Continues = Annotated[
-    Annotated[Flag, Tag("~flag")]
-    | Annotated[Literal["content", "reasoning_content"], Tag("~text")],
-    ByKind,
-]
 PartKind = Literal[
     "text", "input_text", "output_text", "refusal",
     "image_url", "input_image", "input_audio", "audio_url", "reasoning_text",
@@ -186,7 +182,7 @@ class ChatFields(OpenBody):
     add_generation_prompt: Flag | None = Field(
         None, description="true, unless the last message goes on"
     )
-    continue_final_message: Continues = Field(
+    continue_final_message: FlagOrWord[Literal["content", "reasoning_content"]] = Field(
         False,
         description="the answer goes on where the last message ends: its text, or its reasoning if "
         "there is no text; content or reasoning_content says which",

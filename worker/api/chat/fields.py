@@ -76,7 +76,10 @@ def json_kind(value: object) -> str:
 ByKind = Discriminator(json_kind)
 Text = Annotated[str, Tag("~text")]
 TextOr = Annotated[Text | Annotated[Item, Tag("~object")], ByKind]
-TextOrMany = Annotated[Text | Annotated[Many[Item], Tag("~list")], ByKind]
+TextOrNumber = Annotated[Text | Annotated[Item, Tag("~number")], ByKind]
+TextOrList = Annotated[Text | Annotated[Item, Tag("~list")], ByKind]
+TextOrMany = TextOrList[Many[Item]]
+FlagOrWord = Annotated[Annotated[Flag, Tag("~flag")] | Annotated[Item, Tag("~text")], ByKind]
 TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 
 
@@ -124,8 +127,8 @@ Schema = TextOr[JsonObject]
 ANY_OBJECT = {"type": "object"}
 
 
-_MixedTokens = Many[Annotated[Text | Annotated[TokenId, Tag("~number")], ByKind]]
-Mixed = Annotated[Text | Annotated[_MixedTokens, Tag("~list")], ByKind]
+_MixedTokens = Many[TextOrNumber[TokenId]]
+Mixed = TextOrList[_MixedTokens]
 """A text, or token ids with texts among them."""
 
 
@@ -197,9 +200,7 @@ class StreamOptions(OpenBody):
     include_usage: Flag = False
 
 
-AdapterId = Annotated[
-    Text | Annotated[Integer, Tag("~number")], ByKind, Field(description="its number or its name")
-]
+AdapterId = Annotated[TextOrNumber[Integer], Field(description="its number or its name")]
 
 
 AdapterScale = Annotated[Number, Field(ge=-MOST_SCALE, le=MOST_SCALE)]

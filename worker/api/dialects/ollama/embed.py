@@ -6,11 +6,11 @@ import time
 from array import array
 from typing import Annotated
 
-from pydantic import Field, Tag
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import AdaptedBody, ByKind, ModelName, Text
+from worker.api.chat.fields import AdaptedBody, ModelName, TextOrList
 from worker.api.chat.run import answered
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Flag, Integer, Many, OpenBody, read
@@ -27,7 +27,7 @@ _MOST_OF_A_CHARACTER = 64
 """More tokens than one character outside of ASCII has; some are spelt out before."""
 
 
-Inputs = Annotated[Text | Annotated[Many[str], Field(max_length=MAX_INPUTS), Tag("~list")], ByKind]
+Inputs = TextOrList[Annotated[Many[str], Field(max_length=MAX_INPUTS)]]
 
 
 class NoOptions(OpenBody):

@@ -20,6 +20,7 @@ from worker.api.chat.chat_fields import (
 from worker.api.chat.fields import (
     ANY_OBJECT,
     ByKind,
+    FlagOrWord,
     ModelName,
     OwnFields,
     Stops,
@@ -40,11 +41,7 @@ Images = Annotated[tuple[str, ...], Field(max_length=MAX_MEDIA, description="pic
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("~text")] | Annotated[JsonObject, Tag("~object")], ByKind
 ]
-Think = Annotated[
-    Annotated[Flag, Tag("~flag")]
-    | Annotated[Literal["low", "medium", "high", "max"], Tag("~text")],
-    ByKind,
-]
+Think = FlagOrWord[Literal["low", "medium", "high", "max"]]
 
 
 class Options(SamplingFields):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import (
@@ -22,10 +22,9 @@ from worker.api.chat.chat_fields import (
 )
 from worker.api.chat.fields import (
     ANY_OBJECT,
-    ByKind,
     ModelName,
     OwnFields,
-    Text,
+    TextOrList,
     ToolName,
     TopLogprobs,
     needed_by,
@@ -78,7 +77,7 @@ class InputItem(OpenBody):
         return self
 
 
-Items = Annotated[Many[InputItem], Field(min_length=1, max_length=MAX_MESSAGES), Tag("~list")]
+Items = Annotated[Many[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 class FunctionTool(OpenBody):
@@ -140,7 +139,7 @@ MAX_INCLUDED = 64
 class ResponsesBody(SamplingFields, OwnFields):
     """`POST /v1/responses`."""
 
-    input: Annotated[Text | Items, ByKind]
+    input: TextOrList[Items]
     model: ModelName | None = None
     instructions: str | None = None
     max_output_tokens: Integer | None = Field(None, ge=1)
