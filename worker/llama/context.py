@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -25,18 +24,6 @@ from worker.wire.adapters import Applied
 from worker.wire.engine_settings import KvType
 from worker.wire.messages import DecodeOutcome
 
-KV_TYPES: Mapping[KvType, int] = {
-    "f32": 0,
-    "f16": 1,
-    "q4_0": 2,
-    "q4_1": 3,
-    "q5_0": 6,
-    "q5_1": 7,
-    "q8_0": 8,
-    "iq4_nl": 20,
-    "bf16": 30,
-}
-"""ggml type numbers of the KV cache."""
 _OUTCOMES: dict[int, DecodeOutcome] = {0: "ok", 1: "no_room", 2: "aborted"}
 _LOGITS_BYTES = 64 << 20
 """Of all rows with logits in one batch…"""
@@ -120,7 +107,8 @@ class Context:
         params.n_seq_max = options.n_seq_max
         params.n_batch, params.n_ubatch = options.n_batch, options.n_ubatch
         params.n_threads = params.n_threads_batch = options.threads
-        params.type_k, params.type_v = (KV_TYPES[each] for each in options.kv_types)
+        numbers = library.type_numbers()
+        params.type_k, params.type_v = (numbers[each.upper()] for each in options.kv_types)
         for name, value in options.rope:
             setattr(params, name, value)
         params.kv_unified = options.kv_unified

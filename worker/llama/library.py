@@ -219,6 +219,7 @@ def _ggml() -> ctypes.CDLL:
     lib = ctypes.CDLL("libllama", handle=bindings()._lib._handle)
     size_t, pointer, text = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p
     for name, result, arguments in (
+        ("ggml_type_name", text, [ctypes.c_int]),
         ("ggml_backend_load_all_from_path", None, [text]),
         ("ggml_backend_load", pointer, [text]),
         ("ggml_backend_register", None, [pointer]),
@@ -258,6 +259,13 @@ def ggml() -> ctypes.CDLL:
     """ggml's registry functions, after `load`."""
     load()
     return _ggml()
+
+
+@cache
+def type_numbers() -> dict[str, int]:
+    """ggml's number of each type of numbers, by its name in capitals: `F16`, `Q8_0`…"""
+    numbers = range(bindings().GGML_TYPE_COUNT)
+    return {_ggml().ggml_type_name(number).decode().upper(): number for number in numbers}
 
 
 class HiddenStates(NamedTuple):

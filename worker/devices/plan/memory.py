@@ -33,7 +33,6 @@ from worker.devices.plan.plan import Plan, Share
 from worker.devices.plan.projector import EMBEDDINGS_BYTES, device_bytes
 from worker.errors import ConfigError, InsufficientVram, ModelError, wrong_value
 from worker.llama import library
-from worker.llama.context import KV_TYPES
 from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.tensors import tensor_types
@@ -357,7 +356,8 @@ class _Planner:
     def _unpacked_bytes(self, layout: Layout) -> int:
         """What Vulkan's code takes once a prompt goes over quantised cells: the keys and values of
         one layer as 16-bit floats. CUDA's is in its compute buffer."""
-        types = [tensor_types()[KV_TYPES[each]] for each in self._settings.kv_types]
+        numbers = library.type_numbers()
+        types = [tensor_types()[numbers[each.upper()]] for each in self._settings.kv_types]
         if not self._unpacks or any(elements == 1 for _, elements, _ in types):
             return 0
         of_element = max(n_bytes / elements for _, elements, n_bytes in types)

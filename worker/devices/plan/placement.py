@@ -13,7 +13,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -21,7 +20,7 @@ from worker.errors import ConfigError
 from worker.llama import library
 from worker.llama.model import LoadOptions
 from worker.models.gguf.header import GgufHeader
-from worker.models.gguf.tensors import TensorEntry, padded, tensor_types
+from worker.models.gguf.tensors import TensorEntry, padded
 
 LOOKED_UP = frozenset(
     {
@@ -42,7 +41,6 @@ _META_BYTES = 1 << 20
 _MOST_TENSOR_MIB = 1 << 24
 _BUFFER_OFFSET = 8
 """The offset of `buffer` in `ggml_tensor`, after the 4-byte type and padding."""
-_TYPE_F32, _TYPE_I32 = 0, 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +228,7 @@ class _Meta:
     """Tensors without data, made to ask ggml about them."""
 
     def __init__(self) -> None:
-        self._lib = library.ggml()
+        self._lib, self._types = library.ggml(), library.type_numbers()
         self._context = self._lib.ggml_init(library.InitParams(_META_BYTES, None, True))
         self._dummies: dict[int, int] = {}
 
@@ -243,12 +241,12 @@ class _Meta:
 
     def takes(self, n_bytes: int, device: library.Device) -> bool:
         """Whether a tensor of so many bytes can lie on the device."""
-        return self._supports(device, self._new(_TYPE_F32, (n_bytes // 4,)))
+        return self._supports(device, self._new("F32", (n_bytes // 4,)))
 
     def takes_rows(self, tensor: TensorEntry, device: library.Device, buffer_type: int) -> bool:
         """Whether the device can look up rows in a tensor of this type and shape."""
         weight = self._tensor(tensor, buffer_type)
-        rows = self._new(_TYPE_I32, (_PROBED_ROWS,))
+        rows = self._new("I32", (_PROBED_ROWS,))
         return self._supports(device, self._lib.ggml_get_rows(self._context, weight, rows))
 
     def multiplies(
@@ -261,11 +259,11 @@ class _Meta:
         weight = self._tensor(tensor, buffer_type)
         width = tensor.shape[0]
         if _EXPERTS.search(tensor.name):
-            ids = self._new(_TYPE_I32, (n_experts, _PROBED_ROWS))
-            vectors = self._new(_TYPE_F32, (width, n_experts, _PROBED_ROWS))
+            ids = self._new("I32", (n_experts, _PROBED_ROWS))
+            vectors = self._new("F32", (width, n_experts, _PROBED_ROWS))
             product = lib.ggml_mul_mat_id(self._context, weight, vectors, ids)
         else:
-            vectors = self._new(_TYPE_F32, (width, _PROBED_ROWS, *tensor.shape[2:]))
+            vectors = self._new("F32", (width, _PROBED_ROWS, *tensor.shape[2:]))
             product = lib.ggml_mul_mat(self._context, weight, vectors)
         return self._supports(device, product)
 
@@ -275,7 +273,7 @@ class _Meta:
         return bool(answer)
 
     def _tensor(self, tensor: TensorEntry, buffer_type: int | None = None) -> int:
-        address = self._new(_type_ids()[tensor.type_name], tensor.shape)
+        address = self._new(tensor.type_name, tensor.shape)
         if buffer_type is not None:
             if buffer_type not in self._dummies:
                 dummy = self._lib.ggml_backend_buft_alloc_buffer(buffer_type, 0)
@@ -284,17 +282,12 @@ class _Meta:
             field.value = self._dummies[buffer_type]
         return address
 
-    def _new(self, type_id: int, shape: tuple[int, ...]) -> int:
-        dimensions = (ctypes.c_int64 * len(shape))(*shape)
-        address: int = self._lib.ggml_new_tensor(self._context, type_id, len(shape), dimensions)
+    def _new(self, type_name: str, shape: tuple[int, ...]) -> int:
+        number, dimensions = self._types[type_name], (ctypes.c_int64 * len(shape))(*shape)
+        address: int = self._lib.ggml_new_tensor(self._context, number, len(shape), dimensions)
         return address
 
     def close(self) -> None:
         for buffer in self._dummies.values():
             self._lib.ggml_backend_buffer_free(buffer)
         self._lib.ggml_free(self._context)
-
-
-@cache
-def _type_ids() -> dict[str, int]:
-    return {name: number for number, (name, *_) in tensor_types().items()}
