@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from functools import cached_property
 from typing import Literal
-from weakref import ReferenceType, ref
+from weakref import WeakValueDictionary
 
 import numpy as np
 
 from worker.engine.media.decoder import Decoder, Picture, TooLong
-from worker.engine.media.span import PromptTokens, Span, ids_of, key_of, name_of
+from worker.engine.media.span import PromptTokens, Span, ids_of, key_of
 from worker.errors import InferenceFailed, InvalidRequest, QueueFull
 from worker.llama.media import MediaChunk, Piece, Projector
 from worker.wire.work import Medium
@@ -28,6 +29,15 @@ _Key = tuple[str | None, Literal["image", "audio"], bytes]
 """A request's cache salt, and what a medium is read as; the medium's name."""
 
 
+class Decoded(list[Piece]):
+    """The pieces of a medium. Each request that has it holds them all, by its spans."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Of its parts, without the tokens around them."""
+        return sum([each.n_tokens for each in self if isinstance(each, MediaChunk)])
+
+
 class DoesNotFit(Exception):
     def __init__(self, n_tokens: int) -> None:
         """`n_tokens`: of the medium, at least."""
@@ -43,8 +53,8 @@ class MediaReader:
         self._projector, self._decoder = projector, decoder
         self._micro_batch = micro_batch
         self._most_tokens = n_cells + MOST_WAITING_TOKENS
-        self._decoded: dict[_Key, list[tuple[int, ...] | ReferenceType[MediaChunk]]] = {}
-        """The pieces of each medium that requests hold, or held."""
+        self._decoded: WeakValueDictionary[_Key, Decoded] = WeakValueDictionary()
+        """The media that requests hold."""
 
     def read(self, medium: Medium, prompt: PromptTokens, room: int) -> None:
         """Append a medium of at most `room` tokens to a prompt. One that another request holds, as
@@ -57,21 +67,21 @@ class MediaReader:
             Cancelled: nobody waits for the prompt.
         """
         prompt.check_wanted()
-        held, name = self._held(), name_of(medium.data)
+        name = hashlib.sha256(medium.data).digest()
         key = (prompt.cache_salt, medium.kind, name)
-        waiting = sum(
-            [_length(p) for pieces in held.values() for p in pieces if isinstance(p, MediaChunk)]
-        )
-        if waiting >= self._most_tokens and not prompt.is_counted and key not in held:
+        pieces = self._decoded.get(key)
+        waiting = sum([held.n_tokens for each in self._decoded.valuerefs() if (held := each())])
+        if waiting >= self._most_tokens and not prompt.is_counted and pieces is None:
             message = f"The queue is full: pictures and sounds of {waiting} tokens are decoded."
             raise QueueFull(message, retry_after_seconds=1)
         if room <= 0:
             raise DoesNotFit(1)
-        pieces = held.get(key) or self._pieces(medium, prompt, room)
+        if pieces is None:
+            pieces = Decoded(self._pieces(medium, prompt, room))
         if (n_tokens := sum(map(_length, pieces))) > room:
             raise DoesNotFit(n_tokens)
         if not prompt.is_counted:
-            self._decoded[key] = [p if isinstance(p, tuple) else ref(p) for p in pieces]
+            self._decoded[key] = pieces
         part = 0
         for piece in pieces:
             if isinstance(piece, tuple):
@@ -85,20 +95,9 @@ class MediaReader:
                 )
             part_key = key_of(name, part)
             if not prompt.is_counted:
-                prompt.spans.append(Span(len(prompt.ids), piece, part_key))
+                prompt.spans.append(Span(len(prompt.ids), piece, part_key, pieces))
             prompt.ids += ids_of(part_key, piece)
             part += 1
-
-    def _held(self) -> dict[_Key, list[Piece]]:
-        """The media of which requests hold all parts; the others are forgotten."""
-        held: dict[_Key, list[Piece]] = {}
-        for key, kept in self._decoded.items():
-            pieces = [each if isinstance(each, tuple) else each() for each in kept]
-            whole = [each for each in pieces if each is not None]
-            if len(whole) == len(kept) and any([isinstance(each, MediaChunk) for each in whole]):
-                held[key] = whole
-        self._decoded = {key: self._decoded[key] for key in held}
-        return held
 
     def _pieces(self, medium: Medium, prompt: PromptTokens, room: int) -> list[Piece]:
         projector = self._projector

@@ -25,6 +25,8 @@ class Span:
     chunk: MediaChunk
     key: bytes
     """Names the part by the medium's SHA-256."""
+    medium: object = None
+    """All pieces of the medium, which live as long as a request holds a part."""
 
     @property
     def n_tokens(self) -> int:
@@ -58,13 +60,8 @@ class PromptTokens:
     spans: list[Span] = field(default_factory=list)
 
 
-def name_of(medium: bytes) -> bytes:
-    """The name of a medium."""
-    return hashlib.sha256(medium).digest()
-
-
 def key_of(name: bytes, part: int) -> bytes:
-    """The name of part number `part` of the medium of this name."""
+    """The name of part number `part` of a medium with this SHA-256."""
     return name + part.to_bytes(4, "big")
 
 
