@@ -77,15 +77,10 @@ class PooledContext:
 
 
 def scaled(vector: Vector, norm: int) -> bytes:
-    """A vector scaled by its norm, as 32-bit floats; `work.Embed` says how."""
-    return (vector / _length(vector, norm)).tobytes()
-
-
-def _length(vector: Vector, norm: int) -> float:
-    """What a vector is divided by, as llama.cpp's `embd_normalize` has it; never 0."""
+    """A vector scaled by its norm as llama.cpp's `embd_normalize` does, in 32-bit floats;
+    `work.Embed` says how."""
     if norm == AS_IT_IS:
-        return 1.0
+        return vector.tobytes()
     sizes = abs(vector.astype("f8"))
-    if norm == 0:
-        return float(sizes.max()) / LARGEST or 1.0
-    return float((sizes**norm).sum() ** (1 / norm)) or 1.0
+    length = (sizes**norm).sum() ** (1 / norm) if norm else sizes.max() / LARGEST
+    return (vector / (float(length) or 1.0)).tobytes()

@@ -42,30 +42,25 @@ def quantize(
         ModelError: the quantiser refuses, or its process dies.
     """
     arguments = map(str, (source, target, file_type, threads, importance or ""))
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
+    command = [sys.executable, "-m", __name__, *arguments]
     failure: dict[str, Any] | None = None
-    try:
-        assert child.stdout is not None
-        for line in child.stdout:
-            message = json.loads(line)
-            if "error" in message:
-                failure = message
-            else:
-                on_progress(message["done"], message["total"])
-    finally:
-        child.kill()  # This has no effect on a process that has ended.
-        code = child.wait()
-        if child.stdout is not None:
-            child.stdout.close()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as child:
+        try:
+            for line in child.stdout or ():
+                message = json.loads(line)
+                if "error" in message:
+                    failure = message
+                else:
+                    on_progress(message["done"], message["total"])
+        finally:
+            child.kill()  # This has no effect on a process that has ended.
     if failure is not None:
         raise ModelError(str(failure["error"]), **failure.get("details", {}))
-    if code != 0:
-        raise ModelError(f"llama.cpp's quantiser ended with code {code} on {source.name}")
+    if child.returncode != 0:
+        why = f"llama.cpp's quantiser ended with code {child.returncode} on {source.name}"
+        raise ModelError(why)
 
 
 def main() -> None:
