@@ -295,7 +295,9 @@ def test_what_a_template_joins_makes_no_control_token(path: Path) -> None:
                 with contextlib.suppress(InvalidRequest):
                     reading = template.read(prompt)
                     rendered, spellings = reading.text(), Spellings(spelled)
-                    marking = spellings.marking(reading.chat, "messages", reading.deletions)
+                    marking = spellings.marking(
+                        reading.chat, "messages", lambda: template.deletions
+                    )
                     parts: Iterable[tuple[str, bool]] = [(rendered, True)]
                     if marking is not None:
                         chat, mark = marking

@@ -144,10 +144,6 @@ class Reading:
         except Refused as error:
             raise self._fault(str(error)) from error
 
-    def deletions(self) -> tuple[Deletion, ...]:
-        """What the template deletes from the chat's texts."""
-        return self.template.deletions
-
     def _rendered(self) -> str:
         n_messages = len(self.chat["messages"])
         return self.template.rendered(

@@ -266,7 +266,9 @@ class PromptBuilder:
         is_too_long = len(tokens) > self._context_length and not prompt.media
         marking = None
         if not is_too_long:
-            marking = spellings.marking(reading.chat, prompt.field, reading.deletions)
+            marking = spellings.marking(
+                reading.chat, prompt.field, lambda: reading.template.deletions
+            )
         parts: Iterable[tuple[str, bool]] = [(text, True)]
         if marking is not None:
             chat, spelled = marking

@@ -28,26 +28,16 @@ class Renderer(BoundedProgram):
     def __init__(self) -> None:
         super().__init__("worker.engine.text.renderer_child")
 
-    def compile(self, source: str) -> list[str]:
-        """The words in the expressions of a template.
+    def render(self, source: str, variables: Mapping[str, Any] | None, seconds: float) -> str:
+        """The text of a template, which takes at most so many seconds of a processor; without
+        variables, a JSON array of the words in its expressions.
 
         Raises:
-            Refused: the source is no template, or one that cannot be trusted.
+            Refused: the source is no template, or one that cannot be trusted; or it refuses the
+                variables, or takes too much time or memory.
         """
-        words: list[str] = json.loads(self._text_of([source, None], _COMPILE_SECONDS))
-        return words
-
-    def render(self, source: str, variables: Mapping[str, Any], seconds: float) -> str:
-        """The text of a template, which takes at most so many seconds of a processor.
-
-        Raises:
-            Refused: the template refuses the variables, or takes too much time or memory.
-        """
-        return self._text_of([source, variables], seconds)
-
-    def _text_of(self, request: list[Any], seconds: float) -> str:
         try:
-            encoded = json.dumps(request).encode()
+            encoded = json.dumps([source, variables]).encode()
         except RecursionError:
             raise Refused("its values are nested too deeply") from None
         try:
@@ -92,6 +82,7 @@ def check_template(source: str) -> list[str]:
             f"{MAX_TEMPLATE_CHARS:,} are taken"
         )
     try:
-        return renderer().compile(source)
+        words: list[str] = json.loads(renderer().render(source, None, _COMPILE_SECONDS))
     except Refused as error:
         raise ModelError(f"the model's chat template is not valid: {error}") from error
+    return words
