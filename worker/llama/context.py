@@ -9,7 +9,6 @@ import ctypes
 import mmap
 import sys
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -138,6 +137,9 @@ class Context:
         if options.mtp != "off":
             library.hidden_states().enable(pointer, True, options.mtp == "head")
         self._memory = flat.llama_get_memory(pointer)
+        self._pooling = flat.llama_pooling_type(pointer)
+        self.pools = self._pooling != flat.LLAMA_POOLING_TYPE_NONE
+        """Whether a text has one output; otherwise, each of its tokens has one."""
         self._applied: Applied = ()
         if model.directions is not None:
             self.steer(model.directions)
@@ -227,7 +229,8 @@ class Context:
     def pooled(self, slot: int) -> npt.NDArray[np.float32]:
         """A copy of a sequence's pooled output: shape (n_embd,), or (n_cls_out,) if it ranks."""
         pointer = self._flat.llama_get_embeddings_seq(self.pointer, slot)
-        size = self.model.n_cls_out if self.ranks else self.model.n_embd
+        is_rank = self._pooling == self._flat.LLAMA_POOLING_TYPE_RANK
+        size = self.model.n_cls_out if is_rank else self.model.n_embd
         return np.ctypeslib.as_array(pointer, (size,)).copy()
 
     def of_tokens(self, rows: range) -> npt.NDArray[np.float32]:
@@ -235,20 +238,6 @@ class Context:
         (rows, n_embd)."""
         found = (self._flat.llama_get_embeddings_ith(self.pointer, row) for row in rows)
         return np.stack([np.ctypeslib.as_array(each, (self.model.n_embd,)) for each in found])
-
-    @cached_property
-    def ranks(self) -> bool:
-        """Whether the model ranks pairs of texts."""
-        return self.pooling == int(self._flat.LLAMA_POOLING_TYPE_RANK)
-
-    @cached_property
-    def pools(self) -> bool:
-        """Whether a text has one output; otherwise, each of its tokens has one."""
-        return self.pooling != int(self._flat.LLAMA_POOLING_TYPE_NONE)
-
-    @property
-    def pooling(self) -> int:
-        return int(self._flat.llama_pooling_type(self.pointer))
 
     def abort(self) -> None:
         """Make a running `decode` return `aborted`.
