@@ -46,11 +46,6 @@ class Limits(MemoryKind):
         return self.n_cells if self.unified else self.n_cells // self.n_slots
 
     @property
-    def copies_streams(self) -> bool:
-        """Whether a running stream can move to another slot, and it makes a difference."""
-        return self.cuts_anywhere and not self.unified
-
-    @property
     def one_pass(self) -> bool:
         """Whether all rows of a batch are computed in one pass; otherwise a pass has the same
         number of rows of each sequence."""

@@ -115,8 +115,8 @@ class Scheduler:
             self._lay_out()
         if self.waiting and not self._is_full:
             self._start_waiting(step)
-        if not self._is_placed and self.limits.copies_streams:
-            # One at a time, as running streams wait for the copy.
+        if not self._is_placed and self.limits.cuts_anywhere and not self.limits.unified:
+            # One at a time, as running streams wait for the copy; one pool has no neighbours.
             self._is_placed = not self.cache.close_hole(self.pace.seconds_per_pass)
         if self.cache.moves:
             step.moves = self.cache.take_moves()
@@ -228,8 +228,8 @@ class Scheduler:
                 return  # one trial after the other
             if _needs(sequence) > self.limits.longest and self.limits is not self._layouts[-1]:
                 return  # the next step lays the cells out for it
-            if self._awaits(sequence):
-                n_reserved += 1
+            if sequence.awaits_disk or (sequence.awaited is not None and sequence.awaited.is_due):
+                n_reserved += 1  # what it goes on from is still being read or computed
                 continue
             match = cache.match(sequence)
             sequence.awaited = match.awaited
@@ -254,11 +254,6 @@ class Scheduler:
             self._start(sequence)
             step.started.append(sequence)
             n_idle -= 1
-
-    @staticmethod
-    def _awaits(sequence: Sequence) -> bool:
-        """Whether what a sequence goes on from is still being read or computed."""
-        return sequence.awaits_disk or (sequence.awaited is not None and sequence.awaited.is_due)
 
     def _start(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)

@@ -133,11 +133,8 @@ class Speculation:
         """Tokens since the start."""
         self.seconds = 0.0
         """The time that the drafter computed in the last step."""
-
-    @property
-    def for_one(self) -> bool:
+        self.for_one = drafter.computes
         """Whether one stream at a time can be guessed for."""
-        return self._drafter.computes
 
     def drafts(self, chunks: Rows[Chunk]) -> dict[Sequence, list[int]]:
         """Guesses for what follows the chunks, which are computed in one pass: as many as are worth
@@ -246,8 +243,7 @@ class Speculation:
     def _computed(self, sequence: Sequence, most: int) -> list[Guess]:
         stream = self._stream(sequence)
         chances = accumulate([stream.acceptance[0]] * most, mul)
-        rows = [_Row(chance, sequence.request_id) for chance in chances]
-        n_worth = self._worth(rows)
+        n_worth = self._worth([_Row(chance, sequence.request_id) for chance in chances])
         if not n_worth and self._account < _FIRST_CREDIT:
             return []
         began = self._clock()

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from worker.confinement.walls import Walls
 from worker.devices import machine, select
-from worker.devices.cpu.budget import CpuBudget, cpu_budget
+from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan import memory
 from worker.devices.plan.cells import KvCache, context_options, divided
 from worker.devices.plan.placement import load_options
@@ -92,7 +92,13 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     header = check_overridden(header, settings.overrides)
     directions = read_directions(settings, header)
     embeds = header.pooling is not None
-    budget = _cpu_budget(settings)
+    budget = cpu_budget(settings.threads)
+    log.info(
+        "engine.cpu_budget",
+        threads=budget.threads,
+        derivation=budget.derivation,
+        memory_limit_bytes=budget.memory_limit_bytes,
+    )
     selected = select_device(settings)
     library.on_abort(partial(tell_abort, channel, ModelError, "llama.cpp gave {} up"))
     plan = memory.plan_start(config, header, selected.devices, budget)
@@ -204,17 +210,6 @@ def tell_abort(channel: SyncChannel, kind: type[WorkerError], what: str, message
     that it works on."""
     log.error("engine.native_abort", line=message)
     channel.send([EngineFailed(kind(library.sentence_of_abort(what, message)))])
-
-
-def _cpu_budget(settings: EngineSettings) -> CpuBudget:
-    budget = cpu_budget(settings.threads)
-    log.info(
-        "engine.cpu_budget",
-        threads=budget.threads,
-        derivation=budget.derivation,
-        memory_limit_bytes=budget.memory_limit_bytes,
-    )
-    return budget
 
 
 def _load_model(

@@ -408,20 +408,15 @@ class Supervisor:
             job = self._jobs.by_id.get(request_id)
             is_end = isinstance(stream[-1], Finished | Answered | Failed)
             if job is None:
-                if is_end:
-                    self._confirm_drop(request_id)
+                if is_end and (dropped_at := self._dropped_at.pop(request_id, None)) is not None:
+                    # Its cells are free now.
+                    self._metrics.cancel.observe(time.monotonic() - dropped_at)
             elif job.engine_restarts or is_end:
                 self._feed(job, stream)
             else:
                 job.feed(stream)
         if self._holds_jobs and self._guardian.condition == "ready":
             self._send_held()
-
-    def _confirm_drop(self, request_id: int) -> None:
-        """The engine has ended a request that was dropped: its cells are free now."""
-        dropped_at = self._dropped_at.pop(request_id, None)
-        if dropped_at is not None:
-            self._metrics.cancel.observe(time.monotonic() - dropped_at)
 
     def _feed(self, job: Job, stream: list[StreamEvent]) -> None:
         """Feed a job that ends, or goes on after a crash, with its events of one frame."""

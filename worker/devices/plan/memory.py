@@ -201,7 +201,10 @@ class _Planner:
             )
 
         found = most_cells(wanted, lambda plan: plan.fits and self._leaves_room(plan))
-        if found < (least := self._longest_alone(wanted) if found else wanted):
+        least = 0 if found else wanted
+        if self._is_gpus_own:  # one sequence may take more than a default share of the memory
+            least = max(least, min(self._model.trained_context_length, wanted))
+        if found < least:
             found = max(found, most_cells(least, lambda plan: plan.fits))
         if not found:
             shortest = min(CELLS_STEP, self._model.trained_context_length)
@@ -212,10 +215,6 @@ class _Planner:
     def _is_gpus_own(self) -> bool:
         """Whether the model lies in memory that is there for GPUs alone."""
         return bool(self._devices) and not any(each.uses_host_memory for each in self._devices)
-
-    def _longest_alone(self, wanted: int) -> int:
-        """The cells for one sequence that may take more than a default share of the memory."""
-        return min(self._model.trained_context_length, wanted) if self._is_gpus_own else 0
 
     def _default_cells(self) -> int:
         trained, slots = self._model.trained_context_length, self._settings.slots

@@ -133,15 +133,9 @@ class Cache:
         best = max(matches, key=self._gain, default=Match())
         if self._gain(best) <= 0:
             best = Match()
-        awaited = max(
-            (
-                each
-                for match in slots
-                if (each := match.awaited) and each.owner.can_go_on_from(each.length)
-            ),
-            key=lambda each: each.length,
-            default=None,
-        )
+        all_awaited = (match.awaited for match in slots if match.awaited is not None)
+        possible = (each for each in all_awaited if each.owner.can_go_on_from(each.length))
+        awaited = max(possible, key=lambda each: each.length, default=None)
         if awaited is not None and awaited.length - best.n_ready < _MIN_AWAITED_TOKENS:
             awaited = None
         n_common = max((match.n_common for match in matches), default=0)

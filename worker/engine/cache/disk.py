@@ -83,6 +83,8 @@ class Disk:
             ConfigError: the folder cannot be used, or other users could put files into it.
         """
         self._folder, self._limit_bytes, self._kind = folder, limit_bytes, kind
+        self.largest_bytes = limit_bytes // LARGEST_SHARE
+        """Of one prefix."""
         self._secret = _open(folder)
         self._adapters: Sequence[str] = ()
         self._key, self._beginning = b"", ""
@@ -95,11 +97,6 @@ class Disk:
         )
         # If the model was hashed before, this ends at once and the prefixes are known.
         wait([self._writer.submit(self._find_entries, bind)], _OPENING_SECONDS)
-
-    @property
-    def largest_bytes(self) -> int:
-        """The most bytes of one prefix."""
-        return self._limit_bytes // LARGEST_SHARE
 
     # --- on the engine thread --------------------------------------------------------------
 
@@ -204,11 +201,13 @@ class Disk:
         """Remove the least recently used files, whichever worker wrote them."""
         files, total = [], n_bytes
         for path in self._folder.iterdir():
-            if path.suffix == UNFINISHED:
-                self._remove_abandoned(path)
             if path.suffix in (SUFFIX, UNFINISHED):
                 with contextlib.suppress(OSError):
                     status = path.stat()
+                    is_old = time.time() - status.st_mtime > _ABANDONED_SECONDS
+                    if is_old and path.suffix == UNFINISHED:
+                        path.unlink()
+                        continue
                     total += status.st_size
                     files.append((status.st_mtime_ns, status.st_size, path))
         for _, size, path in sorted(files):
@@ -233,11 +232,6 @@ class Disk:
             self._entries.pop(path, None)
         with contextlib.suppress(OSError):
             path.unlink()
-
-    def _remove_abandoned(self, path: Path) -> None:
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                path.unlink()
 
 
 def _open(folder: Path) -> bytes:
