@@ -321,7 +321,12 @@ class Undo:
             logits[at] = values
 
 
-_KEEP_THE_LIKELIEST = {top_k, top_p, min_p, top_n_sigma}
+_KEEP_THE_LIKELIEST = (top_k, top_p, min_p, top_n_sigma)
+
+
+def _is(step: Step, *functions: Callable[..., Kept]) -> bool:
+    """Whether a step is one of these functions, with its parameters."""
+    return isinstance(step, partial) and step.func in functions
 
 
 class Chain:
@@ -335,20 +340,16 @@ class Chain:
         self, sampling: Sampling, changes: Mapping[str, Step], undo: Undo, n_vocab: int
     ) -> None:
         self._undo, self._keeps_odds = undo, sampling.post_sampling_probs
-        self._usual = _path(sampling, changes, n_vocab, without="xtc")
-        self._xtc_chance = 0.0
-        if "xtc" in sampling.samplers and not sampling.mirostat and sampling.xtc_threshold <= 0.5:
-            self._xtc_chance = sampling.xtc_probability
-        self._with_xtc = self._usual
-        if self._xtc_chance:
-            self._with_xtc = _path(sampling, changes, n_vocab)
+        self._steps, self._last = _path(sampling, changes, n_vocab)
+        self._xtc_chance = sampling.xtc_probability
+        self._without_xtc = [step for step in self._steps if not _is(step, xtc)]
+        """Those of a draw in which xtc does not act."""
         self._next: tuple[float, ...] = ()
         self._odds: tuple[Indices | None, Logits] | None = None
-        steps, last = self._usual
-        is_cold = isinstance(last, Plain) and last.value < COLDEST and not self._xtc_chance
-        self.is_greedy = is_cold and all(step is changes.get("bias") for step in steps)
+        is_cold = isinstance(self._last, Plain) and self._last.value < COLDEST
+        self.is_greedy = is_cold and all(step is changes.get("bias") for step in self._steps)
         """Whether the likeliest token by logits and bias is drawn, whatever was said."""
-        self.throws_twice = self._xtc_chance > 0
+        self.throws_twice = self._without_xtc != self._steps
         """Whether a draw takes a second random number."""
 
     def draw(self, logits: Logits, number: float, chance: float = 1.0) -> int:
@@ -358,7 +359,7 @@ class Chain:
         Raises:
             NotANumber: a logit is NaN.
         """
-        steps, last = self._with_xtc if chance < self._xtc_chance else self._usual
+        steps = self._steps if chance < self._xtc_chance else self._without_xtc
         if self.is_greedy and not (steps or self._keeps_odds):
             return likeliest(logits)
         if math.isnan(logits.max()):
@@ -367,9 +368,9 @@ class Chain:
         try:
             for step in steps:
                 kept = step(kept)
-            final, weights = last.weights(kept)
+            final, weights = self._last.weights(kept)
             index = pick(weights, number)
-            self._next = last.after(kept, weights, index)
+            self._next = self._last.after(kept, weights, index)
         finally:
             self._undo.take_back()
         if self._keeps_odds:
@@ -380,11 +381,11 @@ class Chain:
     def state(self) -> tuple[float, ...]:
         """What the tokens that were taken do not tell: mirostat and adaptive_p learn from their
         odds."""
-        return self._usual[1].state
+        return self._last.state
 
     @state.setter
     def state(self, state: tuple[float, ...]) -> None:
-        self._usual[1].state = self._with_xtc[1].state = state
+        self._last.state = state
 
     def take(self) -> None:
         """The token of the last draw goes into the answer."""
@@ -412,12 +413,10 @@ class Chain:
         return share(at), top
 
 
-def _path(
-    sampling: Sampling, changes: Mapping[str, Step], n_vocab: int, without: str = ""
-) -> tuple[list[Step], Last]:
+def _path(sampling: Sampling, changes: Mapping[str, Step], n_vocab: int) -> tuple[list[Step], Last]:
     """The steps in the request's order, and the end. A step that is off is none."""
     names = ("temperature",) if sampling.mirostat else sampling.samplers
-    made = [_step(name, sampling, changes) for name in ("bias", *names) if name != without]
+    made = [_step(name, sampling, changes) for name in ("bias", *names)]
     steps = [step for step in made if step is not None]
     if sampling.mirostat:
         tau, eta = sampling.mirostat_tau, sampling.mirostat_eta
@@ -440,7 +439,7 @@ def _step(name: str, sampling: Sampling, changes: Mapping[str, Step]) -> Step | 
             return partial(typical_p, sampling.typical_p, least)
         case "top_n_sigma" if sampling.top_n_sigma > 0:
             return partial(top_n_sigma, sampling.top_n_sigma)
-        case "xtc":
+        case "xtc" if sampling.xtc_probability > 0 and sampling.xtc_threshold <= 0.5:
             return partial(xtc, sampling.xtc_threshold, least)
         case "temperature" if sampling.dynatemp_range > 0 and not sampling.mirostat:
             spread, exponent = sampling.dynatemp_range, sampling.dynatemp_exponent
@@ -456,9 +455,7 @@ def _taken_over(steps: list[Step]) -> Plain:
     for at, step in enumerate(steps):
         if isinstance(step, partial) and step.func is temperature and step.args[0] < COLDEST:
             del steps[at:]
-            while steps and isinstance(steps[-1], partial):
-                if steps[-1].func not in _KEEP_THE_LIKELIEST:
-                    break
+            while steps and _is(steps[-1], *_KEEP_THE_LIKELIEST):
                 steps.pop()
             return Plain(0.0)
     if steps and isinstance(steps[-1], partial) and steps[-1].func is temperature:
