@@ -51,6 +51,7 @@ from worker.wire.work import (
     Rank,
     Tokenize,
     Work,
+    placed,
 )
 
 log = get_logger()
@@ -153,11 +154,12 @@ class Intake:
                     ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
                 submit = partial(self._loop.submit, sequence)
                 self._hand_over(request_id, sequence.n_prompt, ids, submit)
-            case Embed(norm=norm):
-                texts = (self._prompts.embedded(text, place) for place, text in work.places())
+            case Embed(inputs, norm, field=field):
+                texts = (self._prompts.embedded(text, at) for at, text in placed(field, inputs))
                 self._pool(request_id, work, texts, norm)
-            case Rank(query):
-                texts = (self._prompts.pair(query, text, place) for place, text in work.places())
+            case Rank(query, documents, field=field):
+                items = placed(field, documents)
+                texts = (self._prompts.pair(query, text, at) for at, text in items)
                 self._pool(request_id, work, texts, AS_IT_IS)
             case Tokenize():
                 self._end(Answered(request_id, self._prompts.tokenized(work)))

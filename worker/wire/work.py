@@ -172,10 +172,6 @@ class Embed(Struct, frozen=True, tag=True):
     field: str = "input"
     """The request's field that the inputs come from, for errors."""
 
-    def places(self) -> Iterator[tuple[str, str | MixedTokens]]:
-        """Each input behind its place in the request."""
-        return _places(self.field, self.inputs)
-
 
 class Rank(Struct, frozen=True, tag=True):
     """Score how well documents answer a query. The answer is a list of (tokens, 32-bit floats), in
@@ -187,13 +183,9 @@ class Rank(Struct, frozen=True, tag=True):
     field: str = "documents"
     """As for `Embed`."""
 
-    def places(self) -> Iterator[tuple[str, str]]:
-        """As for `Embed`."""
-        return _places(self.field, self.documents)
 
-
-def _places(field: str, items: Sequence[_T]) -> Iterator[tuple[str, _T]]:
-    """One item need not be in a list."""
+def placed(field: str, items: Sequence[_T]) -> Iterator[tuple[str, _T]]:
+    """Each of a field's items behind its place in the request; one need not be in a list."""
     if len(items) == 1:
         return iter([(field, items[0])])
     return ((f"{field}[{index}]", item) for index, item in enumerate(items))
