@@ -74,9 +74,7 @@ SUBJECTS = {
             for name in ("plan_alone", "placement", "memory", "sets")
         ),
     ),
-    "stops": Subject(
-        (f"{_ENGINE}.text.stops", f"{_ENGINE}.text.detokenizer"), (f"{_UNIT}/engine/test_text.py",)
-    ),
+    "stops": Subject((f"{_ENGINE}.text.stops",), (f"{_UNIT}/engine/test_text.py",)),
     "parsers": Subject(
         tuple(f"worker.api.chat.parse.{name}" for name in ("answer", "calls", "tagged_calls")),
         tuple(f"{_UNIT}/api/test_{name}.py" for name in ("answers", "round_trips")),

@@ -79,12 +79,15 @@ class Answers:
         known = self._texts.get(token)
         if known is None:
             known = self._learn(token)
-        piece = known.encode() if known else self._backend.piece(token, request.shown_tokens)
-        text, stop = sequence.match_stops(sequence.detokenizer.feed(piece))
+        text = known
+        if not known or sequence.characters.buffer:
+            piece = known.encode() if known else self._backend.piece(token, request.shown_tokens)
+            text = sequence.characters.decode(piece)
+        text, stop = sequence.match_stops(text)
         _emit(sequence, text, events)
         sequence.holds_nothing = not (
             sequence.pending_ids
-            or sequence.detokenizer.holds
+            or sequence.characters.buffer
             or request.stop
             or request.lines != _NO_LIMITS
             or n_top is not None
@@ -120,7 +123,7 @@ class Answers:
         if stop is None:
             # The held text is the beginning of a stop that did not come, or a part of a character.
             # That part becomes U+FFFD, which may complete a stop.
-            text, stop = sequence.stops.feed(sequence.detokenizer.finish())
+            text, stop = sequence.stops.feed(sequence.characters.decode(b"", final=True))
             if stop is None:
                 text += sequence.stops.finish()
             else:

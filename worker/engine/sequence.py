@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from encodings.utf_8 import IncrementalDecoder as Utf8
+from functools import partial
 
 from worker.engine.cache.moves import State
 from worker.engine.media.span import Span
-from worker.engine.text.detokenizer import Detokenizer
 from worker.engine.text.lines import LineGuard
 from worker.engine.text.stops import StopMatcher
 from worker.llama.sampler import Sampler
@@ -53,7 +54,8 @@ class Sequence:
     tier: CacheTier = "device"
     """Where these tokens were."""
     first_token_at: float | None = None
-    detokenizer: Detokenizer = field(default_factory=Detokenizer)
+    characters: Utf8 = field(default_factory=partial(Utf8, "replace"))
+    """Holds back a character whose last byte has not come; what is no UTF-8 becomes U+FFFD."""
     stops: StopMatcher = field(default_factory=StopMatcher)
     lines: LineGuard = field(init=False)
     prompt_end: str = ""
@@ -96,7 +98,7 @@ class Sequence:
         """Go on behind the tokens that an earlier engine has sent."""
         for token in self.request.produced:
             self.tokens.append(token)
-            self.match_stops(self.detokenizer.feed(piece(token, self.request.shown_tokens)))
+            self.match_stops(self.characters.decode(piece(token, self.request.shown_tokens)))
 
     def match_stops(self, text: str) -> tuple[str, str | None]:
         """The part of a text that can be sent, and the stop that matched; none matches before

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from encodings.utf_8 import IncrementalDecoder
+from typing import Any, cast
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.text.detokenizer import Detokenizer
+from worker.engine.sequence import Sequence
 from worker.engine.text.stops import StopMatcher, _State
 from worker.errors import InvalidRequest
+from worker.wire.sampling import Sampling
+from worker.wire.work import InferenceRequest
 
 CORPUS = (
     "plain English, naïve café, Straße",
@@ -20,9 +25,15 @@ CORPUS = (
 )
 
 
+def detokenizer() -> IncrementalDecoder:
+    """As each sequence has it."""
+    request = InferenceRequest("job", "", Sampling(0), 1)
+    return Sequence(1, request, [], cast(Any, None)).characters
+
+
 def stream(pieces: list[bytes]) -> list[str]:
-    detokenizer = Detokenizer()
-    return [*(detokenizer.feed(piece) for piece in pieces), detokenizer.finish()]
+    characters = detokenizer()
+    return [*map(characters.decode, pieces), characters.decode(b"", final=True)]
 
 
 @pytest.mark.parametrize("text", CORPUS)
@@ -44,9 +55,9 @@ def test_an_emoji_comes_whole() -> None:
 
 
 def test_a_cut_off_emoji_is_held_until_the_end() -> None:
-    detokenizer = Detokenizer()
-    assert (detokenizer.feed(b"a\xf0\x9f"), detokenizer.holds) == ("a", True)
-    assert (detokenizer.finish(), detokenizer.holds) == ("\ufffd", False)
+    characters = detokenizer()
+    assert (characters.decode(b"a\xf0\x9f"), bool(characters.buffer)) == ("a", True)
+    assert (characters.decode(b"", final=True), bool(characters.buffer)) == ("\ufffd", False)
 
 
 def run_stops(text: str, stops: list[str], cuts: list[int]) -> tuple[str, str | None]:
