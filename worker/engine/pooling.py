@@ -7,7 +7,7 @@ loop, after which other waiting work gets its turn.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -135,7 +135,7 @@ class Pooling:
             group.append((request, taken))
         return group
 
-    def _computed(self, group: Group) -> Iterable[Event]:
+    def _computed(self, group: Group) -> list[Event]:
         """Compute the texts of a group. One that cannot be computed costs its own request alone."""
         self._in_hand[LOOP] = group[0][0].request_id if len(group) == 1 else 0
         try:
@@ -149,14 +149,14 @@ class Pooling:
             return [Failed(request.request_id, error)]
         finally:
             self._in_hand[LOOP] = 0
-        return list(self._ended(group, iter(vectors)))
-
-    def _ended(self, group: Group, vectors: Iterator[Vector]) -> Iterator[Answered]:
+        ended: list[Event] = []
+        computed = iter(vectors)
         for request, taken in group:
             for text in taken:
                 request.left.popleft()
                 request.n_left -= len(text)
-                request.vectors.append((len(text), scaled(next(vectors), request.norm)))
+                request.vectors.append((len(text), scaled(next(computed), request.norm)))
             if not request.left:
                 del self._requests[request.request_id]
-                yield Answered(request.request_id, request.vectors)
+                ended.append(Answered(request.request_id, request.vectors))
+        return ended

@@ -77,12 +77,9 @@ class EngineProcess:
 
         Raises `WorkerError` if memory, processes or descriptors are short for now.
         """
-        if self._process is None:
-            with _told():
-                self._spawn()
-
-    def _spawn(self) -> None:
-        with contextlib.ExitStack() as at_last, contextlib.ExitStack() as unless_spawned:
+        if self._process is not None:
+            return
+        with _told(), contextlib.ExitStack() as at_last, contextlib.ExitStack() as unless_spawned:
             ours, theirs = socket.socketpair()
             at_last.callback(theirs.close)
             unless_spawned.callback(ours.close)

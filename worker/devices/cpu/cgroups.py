@@ -30,25 +30,17 @@ class CgroupLimits:
     """Memory that is left below the limit; page cache that can be dropped counts as left."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
-    version: int
-    controllers: frozenset[str]
-    root: PurePosixPath
-    """The group at the mount point."""
-    point: PurePosixPath
-
-
 def read_limits(root: Path = Path("/")) -> CgroupLimits:
     """The limits of this process's groups, from `root`/proc and the mounts named there."""
-    mounts = _mounts(root)
+    memberships = list(_memberships(root))
     cpu: list[tuple[float, str]] = []
     memory: list[tuple[int, str, int]] = []
-    for version, controllers, group in _memberships(root):
-        for mount in mounts:
-            if mount.version != version or (version == 1 and not mount.controllers & controllers):
+    for version, mounted, mount_root, point in _mounts(root):
+        for own_version, controllers, group in memberships:
+            if own_version != version or (version == 1 and not mounted & controllers):
                 continue
-            for folder in _levels(root, mount, group):  # one without a controller has no such file
+            # One without a controller has no such file.
+            for folder in _levels(root / point.relative_to("/"), mount_root, group):
                 cpu += _cpu_limit(folder, version)
                 memory += _memory_limit(folder, version)
     cpus, cpus_origin = min(cpu, default=(None, ""))
@@ -65,34 +57,28 @@ def _memberships(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPat
         yield version, frozenset(controllers.split(",")), PurePosixPath(group)
 
 
-def _mounts(root: Path) -> list[_Mount]:
-    found = []
+def _mounts(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPath, PurePosixPath]]:
+    """What /proc/self/mountinfo has of control groups: version, controllers, the group at the mount
+    point, and that point."""
     for line in read(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, tail = before.split(), after.split()
         if len(fields) < 5 or not tail or tail[0] not in ("cgroup", "cgroup2"):
             continue
-        found.append(
-            _Mount(
-                version=2 if tail[0] == "cgroup2" else 1,
-                controllers=frozenset(tail[-1].split(",")),
-                root=PurePosixPath(_unescape(fields[3])),
-                point=PurePosixPath(_unescape(fields[4])),
-            )
-        )
-    return found
+        mount_root, point = (PurePosixPath(_unescape(field)) for field in fields[3:5])
+        version = 2 if tail[0] == "cgroup2" else 1
+        yield version, frozenset(tail[-1].split(",")), mount_root, point
 
 
-def _levels(root: Path, mount: _Mount, group: PurePosixPath) -> Iterator[Path]:
+def _levels(point: Path, mount_root: PurePosixPath, group: PurePosixPath) -> Iterator[Path]:
     """The folders from the mount point down to the process's own group.
 
     A container often sees its group's path on the host, while the mount has that very group as its
     root. Only the mount point can be read then.
     """
-    point = root / mount.point.relative_to("/")
     yield point
     try:
-        below = group.relative_to(mount.root)
+        below = group.relative_to(mount_root)
     except ValueError:
         return
     for part in below.parts:

@@ -108,7 +108,7 @@ class Unloaded:
             output += of_row * options.n_batch
         kv: tuple[int, ...] = (report.kv_bytes,)
         if len(self._devices) > 1:
-            kv = tuple(round(report.kv_by_device.get(device.name, 0.0)) for device in self._devices)
+            kv = tuple(round(report.kv_by_device[device.name]) for device in self._devices)
         return Layout(
             kv=kv,
             compute=compute,

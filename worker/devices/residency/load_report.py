@@ -8,8 +8,10 @@ text; runs wherever a model is loaded or planned.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 from worker.errors import ResidencyViolation
@@ -71,7 +73,7 @@ class LoadReport:
     buffers: list[Buffer] = field(default_factory=list)
     cache_devices: dict[int, str] = field(default_factory=dict)
     """The device of each layer's cache."""
-    kv_by_device: dict[str, float] = field(default_factory=dict)
+    kv_by_device: defaultdict[str, float] = field(default_factory=partial(defaultdict, float))
     """The caches' own sums by device, each cache's by its layers."""
     layer_devices: dict[int, str] = field(default_factory=dict)
     """The device of each layer; the output layer is the last one."""
@@ -86,14 +88,6 @@ class LoadReport:
     not_locked: str | None = None
     """Why memory could not be locked, in llama.cpp's words."""
     _now_cached: list[str] = field(default_factory=list)
-
-    def add_cache(self, size_bytes: int) -> None:
-        """Enter the sum of the cache whose layers were told last."""
-        self.kv_bytes += size_bytes
-        for device in self._now_cached:
-            share = size_bytes / len(self._now_cached)
-            self.kv_by_device[device] = self.kv_by_device.get(device, 0.0) + share
-        self._now_cached.clear()
 
     def bytes_of(self, kind: str) -> int:
         return sum(buffer.size_bytes for buffer in self.buffers if buffer.kind == kind)
@@ -145,11 +139,14 @@ def _read(line: str, report: LoadReport) -> bool:
             case "cached":
                 report.cache_devices[int(match["layer"])] = match["device"]
                 report._now_cached.append(match["device"])
-            case "cells":
-                n_layers = len(report._now_cached) or 1
+            case "cells":  # of the cache whose layers were told last
+                size, n_layers = _bytes(match["size"]), len(report._now_cached) or 1
                 largest = max(map(_bytes, _KEYS_OR_VALUES.findall(line)), default=0)
                 report.largest_kv_bytes = max(report.largest_kv_bytes, largest // n_layers)
-                report.add_cache(_bytes(match["size"]))
+                report.kv_bytes += size
+                for device in report._now_cached:
+                    report.kv_by_device[device] += size / n_layers
+                report._now_cached.clear()
             case "splits":
                 report.splits = max(report.splits, *map(int, match["splits"].split(" / ")))
             case "unused":

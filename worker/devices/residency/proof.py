@@ -53,7 +53,7 @@ def prove(
     """
     contexts = [context] if head is None else [context, head]
     report = parse(chain(model.load_log, *(each.load_log for each in contexts)))
-    expected = _layer_devices(report, model, selected)
+    ends = list(accumulate(model.options.layers))  # none where the first device has all
     # Most devices call their memory by their own name; an RPC device does not.
     names = {placement.buffer_type_name(device): device.name for device in selected.devices}
     buffers = tuple(
@@ -67,10 +67,9 @@ def prove(
     if beside or len(selected.cards) > 1:
         weights = placement.place(header, selected.devices, model.options.layers)
     faults = [
-        f"layer {layer} of {len(report.layer_devices)} is on {report.layer_devices[layer]}, not on "
-        f"{device}"
-        for layer, device in sorted(expected.items())
-        if report.layer_devices[layer] != device
+        f"layer {layer} of {len(report.layer_devices)} is on {told}, not on {device}"
+        for layer, told in sorted(report.layer_devices.items())
+        if told != (device := selected.names[bisect_right(ends, layer)])
     ]
     allowed = []
     for each in beside:
@@ -113,12 +112,6 @@ def together(model: Residency, draft: Residency) -> Residency:
         allowed_host_buffers=model.allowed_host_buffers + draft.allowed_host_buffers,
         holder_pids=draft.holder_pids,
     )
-
-
-def _layer_devices(report: LoadReport, model: Model, selected: Selected) -> dict[int, str]:
-    """The device on which each layer belongs; where they are not shared out, the first one."""
-    ends = list(accumulate(model.options.layers))
-    return {layer: selected.names[bisect_right(ends, layer)] for layer in report.layer_devices}
 
 
 def _misplaced(

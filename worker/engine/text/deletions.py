@@ -7,13 +7,11 @@ template's source; what it does to each is seen in probes that have the word bet
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 from typing import Any, NamedTuple
 
-Chat = dict[str, Any]
-Render = Callable[[Chat], str | None]
-"""Renders a chat; `None` if the template refuses it."""
+from worker.engine.text.conversation import Chat, Render
 
 _BEFORE, _AMONG, _BEHIND = "before5eb1", "among5eb1", "behind5eb1"
 _TO_THE_END = None
