@@ -38,11 +38,8 @@ def warm_up(model: Model, context: Context) -> float:
 
 
 def check_directions(model: Model, context: Context) -> None:
-    """Refuse control vectors where they change nothing: some graphs of llama.cpp do not add them.
-
-    Raises:
-        ModelError: the output is the same with and without them.
-    """
+    """Raises `ModelError` if the output is the same with control vectors and without: some graphs
+    of llama.cpp do not add them."""
     if model.directions is None or not model.directions.any():
         return
     changed = _output(model, context)

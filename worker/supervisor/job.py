@@ -82,11 +82,8 @@ class Inbox(AsyncIterator[list[StreamEvent]]):
         await self._news.wait()
 
     async def begun(self) -> None:
-        """Wait until a token or an end has come, and read nothing.
-
-        Raises:
-            WorkerError: a job failed before that.
-        """
+        """Wait until a token or an end has come, and read nothing; raises the error of a job that
+        failed before that."""
         while True:
             for event in self.events:
                 if isinstance(event, Failed):
@@ -293,11 +290,8 @@ class Job:
         return whole
 
     def continued(self, events: list[StreamEvent]) -> list[StreamEvent]:
-        """The events of a frame that were not sent before a crash.
-
-        Raises:
-            EngineCrashed: a deterministic answer differs from what was sent before.
-        """
+        """The events of a frame that were not sent before a crash; raises `EngineCrashed` if a
+        deterministic answer differs from what was sent."""
         news: list[StreamEvent] = []
         for event in events:
             match event:

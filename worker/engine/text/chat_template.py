@@ -42,10 +42,7 @@ _REASONING = "continued_reasoning"
 
 
 class ChatTemplate:
-    """
-    Raises:
-        ModelError: the template is invalid, or reaches for Python's internals.
-    """
+    """Raises `ModelError` if the template is invalid, or reaches for Python's internals."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None
@@ -111,10 +108,7 @@ class ChatTemplate:
         return Reading(self, chat, prompt)
 
     def rendered(self, chat: Chat, seconds: float) -> str:
-        """
-        Raises:
-            Refused: the template refuses the chat, or takes too much time or memory.
-        """
+        """Raises `Refused` if the template refuses the chat, or takes too much time or memory."""
         return renderer().render(self.source, {**self._special_tokens, **chat}, seconds)
 
 
@@ -128,10 +122,7 @@ class Reading:
     """What it was made of."""
 
     def text(self) -> str:
-        """
-        Raises:
-            InvalidRequest: the template refuses these messages, or takes too long.
-        """
+        """Raises `InvalidRequest` if the template refuses these messages, or takes too long."""
         try:
             text = self._rendered()
             if not self.prompt.continue_final_message:

@@ -71,11 +71,8 @@ def served_templates(
 
 
 def check_template(source: str) -> list[str]:
-    """The words in the expressions of a template.
-
-    Raises:
-        ModelError: no chat can be rendered with this template.
-    """
+    """The words in the expressions of a template; raises `ModelError` if no chat can be rendered
+    with it."""
     if len(source) > MAX_TEMPLATE_CHARS:
         raise ModelError(
             f"the model's chat template has {len(source):,} characters; at most "
