@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.chats import SPECIAL, TEMPLATES, calling, result, user
 from worker.engine.text import chat_template
 from worker.engine.text.chat_template import ChatTemplate
-from worker.engine.text.conversation import _one_call_a_turn, _paired
+from worker.engine.text.conversation import _complete, _one_call_a_turn, _paired
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
@@ -274,6 +275,15 @@ def test_a_function_may_leave_out_all_but_its_name(template: ChatTemplate) -> No
         tool = {"type": "function", "function": {"name": A, **more}}
         text = template.read(ChatPrompt((HI,), tools=(tool,))).text()
         assert A in text and str(more.get("description", "")) in text
+
+
+def test_what_a_function_leaves_out_is_added_in_one_order() -> None:
+    """A set's order is another in each process: a prompt would not begin as the one before did."""
+    tool = {"type": "function", "function": {"name": A}}
+    [whole] = _complete({"messages": [], "tools": [tool]})["tools"]
+    parameters = {"type": "object", "properties": {}}
+    wanted = {"name": A, "parameters": parameters, "description": ""}
+    assert json.dumps(whole["function"]) == json.dumps(wanted)
 
 
 def test_a_long_conversation_is_not_refused(

@@ -230,12 +230,10 @@ def _without_none(chat: Chat) -> Chat:
 def _complete(chat: Chat) -> Chat:
     """Tools with all that a function may leave out."""
 
-    def with_all(given: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
-        return {**given, **{name: defaults[name] for name in defaults.keys() - given.keys()}}
-
     def function(given: Mapping[str, Any]) -> dict[str, Any]:
-        schema = with_all(given.get("parameters") or {}, type="object", properties={})
-        return with_all({**given, "parameters": schema}, description="")
+        schema = given.get("parameters") or {}
+        whole = {**given, "parameters": {**schema, "type": "object", "properties": {}, **schema}}
+        return {**whole, "description": "", **whole}
 
     tools = [{**tool, "function": function(tool["function"])} for tool in chat.get("tools") or ()]
     return {**chat, "tools": tools} if tools else chat
