@@ -8,7 +8,7 @@ the ranges in each field's metadata.
 # ruff: noqa: E501 - the settings are a table, one a line
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from worker.wire.adapters import ControlVector, parse_control_vector
@@ -23,16 +23,8 @@ streams come late, and nothing ends sooner (`arrivals` of `make bench`). On an H
 4,000 tokens that joins a stream of an 8 B model waits 546 ms where 50 ms make it 652; the stream's
 longest gap is 100 ms instead of 45, and 213 ms with llama-server (`join`)."""
 
-_ROPE_FIELDS = (
-    "rope_freq_base",
-    "rope_freq_scale",
-    "yarn_orig_ctx",
-    "yarn_ext_factor",
-    "yarn_attn_factor",
-    "yarn_beta_slow",
-    "yarn_beta_fast",
-)
-"""Settings that `llama_context_params` has under the same name."""
+_ROPE_FIELDS = ("rope_freq_", "yarn_")
+"""What the settings begin with that `llama_context_params` has under the same name."""
 _ROPE_SCALINGS = {"none": 0, "linear": 1, "yarn": 2}
 """`llama_rope_scaling_type`."""
 Pooling = Literal["none", "mean", "cls", "last", "rank"]
@@ -109,7 +101,8 @@ class EngineSettings:
     @property
     def rope(self) -> tuple[tuple[str, float], ...]:
         """What changes positions: fields of `llama_context_params` and their values."""
-        values = {name: getattr(self, name) for name in _ROPE_FIELDS}
+        names = (each.name for each in fields(self) if each.name.startswith(_ROPE_FIELDS))
+        values = {name: getattr(self, name) for name in names}
         if self.rope_scaling is not None:
             values["rope_scaling_type"] = _ROPE_SCALINGS[self.rope_scaling]
         if self.rope_scale is not None:
@@ -143,8 +136,8 @@ class EngineSettings:
     @property
     def device_indices(self) -> tuple[int, ...]:
         """The indices among the backend's own devices; none for a processor."""
-        fields = BACKENDS[self.backend].fields
-        indices: tuple[int, ...] = getattr(self, fields[0]) if fields else ()
+        chosen_by = BACKENDS[self.backend].fields
+        indices: tuple[int, ...] = getattr(self, chosen_by[0]) if chosen_by else ()
         return indices
 
     @property
