@@ -40,6 +40,13 @@ class Buffer:
         pinned for a device."""
         return _HOST_TYPE.match(self.device) is not None
 
+    def is_on(self, device: str) -> bool:
+        """Whether it is in the device's own memory, which may have several types: `CUDA1` and
+        `CUDA1_Split`, `MTL0` and `MTL0_Private`, but not `CUDA10`; for a CPU, in the host's."""
+        if device == "CPU" or self.is_on_host:
+            return device == "CPU" and self.is_on_host
+        return re.match(rf"{re.escape(device)}(?!\d)", self.device) is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Residency:
@@ -67,10 +74,7 @@ class Residency:
         return sum(map(self.bytes_on, names))
 
     def bytes_on(self, device: str) -> int:
-        """Bytes in the device's own buffer types: `CUDA1` and `CUDA1_Split`, but not `CUDA10`; for
-        a CPU, `CPU`, `CPU_Mapped`, `CPU_REPACK` and `AMX`."""
-        own = re.compile(rf"{re.escape(device)}(?!\d)" + ("|AMX$" if device == "CPU" else ""))
-        return sum(b.size_bytes for b in self.buffers if own.match(b.device))
+        return sum(buffer.size_bytes for buffer in self.buffers if buffer.is_on(device))
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def prove(
         for buffer in report.buffers
         if buffer.size_bytes
     )
-    beside = [buffer for buffer in buffers if not _is_on(buffer, selected)]
+    beside = [buffer for buffer in buffers if not any(map(buffer.is_on, selected.names))]
     # Asking about each tensor takes milliseconds, which a start on a CPU need not spend.
     weights = placement.NOTHING
     if beside or len(selected.cards) > 1:
@@ -195,16 +195,6 @@ def _unproven(
             f"--mlock is set, but the memory could not be locked ({report.not_locked}); raise the "
             "limit of locked memory (ulimit -l, or IPC_LOCK for a container)"
         )
-
-
-def _is_on(buffer: Buffer, selected: Selected) -> bool:
-    if not selected.is_gpu:
-        return buffer.is_on_host
-    # A device may have several types of its own memory: `MTL0`, `MTL0_Private`, `MTL0_Mapped`.
-    return buffer.device in selected.names or (
-        any(buffer.device.startswith(f"{name}_") for name in selected.names)
-        and not buffer.is_on_host
-    )
 
 
 def _violation(
