@@ -534,15 +534,12 @@ Arrives = Callable[[str], bool]
 """Whether a prompt says all that its probe says."""
 
 
-def _arrive(*marks: str) -> Arrives:
-    """In this order, and not as Python or JSON prints a list of parts."""
-    printed = re.compile(rf"""["'](text|thinking)["']: ?["']({"|".join(marks)})""")
-
-    def arrive(prompt: str) -> bool:
-        places = [prompt.find(mark) for mark in marks]
-        return places[0] >= 0 and places == sorted(places) and not printed.search(prompt)
-
-    return arrive
+def _in_their_order(probe: Chat, prompt: str) -> bool:
+    """All marks of the probe, in this order, and not as Python or JSON prints a list of parts."""
+    marks = [mark for mark in (_FIRST, _MARK, _SECOND) if mark in str(probe)]
+    places = [prompt.find(mark) for mark in marks]
+    printed = rf"""["'](text|thinking)["']: ?["']({"|".join(marks)})"""
+    return places[0] >= 0 and places == sorted(places) and not re.search(printed, prompt)
 
 
 def _all_arrive(prompt: str) -> bool:
@@ -568,7 +565,8 @@ class _Matter:
     probe: Chat
     forms: tuple[Form, ...]
     """The last one is taken if the marks arrive in none."""
-    arrives: Arrives = _arrive(_MARK)
+    arrives: Arrives | None = None
+    """`None`: `_in_their_order`."""
     role: str = ""
     """The first form has this role, and is none for a template that does not know it."""
 
@@ -579,8 +577,7 @@ def _matter_of_parts(role: str, *messages: Message, is_calling: bool = False) ->
     def which(message: Message) -> bool:
         return message.get("role") == role and bool(message.get("tool_calls")) is is_calling
 
-    forms = (as_it_is, _as_text(which), as_it_is)
-    return _Matter(_chat(*messages), forms, _arrive(_FIRST, _SECOND))
+    return _Matter(_chat(*messages), (as_it_is, _as_text(which), as_it_is))
 
 
 _TWO_PARTS = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
@@ -590,7 +587,6 @@ _MATTERS = (
     _Matter(
         _chat(_user("x"), tools=[_bare(_FIRST), _bare(_SECOND, parameters={})]),
         (as_it_is, _complete, as_it_is),
-        _arrive(_FIRST, _SECOND),
     ),
     _Matter(
         _chat(_developer(_MARK), _user("x")),
@@ -600,7 +596,6 @@ _MATTERS = (
     _Matter(
         _chat(_system(_FIRST), _system(_MARK), _developer(_SECOND), _user("x")),
         (as_it_is, partial(_one_beginning, of_each_role=True), _one_beginning),
-        _arrive(_FIRST, _MARK, _SECOND),
     ),
     _Matter(
         _chat(
@@ -609,7 +604,6 @@ _MATTERS = (
             *map(_without_id, (_calling("w", "z"), _result(_MARK), _result(_SECOND))),
         ),
         (as_it_is, _paired, _with_short_ids, as_it_is),
-        _arrive(_FIRST, _MARK, _SECOND),
     ),
     _Matter(
         _chat(_user("x"), _calling(_MARK), _result("y")),
@@ -628,13 +622,11 @@ _MATTERS = (
     _Matter(
         _chat(_user("x"), _calling(_FIRST, _SECOND), _result("y"), _result("z", "2")),
         (as_it_is, _one_call_a_turn, as_it_is),
-        _arrive(_FIRST, _SECOND),
     ),
     _Matter(_chat(_system(_MARK), _user("x")), (as_it_is, _into_next)),
     _Matter(
         _chat(_system(_FIRST), _user("x"), _calling("z"), _result(_SECOND)),
         (as_it_is, _into_next_before_others, as_it_is),
-        _arrive(_FIRST, _SECOND),
     ),
     _Matter(
         _chat(
@@ -642,12 +634,10 @@ _MATTERS = (
             *(_assistant("z"), _developer(_SECOND), _user("x")),
         ),
         (as_it_is, _later_as_user, as_it_is),
-        _arrive(_FIRST, _SECOND),
     ),
     _Matter(
         _chat(_user("x"), _user(_FIRST), _assistant("y"), _assistant(_SECOND), _user("z")),
         (as_it_is, _runs_merged(_is_of_the_turn), as_it_is),
-        _arrive(_FIRST, _SECOND),
     ),
     _Matter(
         _chat(
@@ -666,7 +656,6 @@ _MATTERS = (
     _Matter(
         _chat(_system(_FIRST), _user("x"), _calling("z"), _result(_MARK), _user(_SECOND)),
         (as_it_is, _runs_merged(_is_behind_result), as_it_is),
-        _arrive(_FIRST, _MARK, _SECOND),
     ),
     _Matter(
         _chat(_user("x"), _calling("z", reasoning_content=_MARK), _result("y")),
@@ -675,7 +664,6 @@ _MATTERS = (
     _Matter(
         _chat(_user(_FIRST), _assistant("x"), _user(_TWO_PARTS[1:])),
         (as_it_is, _all_as_text, _as_parts, _all_as_text),
-        _arrive(_FIRST, _SECOND),
     ),
     _matter_of_parts("system", _system(_TWO_PARTS), _user("x")),
     _matter_of_parts("developer", _developer(_TWO_PARTS), _user("x")),
@@ -700,13 +688,14 @@ def forms_of(render: Render) -> tuple[Form, ...]:
         return render(chat) or ""
 
     for matter in _MATTERS:
+        arrives = matter.arrives or partial(_in_their_order, matter.probe)
         for form in matter.forms:
             prompt = rendered(matter.probe, form)
             if form is matter.forms[0] and matter.role and prompt:
                 other = rendered(_with_role(matter.role, _NO_ROLE)(matter.probe), form)
                 if other.lower().replace(_NO_ROLE, matter.role) == prompt.lower():
                     continue  # it writes whatever the role is
-            if matter.arrives(prompt):
+            if arrives(prompt):
                 break
         found.append(form)
     return tuple(found)
