@@ -136,6 +136,8 @@ class Context:
         self.pointer = pointer
         if options.mtp != "off":
             library.hidden_states().enable(pointer, True, options.mtp == "head")
+        self.n_ctx = int(flat.llama_n_ctx(pointer))
+        """KV cells of all sequences together, as llama.cpp rounded them."""
         self._memory = flat.llama_get_memory(pointer)
         self._pooling = flat.llama_pooling_type(pointer)
         self.pools = self._pooling != flat.LLAMA_POOLING_TYPE_NONE
@@ -148,6 +150,9 @@ class Context:
         self._rows: dict[int, npt.NDArray[np.float32]] = {}
         """Views of rows of logits by their address."""
         self.memory_kind = self._memory_kind()
+        is_split = self.memory_kind.moves_states and not options.kv_unified
+        self._n_empty_parts = options.n_seq_max - 1 if is_split else 0
+        """The parts of a split cache of which a state says only that they are empty."""
         if not self.memory_kind.recurrent:
             # Half-updated recurrent state cannot be rolled back, so such a model is never aborted.
             flat.llama_set_abort_callback(
@@ -158,11 +163,6 @@ class Context:
         if self.pointer:
             self._flat.llama_free(self.pointer)
             self.pointer = None
-
-    @property
-    def n_ctx(self) -> int:
-        """KV cells of all sequences together, as llama.cpp rounded them."""
-        return int(self._flat.llama_n_ctx(self.pointer))
 
     # --- compute -----------------------------------------------------------------------
 
@@ -350,12 +350,6 @@ class Context:
         if not fits:
             self.truncate(slot, 0)
         return fits
-
-    @property
-    def _n_empty_parts(self) -> int:
-        """The parts of a split cache of which a state says only that they are empty."""
-        is_split = self.memory_kind.moves_states and not self.options.kv_unified
-        return self.options.n_seq_max - 1 if is_split else 0
 
     def _got(self, slot: int, content: npt.NDArray[np.uint8], flags: int) -> bool:
         """Whether llama.cpp has written all of the content."""

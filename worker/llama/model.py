@@ -154,6 +154,8 @@ class Model:
         self.n_embd = int(flat.llama_model_n_embd_out(pointer))
         self.n_cls_out = int(flat.llama_model_n_cls_out(pointer))
         self.n_vocab = int(flat.llama_vocab_n_tokens(self.vocab))
+        self.bos, self.eos = self._special("bos"), self._special("eos")
+        self.adds_bos = self.bos is not None and bool(flat.llama_vocab_get_add_bos(self.vocab))
         self.trained_context_length = int(flat.llama_model_n_ctx_train(pointer))
         is_hybrid = flat.llama_model_is_hybrid(pointer)
         self.is_recurrent = bool(is_hybrid or flat.llama_model_is_recurrent(pointer))
@@ -218,10 +220,6 @@ class Model:
         return token if token >= 0 else None
 
     @cached_property
-    def bos(self) -> int | None:
-        return self._special("bos")
-
-    @cached_property
     def pair_ends(self) -> list[int]:
         """Tokens between the texts of a ranked pair; the first one also ends the second text."""
         flat, vocab = self._flat, self.vocab
@@ -229,14 +227,6 @@ class Model:
         eos = sep if self.eos is None else self.eos
         ends = [eos] if flat.llama_vocab_get_add_eos(vocab) else []
         return [*ends, sep] if flat.llama_vocab_get_add_sep(vocab) else ends
-
-    @cached_property
-    def adds_bos(self) -> bool:
-        return self.bos is not None and bool(self._flat.llama_vocab_get_add_bos(self.vocab))
-
-    @property
-    def eos(self) -> int | None:
-        return self._special("eos")
 
     @cached_property
     def end_of_turn(self) -> int:

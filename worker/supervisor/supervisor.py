@@ -75,6 +75,7 @@ class Supervisor:
         self.changed = asyncio.Event()
         """Set once, at the next change of `state` or `progress`; a new event then replaces it."""
         self._guardian = Guardian(settings, metrics, self, engine or EngineProcess())
+        self.fatal = self._guardian.fatal
         self._jobs = JobTable(settings)
         self._next_request_id = 1
         self._dropped_at: dict[int, float] = {}
@@ -129,11 +130,6 @@ class Supervisor:
         clients = [job for job in self._jobs if not job.is_internal]
         waiting = [job for job in clients if not job.has_slot][:most_waiting]
         return [job.activity for job in [j for j in clients if j.has_slot] + waiting]
-
-    @property
-    def fatal(self) -> asyncio.Future[WorkerError]:
-        """Set once, when the worker cannot serve any more and must leave with that error."""
-        return self._guardian.fatal
 
     async def watch_progress(self, silence_seconds: float = 0.0) -> AsyncIterator[Progress]:
         """The current phase and each later one, until the worker is ready or has failed; one that

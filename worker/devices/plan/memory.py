@@ -125,6 +125,9 @@ class _Planner:
         self._embeds = header.pooling is not None
         self._learned = any(each.name == _POSITIONS for each in header.tensors)
         self._lengths_differ = header.lengths_differ
+        self._names = [device.name for device in devices] or ["CPU"]
+        self._is_gpus_own = bool(devices) and not any(each.uses_host_memory for each in devices)
+        """Whether the model lies in memory that is there for GPUs alone."""
         self._available = self._available_bytes()
         self._margin = BACKENDS[settings.backend].margin_bytes
         self._unpacks = any(device.registry == "Vulkan" for device in devices)
@@ -209,11 +212,6 @@ class _Planner:
             shortest = min(CELLS_STEP, self._model.trained_context_length)
             raise self._too_large(self._at(shortest, self._settings.slots))
         return replace(plan_of(found), capped=True)
-
-    @property
-    def _is_gpus_own(self) -> bool:
-        """Whether the model lies in memory that is there for GPUs alone."""
-        return bool(self._devices) and not any(each.uses_host_memory for each in self._devices)
 
     def _default_cells(self) -> int:
         trained, slots = self._model.trained_context_length, self._settings.slots
@@ -444,10 +442,6 @@ class _Planner:
             else:
                 available.append(memory.free_bytes)
         return tuple(available) or (on_host,)
-
-    @property
-    def _names(self) -> list[str]:
-        return [device.name for device in self._devices] or ["CPU"]
 
     def _leaves_room(self, plan: Plan) -> bool:
         """Whether the KV cache of a plan takes no more than half of what the rest leaves."""

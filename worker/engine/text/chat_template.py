@@ -54,6 +54,9 @@ class ChatTemplate:
         self._probing_seconds = 0.0
         self._forms: tuple[Form, ...] = conversation.forms_of(self._probed)
         self._tool_use = ChatTemplate(tool_use, special_tokens) if tool_use is not None else None
+        in_words = conversation.tells_tools_in_words(self._forms)
+        self.takes_tools = self._tool_use is not None or not in_words
+        """Otherwise tools are described in words."""
 
     def _probed(self, chat: Chat) -> str | None:
         """The rendered chat; `None` if the template refuses it, or takes too long to refuse."""
@@ -76,11 +79,6 @@ class ChatTemplate:
             return self._probed(chat)
 
         return deletions_of(self._words, rendered)
-
-    @property
-    def takes_tools(self) -> bool:
-        """Otherwise tools are described in words."""
-        return self._tool_use is not None or not conversation.tells_tools_in_words(self._forms)
 
     def read(self, prompt: ChatPrompt) -> Reading:
         if prompt.tools and self._tool_use is not None:
