@@ -150,7 +150,7 @@ def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
     if not text:
         return
     ids, logprobs = tuple(sequence.pending_ids), tuple(sequence.pending_logprobs)
-    learned = sequence.sampler.chain.state if sequence.request.sampling.learns else ()
+    learned = sequence.sampler.chain.last.state if sequence.request.sampling.learns else ()
     events.append(Token(sequence.request_id, text, ids, logprobs, learned))
     sequence.pending_ids.clear()
     sequence.pending_logprobs.clear()

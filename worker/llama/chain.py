@@ -340,13 +340,15 @@ class Chain:
         self, sampling: Sampling, changes: Mapping[str, Step], undo: Undo, n_vocab: int
     ) -> None:
         self._undo, self._keeps_odds = undo, sampling.post_sampling_probs
-        self._steps, self._last = _path(sampling, changes, n_vocab)
+        self._steps, self.last = _path(sampling, changes, n_vocab)
+        """The end's state is what the tokens that were taken do not tell: mirostat and adaptive_p
+        learn from their odds."""
         self._xtc_chance = sampling.xtc_probability
         self._without_xtc = [step for step in self._steps if not _is(step, xtc)]
         """Those of a draw in which xtc does not act."""
         self._next: tuple[float, ...] = ()
         self._odds: tuple[Indices | None, Logits] | None = None
-        is_cold = isinstance(self._last, Plain) and self._last.value < COLDEST
+        is_cold = isinstance(self.last, Plain) and self.last.value < COLDEST
         self.is_greedy = is_cold and all(step is changes.get("bias") for step in self._steps)
         """Whether the likeliest token by logits and bias is drawn, whatever was said."""
         self.throws_twice = self._without_xtc != self._steps
@@ -364,29 +366,19 @@ class Chain:
         try:
             for step in steps:
                 kept = step(kept)
-            final, weights = self._last.weights(kept)
+            final, weights = self.last.weights(kept)
             index = pick(weights, number)
-            self._next = self._last.after(kept, weights, index)
+            self._next = self.last.after(kept, weights, index)
         finally:
             self._undo.take_back()
         if self._keeps_odds:
             self._odds = final.ids, weights
         return index if final.ids is None else int(final.ids[index])
 
-    @property
-    def state(self) -> tuple[float, ...]:
-        """What the tokens that were taken do not tell: mirostat and adaptive_p learn from their
-        odds."""
-        return self._last.state
-
-    @state.setter
-    def state(self, state: tuple[float, ...]) -> None:
-        self._last.state = state
-
     def take(self) -> None:
         """The token of the last draw goes into the answer."""
         if self._next:
-            self.state = self._next
+            self.last.state = self._next
 
     def give(self) -> None:
         """A token that was not drawn goes into the answer: nothing is learned of a draw."""

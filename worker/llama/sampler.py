@@ -257,7 +257,7 @@ class Sampler:
             self._next_given()  # finds out what is forced
             self._take(token)
         if learned:
-            self.chain.state = learned
+            self.chain.last.state = learned
 
 
 def _bias(model: Model, sampling: Sampling) -> dict[int, float]:

@@ -249,7 +249,7 @@ def test_mirostat_1_that_expects_any_surprise_limits_nothing(mu: float) -> None:
     row = np.linspace(0, 3, 64, dtype=np.float32)
     drawn = set()
     for number in range(6000):
-        chain.state = (mu,)
+        chain.last.state = (mu,)
         drawn.add(chain.draw(row, (number + 0.5) / 6000))
     assert len(drawn) == 64
 
