@@ -104,7 +104,7 @@ class LlamaBackend:
         self._slots: list[int] = []
         self._order: list[int] = []
         """The slots of the last batch of single rows, and the order of its rows."""
-        self._eog = model.eog
+        self.is_eog = model.eog.__contains__
         self.cells: Cells = context
         self.context_length = context_length
         self.rows_a_pass = context.options.n_ubatch
@@ -199,9 +199,6 @@ class LlamaBackend:
             return self._model.piece(each, special=True)
 
         return TokenLogprob(token, shown(token), logprob, tuple((t, shown(t), p) for t, p in top))
-
-    def is_eog(self, token: int) -> bool:
-        return token in self._eog
 
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
         piece = self._model.piece(token)

@@ -9,26 +9,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from worker.errors import Cancelled, WorkerError
-from worker.llama.pooled import Vector, scaled
+from worker.llama.pooled import PooledContext, scaled
 from worker.wire.adapters import Applied
 from worker.wire.black_box import LOOP
 from worker.wire.messages import Answered, Event, Failed, Started
 
 MOST_OUTPUT_BYTES = 1 << 27
 """Of an answer with a vector of each token; the pipe takes twice as much."""
-
-
-class Compute(Protocol):
-    """`PooledContext`, or a model of it in tests."""
-
-    token_bytes: int
-    most_texts: int
-    most_tokens: int
-
-    def __call__(self, texts: list[list[int]], adapters: Applied = ()) -> list[Vector]: ...
 
 
 @dataclass(slots=True)
@@ -56,7 +45,7 @@ class Pooling:
     def __init__(
         self,
         call: Callable[[Callable[[], None]], None],
-        compute: Compute,
+        compute: PooledContext,
         send: Callable[[list[Event]], None],
         stats: Callable[[], Event],
         in_hand: memoryview[int],

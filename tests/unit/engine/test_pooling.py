@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from worker.engine.pooling import Pooling
 from worker.errors import InferenceFailed
-from worker.llama.pooled import Vector
+from worker.llama.pooled import PooledContext, Vector
 from worker.wire.adapters import Applied
 from worker.wire.black_box import BlackBox
 from worker.wire.messages import Answered, Event, Failed, Started
@@ -21,7 +21,7 @@ BAD = 13
 """A text that begins with this token cannot be computed."""
 
 
-class Fake:
+class Fake(PooledContext):
     """Computes a text as its own tokens' sum and number and the number of adapters, and remembers
     the groups."""
 
