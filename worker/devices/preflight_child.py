@@ -101,12 +101,8 @@ def _device(questions: Questions, _walls: Walls) -> list[ChosenDevice]:
     selected = select.select_device(questions.settings)
     if not selected.is_gpu:
         return [ChosenDevice("CPU")]
-    chosen = []
-    for device in selected.devices:
-        found = library.properties_of(device)
-        name = device.name
-        chosen.append(ChosenDevice(name, found.free_bytes, found.total_bytes, found.pci_id))
-    return chosen
+    told = [(device.name, library.properties_of(device)) for device in selected.devices]
+    return [ChosenDevice(name, p.free_bytes, p.total_bytes, p.pci_id) for name, p in told]
 
 
 def _trial(questions: Questions, walls: Walls) -> Trial:

@@ -37,6 +37,8 @@ _SOFTWARE_RENDERER = re.compile(
     r"\bwarp\b|basic render",
     re.IGNORECASE,
 )
+_GPU_KINDS = ("gpu", "igpu", "cpu")
+"""A software device is of the kind `cpu`."""
 _NO_GPU = "ggml_vulkan: No devices found"
 _CPU_PLUGIN = re.compile(r"loaded CPU backend from .*libggml-cpu(?:-(?P<variant>[\w.]+))?\.\w+")
 _REASON = re.compile(r"(error|fail|no .*device|not found|unable|insufficient)", re.IGNORECASE)
@@ -101,7 +103,8 @@ def select_device(settings: EngineSettings) -> Selected:
     devices = library.devices()
     _check_stamp(settings.backend, devices)
     if settings.on_gpu:
-        candidates = [d for d in devices if _is_gpu_of(settings.backend, d)]
+        own = BACKENDS[settings.backend].registries
+        candidates = [d for d in devices if d.registry in own and d.kind in _GPU_KINDS]
         chosen = [_choose(settings, index, candidates, devices) for index in indices]
         return Selected(tuple(map(_card, chosen)))
     if settings.backend == "cpu":
@@ -168,11 +171,6 @@ def cpu_variant() -> str | None:
 def _label(device: library.Device) -> str:
     """`CUDA0 (NVIDIA H100)`, for sentences."""
     return f"{device.name} ({device.description})"
-
-
-def _is_gpu_of(backend: BackendName, device: library.Device) -> bool:
-    known = BACKENDS[backend].registries
-    return device.registry in known and device.kind in ("gpu", "igpu", "cpu")
 
 
 def _choose(

@@ -96,9 +96,9 @@ class Answers:
         )
         if stop is not None:
             return "STOP_SEQUENCE", stop
-        if sequence.lines.is_over:
+        if sequence.lines.is_over or len(sequence.tokens) >= sequence.n_most:
             return "MAX_TOKENS", None
-        return ("MAX_TOKENS", None) if len(sequence.tokens) >= sequence.n_most else None
+        return None
 
     def _logprob(self, sequence: Sequence, index: int, token: int, n_top: int) -> TokenLogprob:
         """Of a token and its alternatives: as the model has them, or as they were drawn with."""

@@ -27,20 +27,18 @@ _PLACING = re.compile(
 """Lines that must be understood: those of these functions, and all others that place something."""
 _SILENT = r"""
 load_tensors: loading model tensors, this can take a while\.\.\. \(load_mode = .+\)
-load_tensors: offloading (output layer|\d+ repeating layers) to GPU
-load_tensors: offloaded \d+/\d+ layers to GPU
+load_tensors: (offloading (output layer|\d+ repeating layers)|offloaded \d+/\d+ layers) to GPU
 load_tensors: enabling prefetch for '.+'
 done_getting_tensors: partial load .+
 done_getting_tensors: tensor '.+' .+ cannot be used with preferred buffer type .+ instead
-llama_context: constructing llama_context
+llama_context: (constructing llama_context|pipeline parallelism enabled|graph reuse disabled)
+llama_context: (enumerating backends|backend_ptrs\.size\(\) = \d+)
 llama_context: (n_seq_max|n_ctx|n_ctx_seq|n_batch|n_ubatch|n_rs_seq|n_outputs_max) += \S+
 llama_context: (n_outputs_max_per_seq|causal_attn|flash_attn|kv_unified|freq_base|freq_scale) += \S+
 llama_context: n_ctx_seq \(\d+\) [<>] n_ctx_train \(\d+\) -- .+
 llama_context: n_ctx is not divisible by n_seq_max - rounding down to \d+
 llama_context: setting new yarn_attn_factor = .+
 llama_context: n_rs_seq=\d+ requested but .+
-llama_context: (enumerating backends|backend_ptrs\.size\(\) = \d+)
-llama_context: (pipeline parallelism enabled|graph reuse disabled)
 llama_context: setting backend sampler for seq_id \d+ \(n = \d+\)
 llama_kv_cache\w*: attn_rot_[kv] = .+
 llama_kv_cache\w*: attention rotation force disabled .+
@@ -52,11 +50,8 @@ llama_kv_cache\w*: - layer +\d+: (no reuse|filtered|reuse layer \d+, is_swa = \d
 llama_kv_cache\w*: layer +\d+: (filtered|does not have KV cache|sharing with layer .+)
 llama_kv_cache\w*: kv_size = \d+ overridden to \d+ .+
 llama_memory_recurrent: layer +\d+: skipped
-sched_reserve: reserving \.\.\.
-sched_reserve: reserving full memory module
-sched_reserve: max_nodes = \d+
+sched_reserve: (reserving \.\.\.|reserving full memory module|max_nodes = \d+|reserve took .+)
 sched_reserve: worst-case: n_tokens = \d+, n_seqs = \d+, n_outputs = \d+
-sched_reserve: reserve took .+
 sched_reserve: compute buffer allocation failed, retrying without pipeline parallelism
 """.strip().splitlines()
 """Lines of those functions that tell nothing about placement."""
