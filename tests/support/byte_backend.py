@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
 
-from worker.engine.backend import NO_DRAFTS, Drafts
+from worker.engine.backend import NO_DRAFTS, Backend, Drafts
 from worker.engine.cache.moves import Divide
 from worker.engine.media.span import Span
 from worker.engine.sequence import Sequence
@@ -84,7 +84,7 @@ class ByteSampler(Sampler):
 
 
 @dataclass
-class ByteBackend:
+class ByteBackend(Backend):
     n_slots: int
     context_length: int
     n_cells: int
@@ -124,6 +124,7 @@ class ByteBackend:
             kind = replace(kind, most_back=self.most_back)
         self.memory_kind = replace(kind, moves_states=kind.cuts_anywhere)
         self.rows_a_pass = self.batch
+        self.cells = self
 
     def encode(self, span: Span, salt: str | None) -> bool:
         raise AssertionError("bytes have no media")
@@ -263,10 +264,6 @@ class ByteBackend:
         self.longest[slot] = 0
         self._extend(slot, tokens)
         return True
-
-    @property
-    def cells(self) -> ByteBackend:
-        return self
 
     def divide(self, n_cells: int, n_slots: int, unified: bool) -> None:
         assert not self.copies, "a copy that waits would be lost"

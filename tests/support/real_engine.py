@@ -11,7 +11,7 @@ from tests.support import books
 from tests.support.bundled import bundled_gguf
 from tests.support.driven import Driven
 from worker.devices.plan.cells import divided
-from worker.engine.backend import LlamaBackend
+from worker.engine.backend import Backend
 from worker.engine.cache.disk import Disk
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
@@ -87,7 +87,7 @@ class RealEngine(Driven):
             alone = replace(alone, flash_attention=flash_attention)
             self.head = Context(self.model, alone)
             drafter = Head(self.head, self.context)
-        self.backend = LlamaBackend(self.model, self.context, CONTEXT)
+        self.backend = Backend(self.model, self.context, CONTEXT)
         self.vocabulary = GrammarVocabulary(self.model)
         self.prompts = PromptBuilder(self.model, None, CONTEXT)
         settings: dict[str, Any] = dict(prefill_budget=64, memory_bytes=64 << 20, cell_bytes=2000)

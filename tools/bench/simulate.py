@@ -24,7 +24,7 @@ from tools.bench.model import INSTRUCT, bench_model
 from tools.bench.peer_build import build_peers
 from tools.bench.stats import percentile
 from worker.devices.plan.cells import divided
-from worker.engine.backend import LlamaBackend
+from worker.engine.backend import Backend
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.scheduler import Scheduler
@@ -89,7 +89,7 @@ def simulated(options: argparse.Namespace, path: Path) -> dict[str, float]:
     context = Context(
         model, ContextOptions(options.cells, n_seq_max=options.slots, threads=1, kv_unified=True)
     )
-    backend = LlamaBackend(model, context, options.cells)
+    backend = Backend(model, context, options.cells)
     layouts = layouts_of(options)
     if len(layouts) > 1:
         context.divide(layouts[0].n_cells, layouts[0].n_slots, unified=False)

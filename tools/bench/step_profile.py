@@ -30,7 +30,7 @@ from worker.devices import select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import load_options
-from worker.engine.backend import LlamaBackend
+from worker.engine.backend import Backend
 from worker.engine.limits import Limits
 from worker.engine.lookup import Lookup
 from worker.engine.loop import Loop
@@ -104,7 +104,7 @@ def profiled(
     model = Model(str(path), load_options(read_header(path), selected.devices))
     shape, threads = a_part_each(settings, CONTEXT), cpu_budget(None).threads
     context = Context(model, context_options(settings, shape, threads=threads, embeds=False))
-    backend = LlamaBackend(model, context, CONTEXT)
+    backend = Backend(model, context, CONTEXT)
     limits = Limits(n_streams, CONTEXT * n_streams, 2048, prefill_budget=512)
     scheduler = Scheduler(limits)
     assert walls is None or all(wall.holds for wall in walls.close()), "this kernel lacks one"

@@ -1,11 +1,11 @@
-"""The interface through which the loop uses a model, and its implementation with llama.cpp.
+"""Through which the loop uses a model: llama.cpp's context, batch and samplers.
 
 Engine thread, except `abort`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Protocol
@@ -18,7 +18,6 @@ from worker.engine.step import Chunk
 from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.llama.media import Projector
-from worker.llama.memory_kind import MemoryKind
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler, log_probabilities
 from worker.wire.messages import DecodeOutcome, TokenLogprob
@@ -45,51 +44,9 @@ class Cells(Protocol):
     def restore(self, slot: int, state: memoryview) -> bool: ...
 
 
-class Backend(Protocol):
-    """A model with its KV cache: llama.cpp in the worker, a byte-level model in tests of the
-    loop."""
+class Backend:
+    """A model with its KV cache; tests of the loop have a byte-level model in its place."""
 
-    context_length: int
-    memory_kind: MemoryKind
-    rows_a_pass: int
-
-    @property
-    def cells(self) -> Cells: ...
-
-    def encode(self, span: Span, salt: str | None) -> bool:
-        """Have the embeddings of a part of a medium at hand for `fill`; false if they were kept
-        from an earlier request with this salt."""
-
-    def fill(self, chunks: Sequence[Chunk], drafts: Drafts = NO_DRAFTS) -> None:
-        """Make the chunks' tokens the batch that `decode` computes, each with the draft that
-        follows it, with the adapters that all of them have. A chunk of a medium, whose part was
-        just encoded, is the only one."""
-
-    def decode(self) -> DecodeOutcome:
-        """Compute the batch; blocks until the device is done."""
-
-    def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
-        """Draw the token that follows chunk number `chunk` and `guesses` tokens of the draft."""
-
-    def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
-        """The log-probabilities of `token` and of the `n_top` best, at the chunk's end or `before`
-        rows earlier."""
-
-    def scored(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
-        """A token and its alternatives with their bytes."""
-
-    def is_eog(self, token: int) -> bool: ...
-
-    def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
-        """The bytes of a token; empty for a control token that is not in `shown`."""
-
-    # --- as `Context` has them ---
-
-    def abort(self) -> None: ...
-    def resume(self) -> None: ...
-
-
-class LlamaBackend:
     def __init__(
         self,
         model: Model,
@@ -104,17 +61,20 @@ class LlamaBackend:
         self._slots: list[int] = []
         self._order: list[int] = []
         """The slots of the last batch of single rows, and the order of its rows."""
-        self.is_eog = model.eog.__contains__
+        self.is_eog: Callable[[int], bool] = model.eog.__contains__
         self.cells: Cells = context
         self.context_length = context_length
         self.rows_a_pass = context.options.n_ubatch
         has_still_tokens = projector is not None and projector.has_four_positions
         self.memory_kind = replace(context.memory_kind, has_still_tokens=has_still_tokens)
-        self.decode = partial(context.decode, self._batch)
+        self.decode: Callable[[], DecodeOutcome] = partial(context.decode, self._batch)
+        """Compute the batch; blocks until the device is done."""
         self.abort = context.abort
         self.resume = context.resume
 
     def encode(self, span: Span, salt: str | None) -> bool:
+        """Have the embeddings of a part of a medium at hand for `fill`; false if they were kept
+        from an earlier request with this salt."""
         assert self._projector is not None, "without one, no prompt has media"
         key = (salt, span.key)
         is_new = self._embeddings.get(key) is None
@@ -123,6 +83,9 @@ class LlamaBackend:
         return is_new
 
     def fill(self, chunks: Sequence[Chunk], drafts: Drafts = NO_DRAFTS) -> None:
+        """Make the chunks' tokens the batch that `decode` computes, each with the draft that
+        follows it, with the adapters that all of them have. A chunk of a medium, whose part was
+        just encoded, is the only one."""
         batch = self._batch
         sequence, start, n_tokens = chunks[0]
         self._context.apply(sequence.request.adapters)
@@ -188,19 +151,25 @@ class LlamaBackend:
         batch.set_rows(positions, tokens)
 
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
+        """Draw the token that follows chunk number `chunk` and `guesses` tokens of the draft."""
         return sampler.sample(self._context, self._rows[chunk] + guesses)
 
     def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:
+        """The log-probabilities of `token` and of the `n_top` best, at the chunk's end or `before`
+        rows earlier."""
         logits = self._context.logits(self._rows[chunk] - before)
         return self.scored(token, *log_probabilities(logits, token, n_top))
 
     def scored(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
+        """A token and its alternatives with their bytes."""
+
         def shown(each: int) -> bytes:
             return self._model.piece(each, special=True)
 
         return TokenLogprob(token, shown(token), logprob, tuple((t, shown(t), p) for t, p in top))
 
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
+        """The bytes of a token; empty for a control token that is not in `shown`."""
         piece = self._model.piece(token)
         if not piece and shown and (text := self._model.token_text(token)) in shown:
             return text.encode()

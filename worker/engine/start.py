@@ -22,7 +22,7 @@ from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
-from worker.engine.backend import LlamaBackend
+from worker.engine.backend import Backend
 from worker.engine.cache.disk import open_disk
 from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
@@ -166,7 +166,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         walls=walls.close(),
         findings=findings,
     )
-    backend = LlamaBackend(model, context, plan.context_length, projector)
+    backend = Backend(model, context, plan.context_length, projector)
     projector_path = Path(config.projector.path) if config.projector is not None else None
     disk = open_disk(header, settings, info, backend.memory_kind, projector_path)
     outbox = Outbox(channel)
