@@ -125,9 +125,9 @@ def _trial(questions: Questions, walls: Walls) -> Trial:
     model = Model(path, load_options(header, selected.devices, mmap=mmap, mlock=mlock))
     cells = a_part_each(settings, 256)
     context = Context(model, context_options(settings, cells, threads=1, embeds=False))
-    proof = residency.prove(model, context, selected, header, locked=mlock)
+    proof = residency.prove(context, selected, header, locked=mlock)
     closed = walls.close()
-    warmup.warm_up(model, context)
+    warmup.warm_up(context)
     return Trial(selected.names[0], proof.resident, round(time.monotonic() - began, 2), closed)
 
 

@@ -51,9 +51,8 @@ def start_guessing(
     if wanted == "mtp":
         options = head_options(settings, plan.context_length, threads=threads)
         head = _context(context.model, options, "The model's layers for mtp")
-        model, locked = context.model, settings.mlock
-        both = proof.prove(model, context, selected, header, locked=locked, head=head)
-        warmup.warm_up(model, head)
+        both = proof.prove(context, selected, header, locked=settings.mlock, head=head)
+        warmup.warm_up(head)
         return Head(head, context, keeps=settings.prefix_cache), SpeculationInfo("mtp"), both
     if wanted == "off" or config.draft is None:
         return None, SpeculationInfo("off"), residency
@@ -88,8 +87,8 @@ def _load(
     model = Model(file.path, load_options(header, selected.devices, mmap=mmap, mlock=mlock))
     length = min(context_length, model.trained_context_length)
     context = _context(model, draft_options(settings, length, threads=threads), "The draft model")
-    where = proof.prove(model, context, selected, header, locked=mlock)
-    warmup.warm_up(model, context)
+    where = proof.prove(context, selected, header, locked=mlock)
+    warmup.warm_up(context)
     return context, where
 
 

@@ -105,7 +105,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     model.directions = directions
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
-    proof = residency.prove(model, context, selected, header, locked=settings.mlock)
+    proof = residency.prove(context, selected, header, locked=settings.mlock)
     if config.draft is not None:
         channel.send([Progress("draft", 0.0)])
     drafter, speculation, proof = start_guessing(
@@ -129,12 +129,12 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     if settings.maps_file:
         library.release_pages()
     channel.send([Progress("warmup", 0.0)])
-    warmup.check_directions(model, context)
+    warmup.check_directions(context)
     seconds_per_token = 0.0
     if pool is not None:
         pool.warm_up(prompts.build("warm-up"))
     else:
-        seconds_per_token = warmup.warm_up(model, context)
+        seconds_per_token = warmup.warm_up(context)
     findings = machine.findings(budget)  # while its files can still be read
     info = EngineInfo(
         model=_model_info(config, header, model, template, plan.context_length),

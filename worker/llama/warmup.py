@@ -10,11 +10,10 @@ import numpy.typing as npt
 from worker.errors import InsufficientVram, ModelError
 from worker.llama.batch import Batch
 from worker.llama.context import Context
-from worker.llama.model import Model
 from worker.wire.messages import DecodeOutcome
 
 
-def warm_up(model: Model, context: Context) -> float:
+def warm_up(context: Context) -> float:
     """Compute a prompt and, on a GPU, one token of every slot. Where adapters are loaded, with all
     of them, which is the largest graph, and with none.
 
@@ -29,22 +28,23 @@ def warm_up(model: Model, context: Context) -> float:
     Raises:
         InsufficientVram: the device ran out of memory.
     """
-    everything = tuple((number, 1.0) for number in range(len(model.adapters)))
+    everything = tuple((number, 1.0) for number in range(len(context.model.adapters)))
     if everything:
         context.apply(everything)
-        _warm_up(model, context)
+        _warm_up(context)
         context.apply(())
-    return _warm_up(model, context)
+    return _warm_up(context)
 
 
-def check_directions(model: Model, context: Context) -> None:
+def check_directions(context: Context) -> None:
     """Raises `ModelError` if the output is the same with control vectors and without: some graphs
     of llama.cpp do not add them."""
+    model = context.model
     if model.directions is None or not model.directions.any():
         return
-    changed = _output(model, context)
+    changed = _output(context)
     context.steer(None)
-    plain = _output(model, context)
+    plain = _output(context)
     context.steer(model.directions)
     if (changed == plain).all():
         raise ModelError(
@@ -53,11 +53,11 @@ def check_directions(model: Model, context: Context) -> None:
         )
 
 
-def _output(model: Model, context: Context) -> npt.NDArray[np.float32]:
+def _output(context: Context) -> npt.NDArray[np.float32]:
     """A copy of the output of a single token."""
     batch = Batch(context.options.n_batch)
     try:
-        row = batch.add(0, 0, [model.bos or 0], logits=True)
+        row = batch.add(0, 0, [context.model.bos or 0], logits=True)
         _check(context.decode(batch))
         if not context.options.embeddings:
             return context.logits(row).copy()
@@ -66,13 +66,13 @@ def _output(model: Model, context: Context) -> npt.NDArray[np.float32]:
         context.clear()
 
 
-def _warm_up(model: Model, context: Context) -> float:
+def _warm_up(context: Context) -> float:
     options = context.options
     n_per_slot = context.n_ctx if options.kv_unified else context.n_ctx // options.n_seq_max
     n_first = min(options.n_ubatch, options.n_batch, n_per_slot - 1) if options.offload else 1
     batch = Batch(options.n_batch)
     try:
-        row = batch.add(0, 0, [model.bos or 0] * n_first, logits=True)
+        row = batch.add(0, 0, [context.model.bos or 0] * n_first, logits=True)
         _check(context.decode(batch))
         drawn = int(context.logits(row).argmax())
         if not options.offload:

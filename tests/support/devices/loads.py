@@ -39,7 +39,6 @@ class Loaded:
     def prove(self, selected: Selected | None = None, head: Context | None = None) -> Residency:
         """That it is on the devices that it was loaded on, or on others."""
         return proof.prove(
-            self.model,
             self.context,
             selected or self.selected,
             read_header(self.given.model_path),

@@ -34,7 +34,7 @@ def main(path: str, given: dict[str, Any]) -> None:
     cells = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified)
     embeds = header.pooling is not None
     context = Context(model, context_options(settings, cells, threads=1, embeds=embeds))
-    found = proof.prove(model, context, selected, header, locked=False)
+    found = proof.prove(context, selected, header, locked=False)
     shares = [
         {
             "device": share.device,

@@ -35,7 +35,6 @@ _INPUT_SPLITS = 1
 
 
 def prove(
-    model: Model,
     context: Context,
     selected: Selected,
     header: GgufHeader,
@@ -51,7 +50,7 @@ def prove(
     Raises:
         ResidencyViolation: something is elsewhere, or llama.cpp's report is not understood.
     """
-    contexts = [context] if head is None else [context, head]
+    model, contexts = context.model, [context] if head is None else [context, head]
     report = parse(chain(model.load_log, *(each.load_log for each in contexts)))
     ends = list(accumulate(model.options.layers))  # none where the first device has all
     # Most devices call their memory by their own name; an RPC device does not.
