@@ -65,36 +65,30 @@ def count_cells(slots: Iterable[Slot], size_of: Callable[[Slot], int]) -> int:
 
 def share(source: Slot, target: Slot, length: int, slots: Iterable[Slot]) -> None:
     """Record that the empty slot `target` has the first `length` cells of `source`."""
-    _divide(source, length, slots)
-    parts, n_parts = [], 0
-    for part in source.shared:
-        if n_parts < length:
-            parts.append(part)
-            n_parts += part.n_cells
-    if n_parts < length:
-        parts.append(Shared(length - n_parts))
-        source.shared.append(parts[-1])
-    target.shared = parts
+    target.shared = _first(source, length, slots)
+    if (n_new := length - target.n_shared) > 0:
+        new = Shared(n_new)
+        target.shared.append(new)
+        source.shared.append(new)
 
 
 def unshare(slot: Slot, length: int, slots: Iterable[Slot]) -> None:
     """Record that a slot gives up all but its first `length` cells."""
-    _divide(slot, length, slots)
-    parts, slot.shared = slot.shared, []
-    for part in parts:
+    slot.shared = _first(slot, length, slots)
+
+
+def _first(slot: Slot, length: int, slots: Iterable[Slot]) -> list[Shared]:
+    """The shared ones of a slot's first `length` cells; what reaches beyond them is divided there,
+    for all that have it."""
+    parts: list[Shared] = []
+    for part in list(slot.shared):
         if length > 0:
-            slot.shared.append(part)
+            if length < part.n_cells:
+                rest = Shared(part.n_cells - length)
+                part.n_cells = length
+                for each in slots:
+                    if part in each.shared:
+                        each.shared.insert(each.shared.index(part) + 1, rest)
+            parts.append(part)
             length -= part.n_cells
-
-
-def _divide(slot: Slot, length: int, slots: Iterable[Slot]) -> None:
-    """Divide the shared cells of a slot behind the first `length`, for all that have them."""
-    for part in slot.shared:
-        if 0 < length < part.n_cells:
-            rest = Shared(part.n_cells - length)
-            part.n_cells = length
-            for each in slots:
-                if part in each.shared:
-                    each.shared.insert(each.shared.index(part) + 1, rest)
-            return
-        length -= part.n_cells
+    return parts
