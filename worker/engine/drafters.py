@@ -34,7 +34,6 @@ def start_guessing(
     selected: Selected,
     plan: Plan,
     header: GgufHeader,
-    threads: int,
 ) -> tuple[Drafter | None, SpeculationInfo, Residency]:
     """Who guesses, what is told of that, and the residency of the model and what guesses for it.
     Raises `WorkerError` if the draft model cannot be loaded, or is not resident on the device."""
@@ -47,7 +46,7 @@ def start_guessing(
         return None, SpeculationInfo("off", reason), residency
     if wanted == "ngram":
         return Lookup(keeps=config.engine.prefix_cache), SpeculationInfo("ngram"), residency
-    settings = config.engine
+    settings, threads = config.engine, context.options.threads
     if wanted == "mtp":
         options = head_options(settings, plan.context_length, threads=threads)
         head = _context(context.model, options, "The model's layers for mtp")

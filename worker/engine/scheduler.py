@@ -195,9 +195,8 @@ class Scheduler:
             return
         fitting = (each for each in self._layouts if longest <= each.longest)
         limits = next(fitting, self._layouts[-1])
-        if limits is self.limits:
-            return
-        self._begin_anew(limits)
+        if limits is not self.limits:
+            self._begin_anew(limits)
 
     def _begin_anew(self, limits: Limits, *, keep: bool = True) -> None:
         """Lay empty cells out. `keep`: what the running sequences have computed."""

@@ -108,9 +108,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     proof = residency.prove(context, selected, header, locked=settings.mlock)
     if config.draft is not None:
         channel.send([Progress("draft", 0.0)])
-    drafter, speculation, proof = start_guessing(
-        config, context, proof, selected, plan, header, budget.threads
-    )
+    drafter, speculation, proof = start_guessing(config, context, proof, selected, plan, header)
     template = template_of(model, settings.chat_template)
     if template is None:
         renderer().close()

@@ -119,15 +119,8 @@ class Disk:
         self._reader.submit(lambda: done(self._read(entry, scope)))
 
     def write(self, state: State, done: Callable[[], None]) -> None:
-        """Write a state. `done` is called on the store's thread in any case."""
-
-        def task() -> None:
-            try:
-                self._write(state)
-            finally:
-                done()
-
-        self._writer.submit(task)
+        """Write a state. `done` is called in any case, by the store's thread or at once."""
+        self._writer.submit(self._write, state).add_done_callback(lambda _: done())
 
     def _usable(self, entry: Entry, tokens: array[int]) -> int:
         n_common, cuts = common_length(entry.tokens, tokens), (n for n, _ in entry.snapshots)
