@@ -194,15 +194,12 @@ class Model:
         """A scalar of the GGUF header as text; `None` if the key is absent or an array."""
         if (value := self.options.metadata.get(key)) is not None:
             return str(value)
-        read, name, size = self._flat.llama_model_meta_val_str, key.encode(), 256
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            length = read(self.pointer, name, buffer, size)
-            if length < 0:
-                return None
-            if length < size:
-                return buffer.raw[:length].decode("utf-8", "replace")
-            size = length + 1
+        read, name = self._flat.llama_model_meta_val_str, key.encode()
+        if (length := read(self.pointer, name, None, 0)) < 0:
+            return None
+        buffer = ctypes.create_string_buffer(length + 1)
+        read(self.pointer, name, buffer, length + 1)
+        return buffer.raw[:length].decode("utf-8", "replace")
 
     def chat_template(self, name: str | None = None) -> str | None:
         """The template named `name` (`tool_use`…), or the default one."""

@@ -64,14 +64,18 @@ def start_projector(
 
 
 def _checked(file: ProjectorFile, projector: Projector, header: GgufHeader) -> ProjectorInfo:
+    tokens: list[int] = []
     if projector.sees:
         pieces = projector.picture(_PROBE, _PROBE, bytes(3 * _PROBE * _PROBE))
         tokens = [token for piece in pieces if isinstance(piece, tuple) for token in piece]
-        if min(tokens, default=0) < 0:
-            raise _unusable(file, "the model's vocabulary lacks tokens that stand around a picture")
-    kind = kind_of(header)
-    if kind in _COUNTED:
-        raise _unusable(file, f"{kind} counts a prompt's pictures, which is not served")
+    kind, why = kind_of(header), ""
+    if min(tokens, default=0) < 0:
+        why = "the model's vocabulary lacks tokens that stand around a picture"
+    elif kind in _COUNTED:
+        why = f"{kind} counts a prompt's pictures, which is not served"
+    if why:
+        what = f"The projector {file.path!r} cannot be used: {why}"
+        raise ModelError(f"{what}; start with --no-mmproj to serve text.", path=file.path)
     name = Path(file.path).name
     return ProjectorInfo(name, kind, projector.sees, projector.hears, header.tensor_bytes)
 
@@ -82,10 +86,3 @@ def line_break_of(header: GgufHeader) -> npt.NDArray[np.float32] | None:
         if (tensor.name, tensor.type_name) == ("v.token_embd.img_break", "F32"):
             return np.fromfile(header.path, "<f4", tensor.n_elements, offset=tensor.offset)
     return None
-
-
-def _unusable(file: ProjectorFile, why: str) -> ModelError:
-    return ModelError(
-        f"The projector {file.path!r} cannot be used: {why}; start with --no-mmproj to serve text.",
-        path=file.path,
-    )
