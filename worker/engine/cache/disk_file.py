@@ -15,6 +15,7 @@ import stat
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Annotated
@@ -102,7 +103,7 @@ def read_entry(path: Path) -> Entry:
     """Raises `Damaged` if the file's first part does not fit the file, `OSError` if it cannot be
     read."""
     with _opened(path) as file:
-        return _entry(path, os.fstat(file.fileno()).st_size, lambda n: _read_exactly(file, n))
+        return _entry(path, os.fstat(file.fileno()).st_size, partial(_taken, file))
 
 
 def read(entry: Entry, scope: Scope, key: bytes) -> State:
@@ -117,19 +118,12 @@ def read(entry: Entry, scope: Scope, key: bytes) -> State:
         if size != entry.size_bytes:
             raise Damaged("its size has changed")
         mac = hmac.new(key, digestmod="sha256")
-
-        def take(n_bytes: int) -> memoryview:
-            content = memoryview(bytearray(n_bytes))
-            for piece in _pieces([content]):
-                _read_into(file, piece)
-                mac.update(piece)
-            return content
-
+        take = partial(_taken, file, seen=mac.update)
         # Each part has memory of its own, so that a snapshot that gives way frees its bytes.
         found = _entry(entry.path, size, take)
         data = take(found.state_bytes)
         snapshots = [Snapshot(length, bytes(take(n))) for length, n in found.snapshots]
-        written_mac = _read_exactly(file, _MAC_BYTES)
+        written_mac = _taken(file, _MAC_BYTES)
     if not hmac.compare_digest(mac.digest(), written_mac):
         raise Damaged("its checksum is wrong: it was changed, or written by another")
     if (found.salt, found.tokens) != (entry.salt, entry.tokens):
@@ -181,12 +175,13 @@ def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
             yield part[start : start + _PIECE]
 
 
-def _read_exactly(file: BufferedReader, n_bytes: int) -> memoryview:
+def _taken(
+    file: BufferedReader, n_bytes: int, seen: Callable[[memoryview], None] = lambda piece: None
+) -> memoryview:
+    """The next so many bytes; `seen` gets each piece of them."""
     content = memoryview(bytearray(n_bytes))
-    _read_into(file, content)
+    for piece in _pieces([content]):
+        if file.readinto(piece) < len(piece):
+            raise Damaged("it is cut off")
+        seen(piece)
     return content
-
-
-def _read_into(file: BufferedReader, piece: memoryview) -> None:
-    if file.readinto(piece) < len(piece):
-        raise Damaged("it is cut off")
