@@ -294,9 +294,7 @@ class Model:
         if not (steps or lstrip or rstrip or self._split):
             return None
 
-        def encode(text: str) -> list[int]:
-            return self._tokenize_long(text, False)
-
+        encode: Callable[[str], list[int]] = partial(self._tokenize_long, parse_special=False)
         ids = encode
         if self._split:
             whole: dict[bytes, int] = {}

@@ -31,10 +31,8 @@ but for youtuvl, where it has 62,500 tokens unless it is told."""
 
 def kind_of(header: GgufHeader) -> str:
     """What libmtmd calls a projector's kind; that of pictures, if it has two."""
-    for key in ("clip.vision.projector_type", "clip.projector_type"):
-        if isinstance(kind := header.metadata.get(key), str):
-            return kind
-    return ""
+    kinds = map(header.metadata.get, ("clip.vision.projector_type", "clip.projector_type"))
+    return next((kind for kind in kinds if isinstance(kind, str)), "")
 
 
 def most_tokens(header: GgufHeader) -> int:

@@ -131,7 +131,5 @@ def _mapped(value: Any, change: Callable[[str], Any]) -> Any:
 
 def _unused_character(text: str) -> str | None:
     """A private-use character that is not in `text`, not even as a JSON escape."""
-    for code in range(0xE000, 0xF900):
-        if chr(code) not in text and f"\\u{code:04x}" not in text:
-            return chr(code)
-    return None
+    codes = (code for code in range(0xE000, 0xF900) if f"\\u{code:04x}" not in text)
+    return next((chr(code) for code in codes if chr(code) not in text), None)
