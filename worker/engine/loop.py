@@ -410,8 +410,7 @@ class Loop:
             self._decode_seconds,
             self._overhead_seconds,
             self._sample_seconds,
-            guesses.n_drafted if guesses is not None else 0,
-            guesses.n_accepted if guesses is not None else 0,
+            *((guesses.n_drafted, guesses.n_accepted) if guesses is not None else (0, 0)),
             *(stored.written, stored.read, stored.evicted),
             *(self._n_encoded, self._encode_seconds),
         )

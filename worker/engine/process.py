@@ -98,7 +98,7 @@ def _take_in(channel: SyncChannel, intake: Future[Intake]) -> None:
     try:
         while (command := channel.recv()) is not None and not isinstance(command, Stop):
             intake.result().handle(command)
-    except (BrokenPipeError, ConnectionError):
+    except ConnectionError:
         pass  # the parent left during a send
     except BaseException:
         log.exception("engine.intake_failed")

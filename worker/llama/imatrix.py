@@ -27,7 +27,7 @@ def read(path: Path) -> Importance:
         found = _read_gguf(path) if magic == b"GGUF" else _read_legacy(path.read_bytes())
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}", path=str(path)) from None
-    except (struct.error, ValueError, KeyError, IndexError, UnicodeDecodeError):
+    except (struct.error, ValueError, LookupError):
         raise ModelError(f"{path} is not an importance matrix", path=str(path)) from None
     if not found or not all(np.isfinite(weights).all() for weights in found.values()):
         raise ModelError(f"{path} holds no finite importance values", path=str(path))

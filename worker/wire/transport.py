@@ -76,7 +76,7 @@ class SyncChannel:
         return COMMANDS.decode(body) if len(body) == length else None
 
     def send(self, events: list[Event]) -> None:
-        """Send one frame; raises `ConnectionError` (or `BrokenPipeError`) if the parent is gone."""
+        """Send one frame; raises `ConnectionError` if the parent is gone."""
         frame = encode(events)
         with self._send_lock:
             self._sock.sendall(frame)

@@ -60,6 +60,10 @@ class InfillPrompt(Struct, frozen=True, tag=True):
     fields: tuple[str, str] = ("prompt", "suffix")
     """The request's fields of the two parts, for errors."""
 
+    @property
+    def field(self) -> str:
+        return self.fields[0]
+
 
 class MarkedPrompt(Struct, frozen=True, tag=True):
     """Raw text with a `MEDIA_MARKER` in the place of each medium."""

@@ -79,20 +79,11 @@ class PromptBuilder:
             ContextLengthExceeded: it has more tokens than a sequence can hold.
         """
         tokens = self._read_all(prompt, PromptTokens(False, check_wanted, cache_salt))
-        field = self._field_of(prompt)
+        field: str = getattr(prompt, "field", "prompt")  # a text and ids have none of their own
         if not tokens.ids:
             raise InvalidRequest.of_field(field, "there is nothing to continue from")
         self._fitting(tokens.ids, field)
         return tokens
-
-    def _field_of(self, prompt: Prompt) -> str:
-        match prompt:
-            case ChatPrompt(field=field) | MarkedPrompt(field=field):
-                return field
-            case InfillPrompt(fields=(field, _)):
-                return field
-            case _:
-                return "prompt"
 
     def count(self, prompt: Prompt, check_wanted: Callable[[], None] = always_wanted) -> int:
         """The number of a prompt's tokens, also if there are too many; otherwise as `read`.
@@ -107,7 +98,7 @@ class PromptBuilder:
             case str():
                 found.ids = self.tokenize(prompt)
             case tuple():
-                found.ids = self._mixed(prompt, self._field_of(prompt))
+                found.ids = self._mixed(prompt, "prompt")
             case InfillPrompt():
                 found.ids = self._infill(prompt)
             case MarkedPrompt(text, media, field):
