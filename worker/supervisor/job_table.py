@@ -25,7 +25,8 @@ class JobTable:
         self.by_id: dict[int, Job] = {}
         """The live jobs in order of submission."""
         self._limits = settings
-        self._by_name: dict[str, Job] = {}
+        self.by_name: dict[str, Job] = {}
+        """Those that a client has named."""
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._finish_times: deque[float] = deque(maxlen=_PACE_SAMPLES)
 
@@ -82,9 +83,9 @@ class JobTable:
             if self.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
                 raise self._full(f"{limits.max_queued_prompt_tokens} prompt tokens")
         if (name := job.job_id) is not None:
-            if name in self._by_name:
+            if name in self.by_name:
                 raise DuplicateJob(f"A job with the id {name!r} is running already.")
-            self._by_name[name] = job
+            self.by_name[name] = job
         self.by_id[job.request_id] = job
 
     def _full(self, waiting: str) -> QueueFull:
@@ -96,9 +97,6 @@ class JobTable:
         message = f"The queue is full: {waiting} are waiting."
         return QueueFull(message, retry_after_seconds=seconds)
 
-    def named(self, job_id: str) -> Job | None:
-        return self._by_name.get(job_id)
-
     def has_ended(self, job_id: str) -> bool:
         """Whether a job of that name has ended; only the latest names are kept."""
         return job_id in self._ended
@@ -108,7 +106,7 @@ class JobTable:
         assert isinstance(events[-1], Finished | Answered | Failed), "not a terminal event"
         del self.by_id[job.request_id]
         if (name := job.job_id) is not None:
-            del self._by_name[name]
+            del self.by_name[name]
             self._ended[name] = None
             self._ended.move_to_end(name)
             if len(self._ended) > _ENDED_NAMES_KEPT:

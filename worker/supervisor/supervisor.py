@@ -160,7 +160,7 @@ class Supervisor:
 
     def cancel(self, job_id: str) -> bool:
         """Cancel a job; false only if it was never seen. A second call is harmless."""
-        job = self._jobs.named(job_id)
+        job = self._jobs.by_name.get(job_id)
         if job is None:
             return self._jobs.has_ended(job_id)
         self._drop(job, Cancelled("The job was cancelled."))
@@ -168,7 +168,7 @@ class Supervisor:
 
     def end_reasoning(self, job_id: str) -> bool:
         """Close a job's reasoning at its next token; false if there is no live job of that name."""
-        job = self._jobs.named(job_id)
+        job = self._jobs.by_name.get(job_id)
         if job is None:
             return False
         job.ends_reasoning = True
