@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -9,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,21 +21,30 @@ from rich.live import Live
 from rich.table import Table
 
 from tests.conftest import StartWorker
-from tests.support.bundled import bundled_pooling, bundled_with, bundled_with_template
+from tests.support.bundled import (
+    bundled_gguf,
+    bundled_pooling,
+    bundled_with,
+    bundled_with_template,
+)
 from tests.support.devices import rpc
 from tests.support.hub_server import Repo, running_hub
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
 from tests.support.worker import DEAF, environment, installed, shown, until
-from worker import installation
-from worker.commands import bench, served
+from worker import installation, lifecycle
+from worker.commands import bench, plan, served
 from worker.commands.doctor import Diagnosis
 from worker.commands.doctor import diagnose as run_diagnosis
 from worker.devices import preflight
+from worker.engine.text.chat_template import template_of
+from worker.errors import ConfigError, WorkerError
 from worker.flags import parse_flags
-from worker.models.resolve import bundled_folder
+from worker.llama.model import LoadOptions, Model
+from worker.models.resolve import bundled_folder, resolve
 from worker.setting_files import MAX_TEMPLATE_CHARS
 from worker.settings import FIELDS, Settings, group_of
+from worker.supervisor.engine_process import EngineProcess
 
 NOBODY = "http://127.0.0.1:9/ready"
 
@@ -90,15 +100,15 @@ def test_a_plan_is_shown_in_the_letters_that_there_are(warm_cache: Path) -> None
     assert ended.stdout.isascii() and ended.stdout.endswith("It fits.\n")
 
 
-@pytest.mark.parametrize("command", [["plan"], ["doctor"], ["--port", "0"]])
-def test_a_cache_that_the_system_refuses_is_named_with_its_flag(
-    command: list[str], warm_cache: Path
-) -> None:
-    ended = run(*command, "--cache-dir", f"/tmp/{'x' * 300}", cache=warm_cache)
-    assert ended.returncode == 3
-    said = ended.stdout + ended.stderr
-    assert ": File name too long; " in said and "--cache-dir" in said
-    assert "Traceback" not in said and "OSError" not in said
+def test_a_cache_that_the_system_refuses_is_named_with_its_flag(warm_cache: Path) -> None:
+    cache = f"/tmp/{'x' * 300}"
+    start = run("--port", "0", "--cache-dir", cache, cache=warm_cache)
+    planned = raised(lambda: plan.run(loaded(cache_dir=cache), as_json=False))
+    report = diagnose(Path(cache), DEAF)
+    assert start.returncode == planned.exit_code == report.exit_code == 3
+    assert "Traceback" not in start.stderr and "OSError" not in start.stderr
+    for said in (start.stderr, planned.message, report.as_screen()):
+        assert ": File name too long; " in said and "--cache-dir" in said
 
 
 def test_a_plan_that_does_not_fit_exits_with_5_and_says_what_would(
@@ -127,41 +137,59 @@ def test_a_model_that_llama_cpp_refuses_exits_with_3(
     assert "Traceback" not in ended.stderr
 
 
-def names_of(flags: Sequence[str]) -> list[str]:
-    return [flag.removeprefix("--").replace("-", "_") for flag in flags]
+def raised(call: Callable[[], object]) -> WorkerError:
+    """What a command of this process ends with."""
+    with pytest.raises(WorkerError) as caught:
+        call()
+    return caught.value
+
+
+def loaded(**settings: Any) -> Settings:
+    return Settings.load("cpu", {"port": "0", **settings})
+
+
+def told_alike(cache: Path, settings: dict[str, Any], start: WorkerError) -> None:
+    """The plan and the doctor end with the error of a start, and nothing is printed before."""
+    there = {"cache_dir": str(cache), **settings}
+    planned = raised(lambda: plan.run(loaded(**there), as_json=False))
+    assert (type(planned), planned.message) == (type(start), start.message)
+    report = diagnose(cache, DEAF, **settings)
+    assert report.exit_code == start.exit_code
+    assert [check.text for check in report.checks if check.error] == [start.message]
+
+
+def start_refused(cache: Path, **settings: Any) -> WorkerError:
+    """By what a start asks before it waits for its engine."""
+    there = {"cache_dir": str(cache), **settings}
+    return raised(lambda: lifecycle.run(loaded(**there), EngineProcess(), int))
 
 
 @pytest.mark.parametrize(
-    "given",
+    "files",
     [
-        ("--chat-template", "nowhere.jinja"),
-        ("--chat-template", "long.jinja"),
-        ("--kv-store", "a-link-to-nothing"),
-        ("--kv-store", "long" * 64),
-        ("--api-key-file", "a-file"),
-        ("--api-key-file", "a-pipe"),
-        ("--ssl-certfile", "a-file", "--ssl-keyfile", "a-file"),
+        {"chat_template": "nowhere.jinja"},
+        {"chat_template": "long.jinja"},
+        {"kv_store": "a-link-to-nothing"},
+        {"kv_store": "long" * 64},
+        {"api_key_file": "a-file"},
+        {"api_key_file": "a-pipe"},
+        {"ssl_certfile": "a-file", "ssl_keyfile": "a-file"},
     ],
+    ids=" ".join,
 )
 def test_a_plan_refuses_each_file_with_which_a_start_fails(
-    given: Sequence[str], tmp_path: Path, warm_cache: Path
+    files: dict[str, str], tmp_path: Path, warm_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With its sentence and its code, and so does the doctor."""
     (tmp_path / "a-file").touch()
     os.mkfifo(tmp_path / "a-pipe")
     (tmp_path / "a-link-to-nothing").symlink_to("nothing")
     (tmp_path / "long.jinja").write_text("x" * (MAX_TEMPLATE_CHARS + 1))
-    there = [str(tmp_path / each) if each[0] != "-" else each for each in given]
-    arguments = ["--port", "0", "--cache-dir", str(warm_cache), *there]
-    start = run(*arguments, cache=warm_cache)
-    plan = run("plan", *arguments, cache=warm_cache)
-    assert plan.returncode == start.returncode == 2
-    assert plan.stdout == "" and "engine.spawned" not in start.stderr
-    assert plan.stderr.splitlines()[-1] == start.stderr.splitlines()[-1]
-    report = diagnose(warm_cache, DEAF, **dict(zip(names_of(there[::2]), there[1::2], strict=True)))
-    assert report.exit_code == 2
-    told = [check.text for check in report.checks if check.error]
-    assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
+    there = {name: str(tmp_path / file) for name, file in files.items()}
+    start = start_refused(warm_cache, **there)
+    assert isinstance(start, ConfigError)
+    told_alike(warm_cache, there, start)
+    assert capsys.readouterr().out == ""
 
 
 HOSTILE = "{{ cycler.__init__.__globals__.os.popen('id').read() }}"
@@ -183,18 +211,18 @@ def test_a_template_with_which_a_start_fails_is_told_before(
         file = bundled_with_template(tmp_path / "m.gguf", template)
     elif whose == "tool_use":  # the model's second template, for chats with tools
         file = bundled_with(tmp_path / "m.gguf", {"tokenizer.chat_template.tool_use": template})
-        whose = "model"
     else:
         file.write_text(template)
-    arguments = [f"--{whose.replace('_', '-')}", str(file), "--port", "0"]
-    start = run(*arguments, cache=warm_cache)
-    plan = run("plan", *arguments, cache=warm_cache)
-    report = diagnose(warm_cache, DEAF, **{whose: str(file)})
-    assert plan.returncode == start.returncode == report.exit_code == 3
-    assert words in start.stderr.splitlines()[-1] and "Traceback" not in start.stderr
-    assert plan.stderr.splitlines()[-1] == start.stderr.splitlines()[-1]
-    told = [check.text for check in report.checks if check.error]
-    assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
+    operators = str(file) if whose == "chat_template" else None
+    model = Model(str(bundled_gguf() if operators else file), LoadOptions(vocab_only=True))
+    start = raised(lambda: template_of(model, operators))
+    model.close()
+    assert words in start.message
+    told_alike(warm_cache, {"chat_template" if operators else "model": str(file)}, start)
+    if whose == "model":  # an engine asks for it in its start
+        ended = run("--model", str(file), "--port", "0", cache=warm_cache)
+        assert ended.returncode == start.exit_code == 3 and "Traceback" not in ended.stderr
+        assert ended.stderr.splitlines()[-1] == f"llorch-cpu: {start.message}"
 
 
 # --- doctor --------------------------------------------------------------------------------
@@ -246,7 +274,7 @@ def test_doctor_with_a_gpu_that_is_too_small_exits_with_5(
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "code"),
+    ("name", "settings", "code"),
     [
         ("model", {"model": "./nowhere.gguf"}, 3),
         ("projector", {"mmproj": "./nowhere.gguf"}, 3),
@@ -254,17 +282,17 @@ def test_doctor_with_a_gpu_that_is_too_small_exits_with_5(
     ],
 )
 def test_doctor_finds_what_a_start_would_fail_for(
-    warm_cache: Path, name: str, given: dict[str, str], code: int
+    warm_cache: Path, name: str, settings: dict[str, str], code: int
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1] if name == "port" else 0
-        report = diagnose(warm_cache, DEAF, **given, port=str(port))
+        report = diagnose(warm_cache, DEAF, **settings | {"port": str(port)})
     assert report.exit_code == code
     assert re.search(rf"^FAILED +{name} ", report.as_screen(), re.MULTILINE)
 
 
 @pytest.mark.parametrize(
-    ("name", "given"),
+    ("name", "value"),
     [
         ("uds", "a-file"),
         ("uds", "a" * 120),
@@ -272,29 +300,32 @@ def test_doctor_finds_what_a_start_would_fail_for(
         ("uds", "/proc/a-socket"),
         ("host", "a b"),
         ("host", "192.0.2.1"),
-        ("speculate", "mtp"),
     ],
 )
 def test_doctor_names_the_code_and_the_fault_of_a_start(
-    name: str, given: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, value: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (warm_cache / "a-file").touch()
     monkeypatch.chdir(warm_cache)  # where the start looks, too
-    flag = f"--{name.replace('_', '-')}"
-    start = run(flag, given, "--port", "0", "--cache-dir", str(warm_cache), cache=warm_cache)
-    child = preflight.CHILD if name == "speculate" else DEAF
-    report = diagnose(warm_cache, child, **{name: given})
-    assert report.exit_code == start.returncode == 2
-    told = [check.text for check in report.checks if check.error]
-    assert told == [start.stderr.splitlines()[-1].removeprefix("llorch-cpu: ")]
+    start = start_refused(warm_cache, **{name: value})
+    report = diagnose(warm_cache, DEAF, **{name: value})
+    assert report.exit_code == start.exit_code == 2
+    assert [check.text for check in report.checks if check.error] == [start.message]
+
+
+def test_doctor_tells_that_a_model_cannot_guess(warm_cache: Path) -> None:
+    report = diagnose(warm_cache, speculate="mtp")
+    [told] = [check.text for check in report.checks if check.error]
+    assert report.exit_code == 2 and "has no layers for multi-token prediction" in told
 
 
 @pytest.mark.parametrize("setting", ["model", "draft"])
 def test_doctor_downloads_nothing(setting: str, warm_cache: Path) -> None:
-    arguments = ["--port", "0", f"--{setting}", "hf:someone/a-model@main::file=model.gguf"]
-    ended = run("doctor", *arguments, cache=warm_cache, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
-    assert re.search(rf"^unknown +{setting} .*first start downloads it", ended.stdout, re.MULTILINE)
-    assert ended.returncode == 0
+    reference = "hf:someone/a-model@main::file=model.gguf"
+    report = diagnose(warm_cache, DEAF, **{setting: reference})
+    [told] = [check for check in report.checks if check.name == setting]
+    assert told.status == "unknown" and "first start downloads it" in told.text
+    assert report.exit_code == 0
 
 
 def test_doctor_plans_the_projector_too(warm_cache: Path) -> None:
@@ -303,9 +334,8 @@ def test_doctor_plans_the_projector_too(warm_cache: Path) -> None:
     assert report.plan is not None and report.plan.parts["projector"] > 0
 
 
-def diagnose(cache: Path, child: Sequence[str] = preflight.CHILD, **given: Any) -> Diagnosis:
-    settings = Settings.load("cpu", {"port": "0", "cache_dir": str(cache), **given})
-    return run_diagnosis(settings, child=child)
+def diagnose(cache: Path, child: Sequence[str] = preflight.CHILD, **settings: Any) -> Diagnosis:
+    return run_diagnosis(loaded(cache_dir=str(cache), **settings), child=child)
 
 
 def test_doctor_survives_a_wheel_that_crashes(warm_cache: Path) -> None:
@@ -365,32 +395,35 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_a_file_that_needs_none(
     assert start_worker(*given, cache_dir=cache).is_ready()
 
 
-@pytest.mark.parametrize(
-    ("model", "code"), [(None, 3), ("checkpoint", 3), ("hf:o/r::file=m.gguf", 6)]
-)
+@pytest.mark.parametrize("model", [None, "checkpoint"])
 def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
-    models: dict[str, Path], tmp_path: Path, model: str | None, code: int
+    tmp_path: Path, model: str | None
 ) -> None:
-    cache = tmp_path / "cache"
-    cache.write_text("not a folder")
+    (tmp_path / "cache").write_text("not a folder")
     (tmp_path / "checkpoint").symlink_to(bundled_folder())
-    given = (
-        {} if model is None else {"model": model.replace("checkpoint", f"{tmp_path}/checkpoint")}
-    )
-    report = diagnose(cache, DEAF, **given)
-    assert report.exit_code == code
-    [told] = [check for check in report.checks if check.name == "cache"]
-    assert told.status == "failed"
-    arguments = [each for pair in given.items() for each in (f"--{pair[0]}", pair[1])]
-    arguments += ["--port", "0", "--cache-dir", str(cache)]
+    settings = {} if model is None else {"model": str(tmp_path / model)}
+    report = diagnose(tmp_path / "cache", DEAF, **settings)
+    there = loaded(cache_dir=str(tmp_path / "cache"), **settings)
+    start = raised(lambda: asyncio.run(resolve(there, there.model)))
+    assert report.exit_code == start.exit_code == 3 and "The cache folder" in start.message
+    assert [check.status for check in report.checks if check.name == "cache"] == ["failed"]
+
+
+def test_without_a_cache_nothing_can_be_downloaded(models: dict[str, Path], tmp_path: Path) -> None:
+    (cache := tmp_path / "cache").write_text("not a folder")
+    model = "hf:o/r::file=m.gguf"
+    report = diagnose(cache, DEAF, model=model)
+    assert [check.status for check in report.checks if check.name == "cache"] == ["failed"]
     with running_hub() as hub:
         hub.repos["o/r"] = Repo({"m.gguf": models["wide-heads"].read_bytes()})
         env = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}  # else it is as the doctor left it
+        arguments = ["--model", model, "--port", "0", "--cache-dir", str(cache)]
         ended = run(*arguments, cache=tmp_path, env=env)
-    assert ended.returncode == code and "The cache folder" in ended.stderr, ended.stderr
+    assert ended.returncode == report.exit_code == 6
+    assert "The cache folder" in ended.stderr, ended.stderr
 
 
-@pytest.mark.parametrize("command", ["doctor", "plan", "bench"])
+@pytest.mark.parametrize("command", ["plan", "bench"])
 def test_a_command_that_is_interrupted_did_not_succeed(command: str, warm_cache: Path) -> None:
     child = subprocess.Popen(
         [*installed("cpu"), command, "--port", "0"],
