@@ -1,7 +1,7 @@
 """The comparison of token ids in the test's own process.
 
 The converter has a child for it, whose start takes longer than all else that a small conversion
-does. The tests of tokenizers keep the child, and so does every conversion in a process of its own.
+does. What the child alone can tell keeps it, and so does every conversion in a process of its own.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from gguf.constants import TokenType
 from tokenizers import decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 
+from tests.unit.convert.check_here import CheckHere
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import write_layout
 from worker.convert.tokenizer import pre_tokenizers, reference
@@ -28,12 +29,17 @@ from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.layout import read_layout
 
 
-def load(folder: Path, config: dict[str, Any] | None = None, size: int = 1400) -> Model:
+def load(
+    folder: Path,
+    config: dict[str, Any] | None = None,
+    size: int = 1400,
+    check: type[TokenCheck] = CheckHere,
+) -> Model:
     """The folder's tokenizer as llama.cpp has it after our conversion."""
     checkpoint = Checkpoint(folder, config or {}, {})
     vocabulary = read_vocabulary(checkpoint, size)
     metadata = vocabulary.metadata() | special_tokens(checkpoint, vocabulary)
-    with TokenCheck(folder) as tokens:
+    with check(folder) as tokens:
         assert tokens.check("llama", metadata).n_texts >= 45
     target = folder / "vocabulary.gguf"
     metadata |= template_metadata(chat_templates(checkpoint))
@@ -75,7 +81,7 @@ def test_sentencepiece_models(tmp_path: Path, kind: str) -> None:
     else:
         options["normalization_rule_name"] = "nmt_nfkc"
     source = train_sentencepiece(tmp_path, kind, **options)
-    model = load(tmp_path)
+    model = load(tmp_path, check=TokenCheck)
     for text in TEXTS:
         if kind == "bpe":
             assert ids(model, text) == source.encode(text), text
@@ -342,7 +348,7 @@ def test_a_source_that_cannot_split_a_text_is_told(tmp_path: Path) -> None:
     names = {"cls_token": "[CLS]", "sep_token": "[SEP]"}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(names))
     with pytest.raises(ModelError, match="own tokenizer cannot split .*Missing .UNK."):
-        load(tmp_path, {"eos_token_id": 2})
+        load(tmp_path, {"eos_token_id": 2}, check=TokenCheck)
 
 
 def test_a_panic_of_the_tokenizers_library_is_told_as_its_own(tmp_path: Path) -> None:
@@ -352,7 +358,7 @@ def test_a_panic_of_the_tokenizers_library_is_told_as_its_own(tmp_path: Path) ->
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     assert source.get_vocab_size() < 1400
     with pytest.raises(ModelError, match="refused by the tokenizers library: Precompiled"):
-        load(tmp_path)
+        load(tmp_path, check=TokenCheck)
 
 
 @pytest.mark.parametrize("lacked", [range(256), [7]])
