@@ -107,9 +107,16 @@ def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
-    """The worker that most tests share: `llorch-cpu` on the bundled model, 16 slots."""
+    """The worker that most tests share: `llorch-cpu` on the bundled model, 16 slots.
+
+    It computes on one thread: two that wait for each other at every layer take three times the
+    processor time, and crawl when the machine has other work. What `chat` starts has the default,
+    which is the CPU budget.
+    """
     running = WorkerProcess.start(
-        "--slots", "16", folder=tmp_path_factory.mktemp("worker"), cache_dir=warm_cache
+        *("--slots", "16", "--threads", "1"),
+        folder=tmp_path_factory.mktemp("worker"),
+        cache_dir=warm_cache,
     )
     yield running
     assert running.stop() == 0, running.stderr[-4000:]
@@ -151,11 +158,7 @@ def starting(folder: Path, warm_cache: Path, *, ends_well: bool) -> Iterator[Sta
 
 @pytest.fixture
 def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
-    """A factory of workers with flags and variables of their own.
-
-    They compute on one thread: two that wait for each other at every layer crawl when the machine
-    has other work. The shared `worker` has the default, which is the CPU budget.
-    """
+    """A factory of workers with flags and variables of their own, on one thread as well."""
     with starting(tmp_path, warm_cache, ends_well=False) as start:
         yield start
 
