@@ -54,7 +54,8 @@ def model(kind: ProjectorKind = "gemma3") -> Path:
 def flags_of(kind: ProjectorKind) -> tuple[str, ...]:
     # Without flash attention, equal rows are computed in the same order in every batch.
     shape = ("--context-length", "1024", "--slots", "4", "--flash-attention", "off")
-    return "--model", str(model(kind)), "--mmproj", str(random_projector(kind)), *shape
+    files = ("--model", str(model(kind)), "--mmproj", str(random_projector(kind)))
+    return *files, *shape, "--threads", "1"
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -338,7 +339,7 @@ def test_damaged_pictures_end_no_process(seeing: WorkerProcess, n_pictures: int)
 
 
 def test_a_stream_survives_the_death_of_the_engine(seeing: WorkerProcess) -> None:
-    body = question(picture(8), max_tokens=300, ignore_eos=True, stream=True)
+    body = question(picture(8), max_tokens=120, ignore_eos=True, stream=True)
     whole = asked(seeing, {**body, "stream": False, "cache_salt": "alone"})
     text = ""
     with seeing.client() as client:
