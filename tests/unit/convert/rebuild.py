@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import gguf
+from worker.models.gguf.layout import read_layout
 
 NORMAL, USER_DEFINED, CONTROL, UNUSED = 1, 4, 3, 5
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -79,18 +79,19 @@ class Source:
     """The arrays of a vocabulary-only GGUF."""
 
     def __init__(self, path: Path) -> None:
-        fields = gguf.GGUFReader(path).fields
+        # The library's own reader takes a hundred times as long.
+        layout = read_layout(path)
 
-        def read(key: str) -> Any:
-            found = fields.get(f"tokenizer.ggml.{key}")
-            return None if found is None else found.contents()
+        def array(key: str) -> Any:
+            found = layout.arrays.get(f"tokenizer.ggml.{key}")
+            return None if found is None else list(found.read())
 
-        self.tokens: list[str] = read("tokens")
-        self.types: list[int] = read("token_type")
-        self.scores: list[float] | None = read("scores")
-        self.merges: list[str] | None = read("merges")
-        self.unk: int = read("unknown_token_id") or 0
-        self.adds_space = read("add_space_prefix") is not False
+        self.tokens: list[str] = array("tokens")
+        self.types: list[int] = array("token_type")
+        self.scores: list[float] | None = array("scores")
+        self.merges: list[str] | None = array("merges")
+        self.unk = int(layout.metadata.get("tokenizer.ggml.unknown_token_id", 0))
+        self.adds_space = layout.metadata.get("tokenizer.ggml.add_space_prefix") is not False
 
     def base(self) -> dict[str, int]:
         """The vocabulary that the merges are about. The `tokenizers` library counts what is added
