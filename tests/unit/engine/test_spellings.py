@@ -42,16 +42,23 @@ CONTENTS = {
 SOURCE = "{%% for m in messages %%}{{ begin + m.role + '\n' }}%s{{ end + '\n' }}{%% endfor %%}"
 
 
-@pytest.fixture(scope="module", params=["bundled", *VOCABULARIES])
-def model(request: pytest.FixtureRequest) -> Iterator[Model]:
-    if request.param == "bundled":
-        path = bundled_gguf("f32")
-    else:
-        folder = sdist.unpacked(pins()) / "vendor/llama.cpp/models"
-        path = folder / f"ggml-vocab-{request.param}.gguf"
-    model = Model(str(path), LoadOptions(vocab_only=True))
-    yield model
-    model.close()
+@pytest.fixture(scope="module")
+def models() -> Iterator[dict[str, Model]]:
+    """Those that tests have asked for."""
+    loaded: dict[str, Model] = {}
+    yield loaded
+    for model in loaded.values():
+        model.close()
+
+
+@pytest.fixture(params=["bundled", *VOCABULARIES])
+def model(request: pytest.FixtureRequest, models: dict[str, Model]) -> Model:
+    if request.param not in models:
+        path = sdist.unpacked(pins()) / f"vendor/llama.cpp/models/ggml-vocab-{request.param}.gguf"
+        if request.param == "bundled":
+            path = bundled_gguf("f32")
+        models[request.param] = Model(str(path), LoadOptions(vocab_only=True))
+    return models[request.param]
 
 
 class Chats:
@@ -82,7 +89,15 @@ def user(content: str, role: str = "user") -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
-@pytest.mark.parametrize("how", CONTENTS)
+def each_way() -> Iterator[Any]:
+    """Each vocabulary with a text as it is and in JSON, two of them with all that a template may do
+    to it; the rest is long: what templates do is no matter of the vocabulary."""
+    for name, how in product(["bundled", *VOCABULARIES], CONTENTS):
+        is_quick = name in ("bundled", "llama-spm") or how in ("as it is", "as JSON")
+        yield pytest.param(name, how, marks=() if is_quick else pytest.mark.long)
+
+
+@pytest.mark.parametrize(("model", "how"), [*each_way()], indirect=["model"])
 def test_only_the_template_writes_control_tokens(model: Model, how: str) -> None:
     chats = Chats(model, CONTENTS[how])
     roles = ("user", "assistant", "tool")
@@ -101,6 +116,14 @@ def test_only_the_template_writes_control_tokens(model: Model, how: str) -> None
                 assert found == own[role], (spelled, said)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("bundled", "llama-spm"),
+        *(pytest.param(n, marks=pytest.mark.long) for n in VOCABULARIES if n != "llama-spm"),
+    ],
+    indirect=True,
+)
 def test_parts_that_a_template_joins_make_no_control_token(model: Model) -> None:
     chats = Chats(model, "{% for part in m.content %}{{ part.text }}{% endfor %}")
     own = chats.control(user("x"), user("y"))
@@ -312,10 +335,9 @@ def test_what_a_template_joins_makes_no_control_token(path: Path) -> None:
     looked_for = {word for first, last, _ in words for word in (first, last)}
     written = TURN.findall(template.read(plain).text())
     spelled = sorted({*written} - looked_for, key=len)[-2:]
-    for token in spelled:
-        for cut in {1, len(token) // 2, len(token) - 1}:
-            own = control("a", spelled)
-            for first, last, _ in words:
-                between = f"{first}b{last}" if last else first
-                said = f"a{token[:cut]}{between}{token[cut:]}"
-                assert control(said, spelled) == own, said
+    own = control("a", spelled)
+    for token, cut in zip(spelled, (1, -1), strict=False):
+        for first, last, _ in words:
+            between = f"{first}b{last}" if last else first
+            said = f"a{token[:cut]}{between}{token[cut:]}"
+            assert control(said, spelled) == own, said
