@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -357,8 +357,16 @@ def test_a_walk_on_the_byte_model(
         ByteWalk(seed, own, kind, cells=cells).go(n_steps // 3)
 
 
-@pytest.mark.parametrize("n_steps", [60, pytest.param(10_000, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("kind", "layout"), cases(KINDS))
+def quick_and_long() -> Iterator[Any]:
+    """Dense models in every layout; the other kinds in parts with files, and in one pool without.
+    The long walks are all of them."""
+    for kind, (cells, stores) in cases(KINDS):
+        if kind == "dense" or stores == (cells == "parts"):
+            yield kind, (cells, stores), 60
+        yield pytest.param(kind, (cells, stores), 10_000, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize(("kind", "layout", "n_steps"), [*quick_and_long()])
 def test_a_walk_on_llama_cpp(
     kind: Kind, layout: tuple[Cells, bool], n_steps: int, tmp_path: Path
 ) -> None:

@@ -122,7 +122,11 @@ def some_orders(count: int) -> Iterator[Sampling]:
 
 
 CHAINS = [pytest.param(Sampling(1, **fields), id=name) for name, fields in ACTIVE.items()]
-CHAINS += [pytest.param(each, id=" ".join(each.samplers)) for each in some_orders(20)]
+CHAINS += [
+    pytest.param(each, id=" ".join(each.samplers), marks=() if n < 4 else pytest.mark.long)
+    for n, each in enumerate(some_orders(20))
+]
+"""Any order's shares are held against llama.cpp's below; here, draws against the shares."""
 
 
 def native_shares(sampling: Sampling, said: Sequence[int], logits: Row, model: Model) -> Any:
