@@ -102,7 +102,7 @@ def test_no_hostile_body_holds_the_event_loop(watched: Watched, group: str) -> N
     assert not {name: too_long for name, too_long in excess.items() if too_long >= 0}
 
 
-PROMPTS = {"prompt": ["a b c d " * 60] * 64, "max_tokens": 0, "echo": True, "logprobs": 20}
+PROMPTS = {"prompt": ["a b c d " * 60] * 16, "max_tokens": 0, "echo": True, "logprobs": 20}
 LONG_PROMPT = {"prompt": "a b c d " * 120, "max_tokens": 1, "stream": True}
 ODDS = {"prompt": "One", "n_predict": 100, "n_probs": 1000, "ignore_eos": True}
 SCORED = {
@@ -114,7 +114,7 @@ SCORED = {
     "a streamed prompt in vLLM's form": ("/v1/completions", LONG_PROMPT | {"prompt_logprobs": 20}),
     "answers": (
         CHAT,
-        {**chat(n=16, logprobs=True, top_logprobs=20, ignore_eos=True), "max_tokens": 200},
+        {**chat(n=16, logprobs=True, top_logprobs=20, ignore_eos=True), "max_tokens": 80},
     ),
 }
 
