@@ -200,4 +200,5 @@ def test_info_tells_what_is_static(worker: WorkerProcess) -> None:
     assert info["engine"]["versions"]["llama_cpp_python"].startswith("0.3.36")
     assert info["engine"]["device_total_bytes"] >= sum(info["engine"]["plan"].values())
     assert info["engine_crashes"] == []
+    assert info["model"]["adapters"] == []
     assert info["engine"]["threads"] >= 1 and info["engine"]["cpu_variant"]

@@ -19,7 +19,7 @@ from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.held import engines_held_by, mid_stream
 from tests.support.random_adapters import random_adapters
-from tests.support.worker import DEAF, WorkerProcess, run_to_exit, shown
+from tests.support.worker import DEAF, WorkerProcess, run_to_exit
 from tools.survival import EXACT, FIELDS, Alone, alone, prompt
 from worker.commands.doctor import diagnose
 from worker.devices.preflight import CHILD
@@ -221,28 +221,22 @@ def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess, hold: Pa
     assert at_work() == ["", ""]
 
 
-def text(start_worker: StartWorker, *flags: str) -> tuple[str, list[dict[str, object]], int]:
-    """A greedy text, what /info says of the adapters, and the bytes planned for weights."""
-    worker = start_worker(*flags, wait_ready=True)
-    info = worker.get("/info").json()
-    stream = worker.execute(STORY, max_tokens=24, temperature=0.0)
-    assert worker.stop() == 0
-    return stream.text, info["model"]["adapters"], info["engine"]["plan"]["weights"]
-
-
 def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_cache: Path) -> None:
     """A folder of PEFT's is converted for the model that is served."""
-    plain, no_adapters, weights = text(start_worker)
-    assert no_adapters == []
-    adapted, [adapter], more_weights = text(start_worker, "--lora", str(ADAPTER))
-    assert adapted != plain
+    worker = start_worker("--lora", str(ADAPTER))
+    assert said(worker, STORY) != said(worker, STORY, lora=[])
+    info = worker.get("/info").json()
+    [adapter] = info["model"]["adapters"]
     assert (adapter["name"], adapter["scale"], adapter["is_default"]) == ("adapter", 1.0, True)
     assert "path" not in adapter
     size = adapter["size_bytes"]
-    assert isinstance(size, int) and more_weights == weights + size
-    report = shown("doctor", warm_cache, "--lora", str(ADAPTER))
-    assert report["plan"]["parts"]["weights"] == more_weights
-    assert ("adapter", "ok") in [(check["name"], check["status"]) for check in report["checks"]]
+    given = {"port": "0", "cache_dir": str(warm_cache)}
+    plain = diagnose(Settings.load("cpu", given)).plan
+    report = diagnose(Settings.load("cpu", given | {"lora": (str(ADAPTER),)}))
+    assert plain is not None and report.plan is not None
+    assert report.plan.parts["weights"] == plain.parts["weights"] + size
+    assert info["engine"]["plan"]["weights"] == report.plan.parts["weights"]
+    assert ("adapter", "ok") in [(check.name, check.status) for check in report.checks]
 
 
 def test_what_the_converter_refuses_is_told(tmp_path: Path) -> None:
