@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
@@ -17,9 +18,13 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.disk import MountRefused, mounted, remount
-from tests.support.worker import DEAF, installed, run_to_exit, shown, until
+from tests.support.worker import DEAF, installed, until
+from worker import lifecycle
 from worker.commands.doctor import diagnose
+from worker.errors import ConfigError, ModelError
+from worker.models.resolve import resolve
 from worker.settings import Settings
+from worker.supervisor.engine_process import EngineProcess
 
 Mount = Callable[..., Path]
 LOOKS_OFTEN = """\
@@ -62,17 +67,14 @@ def model_in(folder: Path) -> Path:
         ("ro", "Read-only file system", "cannot be written to"),
     ],
 )
-def test_a_cache_that_takes_no_file(
-    mount: Mount, options: str, why: str, told: str, tmp_path: Path
-) -> None:
+def test_a_cache_that_takes_no_file(mount: Mount, options: str, why: str, told: str) -> None:
     """`told`: by the doctor."""
     cache = mount(options)
-    report = diagnose(Settings.load("cpu", {"port": "0", "cache_dir": str(cache)}), child=DEAF)
-    (check,) = [each for each in report.checks if each.name == "cache"]
+    settings = Settings.load("cpu", {"port": "0", "cache_dir": str(cache)})
+    (check,) = [each for each in diagnose(settings, child=DEAF).checks if each.name == "cache"]
     assert check.status == "failed" and told in check.text
-    ended = run_to_exit("--port", "0", "--cache-dir", str(cache), cache_dir=tmp_path)
-    assert ended.code == 3, ended.stderr
-    assert why in ended.sentence and "Traceback" not in ended.stderr
+    with pytest.raises(ModelError, match=why):
+        asyncio.run(resolve(settings, None))
     assert [path for path in cache.rglob("*.gguf")] == []
 
 
@@ -113,10 +115,11 @@ def test_a_store_that_cannot_be_is_told_at_once(
         (check,) = [each for each in report.checks if each.name == "kv store"]
         assert report.exit_code == 2 and "--kv-store" in check.text
     assert "chmod 700" in check.text, "of the folder that others may write to"
-    ended = run_to_exit("--port", "0", "--kv-store", str(shared), cache_dir=warm_cache)
-    assert ended.code == 2 and ended.sentence == f"llorch-cpu: {check.text}", ended.stderr
+    with pytest.raises(ConfigError) as refused:
+        lifecycle.run(Settings.load("cpu", given), EngineProcess(), int)
+    assert refused.value.message == check.text
     fresh = tmp_path / "a" / "b"
-    assert shown("doctor", warm_cache, "--kv-store", str(fresh))["would_start"]
+    assert diagnose(Settings.load("cpu", given | {"kv_store": str(fresh)})).exit_code == 0
     assert not fresh.parent.exists(), "a diagnosis makes nothing"
 
 
