@@ -21,11 +21,13 @@ pytestmark = pytest.mark.anyio
 TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
 GROUPS = ("one", "two")
 RESUME = {"x-llorch-resume": "1"}
-JOB: dict[str, Any] = {"prompt": "Once", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+JOB: dict[str, Any] = {"prompt": "Once", "max_tokens": 400, "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, WorkerProcess]]:
+def workers(
+    warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, WorkerProcess]]:
     """One of each group; that of the second reasons."""
     folder = tmp_path_factory.mktemp("workers")
     template = (TEMPLATES / "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja").read_text("utf-8")
@@ -37,7 +39,7 @@ def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Work
         if group == "two":
             flags += ["--model", str(thinker), "--context-length", "2048"]
         running[group] = WorkerProcess.start(
-            *flags, folder=folder / group, cache_dir=folder / "cache", env=env
+            *flags, folder=folder / group, cache_dir=warm_cache, env=env
         )
     yield running
     for worker in running.values():
