@@ -17,6 +17,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_with_template
 from tests.support.worker import PATIENCE_S, WorkerProcess, until
+from tools.survival import EXACT
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
 ASKED: Any = [{"role": "user", "content": "Tell a story."}]
@@ -48,7 +49,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def thinking(thinker: Path, share_worker: StartWorker) -> WorkerProcess:
     """A worker without settings of how much it reasons, which the tests share."""
-    return share_worker("--model", str(thinker), "--context-length", "8192")
+    return share_worker("--model", str(thinker), "--context-length", "8192", *EXACT)
 
 
 def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None:
@@ -179,26 +180,9 @@ def test_an_engine_that_dies_in_the_middle_changes_no_budget(
         assert text[:40] == "".join(d.get("content") or "" for d in deltas)[:40]
 
 
-def test_a_running_block_is_closed_on_command(thinking: WorkerProcess) -> None:
-    worker = thinking
-    body = BODY | {"stream": True, "max_tokens": 8000}
-    parts: dict[str, str] = {"reasoning_content": "", "content": ""}
-    closed = False
-    client = worker.client()
-    with client, client.stream("POST", "/v1/chat/completions", json=body) as response:
-        for chunk in chunks_of(response.iter_lines()):
-            delta = chunk["choices"][0]["delta"]
-            for name in parts:
-                parts[name] += delta.get(name) or ""
-            if not closed and len(parts["reasoning_content"]) > 20:
-                order = {"id": chunk["id"], "action": "reasoning_end"}
-                told = worker.post("/v1/chat/completions/control", order)
-                assert told.status_code == 200 and told.json() == {"success": True}
-                closed = True
-            if parts["content"]:
-                break
-    assert closed and parts["reasoning_content"] and parts["content"]
-    gone = worker.post("/v1/chat/completions/control", {"id": "x", "action": "reasoning_end"})
-    assert gone.json()["success"] is False and "no active completion" in gone.json()["message"]
+def test_a_command_that_ends_nothing_is_told(thinking: WorkerProcess) -> None:
+    control = "/v1/chat/completions/control"
+    gone = thinking.post(control, {"id": "x", "action": "reasoning_end"}).json()
+    assert gone["success"] is False and "no active completion" in gone["message"]
     for wrong in ({"action": "reasoning_end"}, {"id": "x", "action": "stop"}):
-        assert worker.post("/v1/chat/completions/control", wrong).status_code == 400
+        assert thinking.post(control, wrong).status_code == 400
