@@ -196,7 +196,7 @@ def test_a_request_that_fails_once_it_is_accepted_was_not_refused(worker: Worker
 
 
 def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
-    with worker.streaming(FOX, max_tokens=800, ignore_eos=True) as response:
+    with worker.streaming(FOX, max_tokens=400, ignore_eos=True) as response:
         chunks = response.iter_raw()
         next(chunks)
         now: dict[str, Any] = {}

@@ -23,7 +23,7 @@ from tests.system.security.poisoned_engine import (
 from tools import survival
 
 POISONED = with_engine.command("tests.system.security.poisoned_engine")
-LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True, "temperature": 0}
+LONG: dict[str, Any] = {"max_tokens": 250, "ignore_eos": True, "temperature": 0}
 N_NEIGHBOURS = 4
 
 

@@ -21,7 +21,7 @@ from tests.support.held import engines_held_by, mid_stream
 from tests.support.worker import WorkerProcess, until
 from tools import survival
 
-N_TOKENS = 300
+N_TOKENS = 150
 LONG = {"max_tokens": N_TOKENS, "ignore_eos": True}
 
 
