@@ -41,26 +41,10 @@ def test_a_stalled_one_is_found_and_served_by_the_next_engine(
     assert worker.stop() == 0
 
 
-def test_a_stop_waits_for_it_and_refuses_the_next(
+def test_they_are_bounded_leave_with_their_clients_and_are_waited_for_by_a_stop(
     start_worker: StartWorker, pooling_gguf: Path
 ) -> None:
-    worker = start_worker("--model", str(pooling_gguf))
-    worker.freeze_engine()
-    with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(worker.post, "/v1/embeddings", BODY)
-        queued(worker, 1)
-        worker.signal(signal.SIGTERM)
-        until(lambda: worker.get("/ready").status_code == 503, 60, lambda: "still ready")
-        assert worker.post("/v1/embeddings", BODY).status_code == 503
-        time.sleep(0.5)
-        worker.thaw_engine()
-        assert answer.result(120).status_code == 200
-    assert worker.wait(60) == 0
-
-
-def test_they_are_bounded_by_number_and_time_and_one_whose_client_left_frees_its_place(
-    start_worker: StartWorker, pooling_gguf: Path
-) -> None:
+    """Bounded by number and by time; a stop refuses the next one."""
     worker = start_worker(
         *("--model", str(pooling_gguf), "--slots", "1", "--max-queued-requests", "2")
     )
@@ -88,4 +72,14 @@ def test_they_are_bounded_by_number_and_time_and_one_whose_client_left_frees_its
     assert answer.status_code == 504
     worker.thaw_engine()
     assert worker.post("/v1/embeddings", BODY).status_code == 200
-    assert worker.stop() == 0
+    worker.freeze_engine()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(worker.post, "/v1/embeddings", BODY)
+        queued(worker, 1)
+        worker.signal(signal.SIGTERM)
+        until(lambda: worker.get("/ready").status_code == 503, 60, lambda: "still ready")
+        assert worker.post("/v1/embeddings", BODY).status_code == 503
+        time.sleep(0.5)
+        worker.thaw_engine()
+        assert waiting.result(120).status_code == 200
+    assert worker.wait(60) == 0

@@ -48,18 +48,6 @@ def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -
     assert "Paris" in plain.stdout and "tokens/s" in plain.stdout
 
 
-def test_it_starts_a_worker_where_none_runs(warm_cache: Path) -> None:
-    """What is typed then need not be text."""
-    done = subprocess.run(
-        [*installed(), "chat", "--json", "--port", str(free_port())],
-        input=FRANCE.encode() + b"Hi \xff\n",
-        capture_output=True, env=environment(warm_cache), timeout=120,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    first, second = map(json.loads, done.stdout.splitlines())
-    assert "Paris" in first["content"] and second["finish_reason"]
-
-
 def test_without_an_input_it_has_nothing_to_say(worker: WorkerProcess, tmp_path: Path) -> None:
     command = [*installed(), "chat", "--port", str(worker.port)]
     done = subprocess.run(
@@ -143,17 +131,20 @@ def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path:
 
 @pytest.mark.parametrize(("how", "code"), [(None, 0), ("SIGINT", 130), ("SIGKILL", -9)])
 def test_its_own_worker_ends_with_it(how: str | None, code: int, warm_cache: Path) -> None:
-    """And not with a signal that a terminal sends to the processes of one group."""
+    """And not with a signal that a terminal sends to the processes of one group. It has one where
+    a model is named, and where none runs; what is typed need not be text."""
+    flags = ("--model", "tiny-model") if how else ("--port", str(free_port()))
     process = subprocess.Popen(
-        [*installed(), "chat", "--model", "tiny-model", "--json"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        [*installed(), "chat", *flags, "--json"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         env=environment(warm_cache),
     )  # fmt: skip
     with process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(FRANCE)
+        process.stdin.write(FRANCE.encode() + b"Hi \xff\n")
         process.stdin.flush()
-        assert "Paris" in process.stdout.readline()
+        assert "Paris" in json.loads(process.stdout.readline())["content"]
+        assert json.loads(process.stdout.readline())["finish_reason"]
         (worker,) = psutil.Process(process.pid).children()
         assert os.getpgid(worker.pid) != os.getpgid(process.pid)
         if how is None:
