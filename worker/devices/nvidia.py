@@ -32,8 +32,11 @@ class _ProcessInfo(ctypes.Structure):
 
 def processes(pci_id: str | None) -> dict[int, int]:
     """The bytes of each process on this card; empty if the library is absent or lists nothing.
-    Processes of unknown size are left out. Raises `ResidencyViolation` if the driver has lost this
-    device."""
+    Processes of unknown size are left out.
+
+    Raises:
+        ResidencyViolation: the driver has lost this device.
+    """
     if pci_id is None or (nvml := _library()) is None:
         return {}
     handle = ctypes.c_void_p()

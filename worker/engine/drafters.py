@@ -36,7 +36,10 @@ def start_guessing(
     header: GgufHeader,
 ) -> tuple[Drafter | None, SpeculationInfo, Residency]:
     """Who guesses, what is told of that, and the residency of the model and what guesses for it.
-    Raises `WorkerError` if the draft model cannot be loaded, or is not resident on the device."""
+
+    Raises:
+        WorkerError: the draft model cannot be loaded, or is not resident on the device.
+    """
     wanted = config.engine.speculate
     if wanted == "auto":
         wanted = "draft" if config.draft is not None else "ngram"

@@ -80,8 +80,11 @@ def walls_for(config: LoadModel) -> Walls:
 
 
 def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: BlackBox) -> Engine:
-    """Plan → load → residency proof → warm-up. Raises the `WorkerError` of a start that failed; its
-    exit code becomes the worker's."""
+    """Plan → load → residency proof → warm-up.
+
+    Raises:
+        WorkerError: the start failed; its exit code becomes the worker's.
+    """
     began = time.monotonic()
     channel.send([Progress("preflight", 0.0)])
     settings = config.engine

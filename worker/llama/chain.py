@@ -356,7 +356,11 @@ class Chain:
 
     def draw(self, logits: Logits, number: float, chance: float = 1.0) -> int:
         """The token at `number` from [0, 1) in the cumulative distribution; xtc acts if `chance`
-        from [0, 1) is below its probability. Raises `NotANumber` if a logit is NaN."""
+        from [0, 1) is below its probability.
+
+        Raises:
+            NotANumber: a logit is NaN.
+        """
         steps = self._steps if chance < self._xtc_chance else self._without_xtc
         if self.is_greedy and not (steps or self._keeps_odds):
             return likeliest(logits)

@@ -37,7 +37,10 @@ def quantize(
 ) -> None:
     """Write `target` with the mixture of types that `file_type` (a `llama_ftype`) stands for, by an
     importance matrix if there is one. `on_progress` gets the number of finished tensors and of all.
-    Raises `ModelError` if the quantiser refuses, or its process dies."""
+
+    Raises:
+        ModelError: the quantiser refuses, or its process dies.
+    """
     arguments = map(str, (source, target, file_type, threads, importance or ""))
     command = [sys.executable, "-m", __name__, *arguments]
     failure: dict[str, Any] | None = None

@@ -71,6 +71,7 @@ class Sampler:
         self.forced = bytearray()
         """Of each token since the prompt, whether the constraint left no other."""
         self.may_give = self._reasoning is not None or self._may_force
+        """Whether tokens may be given."""
         self._unwanted = model.eog if sampling.ignore_eos else frozenset()
         self._min_tokens = sampling.min_tokens
         stops = {token for token in sampling.stop_token_ids if token < model.n_vocab}

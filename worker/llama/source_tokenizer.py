@@ -95,8 +95,11 @@ class SourceWords:
         whole: Mapping[bytes, int],
     ) -> None:
         """`split` is the file's value of `SPLIT`. `encode` gives llama.cpp's ids of one word.
-        `whole` has the ids of words that are taken without merging. Raises `ModelError` if `split`
-        is not a list of expressions."""
+        `whole` has the ids of words that are taken without merging.
+
+        Raises:
+            ModelError: `split` is not a list of expressions.
+        """
         from tokenizers import Regex
         from tokenizers.pre_tokenizers import Sequence, Split
 

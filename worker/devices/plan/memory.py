@@ -74,6 +74,7 @@ class Beside:
     adapters: tuple[GgufHeader, ...] = ()
     """Whose tensors lie beside the weights."""
     draft: GgufHeader | None = None
+    """The draft model."""
     projector: GgufHeader | None = None
     """What turns pictures and sounds into embeddings."""
 
@@ -369,8 +370,11 @@ class _Planner:
         return on_devices, layout.host_compute + layout.output + states
 
     def _of_draft(self, context_length: int) -> tuple[tuple[int, ...], int]:
-        """Bytes of the draft model on the first device and on the host; raises `ModelError` if its
-        memory cannot be cut back."""
+        """Bytes of the draft model on the first device and on the host.
+
+        Raises:
+            ModelError: its memory cannot be cut back.
+        """
         draft = self._draft
         assert draft is not None
         length = min(context_length, draft.trained_context_length)

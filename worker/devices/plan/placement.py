@@ -98,8 +98,10 @@ def may_repack(header: GgufHeader) -> bool:
 def shared_out(header: GgufHeader, available: Sequence[int]) -> tuple[int, ...]:
     """The number of layers for each of several devices, by their available bytes.
 
-    The output layer counts as one. Each device gets one layer at least. Raises `ConfigError` if
-    there are more devices than layers.
+    The output layer counts as one. Each device gets one layer at least.
+
+    Raises:
+        ConfigError: there are more devices than layers.
     """
     n_devices, n_layers = len(available), (header.block_count or 0) + 1
     if n_devices > n_layers:

@@ -77,8 +77,11 @@ class Disk:
         kind: MemoryKind,
         bind: Callable[[Path], Binding],
     ) -> None:
-        """A thread of the store calls `bind`. Raises `ConfigError` if the folder cannot be used, or
-        other users could put files into it."""
+        """A thread of the store calls `bind`.
+
+        Raises:
+            ConfigError: the folder cannot be used, or other users could put files into it.
+        """
         self._folder, self._limit_bytes, self._kind = folder, limit_bytes, kind
         self.largest_bytes = limit_bytes // LARGEST_SHARE
         """Of one prefix."""

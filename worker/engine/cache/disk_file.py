@@ -71,7 +71,10 @@ def write(
     make_room: Callable[[int], None] = lambda n_bytes: None,
 ) -> Entry:
     """Write a state to `path`, completely or not at all, once there is room for so many bytes. It
-    is locked, but its snapshots may give way meanwhile. Raises `OSError` if it cannot be written.
+    is locked, but its snapshots may give way meanwhile.
+
+    Raises:
+        OSError: it cannot be written.
     """
     tokens, data, snapshots = array("i", state.tokens), state.data, state.snapshots
     assert data is not None, "it was copied"
@@ -100,8 +103,11 @@ def write(
 
 
 def read_entry(path: Path) -> Entry:
-    """Raises `Damaged` if the file's first part does not fit the file, `OSError` if it cannot be
-    read."""
+    """
+    Raises:
+        Damaged: the file's first part does not fit the file.
+        OSError: the file cannot be read.
+    """
     with _opened(path) as file:
         return _entry(path, os.fstat(file.fileno()).st_size, partial(_taken, file))
 

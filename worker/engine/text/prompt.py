@@ -158,8 +158,11 @@ class PromptBuilder:
 
     def pair(self, query: str, document: str, field: str) -> list[int]:
         """A query and a document for a model that ranks: in the model's own template, else with the
-        vocabulary's separators. `field` is the document's place in the request. Raises
-        `ContextLengthExceeded` if both together are too long."""
+        vocabulary's separators. `field` is the document's place in the request.
+
+        Raises:
+            ContextLengthExceeded: both together are too long.
+        """
         tokens = self._paired(query, document)
         if len(tokens) > self._context_length < len(self._paired(query, "")):
             field = "query"
@@ -348,7 +351,10 @@ class PromptBuilder:
             raise InvalidRequest.of_field(prompt.field, why)
         if prompt.media:
             messages = (
-                {**message, "content": _with_media_marked(message.get("content"), marks)}
+                {
+                    **message,
+                    "content": _with_media_marked(message.get("content"), marks),
+                }
                 for message in prompt.messages
             )
             prompt = structs.replace(prompt, messages=tuple(messages))

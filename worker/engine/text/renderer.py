@@ -59,8 +59,11 @@ def served_templates(
     named: Callable[[str | None], str | None], file: str | None
 ) -> tuple[str | None, str | None]:
     """The template to serve with, if there is one, and that for chats with tools, if that is
-    another. `named` has the model's own by their names; the operator's `file` replaces all. Raises
-    `ConfigError` if the file cannot be read, or is too long."""
+    another. `named` has the model's own by their names; the operator's `file` replaces all.
+
+    Raises:
+        ConfigError: the file cannot be read, or is too long.
+    """
     if file is not None:
         return read_chat_template(file), None
     source = named(None)
