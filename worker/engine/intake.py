@@ -175,7 +175,10 @@ class Intake:
                 self._end(Answered(request_id, None))
 
     def _check_wanted(self, request_id: int) -> None:
-        """Raises `Cancelled` if the request was cancelled, whose client has its end."""
+        """
+        Raises:
+            Cancelled: the request was cancelled, whose client has its end.
+        """
         if request_id not in self._preparing:
             raise Cancelled("the request was cancelled")
 

@@ -19,8 +19,11 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 
 def read(path: Path) -> Importance:
-    """Mean squared activations by tensor name. Raises `ModelError` if the file has neither format,
-    or is damaged."""
+    """Mean squared activations by tensor name.
+
+    Raises:
+        ModelError: the file has neither format, or is damaged.
+    """
     try:
         with path.open("rb") as file:
             magic = file.read(4)

@@ -44,7 +44,10 @@ Piece = tuple[int, ...] | MediaChunk
 
 
 class Projector:
-    """Raises `ModelError` if libmtmd refuses the file, or it does not go with the model."""
+    """
+    Raises:
+        ModelError: libmtmd refuses the file, or it does not go with the model.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,10 @@ class Projector:
     def picture(self, width: int, height: int, pixels: bytes) -> list[Piece]:
         """The pieces of a picture of `width` × `height` pixels, each three bytes: red, green, blue.
 
-        Any thread may call it. Raises `InferenceFailed` if libmtmd cannot prepare it.
+        Any thread may call it.
+
+        Raises:
+            InferenceFailed: libmtmd cannot prepare it.
         """
         assert len(pixels) == 3 * width * height
         data = (ctypes.c_uint8 * len(pixels)).from_buffer_copy(pixels)

@@ -175,8 +175,10 @@ class Model:
     def load_adapter(self, path: str) -> None:
         """Load a LoRA adapter beside the weights.
 
-        NOTE: llama.cpp requires it before the context is created. Raises `ModelError` if llama.cpp
-        refuses the file.
+        NOTE: llama.cpp requires it before the context is created.
+
+        Raises:
+            ModelError: llama.cpp refuses the file.
         """
         with library.log.capture() as lines:
             pointer = self._flat.llama_adapter_lora_init(self.pointer, path.encode())

@@ -37,8 +37,11 @@ def warm_up(context: Context) -> float:
 
 
 def check_directions(context: Context) -> None:
-    """Raises `ModelError` if the output is the same with control vectors and without: some graphs
-    of llama.cpp do not add them."""
+    """Refuse control vectors where they change nothing: some graphs of llama.cpp do not add them.
+
+    Raises:
+        ModelError: the output is the same with and without them.
+    """
     model = context.model
     if model.directions is None or not model.directions.any():
         return

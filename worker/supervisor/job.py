@@ -82,8 +82,11 @@ class Inbox(AsyncIterator[list[StreamEvent]]):
         await self._news.wait()
 
     async def begun(self) -> None:
-        """Wait until a token or an end has come, and read nothing; raises the error of a job that
-        failed before that."""
+        """Wait until a token or an end has come, and read nothing.
+
+        Raises:
+            WorkerError: a job failed before that.
+        """
         while True:
             for event in self.events:
                 if isinstance(event, Failed):
@@ -290,8 +293,11 @@ class Job:
         return whole
 
     def continued(self, events: list[StreamEvent]) -> list[StreamEvent]:
-        """The events of a frame that were not sent before a crash; raises `EngineCrashed` if a
-        deterministic answer differs from what was sent."""
+        """The events of a frame that were not sent before a crash.
+
+        Raises:
+            EngineCrashed: a deterministic answer differs from what was sent before.
+        """
         news: list[StreamEvent] = []
         for event in events:
             match event:

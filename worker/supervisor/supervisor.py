@@ -282,8 +282,11 @@ class Supervisor:
                 self.sleep()
 
     def sleep(self) -> None:
-        """End the engine until the next request; a worker that sleeps goes on doing so. Raises
-        `NotReady` if the worker is not ready, or has requests."""
+        """End the engine until the next request; a worker that sleeps goes on doing so.
+
+        Raises:
+            NotReady: the worker is not ready, or has requests.
+        """
         state = "waking" if self._guardian.wakes else self.state
         if state == "sleeping":
             return

@@ -72,8 +72,11 @@ def parse_adapter(text: str) -> Adapter:
 
 
 def parse_control_vector(text: str) -> ControlVector:
-    """Parse a value of `--control-vector`: a file and behind the last `:` its scale. Raises
-    `ValueError` for another form."""
+    """Parse a value of `--control-vector`: a file and behind the last `:` its scale.
+
+    Raises:
+        ValueError: it has another form.
+    """
     path, scale = _scaled(text, ":")
     if not path or not abs(scale) <= MOST_SCALE:
         scales = f"from {-MOST_SCALE:g} to {MOST_SCALE:g}"

@@ -58,8 +58,11 @@ class Decoder(BoundedProgram):
     def decode(
         self, medium: Medium, sample_rate: int, most_seconds: float
     ) -> Picture | Sound | TooLong:
-        """`sample_rate` and `most_seconds` are for a sound. Raises `InvalidRequest`, which names
-        the medium's field, if it cannot be read or is too large."""
+        """`sample_rate` and `most_seconds` are for a sound.
+
+        Raises:
+            InvalidRequest: the medium cannot be read, or is too large; names its field.
+        """
         answer: Picture | Sound | TooLong | Refusal
         try:
             encoded = msgspec.msgpack.encode(Encoded(medium, sample_rate, most_seconds))

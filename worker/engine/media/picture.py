@@ -24,7 +24,10 @@ MAX_RATIO = 200
 
 def decode(encoded: bytes) -> Picture:
     """The pixels of a picture as it is meant to be seen: the first frame, turned as its EXIF says.
-    Raises `InvalidRequest` if it is no picture that can be read, or too large."""
+
+    Raises:
+        InvalidRequest: it is no picture that can be read, or too large.
+    """
     known = ", ".join(FORMATS[:-1])
     not_readable = f"it is no picture that can be read: {known} or {FORMATS[-1]}"
     with warnings.catch_warnings():

@@ -25,7 +25,7 @@ class Span:
     chunk: MediaChunk
     key: bytes
     """Names the part by the medium's SHA-256."""
-    medium: object = None
+    medium: object = field(default=None, compare=False)
     """All pieces of the medium, which live as long as a request holds a part."""
 
     @property

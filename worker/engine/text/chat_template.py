@@ -42,7 +42,10 @@ _REASONING = "continued_reasoning"
 
 
 class ChatTemplate:
-    """Raises `ModelError` if the template is invalid, or reaches for Python's internals."""
+    """
+    Raises:
+        ModelError: the template is invalid, or reaches for Python's internals.
+    """
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None
@@ -106,7 +109,10 @@ class ChatTemplate:
         return Reading(self, chat, prompt)
 
     def rendered(self, chat: Chat, seconds: float) -> str:
-        """Raises `Refused` if the template refuses the chat, or takes too much time or memory."""
+        """
+        Raises:
+            Refused: the template refuses the chat, or takes too much time or memory.
+        """
         return renderer().render(self.source, {**self._special_tokens, **chat}, seconds)
 
 
@@ -120,7 +126,10 @@ class Reading:
     """What it was made of."""
 
     def text(self) -> str:
-        """Raises `InvalidRequest` if the template refuses these messages, or takes too long."""
+        """
+        Raises:
+            InvalidRequest: the template refuses these messages, or takes too long.
+        """
         try:
             text = self._rendered()
             if not self.prompt.continue_final_message:

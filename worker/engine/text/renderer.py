@@ -71,8 +71,11 @@ def served_templates(
 
 
 def check_template(source: str) -> list[str]:
-    """The words in the expressions of a template; raises `ModelError` if no chat can be rendered
-    with it."""
+    """The words in the expressions of a template.
+
+    Raises:
+        ModelError: no chat can be rendered with this template.
+    """
     if len(source) > MAX_TEMPLATE_CHARS:
         raise ModelError(
             f"the model's chat template has {len(source):,} characters; at most "

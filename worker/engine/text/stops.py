@@ -63,7 +63,10 @@ class StopMatcher:
     __slots__ = ("_held", "_state")
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
-        """Raises `InvalidRequest` if the stops are too long."""
+        """
+        Raises:
+            InvalidRequest: the stops are too long.
+        """
         if (n_chars := sum(map(len, stops))) > MAX_STOP_CHARS:
             most = f"all stops together must have at most {MAX_STOP_CHARS} characters"
             raise InvalidRequest.of_field("stop", f"{most}; they have {n_chars}")
