@@ -288,6 +288,11 @@ def test_an_answer_that_is_json_is_not_held_back(output: str) -> None:
         ),
         (
             "Qwen-Qwen2.5-7B-Instruct",
+            '<tool_call>{"name": "amount", "arguments": {"orig": 1٢, "b": [٣]}}</tool_call>',
+            '{"orig": "1٢", "b": ["٣"]}',
+        ),
+        (
+            "Qwen-Qwen2.5-7B-Instruct",
             r'<tool_call>{"name": "edit", "arguments": {"old": "\ud83d", "new": "\ud83d\ude00"}}',
             r'{"old": "�", "new": "\ud83d\ude00"}',
         ),
