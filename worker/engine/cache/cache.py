@@ -430,7 +430,7 @@ class Cache:
         self.written.clear()
 
     def saved(self, state: State, seconds: float) -> None:
-        """A copy to memory was made, of `n_bytes` in this time."""
+        """A copy to memory was made, in this time."""
         self._bytes_per_cell = state.n_bytes / len(state.tokens)
         self.prices.copied(state.n_bytes, seconds)
         self.memory.fit()
