@@ -25,9 +25,6 @@ _counter = itertools.count()
 PATIENCE_S = 120.0
 """How long to wait for what comes in a moment on a quiet machine; costs nothing when it comes."""
 _ALIASES = {"MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE"}
-DEAF = ("true",)
-"""A child that answers none of the doctor's questions about the library and the device, for what it
-finds without them; to ask takes more than a second."""
 
 
 def installed(backend: str = "cpu") -> list[str]:

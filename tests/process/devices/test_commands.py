@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,14 @@ from tests.support.bundled import (
     bundled_with,
     bundled_with_template,
 )
+from tests.support.commands import DEAF, diagnose, loaded, plan_refused, raised, start_refused
 from tests.support.devices import rpc
 from tests.support.hub_server import Repo, running_hub
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
-from tests.support.worker import DEAF, environment, installed, shown, until
-from worker import installation, lifecycle
-from worker.commands import bench, plan, served
-from worker.commands.doctor import Diagnosis
-from worker.commands.doctor import diagnose as run_diagnosis
+from tests.support.worker import environment, installed, shown, until
+from worker import installation
+from worker.commands import bench, doctor, served
 from worker.devices import preflight
 from worker.engine.text.chat_template import template_of
 from worker.errors import ConfigError, WorkerError
@@ -44,7 +43,6 @@ from worker.llama.model import LoadOptions, Model
 from worker.models.resolve import bundled_folder, resolve
 from worker.setting_files import MAX_TEMPLATE_CHARS
 from worker.settings import FIELDS, Settings, group_of
-from worker.supervisor.engine_process import EngineProcess
 
 NOBODY = "http://127.0.0.1:9/ready"
 
@@ -103,8 +101,7 @@ def test_a_plan_is_shown_in_the_letters_that_there_are(warm_cache: Path) -> None
 def test_a_cache_that_the_system_refuses_is_named_with_its_flag(warm_cache: Path) -> None:
     cache = f"/tmp/{'x' * 300}"
     start = run("--port", "0", "--cache-dir", cache, cache=warm_cache)
-    planned = raised(lambda: plan.run(loaded(cache_dir=cache), as_json=False))
-    report = diagnose(Path(cache), DEAF)
+    planned, report = plan_refused(Path(cache)), diagnose(Path(cache), DEAF)
     assert start.returncode == planned.exit_code == report.exit_code == 3
     assert "Traceback" not in start.stderr and "OSError" not in start.stderr
     for said in (start.stderr, planned.message, report.as_screen()):
@@ -137,31 +134,13 @@ def test_a_model_that_llama_cpp_refuses_exits_with_3(
     assert "Traceback" not in ended.stderr
 
 
-def raised(call: Callable[[], object]) -> WorkerError:
-    """What a command of this process ends with."""
-    with pytest.raises(WorkerError) as caught:
-        call()
-    return caught.value
-
-
-def loaded(**settings: Any) -> Settings:
-    return Settings.load("cpu", {"port": "0", **settings})
-
-
 def told_alike(cache: Path, settings: dict[str, Any], start: WorkerError) -> None:
     """The plan and the doctor end with the error of a start, and nothing is printed before."""
-    there = {"cache_dir": str(cache), **settings}
-    planned = raised(lambda: plan.run(loaded(**there), as_json=False))
+    planned = plan_refused(cache, **settings)
     assert (type(planned), planned.message) == (type(start), start.message)
     report = diagnose(cache, DEAF, **settings)
     assert report.exit_code == start.exit_code
     assert [check.text for check in report.checks if check.error] == [start.message]
-
-
-def start_refused(cache: Path, **settings: Any) -> WorkerError:
-    """By what a start asks before it waits for its engine."""
-    there = {"cache_dir": str(cache), **settings}
-    return raised(lambda: lifecycle.run(loaded(**there), EngineProcess(), int))
 
 
 @pytest.mark.parametrize(
@@ -321,21 +300,17 @@ def test_doctor_tells_that_a_model_cannot_guess(warm_cache: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["model", "draft"])
 def test_doctor_downloads_nothing(setting: str, warm_cache: Path) -> None:
-    reference = "hf:someone/a-model@main::file=model.gguf"
-    report = diagnose(warm_cache, DEAF, **{setting: reference})
-    [told] = [check for check in report.checks if check.name == setting]
-    assert told.status == "unknown" and "first start downloads it" in told.text
-    assert report.exit_code == 0
+    """In a process that has not yet loaded the hub's library, which asks at its import."""
+    arguments = ["--port", "0", f"--{setting}", "hf:someone/a-model@main::file=model.gguf"]
+    ended = run("doctor", *arguments, cache=warm_cache, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
+    assert re.search(rf"^unknown +{setting} .*first start downloads it", ended.stdout, re.MULTILINE)
+    assert ended.returncode == 0
 
 
 def test_doctor_plans_the_projector_too(warm_cache: Path) -> None:
     given = {"model": str(random_model("dense")), "mmproj": str(random_projector("gemma3"))}
     report = diagnose(warm_cache, **given)
     assert report.plan is not None and report.plan.parts["projector"] > 0
-
-
-def diagnose(cache: Path, child: Sequence[str] = preflight.CHILD, **settings: Any) -> Diagnosis:
-    return run_diagnosis(loaded(cache_dir=str(cache), **settings), child=child)
 
 
 def test_doctor_survives_a_wheel_that_crashes(warm_cache: Path) -> None:
@@ -401,9 +376,9 @@ def test_without_a_cache_the_doctor_names_the_exit_code_of_a_start(
 ) -> None:
     (tmp_path / "cache").write_text("not a folder")
     (tmp_path / "checkpoint").symlink_to(bundled_folder())
-    settings = {} if model is None else {"model": str(tmp_path / model)}
-    report = diagnose(tmp_path / "cache", DEAF, **settings)
-    there = loaded(cache_dir=str(tmp_path / "cache"), **settings)
+    given = {} if model is None else {"model": str(tmp_path / model)}
+    there = loaded(tmp_path / "cache", **given)
+    report = doctor.diagnose(there, child=DEAF)
     start = raised(lambda: asyncio.run(resolve(there, there.model)))
     assert report.exit_code == start.exit_code == 3 and "The cache folder" in start.message
     assert [check.status for check in report.checks if check.name == "cache"] == ["failed"]

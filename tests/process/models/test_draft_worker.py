@@ -3,19 +3,15 @@ what cannot guess is refused."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support.commands import diagnose, plan_refused
 from tests.support.random_models import random_model
 from tests.support.worker import run_to_exit, shown
 from tests.unit.models.native_loads import damaged
-from worker.commands import plan
-from worker.commands.doctor import diagnose
-from worker.errors import ModelError
-from worker.settings import Settings
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
 
@@ -39,8 +35,8 @@ def test_a_draft_model_is_planned_resident_and_guesses(
     needed = info["engine"]["plan"]["draft"]
     taken = info["residency"]["device_bytes"] - alone["residency"]["device_bytes"]
     assert taken == pytest.approx(needed, rel=0.01)
-    given = {"draft": str(random_model("dense")), "mmap": False, "speculate": "auto"}
-    report = diagnose(Settings.load("cpu", {"cache_dir": str(warm_cache), "port": "0", **given}))
+    dense = str(random_model("dense"))
+    report = diagnose(warm_cache, draft=dense, mmap=False, speculate="auto")
     assert report.plan is not None and report.plan.parts["draft"] == needed
     assert ("draft", "ok") in [(check.name, check.status) for check in report.checks]
 
@@ -117,6 +113,5 @@ def test_a_damaged_draft_model_is_named_where_native_code_dies_of_it(
     draft = damaged(random_model("experts"), tmp_path / "draft.gguf", key, 3)
     ended = run_to_exit("--port", "0", "--draft", str(draft), cache_dir=warm_cache)
     assert ended.code == 3 and f"the draft model '{draft}'" in ended.sentence, ended.stderr
-    given = {"draft": str(draft), "cache_dir": str(warm_cache)}
-    with pytest.raises(ModelError, match=re.escape(f"the draft model '{draft}'")):
-        plan.run(Settings.load("cpu", given), as_json=False)
+    planned = plan_refused(warm_cache, draft=str(draft))
+    assert planned.exit_code == 3 and f"the draft model '{draft}'" in planned.message

@@ -17,11 +17,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
+from tests.support.commands import DEAF, diagnose
 from tests.support.held import engines_held_by, mid_stream
 from tests.support.random_adapters import random_adapters
-from tests.support.worker import DEAF, WorkerProcess, run_to_exit
+from tests.support.worker import WorkerProcess, run_to_exit
 from tools.survival import EXACT, FIELDS, Alone, alone, prompt
-from worker.commands.doctor import diagnose
 from worker.devices.preflight import CHILD
 from worker.errors import ModelError
 from worker.models.adapter import resolve_adapters
@@ -230,9 +230,8 @@ def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_ca
     assert (adapter["name"], adapter["scale"], adapter["is_default"]) == ("adapter", 1.0, True)
     assert "path" not in adapter
     size = adapter["size_bytes"]
-    given = {"port": "0", "cache_dir": str(warm_cache)}
-    plain = diagnose(Settings.load("cpu", given)).plan
-    report = diagnose(Settings.load("cpu", given | {"lora": (str(ADAPTER),)}))
+    plain = diagnose(warm_cache).plan
+    report = diagnose(warm_cache, lora=(str(ADAPTER),))
     assert plain is not None and report.plan is not None
     assert report.plan.parts["weights"] == plain.parts["weights"] + size
     assert info["engine"]["plan"]["weights"] == report.plan.parts["weights"]
@@ -260,9 +259,7 @@ def test_a_file_that_cannot_be_read_is_told_with_its_flag(
     ended = run_to_exit("--port", "0", *given, cache_dir=warm_cache)
     assert ended.code == 3 and f"llorch-cpu: {flag}: " in ended.sentence
     assert name in ended.sentence and "Traceback" not in ended.stderr
-    setting = {flag.removeprefix("--").replace("-", "_"): given[1]}
-    settings = Settings.load("cpu", {"port": "0", "cache_dir": str(warm_cache), **setting})
-    report = diagnose(settings, child=child)
+    report = diagnose(warm_cache, child, **{flag.removeprefix("--").replace("-", "_"): given[1]})
     (told,) = [check.text for check in report.checks if check.status == "failed"]
     assert told.startswith(f"{flag}: ") and report.exit_code == 3
 

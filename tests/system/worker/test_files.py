@@ -17,14 +17,11 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
+from tests.support.commands import DEAF, diagnose, loaded, start_refused
 from tests.support.disk import MountRefused, mounted, remount
-from tests.support.worker import DEAF, installed, until
-from worker import lifecycle
-from worker.commands.doctor import diagnose
-from worker.errors import ConfigError, ModelError
+from tests.support.worker import installed, until
+from worker.errors import ModelError
 from worker.models.resolve import resolve
-from worker.settings import Settings
-from worker.supervisor.engine_process import EngineProcess
 
 Mount = Callable[..., Path]
 LOOKS_OFTEN = """\
@@ -70,11 +67,10 @@ def model_in(folder: Path) -> Path:
 def test_a_cache_that_takes_no_file(mount: Mount, options: str, why: str, told: str) -> None:
     """`told`: by the doctor."""
     cache = mount(options)
-    settings = Settings.load("cpu", {"port": "0", "cache_dir": str(cache)})
-    (check,) = [each for each in diagnose(settings, child=DEAF).checks if each.name == "cache"]
+    (check,) = [each for each in diagnose(cache, DEAF).checks if each.name == "cache"]
     assert check.status == "failed" and told in check.text
     with pytest.raises(ModelError, match=why):
-        asyncio.run(resolve(settings, None))
+        asyncio.run(resolve(loaded(cache), None))
     assert [path for path in cache.rglob("*.gguf")] == []
 
 
@@ -110,16 +106,13 @@ def test_a_store_that_cannot_be_is_told_at_once(
     shared.mkdir()
     shared.chmod(0o777)
     for store in (mount("ro") / "store", file / "store", file, shared):
-        given = {"port": "0", "kv_store": str(store), "cache_dir": str(warm_cache)}
-        report = diagnose(Settings.load("cpu", given), child=DEAF)
+        report = diagnose(warm_cache, DEAF, kv_store=str(store))
         (check,) = [each for each in report.checks if each.name == "kv store"]
         assert report.exit_code == 2 and "--kv-store" in check.text
     assert "chmod 700" in check.text, "of the folder that others may write to"
-    with pytest.raises(ConfigError) as refused:
-        lifecycle.run(Settings.load("cpu", given), EngineProcess(), int)
-    assert refused.value.message == check.text
+    assert start_refused(warm_cache, kv_store=str(shared)).message == check.text
     fresh = tmp_path / "a" / "b"
-    assert diagnose(Settings.load("cpu", given | {"kv_store": str(fresh)})).exit_code == 0
+    assert diagnose(warm_cache, kv_store=str(fresh)).exit_code == 0
     assert not fresh.parent.exists(), "a diagnosis makes nothing"
 
 
