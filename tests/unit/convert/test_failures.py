@@ -377,7 +377,7 @@ def test_a_kill_in_any_phase_leaves_nothing_that_loads(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "worker.commands.convert", str(TINY), str(target)]
     command += ["--outtype", "q4_k_m"]
     # Each begins with what the last one left.
-    for phase in ("check", "convert", "quantize", "verify"):
+    for phase in ("convert", "quantize", "verify"):
         child = conversion(command, target, tmp_path)
         assert child.stdout is not None
         while json.loads(child.stdout.readline()).get("phase") != phase:
