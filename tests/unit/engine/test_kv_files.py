@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -79,14 +79,22 @@ def test_a_state_may_be_restored_while_it_is_written(tmp_path: Path) -> None:
     data = bytearray(8 << 20)
     written: list[Entry] = []
     one = state(range(40), memoryview(data))
-    writer = Thread(target=lambda: written.append(write(tmp_path / "one.kv", one, "", KEY)))
+    enough = Event()
+
+    def write_on() -> None:
+        while not enough.is_set():
+            written.append(write(tmp_path / "one.kv", one, "", KEY))
+
+    writer = Thread(target=write_on)
     writer.start()
     number = 0
-    while writer.is_alive():
+    while writer.is_alive() and (number < 10_000 or len(written) < 3):
         number += 1
         data[8:12] = (number % 9).to_bytes(4, "little")
-    assert number > 9
-    assert read(written[0], NOBODYS, KEY).n_bytes == len(data)
+    enough.set()
+    writer.join()
+    assert number >= 10_000
+    assert read(written[-1], NOBODYS, KEY).n_bytes == len(data)
 
 
 def test_a_wrong_bit_anywhere_is_found(tmp_path: Path) -> None:

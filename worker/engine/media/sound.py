@@ -128,7 +128,7 @@ def _with_length(encoded: bytes) -> bytes:
     while at < min(len(encoded), _HEADER_BYTES):
         name, size = encoded[at : at + 4], encoded[at + 4 : at + 8]
         if name == b"data":
-            return encoded if any(size) else encoded[: at + 4] + _MOST + encoded[at + 8 :]
+            return encoded[: at + 4] + _MOST + encoded[at + 8 :] if size == bytes(4) else encoded
         n_bytes = int.from_bytes(size, "little")
         at += 8 + n_bytes + n_bytes % 2
     return encoded
