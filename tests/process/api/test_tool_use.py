@@ -126,6 +126,17 @@ def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[
         the_call(call.function.name, call.function.arguments)
 
 
+def test_a_function_of_any_name_is_chosen_by_it(client: OpenAI) -> None:
+    star: Any = {"type": "function", "function": {"name": "*", "parameters": {"type": "object"}}}
+    choice: Any = {"type": "function", "function": {"name": "*"}}
+    for seed in range(4):
+        (found,) = client.chat.completions.create(
+            model="tools", messages=FRANCE, tools=[*TOOLS, star], tool_choice=choice, seed=seed
+        ).choices
+        assert found.message.tool_calls and found.message.tool_calls[0].type == "function"
+        assert found.message.tool_calls[0].function.name == "*"
+
+
 def test_a_forced_call_that_is_cut_off_leaves_no_text(client: OpenAI) -> None:
     fields: Any = {"model": "tools", "messages": FRANCE, "tools": TOOLS, "tool_choice": "required"}
     end: Any

@@ -32,7 +32,7 @@ class Message:
 
 
 def use_of(
-    tools: Iterable[Mapping[str, Any]], forced: str | None = None, *, parallel: bool = True
+    tools: Iterable[Mapping[str, Any]], *, forced: bool = False, parallel: bool = True
 ) -> ToolUse:
     """The use of `tools`, which are in OpenAI's form."""
     functions = [tool["function"] for tool in tools]

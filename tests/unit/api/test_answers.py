@@ -372,7 +372,7 @@ def test_an_open_quote_costs_no_time(quote: str) -> None:
 
 
 def test_the_forced_form_is_read_whatever_the_dialect() -> None:
-    use = use_of(TOOLS, "edit")
+    use = use_of(TOOLS, forced=True)
     arguments: Any = {"filename": "a", "old": "<tool_call>", "new": "}"}
     output = json.dumps({"name": "edit", "arguments": arguments})
     for name in KINDS:
@@ -385,7 +385,7 @@ def test_a_forced_call_that_is_cut_off_is_no_text() -> None:
     begun = output.index(": {") + len(": {")
     for name in KINDS:
         for end in range(len(output)):
-            cut = parse(output[:end], template(name), use_of(TOOLS, "*"), 3)
+            cut = parse(output[:end], template(name), use_of(TOOLS, forced=True), 3)
             assert cut.content == "" and len(cut.calls) == (end >= begun)
 
 

@@ -219,7 +219,7 @@ NOISE += ["<![CDATA[", ":0", "\n", " to=", "\ud800", '"old": ', "to=functions.ed
     noise=st.lists(st.sampled_from([*NOISE, *WORDS, *MARKS, *THOUGHTS]), max_size=8).map("".join),
     where=st.floats(0, 1),
     cuts=st.lists(st.integers(1, 12), min_size=1, max_size=5),
-    use=st.sampled_from([USE, USE, replace(USE, forced="*"), None]),
+    use=st.sampled_from([USE, USE, replace(USE, forced=True), None]),
     begun=st.sampled_from(["", "<think>\n", "<|START_THINKING|>", ">>>"]),
 )
 def test_no_output_loses_or_gains_a_character(
@@ -239,7 +239,7 @@ def test_no_output_loses_or_gains_a_character(
     deltas = deltas_of(name, output, [], use)
     message = message_of(deltas)
     assert without_ids(message) == without_ids(message_of(deltas_of(name, output, cuts, use)))
-    if not message.calls and (use is None or use.forced is None):
+    if not message.calls and (use is None or not use.forced):
         told = "".join(each.text for each in deltas if isinstance(each, Text | Reasoning))
         assert essence(name, told) == essence(name, output.output, output.prompt)
 

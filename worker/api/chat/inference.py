@@ -58,9 +58,10 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         prompts, wish, variables = (prompt,), chat.reasoning, prompt.template_kwargs
         splits = state.settings.reasoning == "auto" if wish.splits is None else wish.splits
         use = _tool_use(chat)
-        if use is not None and use.forced is not None:
+        if use is not None and use.forced:
             # It leaves no text, so a form of the answer's text has no effect beside it.
-            tools = tuple(tool for tool in chat.tools if use.forced in ("*", tool.name))
+            only = chat.tool_choice.name if isinstance(chat.tool_choice, OneTool) else None
+            tools = tuple(tool for tool in chat.tools if only in (None, tool.name))
             several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
             form = ForcedCalls(tools, several)
         shown = shown_tokens(template, calls=use is not None, reasoning=splits)
@@ -94,9 +95,8 @@ def _tool_use(chat: Chat) -> ToolUse | None:
         raise refusal(choice.path, "enum", "must be the name of one of the tools")
     if not names or choice == "none":
         return None
-    forced = choice.name if isinstance(choice, OneTool) else None
     return ToolUse(
-        forced or ("*" if choice == "required" else None),
+        choice == "required" or isinstance(choice, OneTool),
         chat.parallel_tool_calls is not False,
         {tool.name: tool.parameters for tool in chat.tools},
     )

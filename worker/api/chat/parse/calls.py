@@ -19,8 +19,8 @@ _INDEX = re.compile(r":\d+\Z")
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    forced: str | None
-    """The function that must be called; `"*"` for any of them, `None` for no obligation."""
+    forced: bool
+    """Whether a function must be called."""
     parallel: bool
     parameters: Mapping[str, Any]
     """The schema of each function's parameters, by the function's name."""
@@ -38,7 +38,7 @@ class ToolUse:
         return properties if isinstance(properties, Mapping) else {}
 
 
-NO_TOOLS = ToolUse(None, True, {})
+NO_TOOLS = ToolUse(False, True, {})
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class Deltas:
     @property
     def grow_text(self) -> Grow | None:
         """Makes the delta of more text; `None` where there is none."""
-        return Text if self.use.forced is None else None
+        return None if self.use.forced else Text
 
     def take(self) -> list[Delta]:
         self._join()
@@ -67,7 +67,7 @@ class Deltas:
         return deltas
 
     def text(self, text: str) -> None:
-        if self.use.forced is None:
+        if not self.use.forced:
             self._add(Text, text[self.n_unwritten :])
         self.n_unwritten = max(self.n_unwritten - len(text), 0)
 
