@@ -12,7 +12,7 @@ import re
 import string
 import time
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import pydantic_core
@@ -159,14 +159,15 @@ async def read_as(
 
     Raises what `read` does, and what `form` raises.
     """
-    most = state.served.max_text_bytes
-    parts = await read_parts(request, state.served.max_body_bytes)
+    served = state.served
+    parts = await read_parts(request, served.max_body_bytes)
     n_bytes = sum(map(len, parts))
     try:
         if n_bytes <= SMALL_BYTES:
-            found, ignored = _read(parts, most, model, form)
+            found, ignored = _read(parts, served.max_text_bytes, model, form)
         else:
-            found, ignored = await in_background(lambda: _read(parts, most, model, form))
+            work = partial(_read, parts, served.max_text_bytes, model, form)
+            found, ignored = await in_background(work)
     finally:
         request.app.body_bytes -= n_bytes
     if ignored:
@@ -243,7 +244,8 @@ def _slices(text: bytes) -> Iterator[bytes]:
 
 
 def _has_more(text: bytes, sign: bytes, limit: int) -> bool:
-    return sum(part.count(sign) for part in _slices(text)) > limit
+    slices = range(0, len(text), _SLICE_BYTES)  # counted in place: a copy would be work for nothing
+    return sum(text.count(sign, at, at + _SLICE_BYTES) for at in slices) > limit
 
 
 def _n_text_bytes(part: bytes) -> int:
