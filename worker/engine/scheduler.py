@@ -139,17 +139,8 @@ class Scheduler:
                 n_free -= n_tokens - 1
             else:
                 prefilling.append(sequence)
-        if prefilling and any([s.spans for s in prefilling]):
-            prefilling = self._plan_media(prefilling, step)
         if prefilling:
-            step.has_prompts = True
-            n_streams = sum([s.is_decoding for s in self.running])
-            n_behind = len(self.waiting) + len(prefilling) - 1
-            budget = self.pace.budget(n_streams, n_behind)
-            if group[0].request.deterministic:  # it is alone, and rounds by the sizes of its parts
-                budget = self.limits.prefill_budget
-            budget = min(budget, n_free + len(prefilling))
-            chunks += share(prefilling, budget, oldest_first=self._turns.oldest_first())
+            self._plan_prompts(prefilling, n_free, step)
         if are_shared and (step.has_prompts or not step.chunks):
             self._turns.end()
         return step
@@ -162,6 +153,20 @@ class Scheduler:
         if not self.cache.takes_snapshots:
             return []
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
+
+    def _plan_prompts(self, prefilling: list[Sequence], n_free: int, step: Step) -> None:
+        """Add parts of prompts to a step, which has so many rows beside one for each of them."""
+        if any([s.spans for s in prefilling]):
+            prefilling = self._plan_media(prefilling, step)
+        if not prefilling:
+            return
+        step.has_prompts = True
+        n_streams = sum([s.is_decoding for s in self.running])
+        budget = self.pace.budget(n_streams, len(self.waiting) + len(prefilling) - 1)
+        if prefilling[0].request.deterministic:  # it is alone, and rounds by the sizes of its parts
+            budget = self.limits.prefill_budget
+        budget = min(budget, n_free + len(prefilling))
+        step.chunks += share(prefilling, budget, oldest_first=self._turns.oldest_first())
 
     def _plan_media(self, prefilling: list[Sequence], step: Step) -> list[Sequence]:
         """The prompts that go on with tokens; none, if this step is for a part of a medium. That is
@@ -227,23 +232,15 @@ class Scheduler:
                 return  # one trial after the other
             if _needs(sequence) > self.limits.longest and self.limits is not self._layouts[-1]:
                 return  # the next step lays the cells out for it
-            if sequence.awaits_disk or (sequence.awaited is not None and sequence.awaited.is_due):
-                n_reserved += 1  # what it goes on from is still being read or computed
-                continue
-            match = cache.match(sequence)
-            sequence.awaited = match.awaited
-            if match.awaited is not None:
-                if not self.limits.cuts_anywhere:
-                    match.awaited.owner.snapshot_at[match.awaited.length] = True
+            match = self._match(sequence)
+            if match is None:
                 n_reserved += 1
                 continue
+            match = self._fitting(sequence, match)
+            if match is None:
+                self._is_full = not n_reserved
+                return
             is_busy = bool(self.running)
-            if is_busy and not cache.fits(sequence, match):
-                # A state needs cells for all its tokens, be they of use or not.
-                match = Match(n_common=match.n_common)
-                if sequence.saved is not None or not cache.fits(sequence, match):
-                    self._is_full = not n_reserved
-                    return
             if not step.started:
                 cache.clear(match, is_busy=is_busy)
             if not cache.acquire(sequence, match, is_busy=is_busy):
@@ -253,6 +250,27 @@ class Scheduler:
             self._start(sequence)
             step.started.append(sequence)
             n_idle -= 1
+
+    def _match(self, sequence: Sequence) -> Match | None:
+        """What a sequence goes on from; `None` while that is still being read or computed."""
+        if sequence.awaits_disk or (sequence.awaited is not None and sequence.awaited.is_due):
+            return None
+        match = self.cache.match(sequence)
+        sequence.awaited = match.awaited
+        if match.awaited is None:
+            return match
+        if not self.limits.cuts_anywhere:
+            match.awaited.owner.snapshot_at[match.awaited.length] = True
+        return None
+
+    def _fitting(self, sequence: Sequence, match: Match) -> Match | None:
+        """The match, or none at all if only so there are cells for the sequence beside the running
+        ones: a state needs cells for all its tokens, be they of use or not. `None` if there are not
+        even those."""
+        if not self.running or self.cache.fits(sequence, match):
+            return match
+        match = Match(n_common=match.n_common)
+        return match if sequence.saved is None and self.cache.fits(sequence, match) else None
 
     def _start(self, sequence: Sequence) -> None:
         self.waiting.remove(sequence)

@@ -175,16 +175,9 @@ class Cache:
         batch has settled yet, or if running streams would wait too long for this step's copies.
         Alone, a sequence that goes on from nothing has any slot: its batch settles all first.
         """
-        source, n_ready, snapshot = match.source, match.n_ready, match.snapshot
-        touched = self.read | self.written if is_busy or source is not None else set[int]()
-        idle = [slot for slot in self.slots if slot.owner is None and slot.index not in touched]
-        others = [slot for slot in idle if slot is not source]
-        if isinstance(source, Slot) and source.index in self.written:
-            return False
-        takes_over = False
-        if isinstance(source, Slot) and source in idle:
-            takes_over = self._takes_over(source, n_ready) or not others
-        if not takes_over and not others:
+        source, n_ready = match.source, match.n_ready
+        slot = self._slot_for(sequence, match, is_busy=is_busy)
+        if slot is None:
             return False
         if isinstance(source, State):
             seconds = source.n_bytes * self.prices.per_byte
@@ -193,31 +186,15 @@ class Cache:
             self._copying_seconds += seconds
             if source is not sequence.saved:
                 self._n_pushed_out = 0
-        for used in (source, snapshot):
+        for used in (source, match.snapshot):
             if used is not None:
                 used.last_used = self._tick()
-        if takes_over:
-            assert isinstance(source, Slot)
-            slot = source
-            if n_ready < len(slot.kept):
-                if len(slot.kept) - n_ready >= MIN_SHARED_TOKENS:
-                    self._save_if_likely(slot, is_busy=is_busy)
-                self._truncate(slot, n_ready, snapshot)
+        if slot is source:
+            self._cut(slot, match, is_busy=is_busy)
         else:
-            partners = self._partners(sequence)
-            slot = min(others, key=lambda each: self._order(each, partners))
             if slot.kept:
                 self._push_out(slot, is_busy=is_busy)
-            if isinstance(source, State):
-                self._make_cells(len(source.tokens), is_busy=is_busy)
-                self.moves.append(Restore(slot.index, source, n_ready, snapshot))
-                self.written.add(slot.index)
-            elif source is not None:
-                self.moves.append(Copy(source.index, slot.index, n_ready, snapshot))
-                self.written.add(slot.index)
-                self.read.add(source.index)
-                if self.limits.unified:
-                    share(source, slot, n_ready, self.slots)
+            self._bring(match, slot, is_busy=is_busy)
         slot.owner, slot.kept, slot.is_new = sequence, [], False
         slot.scope, slot.last_used = sequence.request.scope, self._tick()
         snapshots: list[Snapshot] = [] if source is None else source.snapshots
@@ -232,6 +209,44 @@ class Cache:
             sequence.snapshot_at = _snapshots_due(sequence, match.n_common)
         self.let_go(sequence)
         return True
+
+    def _slot_for(self, sequence: Sequence, match: Match, *, is_busy: bool) -> Slot | None:
+        """The slot for a sequence: its source, or the one that gives way first. `None` if a batch
+        has to settle one before."""
+        source = match.source
+        touched = self.read | self.written if is_busy or source is not None else set[int]()
+        idle = [slot for slot in self.slots if slot.owner is None and slot.index not in touched]
+        others = [slot for slot in idle if slot is not source]
+        if isinstance(source, Slot):
+            if source.index in self.written:
+                return None
+            if source in idle and (self._takes_over(source, match.n_ready) or not others):
+                return source
+        partners = self._partners(sequence)
+        return min(others, key=lambda each: self._order(each, partners), default=None)
+
+    def _cut(self, slot: Slot, match: Match, *, is_busy: bool) -> None:
+        """Leave in a slot what its next owner goes on from."""
+        n_lost = len(slot.kept) - match.n_ready
+        if n_lost >= MIN_SHARED_TOKENS:
+            self._save_if_likely(slot, is_busy=is_busy)
+        if n_lost > 0:
+            self._truncate(slot, match.n_ready, match.snapshot)
+
+    def _bring(self, match: Match, slot: Slot, *, is_busy: bool) -> None:
+        """Put into an empty slot what its next owner goes on from."""
+        source, n_ready, snapshot = match.source, match.n_ready, match.snapshot
+        if source is None:
+            return
+        self.written.add(slot.index)
+        if isinstance(source, State):
+            self._make_cells(len(source.tokens), is_busy=is_busy)
+            self.moves.append(Restore(slot.index, source, n_ready, snapshot))
+            return
+        self.moves.append(Copy(source.index, slot.index, n_ready, snapshot))
+        self.read.add(source.index)
+        if self.limits.unified:
+            share(source, slot, n_ready, self.slots)
 
     def release(self, sequence: Sequence, *, keep: bool) -> None:
         """Take a sequence's slot back. Its cells are kept for reuse or freed."""
