@@ -27,9 +27,11 @@ from worker.lean_imports import unavailable
 
 with unavailable("rich"):  # rich would draw tracebacks; plain ones are wanted
     import structlog
-    from structlog.contextvars import bind_contextvars, clear_contextvars
     from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
 
+bind = structlog.contextvars.bind_contextvars
+"""Adds its keywords to all log lines of the current task."""
+unbind_all = structlog.contextvars.clear_contextvars
 CLEAR = "\r\x1b[K"
 """Moves to the beginning of a terminal's line and clears it."""
 Format = Literal["auto", "json", "console"]
@@ -89,17 +91,6 @@ def is_for_people(level: str, format: Format) -> bool:
 
 def get_logger() -> FilteringBoundLogger:
     return cast(FilteringBoundLogger, structlog.get_logger())
-
-
-def bind_correlation_id(correlation_id: str) -> None:
-    """Add the correlation id to all log lines of the current task."""
-    clear_contextvars()
-    bind_contextvars(correlation_id=correlation_id)
-
-
-def bind_key(name: str) -> None:
-    """Add the name of the client's key to them."""
-    bind_contextvars(key=name)
 
 
 def digest(prompt: object) -> str:

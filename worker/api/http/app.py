@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -28,7 +27,7 @@ from worker.api.http.operation import Dialect, Operation
 from worker.api.http.routes import Place, Routes
 from worker.api.http.state import AppState, Refusal
 from worker.errors import ContextLengthExceeded, InferenceFailed, WorkerError
-from worker.observability.logs import bind_correlation_id, bind_key, get_logger
+from worker.observability.logs import bind, get_logger, unbind_all
 
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
@@ -65,7 +64,7 @@ class Surface:
 
     def admitted(self, key: str) -> None:
         """The gate has let a request in, with the key of this name."""
-        bind_key(key)
+        bind(key=key)
 
     def refused(
         self, operation: Operation | None, path: str, status: int, error: WorkerError
@@ -78,20 +77,20 @@ class Surface:
         path = scope["path"] = scope["path"].rstrip("/") or "/"
         if is_below := f"{path}/".startswith(f"{self.prefix}/"):
             path = scope["path"] = path[len(self.prefix) :] or "/"
-        gate = self.gate
         place = self.routes.at(path) if is_below else self.routes.nowhere(path)
-        path = path[:_MAX_TOLD_CHARS]
         operation = place.operations.get(scope["method"])
         is_probe = operation is not None and operation.probe
         is_quiet = operation is not None and operation.quiet
         if not is_probe:
             await self._arrivals.turn()
-        head = Headers(scope=scope)
+        request = Request(scope, receive)
+        head = request.headers
         ids = next(filter(None, (each.all(head) for each in (CORRELATION_ID, REQUEST_ID))), [""])
         correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex
         scope["app"] = self
         scope.setdefault("state", {})["correlation_id"] = correlation_id
-        bind_correlation_id(correlation_id)
+        unbind_all()
+        bind(correlation_id=correlation_id)
 
         async def answer(message: Message) -> None:
             nonlocal status
@@ -104,53 +103,60 @@ class Surface:
                 if names := scope["state"].get("ignored_fields"):
                     added.append((IGNORED_FIELDS.key, _shown(names).encode()))
                 if ORIGIN.all(head):
-                    added += gate.cors(head)
+                    added += self.gate.cors(head)
                 message["headers"] = [*message["headers"], *added]
             await send(message)
 
         try:
-            if scope["method"] == "OPTIONS" and (allowed := gate.preflight(head)):
+            if scope["method"] == "OPTIONS" and (allowed := self.gate.preflight(head)):
                 status = 204
                 await send({"type": "http.response.start", "status": status, "headers": allowed})
                 await send({"type": "http.response.body"})
                 return
-            try:
-                if (key := gate.check(operation, scope, head)) is not None:
-                    self.admitted(key)
-                if operation is None:
-                    raise place.missing()
-                scope["path_params"] = place.parameters
-                request = Request(scope, receive, answer)
-                found = await self.answer(request, place, operation, answer)
-                response = (
-                    found
-                    if found is None or isinstance(found, Response)
-                    else json_response(found, operation.status)
-                )
-            except WorkerError as error:
-                response = error_response(error, place.dialect.errors, correlation_id)
-                self.refused(operation, path, response.status_code, error)
-                # A job keeps its error, whose frames keep the job and the body: a ring that would
-                # live until the next collection of all generations, which is rare.
-                error.__traceback__ = None
-            except ClientDisconnect:  # before its body was read; nobody reads this answer
-                response = Response(status_code=499)
+            response = await self._response(request, place, operation, answer)
             if response is not None:
                 await response(scope, receive, answer)
         except Exception:
-            _log.exception("request.broken", path=path)
+            _log.exception("request.broken", path=path[:_MAX_TOLD_CHARS])
             if status:
                 raise
             fault = InferenceFailed("an internal error; the log names it by the correlation id")
             broken = error_response(fault, place.dialect.errors, correlation_id)
             await broken(scope, receive, answer)
         finally:
-            duration_ms = round((time.monotonic() - began) * 1000, 3)
             write = _log.debug if is_probe or is_quiet else _log.info
             write(
                 "request.answered",
-                method=scope["method"], path=path, status=status, duration_ms=duration_ms,
-            )  # fmt: skip
+                method=scope["method"],
+                path=path[:_MAX_TOLD_CHARS],
+                status=status,
+                duration_ms=round((time.monotonic() - began) * 1000, 3),
+            )
+
+    async def _response(
+        self, request: Request, place: Place, operation: Operation | None, send: Send
+    ) -> Response | None:
+        """What is left to be sent of the answer, which may be an error."""
+        try:
+            if (key := self.gate.check(operation, request.scope, request.headers)) is not None:
+                self.admitted(key)
+            if operation is None:
+                raise place.missing()
+            request.scope["path_params"] = place.parameters
+            found = await self.answer(request, place, operation, send)
+            if found is None or isinstance(found, Response):
+                return found
+            return json_response(found, operation.status)
+        except WorkerError as error:
+            response = error_response(error, place.dialect.errors, request.state.correlation_id)
+            path = request.scope["path"][:_MAX_TOLD_CHARS]
+            self.refused(operation, path, response.status_code, error)
+            # A job keeps its error, whose frames keep the job and the body: a ring that would
+            # live until the next collection of all generations, which is rare.
+            error.__traceback__ = None
+            return response
+        except ClientDisconnect:  # before its body was read; nobody reads this answer
+            return Response(status_code=499)
 
 
 class Application(Surface):
