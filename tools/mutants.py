@@ -74,6 +74,10 @@ SUBJECTS = {
             for name in ("plan_alone", "placement", "memory", "sets")
         ),
     ),
+    "guesses": Subject(
+        tuple(f"{_ENGINE}.{name}" for name in ("lookup", "pace", "speculation")),
+        tuple(f"{_UNIT}/engine/test_{name}.py" for name in ("lookup", "pace", "speculation")),
+    ),
     "stops": Subject((f"{_ENGINE}.text.stops",), (f"{_UNIT}/engine/test_text.py",)),
     "parsers": Subject(
         tuple(f"worker.api.chat.parse.{name}" for name in ("answer", "calls", "tagged_calls")),

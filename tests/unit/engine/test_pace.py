@@ -154,3 +154,83 @@ def test_the_second_row_counts_as_a_step_until_it_is_measured() -> None:
     pace.measured(2, 0, 0.012)
     assert pace.decode_seconds(2) == pytest.approx(0.012)
     assert pace.decode_seconds(8) < 0.02
+
+
+def test_fewer_rows_take_no_longer_than_more_do() -> None:
+    """While all steps have guesses, none is measured without."""
+    pace = Pace(1.0, 64)
+    pace.measured(1, 0, 0.02)
+    pace.measured(4, 0, 0.01)
+    assert pace.decode_seconds(1) == pytest.approx(0.02 - 0.03 * 0.01)
+    pace.measured(4, 0, 0.01)
+    assert pace.decode_seconds(1) == pytest.approx(0.01 + 0.97**2 * 0.01)
+    pace.measured(1, 0, 0.9)
+    assert pace.decode_seconds(4) == 0.01, "fewer rows tell nothing of more"
+
+
+def test_a_number_of_rows_between_two_takes_a_time_between_theirs() -> None:
+    pace = Pace(1.0, 64)
+    pace.measured(2, 0, 0.02)
+    pace.measured(6, 0, 0.04)
+    pace.measured(9, 0, 0.1)
+    assert pace.decode_seconds(3) == pytest.approx(0.025)
+    assert pace.decode_seconds(5) == pytest.approx(0.035)
+    assert pace.decode_seconds(7) == pytest.approx(0.06)
+    assert pace.decode_seconds(19) == pytest.approx(0.1 + 10 * 0.02 * 0.1)
+
+
+def test_the_cost_of_rows_that_are_not_computed_is_forgotten_slowly() -> None:
+    pace = Pace(1.0, 64)
+    pace.measured(2, 0, 0.02)
+    pace.measured(3, 0, 0.9)
+    pace.forget_beyond(2)
+    likely = 0.02 + 0.02 * 0.02
+    assert pace.decode_seconds(2) == 0.02
+    assert pace.decode_seconds(3) == pytest.approx(0.9 - 0.03 * (0.9 - likely))
+
+
+def test_other_work_gets_as_much_time_as_the_projector() -> None:
+    pace = Pace(1.0, 64)
+    may_encode = [pace.may_encode]
+    pace.encoded(0.5)
+    pace.encoded(0.5)
+    for n_decoding, n_prompt, seconds in ((1, 0, 0.6), (0, 64, 0.4)):
+        pace.measured(n_decoding, n_prompt, seconds)
+        may_encode.append(pace.may_encode)
+    assert may_encode == [True, False, True]
+
+
+def test_a_short_prompt_tells_the_cost_until_a_long_one_does() -> None:
+    pace = Pace(1.0, 64)
+    pace.measured(0, 2, 0.02)
+    assert pace.seconds_per_prompt_token == pytest.approx(0.01)
+    pace.measured(1, 64, 0.3)
+    assert pace.seconds_per_prompt_token == pytest.approx(0.01), "beside a stream they cost more"
+    pace.measured(0, 64, 0.3)
+    assert pace.seconds_per_prompt_token == pytest.approx(0.3 / 64)
+    pace.measured(0, 63, 0.1)
+    assert pace.seconds_per_prompt_token == pytest.approx(0.3 / 64), "a shorter one tells it worse"
+    pace.measured(0, 64, 0.1)
+    assert pace.seconds_per_prompt_token == pytest.approx(0.1 / 64)
+    first = Pace(1.0, 64)
+    first.measured(2, 8, 0.1)
+    assert first.seconds_per_prompt_token == pytest.approx(0.1 / 10), "better than nothing"
+
+
+def test_a_pass_takes_as_long_as_the_shortest_step() -> None:
+    pace = Pace(1.0, 64)
+    assert pace.seconds_per_pass == 0
+    pace.measured(3, 0, 0.03)
+    pace.measured(1, 0, 0.02)
+    assert pace.seconds_per_pass == 0.02
+
+
+def test_rows_that_never_ran_alone_take_what_the_prompts_beside_them_leave() -> None:
+    pace = Pace(1.0, 640)
+    pace.measured(2, 64, 0.4)
+    assert pace.decode_seconds(2) == pytest.approx(0.04), "a tenth, if nothing tells more"
+    pace.measured(0, 64, 0.064)
+    pace.measured(4, 64, 0.164)
+    assert pace.decode_seconds(4) == pytest.approx(0.1)
+    pace.measured(8, 64, 0.05)
+    assert pace.decode_seconds(8) == pytest.approx(0.1 + 4 * 0.02 * 0.1), "more than fewer rows"
