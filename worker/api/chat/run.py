@@ -26,7 +26,7 @@ from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
 from worker.api.chat.scored import count_scores
 from worker.api.http.body import deadline_of, read_as
-from worker.api.http.encoding import KEEPALIVE, in_parts, sliced
+from worker.api.http.encoding import KEEPALIVE, MANY_VALUES, in_parts, json_answer
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.off_loop import in_background
@@ -49,8 +49,8 @@ from worker.wire.work import (
 STREAMING = (*KEEPING, LATE_HEAD)
 """What is read of a request whose answer may stream."""
 
-_MANY_SCORES = 512
-"""So many log-probabilities, alternatives included, take the event loop about 4 ms."""
+_VALUES_OF_SCORE = 8
+"""Of each log-probability, alternatives included: its token's text, its bytes and others."""
 _log = get_logger()
 
 
@@ -119,14 +119,12 @@ async def _whole(answer: Answer[Any], frames: AsyncIterable[list[StreamEvent]]) 
             for delta in choice.read(event):
                 choice.add(delta)
     scored = (each for found in answer.choices for each in (found.logprobs, found.prompt_logprobs))
-    if sum(map(count_scores, scored)) >= _MANY_SCORES:
-        return await sliced(_large(answer))
-    return Response(b"".join(in_parts(answer.whole())), media_type="application/json")
+    return await json_answer(_parts(answer), _VALUES_OF_SCORE * sum(map(count_scores, scored)))
 
 
-def _large(answer: Answer[Any]) -> Iterable[bytes]:
-    """A whole answer of many scores as JSON; they are made where the parts are taken, and freed
-    there one choice after another: to free all at once would hold up others."""
+def _parts(answer: Answer[Any]) -> Iterable[bytes]:
+    """A whole answer as JSON. Its scores are made where the parts are taken, and freed there one
+    choice after another: to free many at once would hold up others."""
     yield from in_parts(answer.whole())
     for choice in answer.choices:
         choice.forget_scores()
@@ -161,7 +159,7 @@ async def _streamed(
 
 async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: int) -> bytes:
     """A delta with log-probabilities as bytes of a stream; others have their turns meanwhile."""
-    if n_scores >= _MANY_SCORES:
+    if _VALUES_OF_SCORE * n_scores >= MANY_VALUES:
         encoded = await in_background(partial(answer.encode, choice, delta))
     else:
         await asyncio.sleep(0)

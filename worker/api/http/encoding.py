@@ -18,6 +18,9 @@ from worker.api.http.off_loop import in_background
 KEEPALIVE = b": keep-alive\n\n"
 """A comment in a silent stream of events."""
 _SENT_AT_ONCE = 64 * 1024
+MANY_VALUES = 4096
+"""So many take some 4 ms. Fewer are encoded on the event loop: the way to a thread and back would
+be a part of what a short answer takes."""
 _AT_ONCE = 2048
 """Values that are encoded at once, which takes a millisecond or two."""
 
@@ -87,9 +90,11 @@ def json_response(
     return Response(dumps(value).encode(), status, headers, "application/json")
 
 
-async def sliced(parts: Iterable[bytes]) -> Response:
-    """JSON of megabytes, encoded part by part beside the event loop and sent as the client takes
-    it."""
+async def json_answer(parts: Iterable[bytes], n_values: int) -> Response:
+    """JSON of so many values. Of many, it is encoded part by part beside the event loop, and sent
+    as the client takes it."""
+    if n_values < MANY_VALUES:
+        return Response(b"".join(parts), media_type="application/json")
     slices = await in_background(lambda: _slices(parts))
 
     async def each() -> AsyncIterator[bytes]:

@@ -31,6 +31,10 @@ class Embedding(NamedTuple):
     norm: int = 2
     """What they are scaled by; `work.Embed` says how."""
 
+    @property
+    def n_values(self) -> int:
+        return len(self.data) // 4
+
     def vectors(self, n: int | None = None) -> list[array[float]]:
         width = len(self.data) // self.n_vectors
         parts = (self.data[at : at + width] for at in range(0, len(self.data), width))

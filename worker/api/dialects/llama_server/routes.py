@@ -27,7 +27,7 @@ from worker.api.dialects.llama_server.schema import (
     TokenizeBody,
 )
 from worker.api.http.body import OpenBody, read, read_as
-from worker.api.http.encoding import in_parts, sliced
+from worker.api.http.encoding import in_parts, json_answer
 from worker.api.http.errors import CHUNK_STREAM, nested_events
 from worker.api.http.faults import refusal
 from worker.api.http.operation import SSE, Dialect, Operation
@@ -41,6 +41,9 @@ from worker.wire.work import (
     Tokenize,
     Tokenized,
 )
+
+_VALUES_OF_TOKEN = 4
+"""With its piece, which may be some bytes."""
 
 
 async def tokenize(request: Request, state: AppState) -> Response:
@@ -62,7 +65,7 @@ async def tokenize(request: Request, state: AppState) -> Response:
         "count": len(ids),  # this and the next as vLLM has them
         "max_model_len": state.supervisor.status().context_length,
     }
-    return await sliced(in_parts(whole))
+    return await json_answer(in_parts(whole), _VALUES_OF_TOKEN * len(ids))
 
 
 def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatPrompt | None]:

@@ -14,7 +14,7 @@ from worker.api.chat.fields import AdaptedBody, ModelName, TextOrList
 from worker.api.chat.run import answered
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Flag, Integer, Many, OpenBody, read
-from worker.api.http.encoding import in_parts, sliced
+from worker.api.http.encoding import in_parts, json_answer
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
@@ -72,7 +72,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
         "load_duration": 0,
         "prompt_eval_count": sum(each.n_tokens for each in found),
     }
-    return await sliced(in_parts(whole))
+    return await json_answer(in_parts(whole), sum(each.n_values for each in found))
 
 
 async def _cut(request: Request, state: AppState, text: str) -> str | MixedTokens:

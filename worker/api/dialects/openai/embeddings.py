@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from worker.api.chat.fields import AdaptedBody, ModelName, prompts_of, prompts_of_at_most
 from worker.api.http.body import Integer, read_as
-from worker.api.http.encoding import in_parts, sliced
+from worker.api.http.encoding import in_parts, json_answer
 from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
@@ -78,12 +78,13 @@ async def embeddings(request: Request, state: AppState) -> Response:
         request, state, model, adapters, field, inputs, dimensions, norm, of_tokens=is_own
     )
     entries = _entries(found, body, is_own=is_own)
+    n_values = sum(each.n_values for each in found)
     if is_own:
-        return await sliced(in_parts(entries))
+        return await json_answer(in_parts(entries), n_values)
     n_tokens = sum(each.n_tokens for each in found)
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     whole = {"object": "list", "data": entries, "model": state.name_of(body.model), "usage": usage}
-    return await sliced(in_parts(whole))
+    return await json_answer(in_parts(whole), n_values)
 
 
 def _entries(
