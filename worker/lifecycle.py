@@ -227,7 +227,7 @@ class Lifecycle:
             vram_bytes=info.residency.device_bytes,
             seconds=round(time.monotonic() - self._started_at, 3),
         )
-        if resolved.kind == "bundled":
+        if resolved.kind == "bundled" and not info.model.pooling:
             key = "LLORCH_WORKER_TOKEN" if settings.worker_token else "KEY"
             line = first_request(
                 self._uri, key if settings.needs_key else None, settings.api_prefix

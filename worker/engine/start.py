@@ -142,7 +142,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         residency=proof,
         backend=settings.backend,
         device=named(selected.names),
-        slots=1 if embeds else settings.slots,
+        slots=plan.slots,
         batch=context.options.n_batch,
         micro_batch=context.options.n_ubatch,
         prefill_budget=prompt_tokens(settings, seconds_per_token),

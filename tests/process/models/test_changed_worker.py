@@ -43,7 +43,7 @@ def test_vectors_that_change_nothing_are_refused(tmp_path: Path, warm_cache: Pat
 
 
 def test_each_token_has_an_embedding_where_nothing_is_pooled(start_worker: StartWorker) -> None:
-    worker = start_worker("--model", str(bundled_gguf("f32")), "--pooling", "none")
+    worker = start_worker("--outtype", "f32", "--pooling", "none")
     tokens = [0, 100, 101]
     (answer,) = worker.post("/embedding", {"content": tokens}).json()
     assert len(answer["embedding"]) == 3 and len({json.dumps(v) for v in answer["embedding"]}) == 3
@@ -55,3 +55,5 @@ def test_each_token_has_an_embedding_where_nothing_is_pooled(start_worker: Start
     assert refused.status_code == 400 and "/embedding" in refused.text
     refused = worker.post("/embeddings", {"input": [5, 1024]})
     assert refused.json()["error"]["param"] == "input"
+    assert worker.metric("worker_kv_cells_total") == 1024, "a text's, which all share"
+    assert "curl" not in worker.stdout, "it writes no story"

@@ -181,6 +181,10 @@ def test_what_embeds_has_no_states_and_a_larger_margin(header: GgufHeader, cards
     pooled = replace(header, pooling="mean")
     plan = planned(pooled, cards.card(8 << 30), context_length=512, kv_store="/x", speculate="mtp")
     assert plan.parts["kv"] == 512 * CELL, "one text's cells, which all share"
+    assert (plan.slots, plan.kv_cells) == (1, 512), "what is told is what there is"
+    assert plan.kv_reason == "512 cells, as many as one sequence may have"
+    many = planned(pooled, cards.card(8 << 30), slots=8, kv_cells=9 * TRAINED)
+    assert (many.slots, many.kv_cells, many.parts["kv"]) == (1, TRAINED, TRAINED * CELL)
     assert plan.parts["margin"] == MARGIN + 512 * ROW // 2
     assert "states" not in plan.host_parts and "kv_store" not in plan.host_parts
     assert planned(pooled, cards.card(8 << 30)).context_length == TRAINED
@@ -645,7 +649,7 @@ def test_a_plan_for_people() -> None:
         )
     )
     told = a_plan((6, 5), largest_context_length=256, slots=1).as_table()
-    assert told.endswith("It does not fit. What would fit: --context-length 256 with 1 slots.")
+    assert told.endswith("It does not fit. What would fit: --context-length 256 with 1 slot.")
     assert "m on D0: 1 slot up to" in told
     assert (
         a_plan((6, 5), largest_slots=1)

@@ -107,6 +107,8 @@ def a_part_each(settings: EngineSettings, context_length: int) -> KvCache:
     """Cells for `context_length` tokens in every slot."""
     cells = context_length * settings.slots
     reason = f"{settings.slots} slots × {context_length:,} tokens, a part of the cells for each"
-    if settings.kv_unified:
+    if settings.slots == 1:
+        reason = f"{cells:,} cells, as many as one sequence may have"
+    elif settings.kv_unified:
         reason = f"{cells:,} cells in one pool, as --kv-unified asks"
     return KvCache(cells, context_length, bool(settings.kv_unified), reason)

@@ -121,9 +121,10 @@ class _Planner:
         model_ref: str,
         beside: Beside,
     ) -> None:
-        self._settings, self._devices, self._budget = settings, devices, budget
-        self._model_ref = model_ref
         self._embeds = header.pooling is not None
+        # All texts that are computed at once share the cells of one.
+        self._settings = replace(settings, slots=1) if self._embeds else settings
+        self._devices, self._budget, self._model_ref = devices, budget, model_ref
         self._learned = any(each.name == _POSITIONS for each in header.tensors)
         self._lengths_differ = header.lengths_differ
         self._names = [device.name for device in devices] or ["CPU"]

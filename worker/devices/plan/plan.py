@@ -156,9 +156,8 @@ class Plan:
     def _advice(self) -> str:
         options = []
         if self.largest_context_length:
-            options.append(
-                f"--context-length {self.largest_context_length} with {self.slots} slots"
-            )
+            slots = "1 slot" if self.slots == 1 else f"{self.slots} slots"
+            options.append(f"--context-length {self.largest_context_length} with {slots}")
         if self.largest_slots:
             options.append(f"--slots {self.largest_slots} with {self.context_length} tokens each")
         if not options:
