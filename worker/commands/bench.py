@@ -69,8 +69,10 @@ def run(settings: Settings, *, as_json: bool) -> int:
         table = Table("streams", "tok/s", "first token", "between tokens", title=title)
         for column in table.columns:
             column.justify = "right"
-        live = Live(table, console=Console(quiet=as_json))
-        results = asyncio.run(_measure(url, settings, live, table))
+        console = Console(quiet=as_json)
+        results = asyncio.run(_measure(url, settings, Live(table, console=console), table))
+        if not console.is_terminal:
+            console.line()  # which rich does on a terminal alone
     if as_json:
         print(json.dumps(ready | {"loads": [asdict(result) for result in results]}, indent=2))
     return 0

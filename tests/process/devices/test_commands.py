@@ -447,6 +447,7 @@ def test_bench_draws_a_table(
     monkeypatch.setattr(bench, "_measure", measured)
     assert bench.run(Settings(), as_json=False) == 0
     table = capsys.readouterr().out
+    assert table.endswith("┘\n"), "what is written behind it begins a line"
     heads = ("streams", "tok/s", "first token", "between tokens")
     assert all(head in table for head in heads)
     rows = re.findall(r"^\D+(\d+) \D+([\d.]+) \D+(\d+) ms \D+([\d.]+) ms", table, re.M)
