@@ -29,11 +29,16 @@ GROUPS = {
     "server": "the server",
     "pool": "the pool manager",
 }
-_EXIT_CODES = (
-    "exit codes: 0 clean stop, 1 a fault of the worker or no manager found, 2 usage or config, "
-    "3 model, 4 backend or device mismatch, 5 does not fit the device, 6 download, 7 port in use, "
-    "8 engine crash loop"
+_OF_A_START = (
+    "2 usage or config, 3 model, 4 backend or device mismatch, 5 does not fit the device, "
+    "6 download, 7 port in use, 8 engine crash loop"
 )
+_EXIT_CODES = {
+    None: f"0 clean stop, 1 a fault of the worker or no manager found, {_OF_A_START}",
+    "health": "0 the worker is well, 1 it is not, or does not answer, 2 usage or config, "
+    "4 backend mismatch",
+}
+"""By subcommand; those that are not here have the codes of a start."""
 
 
 _OTHER_NAMES = {
@@ -149,6 +154,7 @@ def parse_flags(
 
 def _parser(backend: BackendName, name: str | None) -> _Parser:
     lines = "".join(f"\n  {each:<10} {text}" for each, text in SUBCOMMANDS.items())
+    exit_codes = _EXIT_CODES.get(name, f"0 done, 1 a fault of the worker, {_OF_A_START}")
     parser = _Parser(
         prog=f"llorch-{backend}" + (f" {name}" if name else ""),
         usage="%(prog)s [flags]",
@@ -159,7 +165,7 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
         epilog=f"Every flag has a variable: --max-body-bytes is {ENV_PREFIX}MAX_BODY_BYTES. "
         "Flags win over variables, variables over the config file. Secrets are variables only: "
         + ", ".join(sorted(ENV_PREFIX + each.upper() for each in ENV_ONLY))
-        + f".\n{_EXIT_CODES}",
+        + f".\nexit codes: {exit_codes}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )

@@ -266,7 +266,7 @@ class Settings(_TableFields):
     n_gpu_layers: str | None = _setting(None, "device", "layers on the device: \"all\" on a GPU, \"0\" on a CPU, nothing between")
     max_queued_requests: Count = _setting(256, "limits", "requests that may wait for a slot")
     max_queued_prompt_tokens: Count = _setting(131072, "limits", "prompt tokens that may wait for a slot")
-    max_prompt_chars: Count | None = _setting(None, "limits", "characters of a prompt at most; without it only the context length bounds it")
+    max_prompt_chars: Count | None = _setting(None, "limits", "characters of a prompt on /execute and /v1/inference at most; without it only the context length bounds it")
     max_tokens_out: Count | None = _setting(None, "limits", "max_tokens of a request at most, and its default; without it the context length")
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] | None = _setting(None, "limits", "bytes of a request body at most; without it 4 MiB, and 16 MiB where the model takes pictures or sounds")
     sleep_idle_seconds: Seconds | None = _setting(None, "limits", "seconds without a request after which the engine ends and gives its memory back, until the next request starts it again; without it never")

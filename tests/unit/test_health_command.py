@@ -17,7 +17,7 @@ import pytest
 from tests.support.certificate import own_certificate
 from worker import main as command_line
 from worker.commands import health, served
-from worker.flags import parse_flags
+from worker.flags import _parser, parse_flags
 from worker.settings import Settings
 
 
@@ -85,6 +85,8 @@ def test_one_that_is_not_well_or_not_there_is_a_failure(
     assert command_line.main("cpu", ["health", "--port", "1"]) == 1
     assert "The worker at http://127.0.0.1:1 does not answer" in capsys.readouterr().err
     assert command_line.main("cpu", ["health", "--port", "0"]) == 2
+    told = _parser("cpu", "health").epilog or ""
+    assert "0 the worker is well, 1 it is not, or does not answer, 2 usage" in told
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ CORRELATION_ID = Header(
 )
 REQUEST_ID = Header(
     "X-Request-Id",
-    asked=_text("the same as X-Correlation-Id, which goes before it", **_ID),
+    asked=_text("the same as X-Correlation-Id, which counts where both are given", **_ID),
     told=_text("the same as X-Correlation-Id", **_ID),
 )
 BARE_REQUEST_ID = Header(
@@ -113,7 +113,10 @@ WORKER = Header(
 IGNORED_FIELDS = Header(
     "X-Ignored-Fields", told=_text("the body's fields that had no effect, with commas between")
 )
-RETRY_AFTER = Header("Retry-After", told=_number("seconds, when the queue is full", minimum=1))
+RETRY_AFTER = Header(
+    "Retry-After",
+    told=_number("seconds until the next attempt, where the queue is full", minimum=1),
+)
 API_KEY = Header("X-Api-Key")
 """Described as `Authorization` is: as a way to show a key."""
 
