@@ -264,6 +264,14 @@ def test_a_gap_that_cannot_be_filled_is_refused(
     assert param is None or param in answer.text
 
 
+def test_a_model_without_gaps_says_where_a_text_goes_without_one(worker: WorkerProcess) -> None:
+    """`/infill` itself takes no text without a gap."""
+    gap = {"input_prefix": "a", "input_suffix": "b"}
+    for path, body in (("/infill", gap), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
+        told = worker.post(path, body).json()["error"]["message"]
+        assert told.endswith("send what comes before the gap alone, as the prompt of a completion")
+
+
 @pytest.mark.parametrize("prefix", ["/v1", ""])
 def test_the_tokens_of_a_prompt_are_counted(worker: WorkerProcess, prefix: str) -> None:
     chat = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}

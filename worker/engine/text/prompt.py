@@ -222,7 +222,7 @@ class PromptBuilder:
             raise InvalidRequest.of_field(
                 prompt.fields[1],
                 "this model has no fill-in-the-middle tokens; send what comes before the gap "
-                f"alone, as {prompt.fields[0]}",
+                "alone, as the prompt of a completion",
             )
 
         plain = partial(self._vocabulary.tokenize, add_special=False, parse_special=False)
