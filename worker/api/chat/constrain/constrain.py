@@ -57,7 +57,6 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
     match asked:
         case JsonSchema(schema):
             grammar = _of_json(schemas, schemas.compiled(schema, path), path)
-            strict = strict or asked.strict
         case ForcedCalls(tools, several):
             grammar = _of_json(schemas, _forced_calls(schemas, tools, several), path)
         case Expression(pattern):
@@ -66,10 +65,12 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
             grammar = _of_choices(texts, path)
         case Grammar(text):
             grammar = _of_grammar(text, path)
-    if strict and schemas.not_enforced:
-        message = "{} cannot be enforced; leave it out or strict"
+    asks = isinstance(asked, JsonSchema) and asked.strict
+    if (strict or asks) and schemas.not_enforced:
+        remedy = "leave it out" if strict else "leave it out, or ask without strict"
         raise invalid(
-            fault(path, "unsupported", message.format(path)) for path in schemas.not_enforced
+            fault(path, "unsupported", f"{path} cannot be enforced; {remedy}")
+            for path in schemas.not_enforced
         )
     return Constrained(Constraint(grammar, path), tuple(schemas.not_enforced))
 
