@@ -141,10 +141,10 @@ def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.Monk
         assert "BIND_ADDR" in refusal()
     monkeypatch.delenv("BIND_ADDR")
     monkeypatch.setenv("LLORCH_FOO", "1")
-    assert refusal().endswith("LLORCH_FOO is not a setting")
+    assert refusal().endswith("LLORCH_FOO is not a setting; llorch-cpu --help lists them.")
     monkeypatch.delenv("LLORCH_FOO")
     monkeypatch.setenv("LLORCH_TOKENX", "1")  # "LLORCH_" is no likeness
-    assert refusal().endswith("LLORCH_TOKENX is not a setting")
+    assert refusal().endswith("LLORCH_TOKENX is not a setting; llorch-cpu --help lists them.")
     monkeypatch.delenv("LLORCH_TOKENX")
     monkeypatch.setenv("LLORCH_WORKER_TOKN", "1")
     assert refusal().endswith("did you mean LLORCH_WORKER_TOKEN?")
@@ -363,9 +363,11 @@ def test_a_setting_that_is_none_is_not_taken_for_another(
 ) -> None:
     config = tmp_path / "c.toml"
     config.write_text("cache_reuse = 1\n")
-    assert refusal("--config", str(config)).endswith("is not a setting")
+    assert refusal("--config", str(config)).endswith(
+        "is not a setting; llorch-cpu --help lists them."
+    )
     monkeypatch.setenv("LLORCH_CACHE_REUSE", "1")
-    assert refusal().endswith("is not a setting")
+    assert refusal().endswith("is not a setting; llorch-cpu --help lists them.")
 
 
 def test_a_token_never_shows_in_a_message(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -563,8 +563,8 @@ def _file(path: Path, backend: BackendName) -> dict[str, Any]:
                 field=name,
             )
         if name not in known:
-            message = f"{name} in {path} is not a setting{closest(name, known)}"
-            raise ConfigError(message, field=name)
+            hint = closest(name, known) or _listed(backend)
+            raise ConfigError(f"{name} in {path} is not a setting{hint}", field=name)
         refuse_by_form(name, values[name], f"{name} in {path}", backend)
     return values
 
@@ -608,10 +608,16 @@ def _refuse_unknown_environment(backend: BackendName) -> None:
                     message = f"{other} and {variable} are both set, and are one setting; unset one"
                     raise ConfigError(f"{message}.", field=name)
         elif not _SERVICE_LINK.search(variable):
-            hint = closest(name.upper(), [each.upper() for each in FIELDS], ENV_PREFIX)
+            known = [each.upper() for each in FIELDS]
+            hint = closest(name.upper(), known, ENV_PREFIX) or _listed(backend)
             raise ConfigError(
                 f"The environment variable {variable} is not a setting{hint}", field=name
             )
+
+
+def _listed(backend: BackendName) -> str:
+    """Where the settings are, to stand behind the name of what is none."""
+    return f"; llorch-{backend} --help lists them."
 
 
 def _refuse_other_backend(name: str, origin: str, backend: BackendName) -> None:
