@@ -123,8 +123,9 @@ def _list(options: argparse.Namespace, _report: Reporter) -> None:
         by_architecture: dict[str, set[str]] = {}
         for family in FAMILIES:
             by_architecture.setdefault(family.architecture, set()).update(family.names)
+        width = max(map(len, by_architecture))
         for architecture, names in sorted(by_architecture.items()):
-            print(f"{architecture:<12} {', '.join(sorted(names))}")
+            print(f"{architecture:<{width}}  {', '.join(sorted(names))}")
         print(f"\nby llama.cpp's own converter, which needs PyTorch ({upstream.NEEDS}):")
         print(textwrap.fill(" ".join(sorted(upstream.classes() - ours)), 100))
         return

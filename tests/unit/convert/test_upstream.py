@@ -110,6 +110,7 @@ def test_list_tells_both_ways(capsys: pytest.CaptureFixture[str]) -> None:
     assert "BloomForCausalLM" in others and "LlamaForCausalLM" not in others.split()
     names = [name for line in ours.splitlines()[:-1] for name in line.split(", ")]
     assert len(set(names)) > 50
+    assert len({line.index(line.split()[1]) for line in ours.splitlines()[:-1]}) == 1, "a column"
 
 
 def test_what_the_script_knows_and_we_do_not_is_no_secret() -> None:
