@@ -223,7 +223,7 @@ class Settings(_TableFields):
     lora: Names = _setting((), "model", "[NAME=]FILE[:SCALE], repeatable: a LoRA adapter, a GGUF or a folder of PEFT's, for requests that ask for NAME as their model; without a name, for all that ask for none; scale 1 without it")
     draft: Name | None = _setting(None, "model", "a small model of the same vocabulary, named as --model's, that guesses ahead for a stream that runs alone")
     mmproj: Name | None = _setting(None, "model", "FILE: the projector with which the model sees and hears; without it the smallest of the model's repository, or the only one beside the model that fits; none or --no-mmproj: text only")
-    models_file: File | None = _setting(None, "model", "the models.toml to look aliases up in")
+    models_file: File | None = _setting(None, "model", "the models.toml to look aliases up in; without it that of the working folder, else the one that ships")
     outtype: OutputType = _setting("q8_0", "model", "weight type when SafeTensors are converted")
     cache_dir: File | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
     worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=_VISIBLE, description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})

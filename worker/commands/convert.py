@@ -292,7 +292,8 @@ def _path(text: str) -> Path:
 
 
 def _add_models_file(parser: argparse.ArgumentParser) -> None:
-    given, text = os.environ.get("LLORCH_MODELS_FILE") or None, "a registry of your own"
+    given = os.environ.get("LLORCH_MODELS_FILE") or None
+    text = "a models.toml of your own; without it that of the working folder, else ours"
     parser.add_argument("--models-file", type=_path, default=given, help=text)
 
 
