@@ -27,6 +27,7 @@ from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.http import headers
 from worker.api.http.page import pages
+from worker.commands import convert
 from worker.errors import WorkerError, flag
 from worker.flags import _parser
 from worker.observability.metrics import Metrics
@@ -161,6 +162,8 @@ def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
     assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
     told = (_parser("cpu", None).epilog or "").partition("exit codes:")[2]
     assert {*map(int, re.findall(r"\b(\d+) ", told))} == listed - {130}
+    told = (convert._parser().epilog or "").partition("exit codes:")[2]
+    assert {*map(int, re.findall(r"\b(\d+) ", told))} == {0, 1, 2, 3, 4, 6, 130} <= listed
 
 
 def test_a_stream_that_is_shown_is_what_comes(worker: WorkerProcess) -> None:

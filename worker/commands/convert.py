@@ -205,6 +205,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="llorch-convert",
         description="SafeTensors in, a verified GGUF out. `llorch-convert SOURCE DESTINATION` is "
         "the command convert.",
+        epilog="exit codes: 0 done, 1 a fault of the converter, 2 usage, 3 the source, a file or "
+        "what was made of it, 4 no sound wheel of llama.cpp, 6 download, 130 interrupted",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {own_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
