@@ -128,7 +128,8 @@ class WorkerGroup(BaseModel):
             if name in ENV_ONLY:
                 raise ValueError(f"{name} is a secret: give it in the environment of `up`")
             if name not in known:
-                raise ValueError(f"{name} is not a setting of a worker{closest(name, known)}")
+                hint = closest(name, known) or "; llorch-cpu --help lists them"
+                raise ValueError(f"{name} is not a setting of a worker{hint}")
         return given
 
     @model_validator(mode="after")

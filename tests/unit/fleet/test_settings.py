@@ -108,6 +108,7 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         (WORKERS + "replicas = [1, 3]\n[workers.scaling]\ntargets = 2", "did you mean target?"),
         (WORKERS + "replicas = [1, 3]\n[workers.scaling]\nup_delay = -1", "scaling.up_delay: it"),
         (WORKERS + "[workers.settings]\nslot = 1", "slot is not a setting of a worker; did you"),
+        (WORKERS + "[workers.settings]\nzork = 1", "of a worker; llorch-cpu --help lists them"),
         (WORKERS + "[workers.settings]\nslots = 0", "--slots is 0; it must be at least 1"),
         (WORKERS + "[workers.settings]\nport = 1", "port is no setting of a worker here: it"),
         (WORKERS + '[workers.settings]\nssl_certfile = "/a"\nssl_keyfile = "/b"', "stands above"),
