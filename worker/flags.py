@@ -157,7 +157,7 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
     exit_codes = _EXIT_CODES.get(name, f"0 done, 1 a fault of the worker, {_OF_A_START}")
     parser = _Parser(
         prog=f"llorch-{backend}" + (f" {name}" if name else ""),
-        usage="%(prog)s [flags]",
+        usage="%(prog)s [flags]" if name else "%(prog)s [subcommand] [flags]",
         description=SUBCOMMANDS[name]
         if name
         else "Serve one model on one device over HTTP. Without any flag: the bundled tiny model "
