@@ -75,7 +75,7 @@ smoke: wheel ## install that wheel into a fresh venv, list its devices, decode o
 bench: setup ## measure against llama-server and the others (BENCH="--help" for its flags, BENCH="--before CHECKOUT" for a short comparison)
 	$(PY) -m tools.bench $(BENCH)
 
-mutants: setup ## change the scheduler and the cache in 800 places, one at a time, and count what the tests notice (MUTANTS="--sample 100", "--of stops parsers wire plan connection")
+mutants: setup ## change the scheduler and the cache in 800 places, one at a time, and count what the tests notice (MUTANTS="--sample 100", "--of guesses stops parsers wire plan connection")
 	$(PY) -m tools.mutants $(MUTANTS)
 
 clients: setup ## what real clients from PyPI and npm can do with a worker, counted (minutes; CLIENTS="--failures")
