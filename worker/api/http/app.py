@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -83,8 +84,7 @@ class Surface:
         is_quiet = operation is not None and operation.quiet
         if not is_probe:
             await self._arrivals.turn()
-        request = Request(scope, receive)
-        head = request.headers
+        head = Headers(scope=scope)
         ids = next(filter(None, (each.all(head) for each in (CORRELATION_ID, REQUEST_ID))), [""])
         correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex
         scope["app"] = self
@@ -113,7 +113,7 @@ class Surface:
                 await send({"type": "http.response.start", "status": status, "headers": allowed})
                 await send({"type": "http.response.body"})
                 return
-            response = await self._response(request, place, operation, answer)
+            response = await self._response(Request(scope, receive), place, operation, answer)
             if response is not None:
                 await response(scope, receive, answer)
         except Exception:
@@ -137,20 +137,20 @@ class Surface:
         self, request: Request, place: Place, operation: Operation | None, send: Send
     ) -> Response | None:
         """What is left to be sent of the answer, which may be an error."""
+        scope = request.scope
         try:
-            if (key := self.gate.check(operation, request.scope, request.headers)) is not None:
+            if (key := self.gate.check(operation, scope, Headers(scope=scope))) is not None:
                 self.admitted(key)
             if operation is None:
                 raise place.missing()
-            request.scope["path_params"] = place.parameters
+            scope["path_params"] = place.parameters
             found = await self.answer(request, place, operation, send)
             if found is None or isinstance(found, Response):
                 return found
             return json_response(found, operation.status)
         except WorkerError as error:
             response = error_response(error, place.dialect.errors, request.state.correlation_id)
-            path = request.scope["path"][:_MAX_TOLD_CHARS]
-            self.refused(operation, path, response.status_code, error)
+            self.refused(operation, scope["path"][:_MAX_TOLD_CHARS], response.status_code, error)
             # A job keeps its error, whose frames keep the job and the body: a ring that would
             # live until the next collection of all generations, which is rare.
             error.__traceback__ = None
