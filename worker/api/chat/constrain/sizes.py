@@ -13,15 +13,21 @@ from itertools import chain
 MAX_SIZE = 20_000
 """Of an expression: the most characters and classes once its repetitions are written out, which the
 engine does before its own limits hold. So many take it some 20 ms."""
-_ESCAPE = re.compile(r"\\(?:[xuUpP]\{[^{}]*+\}|.)", re.DOTALL)
-_REPETITION = re.compile(r"\{\s*+([0-9]++)\s*+(?:(,)\s*+([0-9]++)?+\s*+)?+\}")
+_TOKEN = re.compile(
+    r"""\{ (?P<numbers> \s*+ (?P<least> [0-9]++ ) \s*+ (?: , \s*+ (?: [0-9]++ \s*+ )?+ )?+ ) \}
+    | (?P<class> \[ )
+    | (?P<sign> [()|*?+] )
+    | (?P<character> \\ (?: [xuUpP] \{[^{}]*+\} | . ) | . )
+    """,
+    re.VERBOSE | re.DOTALL,
+)
 _CLASS_BEGINS = re.compile(r"\[\^?(?:-++|\]?)")
 _MEMBER = re.compile(r"&&|--|~~|(?:\\.|.)(?:-(?![\]-])(?:\\.|.))?+", re.DOTALL)
 """Of a class: what joins two classes, a character or a range."""
 _SAYS_VERBOSE = re.compile(r"\(\?[A-Za-wyz-]*+x")
 _WIDE_CLASS = re.compile(r"\[(?:a-z|A-Z|0-9|\\[wds])(?:[^\\\[\]&~-]|-(?!-)|\\.)*+\]", re.DOTALL)
 """A class that certainly holds more than one character."""
-_WIDE_ESCAPES = frozenset((r"\w", r"\W", r"\d", r"\D", r"\s", r"\S"))
+_WIDE = frozenset((".", r"\w", r"\W", r"\d", r"\D", r"\s", r"\S"))
 _MAX_DIGITS = 9
 _AMBIGUITY = 18
 """What a character costs that stands behind a part of several lengths. Where it must come next, it
@@ -74,16 +80,30 @@ class _Group:
 class Sizes:
     """Adds up sizes, while groups, alternatives and repetitions are read from left to right."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_vary: bool = True) -> None:
+        """`may_vary`: whether a part's length decides where the next one begins. It does not in a
+        grammar's rule, for which the text is cut into terminals first."""
+        self._may_vary = may_vary
         self._groups = [_Group()]
 
     def part(self, size: float = 1, *, is_wide: bool = False, varies: bool = False) -> None:
-        self._groups[-1].add(_Part(size, size, is_wide, varies))
+        self._groups[-1].add(_Part(size, size, is_wide, varies and self._may_vary))
 
-    def alternative(self) -> None:
-        group = self._groups[-1]
-        group.end_alternative()
-        group.others.varies = True
+    def sign(self, sign: str) -> None:
+        """One that means the same in regular expressions and in Lark, whose `[ ]` are a group."""
+        match sign:
+            case "(" | "[":
+                self._groups.append(_Group())
+            case ")" | "]":
+                self._close()
+            case "|":
+                group = self._groups[-1]
+                group.end_alternative()
+                group.others.varies = self._may_vary
+            case "*" | "?":
+                self.repeat(1, least=0)
+            case "+":
+                self.repeat(2, least=1)
 
     def repeat(self, most: float, *, least: float) -> None:
         """The last part stands there so many times."""
@@ -92,13 +112,10 @@ class Sizes:
         part.length *= max(most, 1)
         if most > 1 and part.varies and not part.is_wide:
             part.size += part.length * _AMBIGUITY
-        part.varies |= least != most
+        part.varies |= self._may_vary and least != most
         part.is_wide &= least > 0
 
-    def open(self) -> None:
-        self._groups.append(_Group())
-
-    def close(self) -> None:
+    def _close(self) -> None:
         if len(self._groups) > 1:
             group = self._groups.pop()
             group.end_alternative()
@@ -108,14 +125,9 @@ class Sizes:
 
     def total(self) -> float:
         while len(self._groups) > 1:
-            self.close()
+            self._close()
         self._groups[0].end_alternative()
         return self._groups[0].others.size
-
-
-def times(number: str) -> float:
-    """A number of a repetition; one of many digits is as good as endless."""
-    return float(number) if len(number) <= _MAX_DIGITS else 10.0**_MAX_DIGITS
 
 
 def size(expression: str, flags: str = "") -> float:
@@ -125,35 +137,30 @@ def size(expression: str, flags: str = "") -> float:
         return math.inf  # blanks and comments may stand within everything
     sizes = Sizes()
     at = 0
-    while at < len(expression):
-        sign = expression[at]
-        if sign == "[":
-            sizes.part(is_wide=_WIDE_CLASS.match(expression, at) is not None)
-            at = _end_of_class(expression, at)
-        elif sign == "\\" and (escape := _ESCAPE.match(expression, at)):
-            at = escape.end()
-            sizes.part(is_wide=escape[0] in _WIDE_ESCAPES)
-        elif sign == "{" and (found := _REPETITION.match(expression, at)):
-            at = found.end()
-            least = times(found[1])
-            most = times(found[3]) if found[3] else least + 1 if found[2] else least
-            sizes.repeat(max(most, least), least=least)
-        else:
-            at += 1
-            match sign:
-                case "(":
-                    sizes.open()
-                case ")":
-                    sizes.close()
-                case "|":
-                    sizes.alternative()
-                case "*" | "?":
-                    sizes.repeat(1, least=0)
-                case "+":
-                    sizes.repeat(2, least=1)
-                case _:
-                    sizes.part(is_wide=sign == ".")
+    while token := _TOKEN.match(expression, at):
+        at = token.end()
+        match token.lastgroup:
+            case "numbers":
+                sizes.repeat(_most(token["numbers"]), least=_number(token["least"]))
+            case "class":
+                sizes.part(is_wide=_WIDE_CLASS.match(expression, token.start()) is not None)
+                at = _end_of_class(expression, token.start())
+            case "sign":
+                sizes.sign(token[0])
+            case _:
+                sizes.part(is_wide=token[0] in _WIDE)
     return sizes.total()
+
+
+def _most(numbers: str) -> float:
+    """How often the numbers of a repetition let stand what is before them; without any, 0."""
+    is_open = numbers.rstrip().endswith(",")
+    return max(map(_number, re.findall("[0-9]+", numbers)), default=0) + is_open
+
+
+def _number(digits: str) -> float:
+    """One of many digits is as good as endless."""
+    return float(digits) if len(digits) <= _MAX_DIGITS else 10.0**_MAX_DIGITS
 
 
 def _end_of_class(expression: str, at: int) -> int:
@@ -247,37 +254,22 @@ class LarkSizes:
                 yield token[0]
 
     def _size(self, tokens: _Tokens, is_terminal: bool) -> float:
-        sizes = Sizes()
+        sizes = Sizes(may_vary=is_terminal)
         for token in tokens:
             match token.lastgroup:
                 case "text":
                     sizes.part(len(token[0]))
                 case "flags":
-                    written_out = size(token["expression"], token["flags"])
-                    sizes.part(written_out, varies=is_terminal)
+                    sizes.part(size(token["expression"], token["flags"]), varies=True)
                 case "terminal":
                     # One without a size names itself: the engine refuses it.
                     others = 1 if token[0] in self._definitions else _SIZE_OF_OTHERS
-                    sizes.part(self._sizes.get(token[0], others), varies=is_terminal)
+                    sizes.part(self._sizes.get(token[0], others), varies=True)
                 case "rule" | "special":
                     sizes.part()
-                case "sign" if token[0] in "([":
-                    sizes.open()
-                case "sign" if token[0] in ")]":
-                    sizes.close()
-                case "sign" if token[0] == "|" and is_terminal:
-                    sizes.alternative()
-                case "sign" if token[0] in "*?" and is_terminal:
-                    sizes.repeat(1, least=0)
-                case "sign" if token[0] == "+":
-                    sizes.repeat(2, least=1 if is_terminal else 2)
+                case "sign":
+                    sizes.sign(token[0])
                 case "repetition":
                     if most := _most(token["repetition"]):
-                        sizes.repeat(most, least=0 if is_terminal else most)
+                        sizes.repeat(most, least=0)
         return sizes.total()
-
-
-def _most(numbers: str) -> float:
-    """How often the numbers behind { or ~ repeat what stands before them; without any, 0."""
-    is_open = numbers.rstrip().endswith(",")
-    return max(map(times, re.findall("[0-9]+", numbers)), default=0) + is_open
