@@ -12,8 +12,8 @@ from functools import cached_property
 
 from worker.api.chat.delta import Delta, Reasoning
 from worker.api.chat.parse.calls import NO_TOOLS, Deltas, ToolUse
-from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
-from worker.api.chat.parse.json_calls import read_arguments, read_object, to_json
+from worker.api.chat.parse.conventions import GENERIC, Conventions
+from worker.api.chat.parse.json_calls import read_arguments, read_keyed, read_named, to_json
 from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTE
 from worker.api.chat.parse.source import BLANK, Marks, Source, Steps, marks_of, unwanted
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
@@ -49,8 +49,8 @@ class AnswerParser:
             self._frames += (*thinking, self._thinking.end)
         self._begins = self._calls.opens + self._calls.begins if use is not None else ()
         gaps = (self._calls.gap[n:] for n in range(len(self._calls.gap) + 1))
-        self._gapped = {gap + begin: begin for gap in gaps for begin in self._begins}
-        """Marks of calls with the line ends before them."""
+        self._gaps = {gap + begin: gap for gap in gaps for begin in self._begins}
+        """The line ends before a call's mark, by both together."""
         self._around = (*self._thinks, *self._thought, *self._frames)
         """Marks that are no part of a section."""
         # What begins calls may begin a frame, too, so it counts without tools as well.
@@ -94,27 +94,24 @@ class AnswerParser:
         blank, at_edge, has_text = "", True, False
         """White space beside a mark; whether one was just read, or the answer begins here."""
         while True:
-            mark = ""
+            mark, is_bare = "", False
             if at_edge:
                 blank += yield from source.run_of(BLANK)
                 mark = yield from source.here(self._marks)
-                may_be_bare = not mark and not has_text and self._calls.bare and self._begins
-                if may_be_bare and (yield from source.peek()) in ("{", "["):
-                    blank, at_edge = yield from self._section(blank, is_bare=True)
-                    has_text = not at_edge
-                    continue
-            if not mark and (yield from source.peek()):
+                if self._calls.bare and self._begins and not (mark or has_text):
+                    is_bare = (yield from source.peek()) in ("{", "[")
+            if not mark and not is_bare and (yield from source.peek()):
                 deltas.text(blank)
                 blank, has_text = "", True
                 mark = yield from source.until(self._marks, deltas.text, deltas.grow_text)
+            if is_bare or mark in self._gaps:
+                raw = blank + source.take(self._gaps.get(mark, ""))
+                blank, at_edge = yield from self._section(raw, is_bare=is_bare)
+                has_text = has_text or not at_edge
+                continue
             if not mark:
                 deltas.text("" if deltas.n_calls else blank)
                 return
-            if begin := self._gapped.get(mark):
-                raw = blank + source.take(mark.removesuffix(begin))
-                blank, at_edge = yield from self._section(raw)
-                has_text = has_text or not at_edge
-                continue
             if has_text:
                 deltas.text(blank)
             blank, at_edge = "", True
@@ -180,7 +177,7 @@ class AnswerParser:
 
     @cached_property
     def _marks(self) -> Marks:
-        return marks_of(*self._gapped, *self._around)
+        return marks_of(*self._gaps, *self._around)
 
     @cached_property
     def _between(self) -> Marks:
@@ -192,40 +189,41 @@ class AnswerParser:
         source, deltas, use = self._source, self._deltas, self._use
         for form in self._calls.forms:
             fields = yield from source.fit(form.header)
-            if fields is None:
-                continue
-            if form.arguments in ("object", "keyed"):
-                is_keyed = form.arguments == "keyed"
-                call = read_object(source, deltas, use, name_is_key=is_keyed, is_bare=is_bare)
-                return (yield from call)
-            name = use.offered(fields.get("name") or fields["id"])
-            if name is None:
-                return False
-            if isinstance(form.arguments, Tags):
-                follow = marks_of(form.arguments.end, *self._begins, *self._calls.closes)
-                properties = use.properties(name)
-                tagged = TaggedCall(source, deltas, form.arguments, follow, name, properties)
-                return (yield from tagged.read())
-            if form.arguments in NOTATIONS:
-                return (yield from self._whole(form))
-            if form.arguments == "code" and (yield from source.peek()) != "{":
+            if fields is not None:
+                break
+        else:
+            return False
+        match form.arguments:
+            case "object":
+                return (yield from read_named(source, deltas, use, is_bare=is_bare))
+            case "keyed":
+                return (yield from read_keyed(source, deltas, use))
+        name = use.offered(fields.get("name") or fields["id"])
+        if name is None:
+            return False
+        match form.arguments:
+            case Tags() as tags:
+                follow = marks_of(tags.end, *self._begins, *self._calls.closes)
+                call = TaggedCall(source, deltas, tags, follow, name, use.properties(name))
+                return (yield from call.read())
+            case "gemma" | "python" | "unescaped" as notation:
+                return (yield from self._whole(notation, form.end))
+            case "code" if (yield from source.peek()) != "{":
                 return (yield from self._code(name))
-            return (yield from read_arguments(source, deltas, name, fields.get("id")))
-        return False
+        return (yield from read_arguments(source, deltas, name, fields.get("id")))
 
-    def _whole(self, form: Form) -> Steps[bool]:
+    def _whole(self, notation: str, end: str) -> Steps[bool]:
         """Read calls in a notation that is read only as a whole; all of them must be offered."""
         source, deltas = self._source, self._deltas
-        notation = str(form.arguments)
-        marks = marks_of(form.end, QUOTE if notation == "gemma" else "")
+        marks = marks_of(end, QUOTE if notation == "gemma" else "")
         mark, is_quoted = "", False
-        while mark != form.end or is_quoted:
+        while mark != end or is_quoted:
             mark = yield from source.until(marks, unwanted)
             if not mark:
                 return False
             source.take(mark)
             is_quoted ^= mark == QUOTE
-        found = NOTATIONS[notation](source.taken.removesuffix(form.end))
+        found = NOTATIONS[notation](source.taken.removesuffix(end))
         calls = [(self._use.offered(name), arguments) for name, arguments in found]
         if any(name is None for name, _ in calls):
             return False

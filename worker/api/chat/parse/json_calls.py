@@ -139,15 +139,14 @@ def read_arguments(
 ) -> Steps[bool]:
     """Begin a call with its arguments: an object, a string that holds one, or `null`."""
     yield from source.run_of(_BLANK)
-    sign = yield from source.peek()
-    if sign == "{":
+    if (yield from source.peek()) == "{":
         source.forget()
         deltas.call(name, call_id)
         yield from value(source, deltas.arguments, deltas.grow)
         return True
-    if sign != '"' and (yield from source.run_of(_WORD)) != "null":
-        return False
-    text = (yield from _quoted(source)) if sign == '"' else ""
+    text = yield from _quoted(source)
+    if text is None and (yield from source.run_of(_WORD)) == "null":
+        text = ""
     return text is not None and _whole_call(deltas, name, text, call_id)
 
 
@@ -167,67 +166,72 @@ def _whole_call(deltas: Deltas, name: str, text: str, call_id: str | None = None
     return is_object
 
 
-def read_object(
-    source: Source, deltas: Deltas, use: ToolUse, *, name_is_key: bool, is_bare: bool
-) -> Steps[bool]:
-    """Read the members of `{"name": …, "arguments": {…}}`, or of `{"NAME": {…}}`.
+def read_keyed(source: Source, deltas: Deltas, use: ToolUse) -> Steps[bool]:
+    """Read the members of `{"NAME": {…}}`."""
+    if (yield from _ends(source)) or (key := (yield from _key(source))) is None:
+        return False
+    name = use.offered(key)
+    return name is not None and (yield from _read_rest(source, deltas, name))
+
+
+def read_named(source: Source, deltas: Deltas, use: ToolUse, *, is_bare: bool) -> Steps[bool]:
+    """Read the members of `{"name": …, "arguments": {…}}`, in either order.
 
     Without a mark before it, an object may be the answer itself: then a member that no call has
     ends the reading, so that the answer is given on at once.
     """
     name: str | None = None
-    early: str | None = None
-    is_begun = False
-    while True:
-        yield from source.run_of(_BETWEEN_MEMBERS)
-        sign = yield from source.peek()
-        if sign == "}":
-            source.take(sign)
-            break
-        key = (yield from _quoted(source)) if sign == '"' else None
-        if key is None or not (yield from _colon(source)):
-            return is_begun
-        if is_begun:  # what follows the arguments has no meaning
-            yield from value(source, unwanted)
-        elif name_is_key or (key in _ARGUMENTS and name is not None):
-            name = use.offered(key) if name_is_key else name
-            if name is None or not (yield from read_arguments(source, deltas, name)):
-                return False
-            is_begun = True
-        elif key in _NAMES and name is None:
-            written = (yield from _quoted(source)) if (yield from source.peek()) == '"' else None
-            name = use.offered(written or "")
+    early = ""
+    while not (yield from _ends(source)):
+        key = yield from _key(source)
+        if key in _ARGUMENTS and name is not None:
+            return (yield from _read_rest(source, deltas, name))
+        if key in _NAMES and name is None:
+            name = use.offered((yield from _quoted(source)) or "")
             if name is None:
                 return False
-        elif is_bare and key not in _OTHERS:
+        elif key is None or (is_bare and key not in _OTHERS):
             return False
         else:
             parts: list[str] = []
             if not (yield from value(source, parts.append)):
                 return False
             early = "".join(parts) if key in _ARGUMENTS else early
-    if is_begun or name is None:
-        return is_begun
-    if early is not None and early.startswith('"'):
+    if early.startswith('"'):
         early = from_json(early)
-    return _whole_call(deltas, name, early or "")
+    return name is not None and _whole_call(deltas, name, early)
 
 
-def _colon(source: Source) -> Steps[bool]:
-    """Take the colon between a key and its value; false if there is none."""
+def _read_rest(source: Source, deltas: Deltas, name: str) -> Steps[bool]:
+    """Read the arguments and what follows them in the object, which has no meaning."""
+    is_call = yield from read_arguments(source, deltas, name)
+    while is_call and not (yield from _ends(source)) and (yield from _key(source)) is not None:
+        yield from value(source, unwanted)
+    return is_call
+
+
+def _ends(source: Source) -> Steps[bool]:
+    """Take what stands between members; whether the object ends there, with its brace."""
+    yield from source.run_of(_BETWEEN_MEMBERS)
+    return (yield from source.takes("}"))
+
+
+def _key(source: Source) -> Steps[str | None]:
+    """Take a key and its colon; `None` if there are not both, and something behind them."""
+    key = yield from _quoted(source)
+    if key is None:
+        return None
     yield from source.run_of(_BLANK)
-    if (yield from source.peek()) != ":":
-        return False
-    source.take_to(source.at + 1)
+    if not (yield from source.takes(":")):
+        return None
     yield from source.run_of(_BLANK)
-    return bool((yield from source.peek()))
+    return key if (yield from source.peek()) else None
 
 
 def _quoted(source: Source) -> Steps[str | None]:
-    """The text of the string that begins here; `None` if it does not end."""
+    """The text of the string that begins here; `None` if none does, or it does not end."""
     parts: list[str] = []
-    source.take_to(source.at + 1)
-    if not (yield from _string(source, parts.append)):
+    if not ((yield from source.takes('"')) and (yield from _string(source, parts.append))):
         return None
     text: str = from_json(f'"{"".join(parts)}"')
     return text

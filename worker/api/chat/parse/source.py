@@ -178,12 +178,18 @@ class Source:
             if self.at < len(self.text) or not (yield from self.more()):
                 return "".join(parts)
 
+    def takes(self, sign: str) -> Steps[bool]:
+        """Take a sign, if it is here."""
+        if (yield from self.peek()) != sign:
+            return False
+        self.take(sign)
+        return True
+
     def drop(self, text: str) -> Steps[None]:
         """Take the longest beginning of `text` that is here."""
         for sign in text:
-            if (yield from self.peek()) != sign:
+            if not (yield from self.takes(sign)):
                 return
-            self.take_to(self.at + 1)
 
     def until(self, marks: Marks, give: Give, grow: Grow | None = None) -> Steps[str]:
         """Take the text before the next mark; that mark, not taken, or "" at the end.
