@@ -53,12 +53,12 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
                 f"{TIKTOKEN}; that of {', '.join(_CUT_AS_KIMI)} is known"
             )
     kind, has_bytes = (model.get("type"), model.get("byte_fallback")) if model else (None, None)
-    if kind == "BPE":
-        _check_replaced(tokenizer)
     if kind == "WordPiece":
         return definition.wordpiece(tokenizer)
-    if kind == "BPE" and not has_bytes:
-        return definition.byte_level(tokenizer, pre)
+    if kind == "BPE":
+        _check_replaced(tokenizer)
+        if not has_bytes:
+            return definition.byte_level(tokenizer, pre)
     path = folder / "tokenizer.model"
     if path.is_file():
         vocabulary = sentencepiece.from_model(read_model(path.read_bytes(), str(path)))

@@ -44,7 +44,6 @@ def special_tokens(
         ModelError: a file names a BOS or EOS that the vocabulary does not have, no end that it has,
             or more ends than llama.cpp can hold.
     """
-    found: Metadata = {}
     ids = {role: i for role in _SLOTS if (i := _id_of(checkpoint, vocabulary, role)) is not None}
     ends = end_ids(checkpoint, vocabulary)
     if "cls" in ids:
@@ -64,18 +63,16 @@ def special_tokens(
     lost = next((note for note in vocabulary.notes if "eos_token_id" in note), None)
     if lost and "eos" not in ids and not embeds and _ENDS_BY_NAME.isdisjoint(vocabulary.tokens):
         raise ModelError(f"{lost}, and no other ends a text: the model would never stop")
-    for role, i in ids.items():
-        found[_SLOTS[role]] = i
     # llama.cpp has three slots for ends, and knows some other ends by their text.
     tokens = vocabulary.tokens
     unnamed = [i for i in ends if i != ids.get("eos") and tokens[i] not in _ENDS_BY_NAME]
-    for key, i in zip((Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID), unnamed, strict=False):
-        found[key] = i
     if len(unnamed) > 2:
         raise ModelError(
             f"generation_config.json has {len(ends)} eos_token_id; llama.cpp can be told of 3 and "
             f"knows others by name, {tokens[unnamed[2]]!r} is not among them"
         )
+    found: Metadata = {_SLOTS[role]: i for role, i in ids.items()}
+    found |= zip((Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID), unnamed, strict=False)
     for side, (role, key) in enumerate(_ADDED.items()):
         found[key] = _adds(checkpoint, role, ids, vocabulary, edges and edges[side])
     if ends:
