@@ -7,9 +7,9 @@ refused by name. Runs on the API process's event loop.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from worker.api.chat.run import answered
@@ -17,7 +17,7 @@ from worker.api.http.adapters import Asked
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 from worker.errors import InvalidRequest
-from worker.wire.work import Embed, MixedTokens, Rank
+from worker.wire.work import Embed, Rank
 
 
 class Embedding(NamedTuple):
@@ -66,16 +66,14 @@ async def embed(
     state: AppState,
     model_name: str | None,
     adapters: Asked | None,
-    field: str,
-    inputs: Sequence[str | MixedTokens],
+    work: Embed,
     dimensions: int | None = None,
-    norm: int = 2,
     *,
     of_tokens: bool = False,
 ) -> list[Embedding]:
-    """Vectors that are scaled by their `norm`; `work.Embed` says how. `model_name` is as the client
-    named it; an adapter's is applied, unless the request has a list of `adapters`. `field` is where
-    the inputs come from. With `of_tokens`, each token may have a vector, as it comes.
+    """The vectors of `work`, to which the adapters are added here: `model_name` is as the client
+    named it; an adapter's is applied, unless the request has a list of `adapters`. With
+    `of_tokens`, each token may have a vector, as it comes.
 
     Raises:
         InvalidRequest: the model makes no embeddings, or none of so many dimensions, or of tokens;
@@ -96,10 +94,10 @@ async def embed(
     if dimensions is not None and dimensions > model.embedding_length:
         what = f"must be at most {model.embedding_length} with this model"
         raise refusal("dimensions", "maximum", what, dimensions)
-    applied = state.adapters.of(model_name, adapters)
-    work = Embed(tuple(inputs), norm if is_pooled else -1, applied, field)
+    norm, applied = work.norm if is_pooled else -1, state.adapters.of(model_name, adapters)
+    work = replace(work, norm=norm, adapters=applied)
     found: list[tuple[int, bytes]] = await answered(request, state, work)
-    return [Embedding(n, data, 1 if is_pooled else n, work.norm) for n, data in found]
+    return [Embedding(n, data, 1 if is_pooled else n, norm) for n, data in found]
 
 
 async def rank(
@@ -107,12 +105,10 @@ async def rank(
     state: AppState,
     model_name: str | None,
     adapters: Asked | None,
-    query: str,
-    field: str,
-    documents: Sequence[str],
+    work: Rank,
 ) -> tuple[list[float], int]:
-    """A score for each document, in their order, and the tokens. `model_name`, `adapters` and
-    `field`: as in `embed`.
+    """A score for each document, in their order, and the tokens. `model_name` and `adapters`: as in
+    `embed`.
 
     Raises:
         InvalidRequest: the model ranks nothing, an adapter is not there, or a document is too long.
@@ -123,7 +119,7 @@ async def rank(
         raise _unfit("this model generates text and ranks nothing")
     if pooling != "rank":
         raise _unfit("this model makes embeddings and ranks nothing; send to /v1/embeddings")
-    work = Rank(query, tuple(documents), state.adapters.of(model_name, adapters), field)
+    work = replace(work, adapters=state.adapters.of(model_name, adapters))
     vectors: list[tuple[int, bytes]] = await answered(request, state, work)
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]

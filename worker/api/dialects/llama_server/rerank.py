@@ -13,6 +13,7 @@ from worker.api.http.faults import refusal
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import rank
+from worker.wire.work import Rank
 
 MAX_DOCUMENTS = 2048
 
@@ -43,8 +44,8 @@ async def rerank(request: Request, state: AppState) -> object:
     texts = [each if isinstance(each, str) else each.text for each in given]
     if not texts:
         raise refusal("documents", "required", "is required: an array of at least 1 text")
-    model, adapters, query = body.model, body.adapters, body.query
-    scores, n_tokens = await rank(request, state, model, adapters, query, field, texts)
+    work = Rank(body.query, tuple(texts), field=field)
+    scores, n_tokens = await rank(request, state, body.model, body.adapters, work)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     if body.texts is not None:  # the form of text-embeddings-inference
         text = {index: {"text": texts[index]} for index in best} if body.return_text else {}

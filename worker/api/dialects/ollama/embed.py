@@ -18,7 +18,7 @@ from worker.api.http.encoding import in_parts, json_answer
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
-from worker.wire.work import MixedTokens, Tokenize, Tokenized
+from worker.wire.work import Embed, MixedTokens, Tokenize, Tokenized
 
 MAX_INPUTS = 2048
 _MOST_ADDED = 8
@@ -64,7 +64,8 @@ async def embeddings(request: Request, state: AppState) -> Response:
         inputs = [await _cut(request, state, text) for text in texts]
     found: list[Embedding] = []
     if body.input:
-        found = await embed(request, state, model, body.adapters, "input", inputs, body.dimensions)
+        work = Embed(tuple(inputs))
+        found = await embed(request, state, model, body.adapters, work, body.dimensions)
     whole = {
         "model": tagged(state.name_of(model)),
         "embeddings": (each.values(body.dimensions) for each in found),
@@ -98,7 +99,8 @@ async def embedding(request: Request, state: AppState) -> object:
     state.require_model(model := served(body.model, state))
     found: list[Embedding] = []
     if body.prompt:
-        found = await embed(request, state, model, body.adapters, "prompt", [body.prompt])
+        work = Embed((body.prompt,), field="prompt")
+        found = await embed(request, state, model, body.adapters, work)
     return {"embedding": found[0].values().tolist() if found else []}
 
 

@@ -18,7 +18,7 @@ from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
-from worker.wire.work import MarkedPrompt, MixedTokens
+from worker.wire.work import Embed, MarkedPrompt, MixedTokens
 
 MAX_INPUTS = 2048
 SHORT_PATH, OWN_PATH = "/embeddings", "/embedding"
@@ -72,11 +72,9 @@ async def embeddings(request: Request, state: AppState) -> Response:
     path, pooling = request.url.path, state.loaded().model.pooling
     is_own = body.content is not None or path == OWN_PATH
     is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
-    norm, dimensions = body.embd_normalize, body.dimensions
-    model, adapters, field = body.model, body.adapters, body.field
-    found = await embed(
-        request, state, model, adapters, field, inputs, dimensions, norm, of_tokens=is_own
-    )
+    model, adapters, dimensions = body.model, body.adapters, body.dimensions
+    work = Embed(inputs, body.embd_normalize, field=body.field)
+    found = await embed(request, state, model, adapters, work, dimensions, of_tokens=is_own)
     entries = _entries(found, body, is_own=is_own)
     n_values = sum(each.n_values for each in found)
     if is_own:
