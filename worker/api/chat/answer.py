@@ -59,6 +59,11 @@ class Answer(ABC, Generic[Body]):
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         """What a delta adds to a stream; empty if it is not shown. `choice` is the sum so far."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether every choice has finished."""
+        return all(choice.finished is not None for choice in self.choices)
+
     def n_scores(self, delta: Delta) -> int:
         """How many log-probabilities a delta, which was added to its choice, puts into a stream."""
         return count_scores(getattr(delta, "logprobs", ()))

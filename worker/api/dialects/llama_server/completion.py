@@ -75,9 +75,6 @@ class TextAnswer(Answer[TextBody]):
 
     form = STREAM
 
-    def __post_init__(self) -> None:
-        self._n_running = len(self.choices)
-
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
             case Text(text, logprobs, ids):
@@ -87,10 +84,9 @@ class TextAnswer(Answer[TextBody]):
                 progress = {"prompt_progress": prompt_progress(choice)}
                 return data_event(self._part(choice, "", (), ()) | progress)
             case Finished():
-                self._n_running -= 1
                 end = self._end(choice) | {"content": "", "tokens": []}
                 event = data_event(_only(self.body.response_fields, end))
-                return event.replace(b"}\n", _GOES_ON) if self._n_running else event
+                return event if self.has_ended else event.replace(b"}\n", _GOES_ON)
             case _:
                 return b""
 

@@ -38,7 +38,6 @@ class _Choices(Answer[Any]):
     body: GenerationFields
 
     def __post_init__(self) -> None:
-        self._n_running = len(self.choices)
         self._scored = self.asked.sampling.logprobs is not None
         self._times_tokens = self.body.timings_per_token
         self._has_usage = self.body.stream_options.include_usage
@@ -56,11 +55,11 @@ class _Choices(Answer[Any]):
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
             case Finished():
-                self._n_running -= 1
-                times = "" if self._n_running and not self._times_tokens else _timings(choice)
+                is_last = self.has_ended
+                times = _timings(choice) if is_last or self._times_tokens else ""
                 reason = f'"{choice.finish_reason}"'
                 end = self._chunk(choice, self.nothing, reason=reason, more=times)
-                return end if self._n_running else end + self._ending()
+                return end + self._ending() if is_last else end
             case Started() | PromptProgress() if self.asked.reports_progress:
                 times = _timings(choice) if self._times_tokens else ""
                 progress = f',"prompt_progress":{dumps(prompt_progress(choice))}{times}'
