@@ -8,6 +8,7 @@ that nothing follows `root ::= word "end"` with `word ::= [a-z]+`. Pure function
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 
 from worker.api.http.faults import refusal
 from worker.errors import InvalidRequest
@@ -52,22 +53,40 @@ def to_lark(text: str, path: str) -> str:
     return _Reader(text, path).read()
 
 
+@dataclass(slots=True)
+class _Group:
+    """One that is open, or the whole rule."""
+
+    parts: list[str] = field(default_factory=list)
+    """In Lark, as is the sign between alternatives."""
+    repeated: float = 1
+    """How often the last part may stand there, by the repetitions in one another."""
+    most_repeated: float = 1
+    """How often one of the parts before it may."""
+
+    @property
+    def expects_a_part(self) -> bool:
+        """Whether an alternative has just begun, whose parts may stand on a line of their own."""
+        return self.parts[-1:] in ([], ["|"])
+
+    def add(self, part: str, repeated: float = 1) -> None:
+        self.parts.append(part)
+        self.repeated, self.most_repeated = repeated, max(self.repeated, self.most_repeated)
+
+    def end_alternative(self) -> None:
+        if self.expects_a_part:
+            self.parts.append('""')
+
+
 class _Reader:
     def __init__(self, text: str, path: str) -> None:
         self._text, self._path, self._at = text, path, 0
         self._names = {"root": "start"}
         """Every rule that was named so far, with its name in Lark."""
-        self._rules: dict[str, list[str]] = {}
-        self._rule: list[str] | None = None
-        """The rule that is being read, in Lark; `None` between two."""
-        self._repeated = [[1.0, 1.0]]
-        """Of the rule and each open group in it: how often its last part may stand there, by the
-        repetitions in one another, and how often the others may at most."""
+        self._rules: dict[str, _Group] = {}
+        self._open: list[_Group] = []
+        """The rule that is being read and the groups in one another; none between two rules."""
         self._n_symbols = 0
-
-    @property
-    def _depth(self) -> int:
-        return len(self._repeated) - 1
 
     def read(self) -> str:
         while self._at < len(self._text):
@@ -81,79 +100,75 @@ class _Reader:
         for name, lark_name in self._names.items():
             if lark_name not in self._rules:
                 raise self._refusal(f"there is no rule {name!r}")
-        return "\n".join(f"{name}: {' '.join(parts)}" for name, parts in self._rules.items())
+        return "\n".join(f"{name}: {' '.join(rule.parts)}" for name, rule in self._rules.items())
 
     def _take(self, token: re.Match[str]) -> None:
         kind, found = token.lastgroup, token[0]
-        if kind == "blank":
-            return
-        if kind == "line_end":
-            if not self._depth and not self._expects_a_part:
-                self._end_rule()
-            return
-        if kind == "rule":
-            if self._rule is not None:
-                raise self._error("expected the end of the rule")
-            self._rule = self._rules[self._lark_name(token["rule"])] = []
-            return
-        if self._rule is None:
+        match kind:
+            case "blank":
+                return
+            case "line_end":
+                if len(self._open) == 1 and not self._open[0].expects_a_part:
+                    self._end_rule()
+                return
+            case "rule":
+                if self._open:
+                    raise self._error("expected the end of the rule")
+                rule = self._rules[self._lark_name(token["rule"])] = _Group()
+                self._open.append(rule)
+                return
+        if not self._open:
             raise self._error("expected ::=")
         self._count(1)
+        group = self._open[-1]
         match kind:
             case "name":
-                self._part(self._rule, self._lark_name(found))
+                group.add(self._lark_name(found))
             case "literal":
-                self._part(self._rule, self._literal(token["literal"]))
+                group.add(self._literal(token["literal"]))
             case "members":
-                members = f"/[{token['negated']}{self._members(token['members'])}]/"
-                self._part(self._rule, members)
+                group.add(f"/[{token['negated']}{self._members(token['members'])}]/")
             case "repetition":
-                if self._expects_a_part or self._rule[-1][-1] in "*+?}":
-                    raise self._error("a repetition must follow a part; ( ) make a part of several")
-                numbers = [int(number) for number in re.findall(r"\d+", found)]
-                self._repeated[-1][0] *= max(numbers, default=1) or 1
-                if self._repeated[-1][0] > _MAX_REPETITIONS:
-                    raise self._error(f"more than {_MAX_REPETITIONS} repetitions in one another")
-                if numbers and not any(numbers) and not re.search(r",\s*\}", found):
-                    _empty_last_part(self._rule)
-                else:
-                    self._rule[-1] += found.replace(" ", "")
+                self._repeat(group, found)
             case _:
-                self._sign(self._rule, found)
+                self._sign(group, found)
 
-    @property
-    def _expects_a_part(self) -> bool:
-        """Whether an alternative has just begun, whose parts may stand on a line of their own."""
-        return self._rule is not None and self._rule[-1:] in ([], ["("], ["|"])
+    def _repeat(self, group: _Group, written: str) -> None:
+        if group.expects_a_part or group.parts[-1][-1] in "*+?}":
+            raise self._error("a repetition must follow a part; ( ) make a part of several")
+        numbers = [int(number) for number in re.findall(r"\d+", written)]
+        group.repeated *= max(numbers, default=1) or 1
+        if group.repeated > _MAX_REPETITIONS:
+            raise self._error(f"more than {_MAX_REPETITIONS} repetitions in one another")
+        if numbers and not any(numbers) and not re.search(r",\s*\}", written):
+            group.parts[-1] = '""'  # Lark has no repetition of no times
+        else:
+            group.parts[-1] += written.replace(" ", "")
 
-    def _part(self, rule: list[str], part: str, repeated: float = 1) -> None:
-        rule.append(part)
-        self._repeated[-1] = [repeated, max(self._repeated[-1])]
-
-    def _sign(self, rule: list[str], sign: str) -> None:
-        if sign == ".":
-            self._part(rule, "/(?s:.)/")
-            return
-        if sign != "(" and self._expects_a_part:
-            rule.append('""')
-        if sign == ")":
-            if not self._depth:
-                raise self._error("expected the end of the rule")
-            self._part(rule, sign, max(self._repeated.pop()))
-            return
-        if sign == "(":
-            self._repeated.append([1, 1])
-        if self._depth > _MAX_DEPTH:
-            raise self._error("groups are nested too deeply")
-        rule.append(sign)
+    def _sign(self, group: _Group, sign: str) -> None:
+        match sign:
+            case ".":
+                group.add("/(?s:.)/")
+            case "(":
+                if len(self._open) > _MAX_DEPTH:
+                    raise self._error("groups are nested too deeply")
+                self._open.append(_Group())
+            case "|":
+                group.end_alternative()
+                group.parts.append(sign)
+            case ")":
+                if len(self._open) == 1:
+                    raise self._error("expected the end of the rule")
+                group.end_alternative()
+                self._open.pop()
+                repeated = max(group.repeated, group.most_repeated)
+                self._open[-1].add(f"( {' '.join(group.parts)} )", repeated)
 
     def _end_rule(self) -> None:
-        if self._depth:
+        if len(self._open) > 1:
             raise self._error("expected )")
-        if self._rule is not None and self._expects_a_part:
-            self._rule.append('""')
-        self._rule = None
-        self._repeated = [[1, 1]]
+        if self._open:
+            self._open.pop().end_alternative()
 
     def _lark_name(self, name: str) -> str:
         if name not in self._names and len(self._names) > MAX_RULES:
@@ -198,14 +213,3 @@ class _Reader:
 
     def _refusal(self, reason: str) -> InvalidRequest:
         return refusal(self._path, "unsupported", f"is not a valid grammar: {reason}")
-
-
-def _empty_last_part(rule: list[str]) -> None:
-    """Make the last part empty, which may be a group: Lark has no repetition of no times."""
-    depth = 0
-    while True:
-        part = rule.pop()
-        depth += part.startswith(")") - (part == "(")
-        if depth == 0:
-            break
-    rule.append('""')
