@@ -48,6 +48,53 @@ class Answer:
         )
 
 
+@dataclass(slots=True)
+class _Conversation:
+    """What was said so far to the worker's model. What was not answered is none of it."""
+
+    client: httpx.Client
+    model: str
+    console: Console
+    as_json: bool
+    messages: list[dict[str, str]] = field(default_factory=list)
+
+    def take(self, line: str) -> None:
+        """Obey a command, or say the line. Raises `WorkerError` if it is not answered."""
+        if line == "/clear":
+            self.messages = []
+        elif line.startswith("/system "):
+            self.messages = [{"role": "system", "content": line.removeprefix("/system ")}]
+        elif line.startswith("/"):
+            self.console.print(_HELP, style="dim")
+        elif line:
+            said = [*self.messages, {"role": "user", "content": line}]
+            answer = self._answer_to(said)
+            self.messages = [*said, {"role": "assistant", "content": answer.content}]
+
+    def _answer_to(self, messages: list[dict[str, str]]) -> Answer:
+        """Print the answer as it comes, or as JSON once it is whole; Ctrl-C ends it where it is."""
+        body = {"model": self.model, "messages": messages, "stream": True, "return_progress": True}
+        answer, console = Answer(), None if self.as_json else self.console
+        waiting = Status("waiting", console=console or Console(quiet=True))
+        try:
+            with waiting, self.client.stream("POST", "/v1/chat/completions", json=body) as response:
+                if not response.is_success:
+                    response.read()
+                    raise WorkerError(_message(response.text))
+                for line in response.iter_lines():
+                    if line.startswith("data: {"):
+                        take(json.loads(line.removeprefix("data: ")), answer, console, waiting)
+        except httpx.HTTPError as error:
+            raise lost(error) from error
+        except KeyboardInterrupt:  # closing the stream cancels the request
+            answer.finish_reason = "stopped"
+        if console is None:
+            print_json(answer)
+        else:
+            console.print(f"\n{answer.pace or answer.finish_reason or ''}", style="dim")
+        return answer
+
+
 def run(settings: Settings, *, as_json: bool) -> int:
     """Talk until the input ends. With `as_json`, each answer is one line of JSON.
 
@@ -59,32 +106,18 @@ def run(settings: Settings, *, as_json: bool) -> int:
     console = Console(highlight=False, soft_wrap=True)
     is_asked = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
     with _worker(settings) as client:
-        model = _model_of(client)
+        talk = _Conversation(client, _model_of(client), console, as_json)
         if is_asked:
             # With it, lines are edited and recalled, and several are pasted as one message.
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401
-            console.print(f"[bold]{model}[/bold] at {client.base_url}; {_HELP}", style="dim")
-        messages: list[dict[str, str]] = []
+            console.print(f"[bold]{talk.model}[/bold] at {client.base_url}; {_HELP}", style="dim")
         while True:
             try:
-                text = input(">>> " if is_asked else "").strip()
-                if text == "/clear":
-                    messages.clear()
-                elif text.startswith("/system "):
-                    messages[:] = [{"role": "system", "content": text.removeprefix("/system ")}]
-                elif text.startswith("/"):
-                    console.print(_HELP, style="dim")
-                elif text:
-                    said = [*messages, {"role": "user", "content": text}]
-                    answer = Answer()
-                    _ask(client, model, said, answer, None if as_json else console)
-                    messages = [*said, {"role": "assistant", "content": answer.content}]
-                    if as_json:
-                        print_json(answer)
+                talk.take(input(">>> " if is_asked else "").strip())
             except EOFError:
                 return 0
-            except WorkerError as error:  # what was said is forgotten: it was not answered
+            except WorkerError as error:
                 if not is_asked:
                     raise
                 console.print(f"\n{error.message}", style="red")
@@ -130,36 +163,6 @@ def _model_of(client: httpx.Client) -> str:
         raise lost(error) from error
     except (ValueError, LookupError, TypeError):
         raise WorkerError(f"What answers at {client.base_url} is no worker.") from None
-
-
-def _ask(
-    client: httpx.Client,
-    model: str,
-    messages: list[dict[str, str]],
-    answer: Answer,
-    console: Console | None,
-) -> None:
-    """Stream the answer, onto the console if there is one; Ctrl-C ends it where it is.
-
-    Raises:
-        WorkerError: the worker refused the request, failed or left.
-    """
-    body = {"model": model, "messages": messages, "stream": True, "return_progress": True}
-    waiting = Status("waiting", console=console or Console(quiet=True))
-    try:
-        with waiting, client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if not response.is_success:
-                response.read()
-                raise WorkerError(_message(response.text))
-            for line in response.iter_lines():
-                if line.startswith("data: {"):
-                    take(json.loads(line.removeprefix("data: ")), answer, console, waiting)
-    except httpx.HTTPError as error:
-        raise lost(error) from error
-    except KeyboardInterrupt:  # closing the stream cancels the request
-        answer.finish_reason = "stopped"
-    if console is not None:
-        console.print(f"\n{answer.pace or answer.finish_reason or ''}", style="dim")
 
 
 def take(chunk: dict[str, Any], answer: Answer, console: Console | None, waiting: Status) -> None:
