@@ -105,11 +105,10 @@ class _Reader:
     def _take(self, token: re.Match[str]) -> None:
         kind, found = token.lastgroup, token[0]
         match kind:
-            case "blank":
+            case "line_end" if len(self._open) == 1 and not self._open[0].expects_a_part:
+                self._end_rule()
                 return
-            case "line_end":
-                if len(self._open) == 1 and not self._open[0].expects_a_part:
-                    self._end_rule()
+            case "blank" | "line_end":
                 return
             case "rule":
                 if self._open:
