@@ -258,6 +258,10 @@ def test_each_fault_is_named(tmp_path: Path, content: bytes, words: str) -> None
         ({"vocab": ["a", "b", "a"]}, "only 2 different tokens"),
         ({"vocab": ["a", "b\0c", "b\0d"]}, "only 2 different tokens"),
         ({"overrides": {"tokenizer.ggml.model": "llama"}}, "no token for byte 0"),
+        (
+            {"vocab": BYTES[:0xC2] + BYTES[0xC3:], "overrides": {"tokenizer.ggml.model": "llama"}},
+            "no token for byte 194",
+        ),
         ({"architecture": "clip"}, "image encoder"),
         ({"architecture": "t5"}, "encoder-decoder"),
         ({"architecture": "llada"}, "diffusion"),
@@ -275,6 +279,11 @@ def test_what_cannot_be_served_is_refused(
     "odd",
     [
         {"vocab": BYTES, "overrides": {"tokenizer.ggml.model": "llama"}},
+        # The other bytes are in no text.
+        {
+            "vocab": BYTES[:0xC0] + BYTES[0xC2:0xF5],
+            "overrides": {"tokenizer.ggml.model": "llama"},
+        },
         {"vocab": ["a", "", ""]},
         {"architecture": "hunyuan-dense", "overrides": {"hunyuan-dense.expert_count": 1}},
         {"architecture": "glm5-next", "overrides": {"glm5-next.rope.dimension_count": 0}},

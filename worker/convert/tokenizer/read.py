@@ -19,6 +19,7 @@ from worker.convert.tokenizer.ranked import TIKTOKEN, ranked_definition
 from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
 from worker.errors import ModelError
 from worker.models.checkpoint_files import TOKENIZERS
+from worker.models.gguf.servable import missing_byte
 
 _CUT_AS_KIMI = ("kimi_k2", "kimi_k25", "deepseek_v3")
 """`model_type` of Kimi K2 and of the smaller Moonlight, which splits text in the same way."""
@@ -144,12 +145,10 @@ def _check_unique(vocabulary: Vocabulary, folder: Path) -> None:
 
 
 def _check_bytes(vocabulary: Vocabulary, folder: Path) -> None:
-    """Refuse a SentencePiece BPE that lacks a byte: llama.cpp would abort its process at the first
-    text for which it needs that one."""
-    tokens = set(vocabulary.tokens)
-    for byte in (*range(0xC0), *range(0xC2, 0xF5)):  # the others are in no text
-        if tokens.isdisjoint((f"<0x{byte:02X}>", chr(byte) if byte < 0x80 else "")):
-            raise ModelError(
-                f"{folder}: the tokenizer has no token <0x{byte:02X}>; without one for each byte "
-                "llama.cpp cannot split texts with characters that the vocabulary lacks"
-            )
+    """Refuse a SentencePiece BPE that lacks a byte."""
+    missing = missing_byte({token.encode() for token in vocabulary.tokens})
+    if missing is not None:
+        raise ModelError(
+            f"{folder}: the tokenizer has no token <0x{missing:02X}>; without one for each byte "
+            "llama.cpp cannot split texts with characters that the vocabulary lacks"
+        )

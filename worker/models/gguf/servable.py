@@ -7,7 +7,7 @@ but end its process, by an assertion or an exception that cannot be caught.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import unusable
@@ -181,9 +181,13 @@ def _check_vocabulary(header: GgufHeader, tokens: GgufArray) -> None:
         )
     if header.tokenizer_kind != "gguf-spm":
         return
-    # SentencePiece falls back to bytes, and a missing byte token would be looked up in vain.
-    for byte in range(256):
-        if b"<0x%02X>" % byte not in distinct and bytes([byte]) not in distinct:
-            raise unusable(
-                header.path, f"its SentencePiece vocabulary has no token for byte {byte}"
-            )
+    if (missing := missing_byte(distinct)) is not None:
+        raise unusable(header.path, f"its SentencePiece vocabulary has no token for byte {missing}")
+
+
+def missing_byte(tokens: Set[bytes]) -> int | None:
+    """The first byte of UTF-8 that has no token. SentencePiece falls back to them for characters
+    that are no tokens, and llama.cpp ends its process at a text that needs a missing one."""
+    bytes_of_texts = (*range(0xC0), *range(0xC2, 0xF5))
+    missing = (b for b in bytes_of_texts if tokens.isdisjoint((b"<0x%02X>" % b, bytes([b]))))
+    return next(missing, None)
