@@ -11,16 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-MAX_BRANCHES = 64
-
 
 def are_disjoint(branches: Sequence[object], *, says_constants: bool) -> bool:
     """Whether the branches are proven to be disjoint; `False` also means "not known".
 
     With `says_constants`, a property with a single possible value is always present.
     """
-    if len(branches) > MAX_BRANCHES:
-        return False
     facts = [_facts_of(branch, says_constants) for branch in branches]
     return all(_differ(*pair) for pair in combinations(facts, 2))
 
