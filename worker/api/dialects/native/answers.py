@@ -154,7 +154,7 @@ class History(TypedDict):
     inter_token_ms_p95: list[float | None]
 
 
-class Inference(TypedDict):
+class WholeAnswer(TypedDict):
     job_id: str
     model: str
     started_at: str

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from worker.api.chat.request import Generate
 from worker.api.chat.run import STREAMING, respond
-from worker.api.dialects.native.answers import Done, Inference, Sleeping
+from worker.api.dialects.native.answers import Done, Sleeping, WholeAnswer
 from worker.api.dialects.native.info import OPERATIONS as DESCRIPTIONS
 from worker.api.dialects.native.probes import OPERATIONS as PROBES
 from worker.api.dialects.native.schema import (
@@ -91,7 +91,7 @@ OPERATIONS = [
     ),
     streaming("/v1/inference/stream", needs_job_id=False),
     Operation(
-        "POST", "/v1/inference", inference, "Run a job", {JSON: Inference, NDJSON: Events},
+        "POST", "/v1/inference", inference, "Run a job", {JSON: WholeAnswer, NDJSON: Events},
         body=inference_body, reads=STREAMING, tells=(RESUME,),
     ),
     Operation(
