@@ -724,3 +724,113 @@ def test_wrong_guesses_are_taken_back_from_every_memory(
             assert at == len(theirs) or margin(plain, prompt, theirs[:at]) < 0.02, "but for a tie"
             prompt += tuple(theirs[:40])
     assert 0 < speculation.n_accepted < speculation.n_drafted
+
+
+def test_a_spent_account_rests_until_a_try_is_worth_it() -> None:
+    """At least half a plain step, once it was spent; a first account may be lower."""
+    machine = Machine(SlowLookup(0.0), 1.0, 0.0)
+    machine.pace.measured(2, 0, 1.0)
+    sequence = machine.stream(b"abcabcabcabc")
+    tried = []
+    for account in (0.3, -0.1, 0.3, 0.6, 0.3):
+        machine.speculation._account = account
+        tried.append(bool(drafted(machine.speculation, sequence)))
+    assert tried == [True, False, False, True, True]
+
+
+def test_each_step_brings_its_stake_and_a_look_up_takes_its_time() -> None:
+    machine = Machine(SlowLookup(0.1), 2.0, 0.0)
+    sequence = machine.stream(b"no text comes twice")
+    account = machine.speculation._account
+    assert not drafted(machine.speculation, sequence)
+    assert machine.speculation._account == pytest.approx(account + 0.005 - 0.1 / 2.0)
+    machine.speculation._account = 40.0
+    drafted(machine.speculation, sequence)
+    assert machine.speculation._account == pytest.approx(32 - 0.1 / 2.0), "no more is remembered"
+
+
+def test_the_cost_of_guesses_that_nobody_makes_is_forgotten_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(SlowLookup(0.0), 1.0, 0.0)
+    sequence, forgotten = machine.stream(b"no text comes twice"), list[int]()
+    monkeypatch.setattr(machine.pace, "forget_beyond", forgotten.append)
+    for _ in range(97):
+        drafted(machine.speculation, sequence)
+    assert forgotten == [1, 1, 1], "once in 32 steps"
+
+
+class Recorder(Guesser):
+    """Tells what it is asked; its third guess is the end."""
+
+    def __init__(self, seconds_a_guess: float = 0.0) -> None:
+        super().__init__(0.0, seconds_a_guess)
+        self.asked: list[int] = []
+        self.read_rows: list[tuple[int, int]] = []
+        self.forgotten: list[int] = []
+
+    def guess(self, sequence: Sequence, most: int) -> list[Guess]:
+        self.asked.append(most)
+        return [*super().guess(sequence, most)[:2], Guess(EOG, 0)][:most]
+
+    def read(self, sequence: Sequence, start: int, n_rows: int) -> None:
+        self.now += 0.5
+        self.read_rows.append((start, n_rows))
+
+    def forget(self, sequence: Sequence) -> None:
+        self.forgotten.append(sequence.request_id)
+
+
+def test_a_drafter_that_reads_along_is_told_of_the_end_though_it_never_guessed() -> None:
+    machine = Machine(Recorder(), 1.0, 0.0)
+    assert isinstance(machine.drafter, Recorder)
+    sequence = machine.stream(b"abc")
+    assert machine.speculation.read(sequence, 1, 2) == 0.5, "the seconds that it took"
+    machine.speculation.forget(sequence)
+    machine.speculation.forget(sequence)
+    assert (machine.drafter.read_rows, machine.drafter.forgotten) == ([(1, 2)], [1])
+    fixed = make_sequence(2, b"abc", is_seeded=True)
+    assert machine.speculation.read(fixed, 1, 2) == 0.0
+    machine.speculation.forget(fixed)
+    assert machine.drafter.forgotten == [1], "it has never heard of this one"
+
+
+def test_nothing_is_guessed_behind_an_end_nor_beyond_a_stream_s_last_token() -> None:
+    machine = Machine(Recorder(), 1.0, 0.0)
+    assert isinstance(machine.drafter, Recorder)
+    machine.pace.measured(2, 0, 1.0)
+    machine.speculation._acceptance[0] = 0.99
+    sequence = machine.stream(b"abc", n_most=20)
+    assert drafted(machine.speculation, sequence) == [7, 7], "the end itself is not tried"
+    sequence.n_most = 5
+    assert drafted(machine.speculation, sequence) == [7]
+    sequence.n_most = 4  # the token that is drawn from the step is the last
+    assert drafted(machine.speculation, sequence) == []
+    assert machine.drafter.asked == [16, 1], "of 20 tokens three are there, and one is drawn"
+
+
+def test_the_time_that_a_draft_model_takes_for_a_guess_is_learned() -> None:
+    machine = Machine(Recorder(seconds_a_guess=0.25), 1.0, 0.0)
+    machine.pace.measured(2, 0, 1.0)
+    sequence = machine.stream(b"abc", n_most=5)
+    account = machine.speculation._account
+    assert drafted(machine.speculation, sequence) == [7]
+    assert machine.speculation._guess_cost == 0.25
+    assert machine.speculation.seconds == 0.25
+    assert machine.speculation._account == pytest.approx(account + 0.005 - 0.25)
+
+
+def test_several_streams_have_seven_guesses_each_and_share_the_batch() -> None:
+    lookup = SlowLookup(0.0)
+    pace = Pace(1.0, 8)
+    for n_rows in (1, 2, 40):
+        pace.measured(n_rows, 0, 1.0)
+    for batch, most in ((2048, 7), (6, 4), (3, 1)):
+        speculation = Speculation(lookup, EOG.__eq__, pace, batch, lambda: lookup.now)
+        chunks = []
+        for request_id in (1, 2):
+            sequence = make_sequence(request_id, bytes(range(20)) * 2)
+            sequence.n_most, sequence.n_computed = 999, 39
+            chunks.append(Chunk(sequence, 39, 1))
+        drafts = speculation.drafts(chunks)
+        assert {len(draft) for draft in drafts.values()} == {most}
