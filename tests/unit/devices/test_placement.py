@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.support.random_models import random_model
+from tests.support.samples import write_gguf
 from worker.devices.plan import placement
 from worker.devices.plan.placement import (
     Weights,
@@ -184,10 +186,10 @@ def test_the_largest_tensor_is_one_that_each_device_takes(
     assert MadeUp.n_open == 0
 
 
-def test_as_many_experts_are_asked_for_as_are_used() -> None:
-    header = model()
-    used = {f"{header.architecture}.expert_used_count": 3}
-    place(replace(header, metadata={**header.metadata, **used}), ())
+@pytest.mark.parametrize("used", [3, [1, 3, 2]], ids=["one number", "one of each layer"])
+def test_as_many_experts_are_asked_for_as_are_used(tmp_path: Path, used: int | list[int]) -> None:
+    counts = {"llama.expert_used_count": used}
+    place(read_header(write_gguf(tmp_path / "m.gguf", overrides=counts)), ())
     assert set(MadeUp.seen) == {3}
 
 

@@ -15,6 +15,7 @@ import pytest
 from tests.support.random_adapters import random_adapter
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
+from tests.support.samples import write_gguf
 from worker.devices.cpu.budget import CpuBudget
 from worker.devices.plan import memory, placement
 from worker.devices.plan.cells import KvCache, context_options, divided, divisions_of, draft_options
@@ -283,12 +284,14 @@ def test_adapters_and_control_vectors_lie_beside_the_weights(
             for each in adapters[0].tensors
         ),
     )
-    key = f"{header.architecture}.expert_used_count"
-    used = replace(
-        header, metadata={**header.metadata, key: 3}, types={**header.types, key: "uint32"}
-    )
-    plan = planned(used, beside=Beside(adapters=(of_experts,)), **whole())
-    assert plan.parts["compute"] == 128 * (ROW + HOST_ROW) + 128 * 4 * (4 + 32) * 3
+    for number, counts in enumerate((3, [1, 3])):
+        file = tmp_path / f"{number}.gguf"
+        counted = read_header(write_gguf(file, overrides={"llama.expert_used_count": counts}))
+        used = replace(
+            header, metadata=counted.metadata, types=counted.types, arrays=counted.arrays
+        )
+        plan = planned(used, beside=Beside(adapters=(of_experts,)), **whole())
+        assert plan.parts["compute"] == 128 * (ROW + HOST_ROW) + 128 * 4 * (4 + 32) * 3
     plan = planned(header, **whole(control_vector=("/v.gguf",)))
     assert header.embedding_length and header.block_count
     added = 4 * header.embedding_length * header.block_count

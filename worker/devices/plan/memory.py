@@ -475,7 +475,7 @@ class _Planner:
 def _adapted_bytes(adapter: GgufHeader, base: GgufHeader) -> int:
     """What a token's row of a step takes beside the model's own while the widest adapted matrix is
     computed: the products with both factors, of each expert that is used."""
-    n_used = base.unsigned(constants().Keys.LLM.EXPERT_USED_COUNT) or 1
+    n_used = base.largest(constants().Keys.LLM.EXPERT_USED_COUNT) or 1
     rows = (
         sum(factor.shape[:2]) * (n_used if len(factor.shape) > 2 else 1)
         for factor in adapter.tensors

@@ -19,6 +19,7 @@ from typing import Any
 from worker.errors import ConfigError
 from worker.llama import library
 from worker.llama.model import LoadOptions
+from worker.models.gguf.constants import constants
 from worker.models.gguf.header import GgufHeader
 from worker.models.gguf.tensors import TensorEntry, padded
 
@@ -182,8 +183,7 @@ def _place_on_cpu(header: GgufHeader, meta: _Meta) -> Weights:
     cpu = _cpu()
     plain_type = library.ggml().ggml_backend_dev_buffer_type(cpu.handle)
     faster = _extra_buffer_types(cpu) if may_repack(header) else []
-    n_used = header.metadata.get(f"{header.architecture}.expert_used_count", 1)
-    n_experts = n_used if isinstance(n_used, int) else 1
+    n_experts = header.largest(constants().Keys.LLM.EXPERT_USED_COUNT) or 1
     total = 0
     for tensor in header.tensors:
         kinds = [b for b in faster if meta.multiplies(tensor, cpu, b, n_experts)]
