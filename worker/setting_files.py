@@ -5,9 +5,11 @@ Runs in both processes, so it needs no library of settings.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
+import tempfile
 from pathlib import Path
 
 from worker.errors import ConfigError, wrong_value
@@ -55,16 +57,33 @@ def check_store(folder: Path) -> str:
 
 def _why_no_store(folder: Path) -> str | None:
     """Raises `OSError` where that is why."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if _is_there(path))
-    status = existing.stat()  # of a link that leads nowhere, in whose place none can be made: none
-    if not stat.S_ISDIR(status.st_mode):
-        return f"{existing} is not a folder"
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return f"{existing} cannot be written to"
+    existing = writable_at(folder)
+    status = existing.stat()
     others = stat.S_IWGRP | stat.S_IWOTH
     if existing == folder and (status.st_uid != os.geteuid() or status.st_mode & others):
         return "others could put files into it: it must be this user's, and chmod 700"
     return None
+
+
+def writable_at(folder: Path) -> Path:
+    """The folder, or as long as it is not there, its nearest parent. It is left as it is.
+
+    Raises:
+        OSError: it cannot be written to, or not be made. `strerror` tells why.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if _is_there(path))
+    mode = existing.stat().st_mode  # a link that leads nowhere has none, and none takes its place
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"{existing} is not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, f"{existing} cannot be written to")
+    if existing != folder:
+        try:  # Rights alone do not tell: root has them in /proc, and on another machine's disk.
+            os.rmdir(tempfile.mkdtemp(dir=existing))
+        except OSError as error:
+            why = f"no folder can be made in {existing}: {error.strerror}"
+            raise OSError(error.errno, why) from None
+    return existing
 
 
 def _is_there(path: Path) -> bool:

@@ -31,6 +31,7 @@ from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
 from worker.models.resolve import ResolvedModel, look_up, resolve
+from worker.setting_files import writable_at
 from worker.settings import Settings
 from worker.sockets import check_at, listen_on
 from worker.wire.messages import LoadModel
@@ -175,17 +176,12 @@ def diagnose(
 
 
 def _cache(settings: Settings) -> tuple[str, str | None]:
-    """The cache folder, and why it cannot be used, if so.
-
-    Until the first start makes it, its nearest parent is checked.
-    """
+    """The cache folder, and why it cannot be used, if so."""
     folder = settings.cache_path
     try:
-        existing = next(path for path in (folder, *folder.parents) if path.exists())
-    except OSError as error:  # of a name that is too long, or below what may not be entered
+        existing = writable_at(folder)
+    except OSError as error:
         return str(folder), f"{folder} cannot be used: {error.strerror}; set --cache-dir"
-    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        return str(folder), f"{folder}: {existing} cannot be written to; set --cache-dir"
     free_bytes = shutil.disk_usage(existing).free
     text = f"{folder}, {free_bytes / _GIB:.1f} GiB free"
     return text, None if free_bytes >= _LEAST_CACHE_BYTES else f"{text}; set --cache-dir"

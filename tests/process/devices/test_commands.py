@@ -148,6 +148,7 @@ def told_alike(cache: Path, settings: dict[str, Any], start: WorkerError) -> Non
     [
         {"chat_template": "nowhere.jinja"},
         {"chat_template": "long.jinja"},
+        {"kv_store": "/proc/store"},
         {"kv_store": "a-link-to-nothing"},
         {"kv_store": "long" * 64},
         {"api_key_file": "a-file"},
@@ -169,6 +170,13 @@ def test_a_plan_refuses_each_file_with_which_a_start_fails(
     assert isinstance(start, ConfigError)
     told_alike(warm_cache, there, start)
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("folder", ["/proc/cache", "a-file", "a-file/below", "long" * 64])
+def test_the_doctor_knows_a_cache_that_cannot_be(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "a-file").touch()
+    (check,) = [c for c in diagnose(tmp_path / folder, DEAF).checks if c.name == "cache"]
+    assert "cannot be used" in check.text and "set --cache-dir" in check.text
 
 
 HOSTILE = "{{ cycler.__init__.__globals__.os.popen('id').read() }}"
@@ -366,7 +374,7 @@ def test_a_cache_that_cannot_be_written_is_no_fault_of_a_file_that_needs_none(
     given = flags(models["tied-q4"], 2, 512)
     ended = run("doctor", "--port", "0", "--cache-dir", str(cache), *given, cache=tmp_path)
     assert ended.returncode == 0, ended.stdout
-    assert re.search(r"^ok +cache .*cannot be written to.*need none", ended.stdout, re.MULTILINE)
+    assert re.search(r"^ok +cache .*cannot be used.*need none", ended.stdout, re.MULTILINE)
     assert start_worker(*given, cache_dir=cache).is_ready()
 
 
