@@ -20,7 +20,9 @@ with without_init("prometheus_client"):  # its `__init__` imports HTTP servers
     from prometheus_client.registry import CollectorRegistry
 
 Outcome = Literal["success", "error", "cancelled", "timeout"]
-Cut = Literal["no_http", "large_head", "slow_request", "too_many", "unread_answer"]
+Cut = Literal[
+    "no_http", "large_head", "unknown_coding", "slow_request", "too_many", "unread_answer"
+]
 """Why a client is cut off."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -262,7 +262,8 @@ def test_a_client_that_asks_for_another_protocol_is_answered_in_this_one(
 
     asked = answer(b"Upgrade")
     assert asked == answer(b"keep-alive")
-    assert statuses(asked) == ([b"400"] if framed == "no known end" else [b"200"] * 3)
+    is_coded = framed in ("coded chunks", "no known end")
+    assert statuses(asked) == ([b"501"] if is_coded else [b"200"] * 3)
 
 
 def test_a_trailer_is_no_header() -> None:
@@ -614,16 +615,39 @@ def test_a_refusal_is_never_taken_for_the_answer_to_an_earlier_request() -> None
     no_path = b"GET http://127.0.0.1 HTTP/1.1\r\nHost: a\r\n\r\n"
     chunked_badly = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
     too_large = b"GET / HTTP/1.1\r\nA: " + b"a" * 100_000
+    coded = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: %s\r\n\r\n" + chunked([GET])
     earlier = b"GET /soon HTTP/1.1\r\nHost: a\r\n\r\n"
     for bad, status in [
         (garbage, b"400"),
         (no_path, b"400"),
         (chunked_badly, b"400"),
         (too_large, b"431"),
+        (coded % b"gzip, chunked", b"501"),
+        (coded % b"identity, chunked", b"501"),
+        (coded % b"gzip\r\nTransfer-Encoding: chunked", b"501"),
+        (coded % b"chunked\r\nContent-Length: 5", b"400"),
     ]:
         assert statuses(asyncio.run(exchanged(bad))) == [status]
         assert statuses(asyncio.run(exchanged(earlier * 2 + bad))) == [b"200", b"200", status]
         assert statuses(asyncio.run(exchanged(earlier + bad + earlier))) == [b"200", status]
+
+
+@pytest.mark.parametrize(
+    "form", [b"GET /%s HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nA: %s\r\n"], ids=["target", "header"]
+)
+def test_a_head_may_have_64_kib_and_no_byte_more(form: bytes) -> None:
+    """Whatever comes in one read with it, and however long its target is."""
+    body = b"POST /early HTTP/1.1\r\nContent-Length: 5000\r\n\r\n" + b"b" * 5000
+    form += b"Connection: close\r\n\r\n"
+    n_least = len(form % b"")
+    for n_bytes, status in [
+        (connection.MAX_HEAD_BYTES, b"200"),
+        (connection.MAX_HEAD_BYTES + 1, b"431"),
+        (connection.MAX_HEAD_BYTES + connection.PARSED_AT_ONCE - 100, b"431"),
+    ]:
+        head = form % (b"a" * (n_bytes - n_least))
+        assert statuses(asyncio.run(exchanged(head))) == [status]
+        assert statuses(asyncio.run(exchanged(body + head))) == [b"200", status]
 
 
 def test_a_head_is_measured_without_those_before_it() -> None:
