@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "lean_imports": set(),
     "background": set(),
     "expectations": set(),
-    "arguments": {"expectations"},
+    "arguments": {"errors", "expectations"},
     "cli": set(),
     "sockets": {"errors"},
     "confinement": {"wire"},

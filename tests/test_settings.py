@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -228,6 +229,31 @@ def test_what_is_no_text_and_no_number_is_no_value(name: str) -> None:
         assert refusal(flag, "").startswith(f"{flag} is ")
     if "Path" not in str(FIELDS[name].annotation):
         assert refusal(flag, "\udcff").startswith(f"{flag} is ")
+
+
+LONG = "a" * 70_000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ([LONG], "characters in all"),
+        ([f"--{LONG}"], "is not a flag of"),
+        (["--kv-store", f"/{LONG}"], "File name too long"),
+        (["--chat-template", f"/{LONG}"], "File name too long"),
+        (["--worker-id", LONG], "it must be a text of at most"),
+    ],
+    ids=["subcommand", "flag", "folder", "file", "text"],
+)
+def test_a_long_value_is_named_by_its_beginning_and_its_length(
+    arguments: list[str], reason: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Settings.load("cpu", parse_flags("cpu", arguments)).check_files()
+    message = caught.value.message
+    assert len(message) < 2000 and message == str(caught.value)
+    assert LONG[:100] in message and reason in message
+    assert re.search(r"\d\d,\d\d\d characters", message)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ import argparse
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
+from worker.errors import shortened
 from worker.expectations import closest
 
 _FLAG = re.compile(r"--?[A-Za-z][^\s=]*")
@@ -34,6 +35,9 @@ class Parser(argparse.ArgumentParser):
             if _FLAG.fullmatch(name) and name not in self._option_string_actions:
                 self.error(f"{name} is not a flag of {self.prog}{self.hint(name)}")
         return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        super().error(shortened(message))
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """As argparse's, but the command learns that whoever read stdout has left."""

@@ -12,6 +12,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+MOST_CHARS = 4_000
+"""Of a message, and of a text in its details."""
+_FIRST_CHARS, _LAST_CHARS = 1_000, 500
+
+
+def shortened(message: str) -> str:
+    """The message without the middle of what is longer than anybody reads: a value that it repeats.
+    How it begins and why it is refused is left."""
+    if len(message) <= MOST_CHARS:
+        return message
+    cut = f"… ({len(message):,} characters in all) …"
+    return message[:_FIRST_CHARS] + cut + message[-_LAST_CHARS:]
+
 
 class WorkerError(Exception):
     """Base of all failures: a stable `code` and a message of one sentence for the user.
@@ -25,9 +38,12 @@ class WorkerError(Exception):
     exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.details = details
+        self.message = shortened(message)
+        super().__init__(self.message)
+        self.details = {
+            key: shortened(value) if isinstance(value, str) else value
+            for key, value in details.items()
+        }
         self.ended_a_job = False
         """Whether a job has ended with it, and is counted in the metrics with its code."""
 

@@ -117,7 +117,7 @@ def _sentence(fault: ErrorDetails, flags: Mapping[str, Any], others: Mapping[str
     if name.endswith("_url") and isinstance(fault["input"], str):
         given = repr(without_secrets(fault["input"]))
     if len(given) > _MOST_QUOTED:
-        given = f"{given[:_MOST_QUOTED]}…"
+        given = f"{given[:_MOST_QUOTED]}… ({len(given):,} characters)"
     if variable.endswith("_PORT") and str(fault["input"]).startswith("tcp://"):
         return (
             f"{origin} is {given}, which Kubernetes sets for a Service of that name; "

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict
 
-from worker.errors import InvalidRequest
+from worker.errors import InvalidRequest, shortened
 from worker.expectations import closest, counted, expectation, path_of
 
 
@@ -53,7 +53,7 @@ def is_number(value: object) -> TypeGuard[float]:
 
 
 def fault(path: str, constraint: str, message: str, value: object = None) -> Fault:
-    entry = Fault(field=path or "body", constraint=constraint, message=message)
+    entry = Fault(field=path or "body", constraint=constraint, message=shortened(message))
     if isinstance(value, bool) or is_number(value):
         entry["value"] = value
     return entry
