@@ -40,11 +40,11 @@ class Parser(argparse.ArgumentParser):
         super().error(shortened(message))
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """As argparse's, but the command learns that whoever read stdout has left."""
+        """As argparse's, but the command learns what keeps it from writing to stdout."""
         try:
             (file or sys.stderr).write(message)
-        except (AttributeError, OSError) as error:
-            if file is sys.stdout and isinstance(error, BrokenPipeError):
+        except (AttributeError, OSError):
+            if file is sys.stdout:
                 raise
 
     def hint(self, unknown: str) -> str:

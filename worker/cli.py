@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
 
@@ -39,38 +39,32 @@ def interrupted_later() -> Iterator[None]:
 
 def _command(module: str, function: str, *first: str) -> NoReturn:
     """Run a function of a module, which takes the arguments behind `first` and returns the exit
-    code. Who reads the output may leave at any time, as `head` does: that ends each command."""
+    code. Who reads the output may leave at any time, as `head` does: that ends each command. One
+    whose output cannot be written has failed."""
     try:
         with interrupted_later():
             run = getattr(importlib.import_module(module), function)
         try:
             code = run(*first, sys.argv[1:])
         finally:
-            _flush()
+            if sys.stdout is not None:  # which a parent may have closed
+                sys.stdout.flush()
         sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except BrokenPipeError:
         stop_writing()
         sys.exit(128 + signal.SIGPIPE)
-
-
-def _flush() -> None:
-    """
-    Raises:
-        BrokenPipeError: nobody reads the output. Other trouble with it is told when Python exits.
-    """
-    try:
-        if sys.stdout is not None:  # which a parent may have closed
-            sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError:
-        pass
+    except OSError as error:  # of the output: a command tells what else the system refuses it
+        stop_writing()
+        with suppress(OSError):
+            name = os.path.basename(sys.argv[0])
+            print(f"{name}: {error.strerror or error}", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 def stop_writing() -> None:
-    """Have what is still to be written to stdout go nowhere: whoever read it has left."""
+    """Have what is still to be written to stdout go nowhere: it cannot be written where it was."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 

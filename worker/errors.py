@@ -7,6 +7,7 @@ them into HTTP answers and into the last event of a stream, and `main` into an e
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -279,7 +280,14 @@ def of_file(path: Path) -> Iterator[None]:
 def system_words(error: OSError) -> str:
     """What the system has refused, in its words, and of which file."""
     words = error.strerror or str(error)
-    return f"{error.filename}: {words}" if error.filename else words
+    if error.filename:
+        return f"{error.filename}: {words}"
+    try:
+        os.getcwd()
+    except FileNotFoundError as gone:  # which any relative path ends with
+        if gone.errno == error.errno:
+            return f"The folder in which this was started is gone: {words}"
+    return words
 
 
 def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> WorkerError:

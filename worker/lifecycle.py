@@ -102,7 +102,7 @@ def _resolve_in_daemon_threads(loop: asyncio.AbstractEventLoop) -> None:
 def _print(line: str) -> None:
     try:
         print(line, flush=True)
-    except BrokenPipeError:  # whoever read it has left, which is no reason to end
+    except OSError:  # whoever read it has left, or a disk is full, which is no reason to end
         stop_writing()
 
 

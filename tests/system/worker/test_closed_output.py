@@ -1,4 +1,5 @@
-"""Commands whose reader leaves, as `head` does, end silently and as SIGPIPE ends programs."""
+"""Commands whose reader leaves, as `head` does, end silently and as SIGPIPE ends programs; those
+whose output cannot be written say so. Both also where the command's own folder is gone."""
 
 from __future__ import annotations
 
@@ -49,3 +50,44 @@ def test_of_a_worker(command: str, worker: WorkerProcess, tmp_path: Path) -> Non
 def test_alone(program: str, arguments: str, warm_cache: Path) -> None:
     asked = (*installed(program), *arguments.split())
     assert ended(*asked, cache=warm_cache) == (141, b"")
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [("cpu", "--version"), ("cpu", "--help"), ("convert", "--help"), ("ray", "--version")],
+)
+def test_on_a_full_disk(program: str, arguments: str, warm_cache: Path) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            (*installed(program), *arguments.split()),
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(warm_cache),
+            timeout=120,
+        )
+    *_, sentence = done.stderr.decode().splitlines()
+    assert done.returncode == 1 and sentence.endswith(": No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "words"),
+    [
+        (("cpu", "plan"), 0, ""),
+        (("cpu", "plan", "--model", "x.gguf"), 1, "The folder in which this was started is gone"),
+    ],
+)
+def test_in_a_folder_that_is_gone(
+    command: tuple[str, ...], code: int, words: str, warm_cache: Path, tmp_path: Path
+) -> None:
+    program, *arguments = command
+    leave = ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *installed(program), *arguments]
+    (tmp_path / "gone").mkdir()
+    done = subprocess.run(
+        leave,
+        cwd=tmp_path / "gone",
+        capture_output=True,
+        env=environment(warm_cache),
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
