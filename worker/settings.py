@@ -367,7 +367,7 @@ class Settings(_TableFields):
     @classmethod
     def _are_hosts(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
         for each in (given,) if isinstance(given, str) else given or ():
-            _check_host(each)
+            check_host(each)
         return given
 
     @field_validator("metrics_interval_ms")
@@ -496,7 +496,8 @@ def _media_host(text: str) -> tuple[str, int | None]:
     return host.removesuffix("."), port
 
 
-def _check_host(text: str) -> None:
+def check_host(text: str) -> None:
+    """Raises `ValueError` for what is neither a host's name nor an address."""
     if _HOST_NAME.fullmatch(text):
         return
     try:

@@ -20,7 +20,7 @@ from worker.errors import ConfigError, WorkerError
 from worker.expectations import closest
 from worker.models.reference import parse
 from worker.setting_faults import ENV_ONLY, first_fault, read_toml
-from worker.settings import FIELDS, Settings, flags_for, refuse_by_form
+from worker.settings import FIELDS, Settings, check_host, flags_for, refuse_by_form
 from worker.sockets import uri_of
 from worker.wire.adapters import (
     Adapter,
@@ -230,6 +230,15 @@ class Fleet(BaseModel):
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] = 16 * 2**20
     workers: list[WorkerGroup] = Field(min_length=1)
 
+    @field_validator("host")
+    @classmethod
+    def _is_a_host(cls, given: str) -> str:
+        try:
+            check_host(given)
+        except ValueError as error:
+            raise ValueError(f"it {error}") from None
+        return given
+
     @model_validator(mode="after")
     def _has_both_for_tls(self) -> Self:
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
@@ -292,7 +301,7 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
     """Make the paths in a table absolute. A relative one of a file to read must be there: an
     absolute one may be on another machine.
 
-    Raises `ConfigError` if it is not.
+    Raises `ConfigError` if it is not, or if a folder is where a file is meant.
     """
 
     def absolute(given: str, name: str) -> str:
@@ -302,6 +311,8 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
             return given  # an alias, or a model on the hub
         if name not in _WRITTEN and not is_there and not os.path.isabs(os.path.expanduser(given)):
             raise ConfigError(f"{place}{name}: there is no file {local}")
+        if name in (*_READ, *_GATEWAYS) and os.path.isdir(local):
+            raise ConfigError(f"{place}{name}: {local} is a folder, where a file is needed")
         return str(local)
 
     for name in (*_REFERENCES, *_READ, *_WRITTEN, *_GATEWAYS):

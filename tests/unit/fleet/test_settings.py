@@ -137,6 +137,11 @@ def test_a_workers_gpus_are_among_those_that_ray_has_reserved_for_it(
         ('[[workers]]\nname = "a/b"', "workers[0].name: it must be up to 100 letters, "),
         ('ssl_certfile = "/a"\n' + WORKERS, "ssl_certfile and ssl_keyfile go together"),
         ('token_file = "no"\n' + WORKERS, "token_file: there is no file"),
+        ('token_file = "."\n' + WORKERS, "is a folder, where a file is needed"),
+        ('api_key_file = "/"\n' + WORKERS, "api_key_file: / is a folder, where a file"),
+        (WORKERS + 'settings.chat_template = "."', "workers[0].settings.chat_template: "),
+        ('host = "http://0.0.0.0"\n' + WORKERS, "host: it must be a host name or an address"),
+        ('host = "0.0.0.0:8000"\n' + WORKERS, "host: it must be a host name or an address"),
     ],
 )
 def test_a_wrong_file_is_answered_with_its_field(tmp_path: Path, text: str, said: str) -> None:
