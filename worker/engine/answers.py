@@ -73,6 +73,7 @@ class Answers:
         if n_top is not None and not (is_eog and request.prompt_logprobs is None):
             sequence.pending_logprobs.append(self._logprob(sequence, index, token, n_top))
         if is_eog:
+            sequence.end_token = token
             return "EOS", None
         sequence.tokens.append(token)
         sequence.pending_ids.append(token)
@@ -131,6 +132,9 @@ class Answers:
             _emit(sequence, sequence.lines.feed(text), events)
         # What is pending then is what a stop or the end of a line has cut off.
         is_cut = stop is not None or sequence.lines.is_over
+        ids = sequence.pending_ids
+        if sequence.end_token is not None:
+            ids = [*ids, sequence.end_token]
         began = sequence.first_token_at or now
         decode_ms = round(1000 * (now - began), 3)
         events.append(
@@ -142,6 +146,7 @@ class Answers:
                 stop,
                 sequence.prompt_time_ms,
                 () if is_cut else tuple(sequence.pending_logprobs),
+                tuple(ids),
             )
         )
 

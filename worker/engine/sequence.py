@@ -85,6 +85,8 @@ class Sequence:
     """When `Started` was sent; a preempted sequence does not start twice."""
     pending_ids: list[int] = field(default_factory=list)
     """Sampled tokens whose text is still held back."""
+    end_token: int | None = None
+    """The end-of-generation token that was drawn."""
     is_scored: bool = False
     """Whether the log-probabilities of its prompt were sent."""
     pending_logprobs: list[TokenLogprob] = field(default_factory=list)

@@ -203,6 +203,9 @@ class Finished(Message, frozen=True):
     logprobs: tuple[TokenLogprob, ...] = ()
     """Log-probabilities of the tokens after the last one with text. If the prompt's
     log-probabilities are wanted too, the end-of-generation token is included."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens after the last one with text, with the end-of-generation token, and with those of
+    which a stop has left no text."""
 
 
 class Answered(Message, frozen=True):

@@ -56,7 +56,20 @@ def test_a_token_that_the_end_of_a_line_cuts_off_has_no_odds(worker: WorkerProce
     answer = completed(worker, return_tokens=True, n_probs=1, **lines)
     assert (answer["content"], answer["stop_type"]) == ("a\n", "limit")
     ids = [entry["id"] for entry in answer["completion_probabilities"]]
-    assert ids == answer["tokens"] and len(ids) < answer["tokens_predicted"]
+    assert ids == answer["tokens"][:-1] and len(ids) < answer["tokens_predicted"]
+
+
+def test_the_tokens_of_an_answer_are_all_that_were_drawn(worker: WorkerProcess) -> None:
+    """With the end-of-generation token, and with those of a stop, as llama-server has them."""
+    ended = completed(worker, return_tokens=True, grammar='root ::= "a"')
+    assert (ended["content"], ended["stop_type"]) == ("a", "eos")
+    assert len(ended["tokens"]) == 2 and ended["tokens_predicted"] == 1
+    body = {"prompt": PROMPT, "grammar": 'root ::= "a"', "stream": True}
+    events = worker.post("/completion", body).text.split("data: ")[1:]
+    assert [id for each in events for id in json.loads(each)["tokens"]] == ended["tokens"]
+    word = completed(worker)["content"].split()[0]
+    cut = completed(worker, return_tokens=True, stop=[word])
+    assert len(cut["tokens"]) == cut["tokens_predicted"]
 
 
 def test_an_unknown_sampler_is_named(worker: WorkerProcess) -> None:
@@ -208,7 +221,7 @@ def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
     first = completed(worker, return_tokens=True)
     ids, text = first["tokens"], first["content"]
     stopped = completed(worker, stop_token_ids=[ids[2]], return_tokens=True)
-    assert stopped["tokens"] == ids[:2] and stopped["stop_type"] == "eos"
+    assert stopped["tokens"] == ids[:3] and stopped["stop_type"] == "eos"
     later = completed(worker, stop_token_ids=[ids[2]], min_tokens=5, return_tokens=True)
     assert later["tokens"][:2] == ids[:2] and later["tokens"][2] != ids[2]
     assert later["tokens_predicted"] >= 5

@@ -83,10 +83,11 @@ class TextAnswer(Answer[TextBody]):
             case Started() | PromptProgress() if self.asked.reports_progress:
                 progress = {"prompt_progress": prompt_progress(choice)}
                 return data_event(self._part(choice, "", (), ()) | progress)
-            case Finished():
+            case Finished(token_ids=ids):
                 end = self._end(choice) | {"content": "", "tokens": []}
                 event = data_event(_only(self.body.response_fields, end))
-                return event if self.has_ended else event.replace(b"}\n", _GOES_ON)
+                last = data_event(self._part(choice, "", ids, ())) if ids else b""
+                return last + (event if self.has_ended else event.replace(b"}\n", _GOES_ON))
             case _:
                 return b""
 
@@ -137,7 +138,7 @@ class TextAnswer(Answer[TextBody]):
         end: dict[str, Any] = {
             "index": choice.index,
             "content": choice.text,
-            "tokens": choice.token_ids if self.body.return_tokens else [],
+            "tokens": [*choice.token_ids, *finished.token_ids] if self.body.return_tokens else [],
             "id_slot": -1,
             "stop": True,
             "model": self.state.name_of(self.asked.model),
