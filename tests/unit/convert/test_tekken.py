@@ -62,6 +62,19 @@ def test_what_is_none_is_refused(folder: Path, change: dict[str, object], words:
         read_vocabulary(Checkpoint(folder, {}, {}), 2000)
 
 
+@pytest.mark.parametrize("rank", [-1, 1000])
+def test_a_rank_that_is_none_is_refused(folder: Path, rank: int) -> None:
+    """Of a special token, one below 0 named one from the end."""
+    edit(folder / "tekken.json", special_tokens=[{"rank": rank, "token_str": "<x>"}])
+    with pytest.raises(ModelError, match=f"'<x>' has the rank {rank}"):
+        read_vocabulary(Checkpoint(folder, {}, {}), 2000)
+    tekken = json.loads((folder / "tekken.json").read_text())
+    tekken["vocab"][999]["rank"] = rank
+    edit(folder / "tekken.json", vocab=tekken["vocab"], special_tokens=None)
+    with pytest.raises(ModelError, match="rank -1, which is below 0|999 tokens instead of 1000"):
+        read_vocabulary(Checkpoint(folder, {}, {}), 2000)
+
+
 def test_another_way_to_cut_is_refused(folder: Path) -> None:
     tekken = json.loads((folder / "tekken.json").read_text())
     tekken["config"]["pattern"] += "|x"

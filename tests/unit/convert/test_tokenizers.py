@@ -163,15 +163,47 @@ def replacing(definition: dict[str, Any]) -> None:
     definition["normalizer"] = {"type": "Sequence", "normalizers": [{"type": "NFC"}, step]}
 
 
-@pytest.mark.parametrize("change", [single_word, replacing])
+def dropping(definition: dict[str, Any]) -> None:
+    definition["model"]["dropout"] = 1e-6
+
+
+def unmerged(definition: dict[str, Any]) -> None:
+    model = definition["model"]
+    definition["added_tokens"][-1]["id"] = len(model["vocab"]) + 1
+    model["ignore_merges"], model["vocab"]["Zyxwvut"] = True, len(model["vocab"])
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "falcon"])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (single_word, "'<tool>' .*single_word"),
+        (replacing, "replaces .*Zyxwvut.* by 'X'"),
+        (dropping, "by chance .dropout is 1e-06."),
+        (unmerged, "ignore_merges takes words such as 'Zyxwvut' whole"),
+    ],
+)
 def test_what_no_text_of_the_check_may_show_is_refused_by_name(
-    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], words: str, name: str
 ) -> None:
-    definition = json.loads(byte_level(tmp_path, [pre.ByteLevel(False)]).to_str())
+    known = next(each for each in pre_tokenizers.KNOWN if each.name == name)
+    definition = json.loads(byte_level(tmp_path, steps_of(known)).to_str())
     change(definition)
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    with pytest.raises(ModelError, match="'<tool>' .*single_word|replaces .*Zyxwvut.* by 'X'"):
+    with pytest.raises(ModelError, match=words):
         read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
+
+
+@pytest.mark.parametrize("setting", [{"byte_fallback": True}, {"ignore_merges": True}])
+def test_what_changes_no_word_of_bytes_is_taken(tmp_path: Path, setting: dict[str, bool]) -> None:
+    """All of which have tokens, and merges that make each."""
+    definition = json.loads(byte_level(tmp_path, [pre.ByteLevel(False)]).to_str())
+    definition["model"] |= setting
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    model = load(tmp_path)
+    for text in TEXTS:
+        assert ids(model, text) == reference.reference(tmp_path).encode(text).ids
+    model.close()
 
 
 def test_an_unknown_pre_tokenizer_is_refused_at_once_naming_the_nearest(tmp_path: Path) -> None:

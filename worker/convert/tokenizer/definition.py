@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 from gguf.constants import TokenType
@@ -39,7 +40,28 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
     vocabulary.split = pre_tokenizers.split_of(vocabulary.pre, ignore_merges=whole)
     if vocabulary.split and whole:
         vocabulary.steps.append(WHOLE_WORDS)
+    elif whole and pre_tokenizers.merges_words(vocabulary.pre):
+        _check_merged(tokenizer, vocabulary)
     return vocabulary
+
+
+def _check_merged(tokenizer: Mapping[str, Any], vocabulary: Vocabulary) -> None:
+    """Refuse a token that is no result of the merges: as a word, the source takes it whole. No text
+    of the check may have one."""
+    merges = (tuple(merge.split(" ", 1)) for merge in vocabulary.merges or ())
+    ranks = {(left, right): rank for rank, (left, right) in enumerate(merges)}
+    added = {token["content"] for token in tokenizer.get("added_tokens") or ()}
+    for text in tokenizer["model"]["vocab"].keys() - added:
+        parts = list(text)
+        while len(parts) > 1:
+            best = min(pairwise(parts), key=lambda pair: ranks.get(pair, len(ranks)))
+            if best not in ranks:
+                raise ModelError(
+                    f"tokenizer.json: ignore_merges takes words such as {text!r} whole, which no "
+                    f"merges make; with the pre-tokenizer {vocabulary.pre}, llama.cpp does not"
+                )
+            at = list(pairwise(parts)).index(best)
+            parts[at : at + 2] = ["".join(best)]
 
 
 def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:

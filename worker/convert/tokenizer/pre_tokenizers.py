@@ -141,6 +141,12 @@ def split_of(name: str, *, ignore_merges: bool = False) -> list[str]:
     return []
 
 
+def merges_words(name: str) -> bool:
+    """Whether this is known of llama.cpp's pre-tokenizer: a word that is a token is not taken whole
+    by it."""
+    return any(known.name == name and not known.ignore_merges for known in KNOWN)
+
+
 def recognise(tokenizer: Mapping[str, Any]) -> str:
     """llama.cpp's name for the pre-tokenizer of a `tokenizer.json`.
 

@@ -35,8 +35,8 @@ def ranked_definition(folder: Path) -> dict[str, Any]:
     """What one of the files says, in the form of a `tokenizer.json`; empty if there is none.
 
     Raises:
-        ModelError: a line is not a byte string and a rank, or a `tekken.json` cuts texts otherwise
-            than all published ones, or has too few tokens.
+        ModelError: a line is not a byte string and a rank, a rank is none, or a `tekken.json` cuts
+            texts otherwise than all published ones, or has too few tokens.
     """
     if (folder / TIKTOKEN).is_file():
         return _tiktoken(folder)
@@ -67,7 +67,12 @@ def _tekken(folder: Path) -> dict[str, Any]:
     if (listed := tekken.get("special_tokens")) is None:
         listed = [{"rank": i, "token_str": text} for i, text in enumerate(_OLD_SPECIAL)]
     for entry in listed:
-        special[int(entry["rank"])] = str(entry["token_str"])
+        if not 0 <= (rank := int(entry["rank"])) < n_special:
+            raise ModelError(
+                f"{folder / TEKKEN}: the special token {entry['token_str']!r} has the rank {rank}, "
+                f"which is none of {n_special}"
+            )
+        special[rank] = str(entry["token_str"])
     added = [{"id": i, "content": text, "special": True} for i, text in enumerate(special)]
     return _of_ranks(ranks, TEKKEN_SPLIT, added, first_id=n_special)
 
@@ -75,7 +80,14 @@ def _tekken(folder: Path) -> dict[str, Any]:
 def _of_ranks(
     ranks: Mapping[bytes, int], pre: str, added: Sequence[Mapping[str, Any]], first_id: int = 0
 ) -> dict[str, Any]:
-    """In the form of a `tokenizer.json`, with ids that follow the ranks from `first_id` on."""
+    """In the form of a `tokenizer.json`, with ids that follow the ranks from `first_id` on.
+
+    Raises:
+        ModelError: a rank is below 0.
+    """
+    for token, rank in ranks.items():
+        if rank < 0:
+            raise ModelError(f"the token {token!r} has the rank {rank}, which is below 0")
     cuts = [
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
         for expression in pre_tokenizers.split_of(pre)

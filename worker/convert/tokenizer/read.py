@@ -58,7 +58,9 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
         return definition.wordpiece(tokenizer)
     if kind == "BPE":
         _check_replaced(tokenizer)
-        if not has_bytes:
+        _check_dropout(tokenizer)
+        # Behind ByteLevel no character is without a token, so nothing falls back to bytes' own.
+        if not has_bytes or any(steps_of(tokenizer.get("pre_tokenizer"), "ByteLevel")):
             return definition.byte_level(tokenizer, pre)
     path = folder / "tokenizer.model"
     if path.is_file():
@@ -86,6 +88,16 @@ def _check_replaced(tokenizer: Mapping[str, Any]) -> None:
                 f"tokenizer.json: its normalizer replaces {step.get('pattern')} by "
                 f"{step.get('content')!r}, which llama.cpp does not"
             )
+
+
+def _check_dropout(tokenizer: Mapping[str, Any]) -> None:
+    """Refuse merges that are left out by chance, be it so seldom that no text of the check has
+    one."""
+    if dropout := tokenizer["model"].get("dropout"):
+        raise ModelError(
+            f"tokenizer.json: its model leaves out merges by chance (dropout is {dropout}), so a "
+            "text has other tokens each time; set dropout to null, as after training"
+        )
 
 
 def _added_tokens(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[int, AddedToken]:
