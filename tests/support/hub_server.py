@@ -49,6 +49,8 @@ class Hub:
     """The body of each listing, in place of a true one."""
     lie_about: dict[str, str] = field(default_factory=dict)
     """File name → an ETag that is not its content's."""
+    size: str | None = None
+    """What is told as the size of each large file, in place of the true one."""
     stored_instead: dict[str, bytes] = field(default_factory=dict)
     """File name → what the storage has of it, where that is not what the hub announces."""
     chunk_delay_seconds: float = 0.0
@@ -161,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit, "ETag": f'"{etag}"'}
         if len(content) >= self.hub.large_bytes:
             headers |= {
-                "X-Linked-Size": str(len(content)),
+                "X-Linked-Size": self.hub.size or str(len(content)),
                 "X-Linked-Etag": f'"{etag}"',
                 "Location": f"{self.hub.storage_url}/blobs/{repo_id}/{name}?signature=xyz",
             }

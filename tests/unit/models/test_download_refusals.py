@@ -105,6 +105,7 @@ def test_a_commit_cannot_name_files_elsewhere(
         '{"error": "no"}',
         '{"id": "o/r", "sha": "1", "siblings": [null]}',
         '{"id": "o/r", "sha": "1", "siblings": [{"rfilename": 5}]}',
+        '{"id": "o/r", "sha": "1", "siblings": [{"rfilename": "m.gguf", "size": -1}]}',
     ],
 )
 def test_what_is_no_listing_is_told_so(
@@ -144,7 +145,7 @@ def test_small_files_are_verified_by_their_git_hash(hub: Hub, tmp_path: Path) ->
     ("status", "headers", "reason", "words"),
     [
         (401, {}, "unauthorized", "set HF_TOKEN"),
-        (403, {}, "forbidden", "no access"),
+        (403, {}, "forbidden", "check the repository's page, HF_TOKEN and the proxy"),
         (403, {"X-Error-Code": "GatedRepo"}, "forbidden", "gated"),
         (404, {"X-Error-Code": "RepoNotFound"}, "not_found", "does not exist"),
         (404, {"X-Error-Code": "RevisionNotFound"}, "not_found", "no such revision"),
@@ -184,6 +185,24 @@ def test_a_server_that_is_no_hub(hub: Hub, tmp_path: Path, gguf_bytes: bytes) ->
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert error.details["reason"] == "network"
     assert "HF_ENDPOINT" in error.message
+
+
+def test_a_size_below_nothing_is_no_hubs(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
+    hub.repos["o/r"], hub.size = Repo({"m.gguf": gguf_bytes + bytes(2048)}), "-5"
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "network" and "check HF_ENDPOINT" in error.message
+    assert hub.bodies() == []
+
+
+def test_an_address_that_leads_to_itself_is_told(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    hub.fail_with = (302, {"Location": f"{hub.url}/o/r/resolve/main/m.gguf"})
+    for reference in ("hf:o/r::file=m.gguf", "hf:o/r"):
+        error = failure(reference, tmp_path / "cache")
+        assert error.details["reason"] == "network"
+        assert "without end; check HF_ENDPOINT and the proxy" in error.message
 
 
 def test_offline_mode_calls_nobody(

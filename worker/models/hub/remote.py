@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import httpx2
 import msgspec
@@ -44,6 +44,7 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _NAME = re.compile(r"\w[\w.+=-]{0,127}", re.ASCII)
 """Of a commit or an ETag, which are names of files and folders here."""
+_Size = Annotated[int, msgspec.Meta(ge=0)]
 _T = TypeVar("_T")
 
 # The library's warnings repeat the worker's errors, with signed URLs in them.
@@ -75,6 +76,8 @@ def remote_file(repo: str, name: str, revision: str) -> RemoteFile:
     )
     if not _NAME.fullmatch(found.commit_hash or "") or not _NAME.fullmatch(found.etag or ""):
         raise _not_a_hub(repo)
+    if found.size is not None and found.size < 0:
+        raise _not_a_hub(repo)
     return RemoteFile(
         name, str(found.commit_hash), str(found.etag), found.size, found.xet_file_data is not None
     )
@@ -101,7 +104,7 @@ def _listing(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
         info = api.model_info(repo, revision=revision, timeout=TIMEOUT_SECONDS, files_metadata=True)
         siblings = info.siblings or []
         files = msgspec.convert(
-            {each.rfilename: each.size for each in siblings}, dict[str, int | None]
+            {each.rfilename: each.size for each in siblings}, dict[str, _Size | None]
         )
     except (KeyError, TypeError, ValueError) as error:  # no JSON, or of another form
         raise _not_a_hub(repo) from error
@@ -112,8 +115,8 @@ def _listing(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
 
 def _not_a_hub(repo: str) -> DownloadError:
     return DownloadError(
-        f"{constants.ENDPOINT} did not say which commit and content {repo!r} is at, so it does "
-        "not speak the hub's protocol; check HF_ENDPOINT and the proxy.",
+        f"{constants.ENDPOINT} did not say which commit, content and size {repo!r} has, so it "
+        "does not speak the hub's protocol; check HF_ENDPOINT and the proxy.",
         reason="network",
         repo=repo,
     )
@@ -172,11 +175,17 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
             return "not_found", "cannot be had: the repository has no such revision"
         case RemoteEntryNotFoundError(), _:
             return "not_found", "does not exist: the repository has no such file"
-        case (GatedRepoError(), _) | (_, 403):
+        case GatedRepoError(), _:
             return (
                 "forbidden",
                 "is gated or private and this account has no access; ask for it on the "
                 "repository's page and set HF_TOKEN to that account's token",
+            )
+        case _, 403:
+            return (
+                "forbidden",
+                "is refused (403): this account has no access, its token may not read it, or a "
+                "proxy lets nobody through; check the repository's page, HF_TOKEN and the proxy",
             )
         case _, 401:
             return (
@@ -195,6 +204,12 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
             return (
                 "offline",
                 "is not in the cache and offline mode is on; unset HF_HUB_OFFLINE to download it",
+            )
+        case httpx2.TooManyRedirects(), _:
+            return (
+                "network",
+                f"could not be downloaded: {constants.ENDPOINT} leads from one address to the next "
+                "without end; check HF_ENDPOINT and the proxy",
             )
         case httpx2.HTTPError(), _:
             kind = type(error).__name__
