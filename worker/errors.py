@@ -41,7 +41,7 @@ class WorkerError(Exception):
     def __init__(self, message: str, **details: Any) -> None:
         self.message = shortened(message)
         super().__init__(self.message)
-        self.details = {
+        self.details: dict[str, Any] = {
             key: shortened(value) if isinstance(value, str) else value
             for key, value in details.items()
         }
