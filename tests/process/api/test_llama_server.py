@@ -387,6 +387,12 @@ def test_its_text_tools_fail_in_its_own_form(
     assert error["message"]
 
 
+def test_a_tool_of_any_name_is_none(worker: WorkerProcess) -> None:
+    """As its page calls one at its start."""
+    told = worker.post("/tools", {"tool": "a" * 70_000}).json()["error"]
+    assert "no tool 'aaa" in told and "nor any other" in told and len(told) < 2000
+
+
 def test_what_vllm_s_routers_ask(worker: WorkerProcess) -> None:
     assert worker.get("/ping").status_code == 200
     assert worker.get("/load").json() == {"server_load": 0}

@@ -187,6 +187,16 @@ def test_a_server_that_is_no_hub(hub: Hub, tmp_path: Path, gguf_bytes: bytes) ->
     assert "HF_ENDPOINT" in error.message
 
 
+@pytest.mark.parametrize("seconds", ["9" * 400, "²", "-1", "soon"])
+def test_a_wait_that_no_hub_can_mean_is_none(
+    hub: Hub, tmp_path: Path, seconds: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    hub.fail_with = (429, {"Retry-After": seconds})
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "rate_limited" and "try again later" in error.message
+
+
 def test_a_size_below_nothing_is_no_hubs(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
     hub.repos["o/r"], hub.size = Repo({"m.gguf": gguf_bytes + bytes(2048)}), "-5"
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")

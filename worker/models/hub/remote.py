@@ -44,6 +44,8 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _NAME = re.compile(r"\w[\w.+=-]{0,127}", re.ASCII)
 """Of a commit or an ETag, which are names of files and folders here."""
+_SECONDS = re.compile(r"[0-9]{1,9}")
+"""Of a wait that a hub can mean; another one counts as none."""
 _Size = Annotated[int, msgspec.Meta(ge=0)]
 _T = TypeVar("_T")
 
@@ -233,4 +235,4 @@ def _retry_after_seconds(headers: Any) -> int | None:
     if limit is not None and limit.remaining == 0:
         return int(limit.reset_in_seconds)
     value = str(headers.get("retry-after", ""))
-    return int(value) if value.isdigit() else None
+    return int(value) if _SECONDS.fullmatch(value) else None

@@ -32,6 +32,7 @@ from worker.api.http.errors import CHUNK_STREAM, nested_events
 from worker.api.http.faults import refusal
 from worker.api.http.operation import SSE, Dialect, Operation
 from worker.api.http.state import AppState
+from worker.errors import shortened
 from worker.supervisor.status import Activity
 from worker.wire.work import (
     MEDIA_MARKER,
@@ -155,7 +156,7 @@ class ToolBody(OpenBody):
 async def call_tool(request: Request, state: AppState) -> object:
     """The page calls one at its start, listed or not; a result is how it reads a failure."""
     body = await read(request, state, ToolBody)
-    return {"error": f"this worker has no tool {body.tool!r}, nor any other"}
+    return {"error": shortened(f"this worker has no tool {body.tool!r}, nor any other")}
 
 
 async def slots(request: Request, state: AppState) -> object:
