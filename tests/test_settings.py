@@ -231,6 +231,11 @@ def test_what_is_no_text_and_no_number_is_no_value(name: str) -> None:
         assert refusal(flag, "\udcff").startswith(f"{flag} is ")
 
 
+def test_an_override_that_llama_cpp_has_no_room_for_is_told() -> None:
+    message = refusal("--override-kv", f"general.name=str:{'a' * 128}")
+    assert "it must have a key and a value of at most 127 bytes each" in message
+
+
 LONG = "a" * 70_000
 
 

@@ -29,7 +29,8 @@ def parse_override(text: str) -> tuple[str, Value]:
     key, value = match["key"], match["value"]
     for what in (key, value):
         if len(what.encode()) > _MOST_BYTES or "\0" in what:
-            raise ValueError(f"a key and a value have {_MOST_BYTES} bytes at most, and no NUL")
+            most = f"a key and a value of at most {_MOST_BYTES} bytes each"
+            raise ValueError(f"must have {most}, without NUL")
     return key, _value(match["type"], value, text)
 
 
