@@ -194,6 +194,25 @@ def test_what_no_text_of_the_check_may_show_is_refused_by_name(
         read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
 
 
+def test_a_sentencepiece_bpe_that_takes_words_whole_is_refused_for_one_that_no_merge_makes(
+    tmp_path: Path,
+) -> None:
+    train_sentencepiece(tmp_path, "bpe", byte_fallback=True, remove_extra_whitespaces=False)
+    definition = json.loads(reference.reference(tmp_path).to_str())
+    (tmp_path / "tokenizer.model").unlink()
+    definition["model"]["ignore_merges"] = True
+    definition["added_tokens"] = [
+        {"id": 1, "content": "<s>", "special": True},
+        {"id": 2, "content": "</s>", "special": True},
+    ]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    assert read_vocabulary(Checkpoint(tmp_path, {}, {}), 1400).model == "llama"
+    definition["model"]["vocab"]["\u2581Zyxwvut"] = len(definition["model"]["vocab"])
+    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(ModelError, match="words such as '\u2581Zyxwvut' whole"):
+        read_vocabulary(Checkpoint(tmp_path, {}, {}), 1400)
+
+
 @pytest.mark.parametrize("setting", [{"byte_fallback": True}, {"ignore_merges": True}])
 def test_what_changes_no_word_of_bytes_is_taken(tmp_path: Path, setting: dict[str, bool]) -> None:
     """All of which have tokens, and merges that make each."""

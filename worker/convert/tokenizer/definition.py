@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
@@ -17,6 +18,7 @@ from worker.llama.source_tokenizer import WHOLE_WORDS
 
 _NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _WORD_START = "\u2581"
+_OF_A_BYTE = re.compile("<0x[0-9A-F]{2}>")
 _ROLES = {"<s>": "bos", "</s>": "eos", "<unk>": "unk", "<pad>": "pad"}
 
 
@@ -41,24 +43,30 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
     if vocabulary.split and whole:
         vocabulary.steps.append(WHOLE_WORDS)
     elif whole and pre_tokenizers.merges_words(vocabulary.pre):
-        _check_merged(tokenizer, vocabulary)
+        check_merged(tokenizer)
     return vocabulary
 
 
-def _check_merged(tokenizer: Mapping[str, Any], vocabulary: Vocabulary) -> None:
-    """Refuse a token that is no result of the merges: as a word, the source takes it whole. No text
-    of the check may have one."""
-    merges = (tuple(merge.split(" ", 1)) for merge in vocabulary.merges or ())
+def check_merged(tokenizer: Mapping[str, Any]) -> None:
+    """Refuse a BPE that takes words whole, `ignore_merges`, if its merges make one of them not: no
+    text of the check may have it.
+
+    Raises:
+        ModelError: names such a word.
+    """
+    model = tokenizer["model"]
+    merges = (m.split(" ", 1) if isinstance(m, str) else m for m in model.get("merges", []))
     ranks = {(left, right): rank for rank, (left, right) in enumerate(merges)}
-    added = {token["content"] for token in tokenizer.get("added_tokens") or ()}
-    for text in tokenizer["model"]["vocab"].keys() - added:
-        parts = list(text)
+    others = {token["content"] for token in tokenizer.get("added_tokens") or ()}
+    others.add(model.get("unk_token"))
+    for text in model["vocab"].keys() - others:
+        parts = [] if _OF_A_BYTE.fullmatch(text) else list(text)
         while len(parts) > 1:
             best = min(pairwise(parts), key=lambda pair: ranks.get(pair, len(ranks)))
             if best not in ranks:
                 raise ModelError(
                     f"tokenizer.json: ignore_merges takes words such as {text!r} whole, which no "
-                    f"merges make; with the pre-tokenizer {vocabulary.pre}, llama.cpp does not"
+                    "merges make; llama.cpp does not for this kind of tokenizer"
                 )
             at = list(pairwise(parts)).index(best)
             parts[at : at + 2] = ["".join(best)]

@@ -62,6 +62,8 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
         # Behind ByteLevel no character is without a token, so nothing falls back to bytes' own.
         if not has_bytes or any(steps_of(tokenizer.get("pre_tokenizer"), "ByteLevel")):
             return definition.byte_level(tokenizer, pre)
+        if tokenizer["model"].get("ignore_merges"):
+            definition.check_merged(tokenizer)
     path = folder / "tokenizer.model"
     if path.is_file():
         vocabulary = sentencepiece.from_model(read_model(path.read_bytes(), str(path)))
