@@ -151,6 +151,22 @@ def test_vectors_are_computed_with_the_adapters_of_the_request(
         assert refused.status_code == 400 and "lora[0].id" in refused.text
 
 
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/embedding", "/api/embed"])
+def test_what_only_a_generation_has_is_ignored_by_name(pooling: WorkerProcess, path: str) -> None:
+    body = {"model": "pooling", "input": "The fox ran."}
+    of_texts = {"temperature": 0.5, "stop": ["x"], "tools": [], "max_tokens": 5, "stream": True}
+    plain, asked = pooling.post(path, body), pooling.post(path, body | of_texts)
+    assert set(asked.headers["x-ignored-fields"].split(", ")) == of_texts.keys()
+    assert len(asked.content) > 1000 and "x-ignored-fields" not in plain.headers
+
+
+def test_openais_name_of_the_input_goes_first(pooling: WorkerProcess) -> None:
+    """And its form with it, as with llama-server."""
+    both = pooling.post("/v1/embeddings", {"input": "The fox ran.", "content": "Paris."}).json()
+    alone = pooling.post("/v1/embeddings", {"input": "The fox ran."}).json()
+    assert both["data"][0]["embedding"] == pytest.approx(alone["data"][0]["embedding"], abs=1e-4)
+
+
 # --- ranks -----------------------------------------------------------------------------------
 
 

@@ -27,7 +27,8 @@ Prompts: Any = prompts_of_at_most(MAX_INPUTS)
 
 
 class EmbeddingBody(AdaptedBody):
-    """`POST /v1/embeddings`; with `content`, the answer has llama-server's own form."""
+    """`POST /v1/embeddings`; with `content` in place of `input`, the answer has llama-server's own
+    form."""
 
     input: Prompts | None = None
     content: Prompts | None = None
@@ -50,7 +51,7 @@ class EmbeddingBody(AdaptedBody):
 
     @property
     def field(self) -> str:
-        return "input" if self.content is None else "content"
+        return "content" if self.input is None else "input"
 
     def inputs(self) -> tuple[str | MixedTokens, ...]:
         """
@@ -70,7 +71,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
     body, inputs = await read_as(request, state, EmbeddingBody, lambda body: (body, body.inputs()))
     state.require_model(body.model)
     path, pooling = request.url.path, state.loaded().model.pooling
-    is_own = body.content is not None or path == OWN_PATH
+    is_own = body.field == "content" or path == OWN_PATH
     is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
     model, adapters, dimensions = body.model, body.adapters, body.dimensions
     work = Embed(inputs, body.embd_normalize, field=body.field)
