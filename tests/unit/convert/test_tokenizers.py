@@ -388,7 +388,11 @@ def test_wordpiece(tmp_path: Path, lowercase: bool, named: bool) -> None:
     model = load(tmp_path)
     for text in ("Hello, world!", "CamelCase  twice", "天地玄黃", "Straße naïve"):
         assert model.tokenize(text, add_special=True, parse_special=True) == source.encode(text).ids
+    word = "a" * 101  # of which the conversion tells
+    assert ids(model, word) != source.encode(word, add_special_tokens=False).ids == [1]
     model.close()
+    notes = read_vocabulary(Checkpoint(tmp_path, {}, {}), 900).notes
+    assert any("more than 100 characters is one [UNK]" in note for note in notes)
 
 
 def test_a_source_that_cannot_split_a_text_is_told(tmp_path: Path) -> None:

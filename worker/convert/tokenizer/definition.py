@@ -86,6 +86,11 @@ def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
         vocabulary.put(i, form, TokenType.NORMAL)
     if (unk := model["vocab"].get(model.get("unk_token"))) is not None:
         vocabulary.special_ids["unk"] = unk
+    longest = int(model.get("max_input_chars_per_word", 100))
+    vocabulary.notes.append(
+        f"a word of more than {longest} characters is one {model.get('unk_token')} to the "
+        "tokenizer, and pieces to llama.cpp"
+    )
     _set_normalizer(vocabulary, tokenizer)
     return vocabulary
 
