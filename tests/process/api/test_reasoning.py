@@ -45,6 +45,13 @@ def test_calls_are_found_in_a_model_whose_template_takes_no_tools(worker: Worker
     assert message["finish_reason"] == "tool_calls"
 
 
+def test_a_stop_counts_in_the_reasoning_too(worker: WorkerProcess) -> None:
+    """As with llama-server, which looks for it in all that the model writes."""
+    message = says(worker, "<think>one, two</think>three, four", stop=[","])
+    assert (message["reasoning_content"], message["content"]) == ("one", "")
+    assert message["finish_reason"] == "stop"
+
+
 def test_the_functions_are_told_in_words(worker: WorkerProcess) -> None:
     result = {"role": "tool", "tool_call_id": "call_1", "content": "blue"}
     call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
