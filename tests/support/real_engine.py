@@ -11,10 +11,10 @@ from tests.support import books
 from tests.support.bundled import bundled_gguf
 from tests.support.driven import Driven
 from worker.devices.plan.cells import divided
-from worker.engine.backend import Backend
 from worker.engine.cache.disk import Disk
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
+from worker.engine.model_runner import ModelRunner
 from worker.engine.mtp import Head
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
@@ -87,17 +87,17 @@ class RealEngine(Driven):
             alone = replace(alone, flash_attention=flash_attention)
             self.head = Context(self.model, alone)
             drafter = Head(self.head, self.context)
-        self.backend = Backend(self.model, self.context, CONTEXT)
+        self.runner = ModelRunner(self.model, self.context, CONTEXT)
         self.vocabulary = GrammarVocabulary(self.model)
         self.prompts = PromptBuilder(self.model, None, CONTEXT)
         settings: dict[str, Any] = dict(prefill_budget=64, memory_bytes=64 << 20, cell_bytes=2000)
-        settings |= {"unified": kv_unified} | asdict(self.backend.memory_kind)
+        settings |= {"unified": kv_unified} | asdict(self.runner.memory_kind)
         disk = None
         if store is not None:
             disk = Disk(
                 store,
                 64 << 20,
-                self.backend.memory_kind,
+                self.runner.memory_kind,
                 lambda _: (binding, [sha256_of_file(each, store) for each in adapters]),
             )
         limits = {"n_slots": slots, "n_cells": n_cells, "batch": batch} | settings | limits
@@ -111,7 +111,7 @@ class RealEngine(Driven):
         if layouts:
             self.context.divide(best.n_cells, best.n_slots, best.unified)
         self.cache = self.scheduler.cache
-        self.loop = Loop(self.backend, self.scheduler, self.receive, disk=disk, drafter=drafter)
+        self.loop = Loop(self.runner, self.scheduler, self.receive, disk=disk, drafter=drafter)
         self._next = 0
         self.running.add(self)
 

@@ -24,9 +24,9 @@ from tools.bench.model import INSTRUCT, bench_model
 from tools.bench.peer_build import build_peers
 from tools.bench.stats import percentile
 from worker.devices.plan.cells import divided
-from worker.engine.backend import Backend
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
+from worker.engine.model_runner import ModelRunner
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.llama.constraint import GrammarVocabulary
@@ -89,7 +89,7 @@ def simulated(options: argparse.Namespace, path: Path) -> dict[str, float]:
     context = Context(
         model, ContextOptions(options.cells, n_seq_max=options.slots, threads=1, kv_unified=True)
     )
-    backend = Backend(model, context, options.cells)
+    runner = ModelRunner(model, context, options.cells)
     layouts = layouts_of(options)
     if len(layouts) > 1:
         context.divide(layouts[0].n_cells, layouts[0].n_slots, unified=False)
@@ -103,7 +103,7 @@ def simulated(options: argparse.Namespace, path: Path) -> dict[str, float]:
                 times[event.request_id].append(clock())
                 counts[event.request_id] += len(event.token_ids)
 
-    loop, vocabulary = Loop(backend, scheduler, take, clock), GrammarVocabulary(model)
+    loop, vocabulary = Loop(runner, scheduler, take, clock), GrammarVocabulary(model)
     choose, began = random.Random(options.seed), clock()
     due: list[float] = []
     at = began

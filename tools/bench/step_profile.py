@@ -30,10 +30,10 @@ from worker.devices import select
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import load_options
-from worker.engine.backend import Backend
 from worker.engine.limits import Limits
 from worker.engine.lookup import Lookup
 from worker.engine.loop import Loop
+from worker.engine.model_runner import ModelRunner
 from worker.engine.outbox import Outbox
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
@@ -104,12 +104,12 @@ def profiled(
     model = Model(str(path), load_options(read_header(path), selected.devices))
     shape, threads = a_part_each(settings, CONTEXT), cpu_budget(None).threads
     context = Context(model, context_options(settings, shape, threads=threads, embeds=False))
-    backend = Backend(model, context, CONTEXT)
+    runner = ModelRunner(model, context, CONTEXT)
     limits = Limits(n_streams, CONTEXT * n_streams, 2048, prefill_budget=512)
     scheduler = Scheduler(limits)
     assert walls is None or all(wall.holds for wall in walls.close()), "this kernel lacks one"
     outbox = Outbox(SyncChannel(own))
-    loop = Loop(backend, scheduler, outbox.put, drafter=Lookup())
+    loop = Loop(runner, scheduler, outbox.put, drafter=Lookup())
     vocabulary = GrammarVocabulary(model)
     for index in range(n_streams):
         prompt = [(1000 + 37 * index + place) % model.n_vocab for place in range(N_PROMPT)]
@@ -120,8 +120,8 @@ def profiled(
     profile.timed(loop, "turn", "whole step")
     profile.timed(scheduler, "plan", "plan")
     profile.timed(loop, "_guess", "guess")
-    profile.timed(backend, "fill", "fill the batch")
-    profile.timed(backend, "decode", "decode (native)")
+    profile.timed(runner, "fill", "fill the batch")
+    profile.timed(runner, "decode", "decode (native)")
     profile.timed(loop, "_sample", "sample")
     profile.timed(scheduler, "advance", "advance")
     profile.timed(loop, "_accept", "text and stops")

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from worker.engine.backend import Backend
+from worker.engine.model_runner import ModelRunner
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 from worker.wire.messages import (
@@ -30,8 +30,8 @@ _MOST_TEXTS = 1 << 17
 
 
 class Answers:
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
         self._texts: dict[int, str] = {}
         """What a token adds to any answer; empty for one that ends it, is a part of a character
         or has no text."""
@@ -68,7 +68,7 @@ class Answers:
         request = sequence.request
         if request.max_tokens == 0:
             return "MAX_TOKENS", None
-        is_eog = self._backend.is_eog(token) or token in request.sampling.stop_token_ids
+        is_eog = self._runner.is_eog(token) or token in request.sampling.stop_token_ids
         n_top = request.sampling.logprobs
         if n_top is not None and not (is_eog and request.prompt_logprobs is None):
             sequence.pending_logprobs.append(self._logprob(sequence, index, token, n_top))
@@ -82,7 +82,7 @@ class Answers:
             known = self._learn(token)
         text = known
         if not known or sequence.characters.buffer:
-            piece = known.encode() if known else self._backend.piece(token, request.shown_tokens)
+            piece = known.encode() if known else self._runner.piece(token, request.shown_tokens)
             text = sequence.characters.decode(piece)
         text, stop = sequence.match_stops(text)
         _emit(sequence, text, events)
@@ -104,12 +104,12 @@ class Answers:
     def _logprob(self, sequence: Sequence, index: int, token: int, n_top: int) -> TokenLogprob:
         """Of a token and its alternatives: as the model has them, or as they were drawn with."""
         if not sequence.request.sampling.post_sampling_probs:
-            return self._backend.logprobs(index, token, n_top)
-        return self._backend.scored(token, *sequence.sampler.chain.log_probabilities(token, n_top))
+            return self._runner.logprobs(index, token, n_top)
+        return self._runner.scored(token, *sequence.sampler.chain.log_probabilities(token, n_top))
 
     def _learn(self, token: int) -> str:
         try:
-            text = "" if self._backend.is_eog(token) else self._backend.piece(token).decode()
+            text = "" if self._runner.is_eog(token) else self._runner.piece(token).decode()
         except UnicodeDecodeError:
             text = ""
         if len(self._texts) < _MOST_TEXTS:
@@ -162,7 +162,7 @@ def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
 
 
 def prompt_events(
-    backend: Backend, chunks: Iterable[Chunk], now: float
+    runner: ModelRunner, chunks: Iterable[Chunk], now: float
 ) -> list[PromptProgress | PromptScored]:
     """Read the log-probabilities from the batch just computed; returns those of complete
     prompts, and the progress of those that report it or take more steps."""
@@ -182,11 +182,11 @@ def prompt_events(
         n_top = sequence.request.prompt_logprobs or 0
         known, tokens = sequence.prompt_logprobs, sequence.tokens
         if not start:  # of a prompt that starts over, what was known may be NaN
-            first = backend.logprobs(index, tokens[0], 0)
+            first = runner.logprobs(index, tokens[0], 0)
             known[:] = [TokenLogprob(first.token_id, first.piece, math.nan)]
         # A token's row predicts the next token. A prompt that goes on has some scores already.
         for at in range(max(start + 1, len(known)), min(chunk.end + 1, sequence.n_prompt)):
-            known.append(backend.logprobs(index, tokens[at], n_top, chunk.end - at))
+            known.append(runner.logprobs(index, tokens[at], n_top, chunk.end - at))
         is_number = len(known) == 1 or not math.isnan(known[-1].logprob)
         if len(known) == sequence.n_prompt and is_number:  # else it starts over, or fails
             n_each = max(1, _SCORES_AT_ONCE // (1 + n_top))

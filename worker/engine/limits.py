@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 
 from worker.devices.plan.cells import divided
-from worker.engine.backend import Backend
+from worker.engine.model_runner import ModelRunner
 from worker.llama.memory_kind import MemoryKind
 from worker.wire.engine_info import EngineInfo
 from worker.wire.engine_settings import EngineSettings
@@ -65,7 +65,9 @@ def prompt_tokens(settings: EngineSettings, seconds_per_token: float) -> int:
     return max(min(soon, most) // piece, 1) * piece
 
 
-def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> tuple[Limits, ...]:
+def limits_of(
+    info: EngineInfo, settings: EngineSettings, runner: ModelRunner
+) -> tuple[Limits, ...]:
     """The limits of an engine that has started, for each layout of its cells, the best first."""
     # llama.cpp copies a slot's whole part of a split cache, however few tokens are wanted.
     rate = _GPU_COPY_RATE if settings.on_gpu else _CPU_COPY_RATE
@@ -78,7 +80,7 @@ def limits_of(info: EngineInfo, settings: EngineSettings, backend: Backend) -> t
         inter_token_target=settings.inter_token_ms / 1000,
         prefix_cache=settings.prefix_cache,
         unified=info.kv_unified,
-        **asdict(backend.memory_kind),
+        **asdict(runner.memory_kind),
         copy_seconds=copy_seconds,
         memory_bytes=info.memory_bytes,
         cell_bytes=info.plan["kv"] / info.kv_cells,

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from worker.engine.answers import Answers, Drawn, prompt_events
-from worker.engine.backend import Backend
 from worker.engine.cache.carrier import Carrier
 from worker.engine.cache.disk import Counts, Disk
 from worker.engine.cache.moves import Truncate
 from worker.engine.media.span import Span
+from worker.engine.model_runner import ModelRunner
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Drafter, Speculation
@@ -40,7 +40,7 @@ lives, this often."""
 class Loop:
     def __init__(
         self,
-        backend: Backend,
+        runner: ModelRunner,
         scheduler: Scheduler,
         send: Callable[[list[Event]], None],
         clock: Callable[[], float] = time.monotonic,
@@ -48,23 +48,23 @@ class Loop:
         disk: Disk | None = None,
         drafter: Drafter | None = None,
     ) -> None:
-        self._backend, self._scheduler = backend, scheduler
+        self._runner, self._scheduler = runner, scheduler
         self._send, self._clock, self.disk = send, clock, disk
-        self.carrier = Carrier(scheduler.cache, backend.cells, disk, self.call, clock)
+        self.carrier = Carrier(scheduler.cache, runner.cells, disk, self.call, clock)
         self.speculation: Speculation | None = None
-        self._cuts_anywhere = backend.memory_kind.cuts_anywhere
+        self._cuts_anywhere = runner.memory_kind.cuts_anywhere
         self._n_held: dict[Sequence, int] = {}
         """The tokens in the cells of those for whom guesses were computed in this step."""
-        if drafter is not None and (most_back := backend.memory_kind.most_back):
-            most_rows = min(scheduler.limits.batch, backend.rows_a_pass)
+        if drafter is not None and (most_back := runner.memory_kind.most_back):
+            most_rows = min(scheduler.limits.batch, runner.rows_a_pass)
             self.speculation = Speculation(
-                drafter, backend.is_eog, scheduler.pace, most_rows, clock, most_back
+                drafter, runner.is_eog, scheduler.pace, most_rows, clock, most_back
             )
         self._in_hand = (black_box or BlackBox()).in_hand
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._sequences: dict[int, Sequence] = {}
         self._events: list[Event] = []
-        self._answers, self._pace = Answers(backend), scheduler.pace
+        self._answers, self._pace = Answers(runner), scheduler.pace
         self._n_deadlines = self._steps = 0
         self._batch_seconds = 0.0
         """Of the last batch that was computed."""
@@ -85,7 +85,7 @@ class Loop:
         """Free the request's cells before the next step; a request that has ended is ignored."""
         self._inbox.put(lambda: self._cancel(request_id))
         if request_id == self._computing:
-            self._backend.abort()
+            self._runner.abort()
 
     def end_reasoning(self, request_id: int) -> None:
         """Close the request's reasoning at its next token; one that has ended is ignored."""
@@ -135,7 +135,7 @@ class Loop:
                 n_rows = n_tokens + sequence.n_computed - start  # with the right guesses
                 self._native_seconds += self.speculation.read(sequence, start, n_rows)
         if step.has_prompts:
-            self._events += prompt_events(self._backend, step.chunks, self._clock())
+            self._events += prompt_events(self._runner, step.chunks, self._clock())
         with_snapshots = self._scheduler.advance(step)
         if not self._cuts_anywhere:
             self.carrier.look_at(with_snapshots)
@@ -161,7 +161,7 @@ class Loop:
         self._in_hand[LOOP] = sequence.request_id
         began = self._clock()
         try:
-            self._n_encoded += self._backend.encode(span, sequence.request.cache_salt)
+            self._n_encoded += self._runner.encode(span, sequence.request.cache_salt)
         except WorkerError as error:
             self._fail(sequence, error)
             return []
@@ -189,14 +189,14 @@ class Loop:
     def _decode(self, chunks: list[Chunk], drafts: dict[Sequence, list[int]]) -> list[Chunk]:
         """Compute as many chunks as possible and return those; clears uncomputed drafts."""
         while chunks:
-            self._backend.fill(chunks, drafts)
+            self._runner.fill(chunks, drafts)
             sizes = [n for _, _, n in chunks]
             n_rows = sum(sizes)
             # A batch that is mostly one prompt is aborted when that request is cancelled.
             self._computing = main_prompt(chunks) if n_rows > len(sizes) else None
             self._in_hand[LOOP] = self._computing or 0
             began = self._clock()
-            outcome = self._backend.decode()
+            outcome = self._runner.decode()
             seconds = self._clock() - began
             self._decode_seconds += seconds
             self._native_seconds += seconds
@@ -205,7 +205,7 @@ class Loop:
                 cache.settled()
             if self._computing is not None or outcome == "aborted":  # perhaps by a late `cancel`
                 self._computing = None
-                self._backend.resume()
+                self._runner.resume()
             if outcome == "ok":
                 n_prompt = 0
                 if n_rows > len(sizes):
@@ -271,7 +271,7 @@ class Loop:
                 self._in_hand[LOOP] = sequence.request_id
                 try:
                     sampler = sequence.sampler
-                    tokens = [self._backend.sample(sampler, index)]
+                    tokens = [self._runner.sample(sampler, index)]
                     if draft := drafts.get(sequence):
                         tokens += self._verify(sequence, index, draft, tokens[0])
                     n_right = len(tokens) - 1
@@ -308,7 +308,7 @@ class Loop:
         drawn: list[int] = []
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
             try:
-                token = self._backend.sample(sequence.sampler, index, len(drawn) + 1)
+                token = self._runner.sample(sequence.sampler, index, len(drawn) + 1)
             except InferenceFailed:
                 break  # the next step, if there is one, computes it without guesses before it
             drawn.append(token)
@@ -356,10 +356,10 @@ class Loop:
 
     def _add(self, sequence: Sequence) -> None:
         self._in_hand[LOOP] = sequence.request_id
-        sequence.follow_produced(self._backend.piece)
+        sequence.follow_produced(self._runner.piece)
         self._in_hand[LOOP] = 0
         self._sequences[sequence.request_id] = sequence
-        context_end = self._backend.context_length + 1
+        context_end = self._runner.context_length + 1
         sequence.n_most = min(sequence.n_prompt + sequence.request.max_tokens, context_end)
         self._n_deadlines += sequence.request.deadline is not None
         self.carrier.look_up(sequence)

@@ -22,7 +22,6 @@ from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
-from worker.engine.backend import Backend
 from worker.engine.cache.disk import open_disk
 from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
@@ -31,6 +30,7 @@ from worker.engine.loop import Loop
 from worker.engine.media.decoder import decoder
 from worker.engine.media.reader import MediaReader
 from worker.engine.media.start import start_projector
+from worker.engine.model_runner import ModelRunner
 from worker.engine.outbox import Outbox
 from worker.engine.scheduler import Scheduler
 from worker.engine.text.chat_template import ChatTemplate, template_of
@@ -167,13 +167,13 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         walls=walls.close(),
         findings=findings,
     )
-    backend = Backend(model, context, plan.context_length, projector)
+    runner = ModelRunner(model, context, plan.context_length, projector)
     projector_path = Path(config.projector.path) if config.projector is not None else None
-    disk = open_disk(header, settings, info, backend.memory_kind, projector_path)
+    disk = open_disk(header, settings, info, runner.memory_kind, projector_path)
     outbox = Outbox(channel)
     loop = Loop(
-        backend,
-        Scheduler(*limits_of(info, settings, backend)),
+        runner,
+        Scheduler(*limits_of(info, settings, runner)),
         outbox.put,
         black_box=black_box,
         disk=disk,
@@ -194,7 +194,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         prove_residency=prove_residency,
         kv_unified=info.kv_unified,
         scored_rows=rows_with_logits(model.n_vocab, info.slots),
-        takes_snapshots=not backend.memory_kind.cuts_anywhere,
+        takes_snapshots=not runner.memory_kind.cuts_anywhere,
         black_box=black_box,
     )
     library.trim_heap()

@@ -1,4 +1,4 @@
-"""The books of the cache alone, without a backend: what they choose, against the rule worked out
+"""The books of the cache alone, without a runner: what they choose, against the rule worked out
 over all there is to choose from."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.support.byte_backend import ByteSampler
+from tests.support.byte_runner import ByteSampler
 from worker.engine.cache import cache as books
 from worker.engine.cache.cache import MIN_SHARED_TOKENS, Cache, Match, Prices
 from worker.engine.cache.memory import Memory

@@ -30,7 +30,7 @@ def divided_engine(*, has_still_tokens: bool = False) -> Engine:
 
 def n_slots(engine: Engine) -> list[int]:
     """Of the layouts that the engine has changed to, beginning with the first."""
-    return [0 if each.unified else each.n_slots for each in engine.backend.layouts]
+    return [0 if each.unified else each.n_slots for each in engine.runner.layouts]
 
 
 LAYOUTS = [
@@ -112,7 +112,7 @@ def test_a_long_prompt_gets_a_longer_part_and_streams_go_on_from_their_cells() -
     engine.run()
     assert engine.have_finished(*prompts)
     assert n_slots(engine) == [4, 2]
-    n_rows = sum(n for batch in engine.backend.batches for _, _, n in batch)
+    n_rows = sum(n for batch in engine.runner.batches for _, _, n in batch)
     assert n_rows <= sum(len(prompt) + 16 for prompt in prompts.values()), "nothing twice"
 
 
@@ -138,8 +138,8 @@ def test_idle_conversations_outlive_a_change_in_memory() -> None:
     engine.run()
     engine.submit(1, LONG)
     engine.run()
-    engine.backend.batches.clear()
+    engine.runner.batches.clear()
     engine.submit(2, first + b"and on", max_tokens=1)
     engine.run()
-    n_computed = sum(n for batch in engine.backend.batches for _, _, n in batch)
+    n_computed = sum(n for batch in engine.runner.batches for _, _, n in batch)
     assert n_computed < len(first), "its beginning came back from memory"

@@ -9,7 +9,7 @@ from typing import Any, cast
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support.byte_backend import make_sequence
+from tests.support.byte_runner import make_sequence
 from worker.engine.lookup import Lookup
 from worker.engine.sequence import Sequence
 from worker.engine.speculation import Guess

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support import books
-from tests.support.byte_backend import (
-    ByteBackend,
+from tests.support.byte_runner import (
+    ByteRunner,
     ByteSampler,
     expected_answer,
     make_sequence,
@@ -70,7 +70,7 @@ class Engine(Driven):
     def __post_init__(self) -> None:
         super().__init__()
         n_cells = self.n_cells if self.n_cells and self.unified else self.n_slots * CONTEXT
-        self.backend = ByteBackend(
+        self.runner = ByteRunner(
             self.n_slots,
             CONTEXT,
             n_cells,
@@ -101,18 +101,18 @@ class Engine(Driven):
         self.scheduler = Scheduler(*layouts, limits)
         if layouts:
             best = self.scheduler.limits
-            self.backend.divide(best.n_cells, best.n_slots, best.unified)
+            self.runner.divide(best.n_cells, best.n_slots, best.unified)
         self.cache = self.scheduler.cache
         disk = None
         if self.folder is not None:
             disk = Disk(
                 self.folder,
                 1 << 20,
-                self.backend.memory_kind,
+                self.runner.memory_kind,
                 lambda _: ("bytes", ["of one", "of another"]),
             )
         self.loop = Loop(
-            self.backend,
+            self.runner,
             self.scheduler,
             self.receive,
             lambda: self.now,
@@ -145,17 +145,17 @@ class Engine(Driven):
         self.check_idle()
 
     def check(self) -> None:
-        books.check(self.cache, self.backend.last_position)
+        books.check(self.cache, self.runner.last_position)
         for slot in self.cache.slots:
             tokens = under(slot.scope.adapters, slot.tokens[: slot.n_cells])
-            assert self.backend.tokens_of(slot.index) == tokens
-        assert self.cache.cells_running + self.cache.cells_cached == self.backend.n_used
+            assert self.runner.tokens_of(slot.index) == tokens
+        assert self.cache.cells_running + self.cache.cells_cached == self.runner.n_used
 
     def check_answers(self) -> None:
         """Whoever has finished without a stop said what its prompt is answered with."""
         for request_id in [each for each in self.asked if self.has_ended(each)]:
             prompt, request = self.asked.pop(request_id)
-            n_most, length = request.max_tokens, self.backend.context_length
+            n_most, length = request.max_tokens, self.runner.context_length
             expected = expected_answer(prompt, n_most, length, request.adapters)
             expected, said = expected[len(request.produced) :], self.text(request_id).encode()
             is_whole = self.have_finished(request_id) and not request.stop
@@ -178,7 +178,7 @@ class Engine(Driven):
         """Nothing is held but what is kept for reuse."""
         assert not self.loop._sequences
         assert self.stats is not None
-        assert self.stats.kv_cells_used == self.stats.kv_cells_cached == self.backend.n_used
+        assert self.stats.kv_cells_used == self.stats.kv_cells_cached == self.runner.n_used
 
 
 prompts = st.one_of(
@@ -223,7 +223,7 @@ def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
     outcomes: list[DecodeOutcome],
 ) -> None:
     engine = Engine(n_slots, n_cells, prefix_cache, recurrent, window, unified=unified)
-    engine.backend.outcomes = [o for o in outcomes if not (recurrent and o == "aborted")]
+    engine.runner.outcomes = [o for o in outcomes if not (recurrent and o == "aborted")]
     cancels: list[tuple[int, int]] = []
     for request_id, (prompt, max_tokens, pause, salt, cancel, alone, applied) in enumerate(jobs):
         engine.submit(
@@ -264,7 +264,7 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
     engine.turn()
     engine.submit(2, bytes(90), max_tokens=4)
     engine.run()
-    steps = [batch for batch in engine.backend.batches if any(r == 2 for r, _, _ in batch)]
+    steps = [batch for batch in engine.runner.batches if any(r == 2 for r, _, _ in batch)]
     prompt_steps = [batch for batch in steps if any(r == 2 and n > 1 for r, _, n in batch)]
     n_first = len(engine.text(1))
     assert n_first >= len(prompt_steps) - 1, "one token of the running stream a step"
@@ -292,7 +292,7 @@ def test_the_progress_of_a_prompt_that_starts_over_only_grows(
         engine.turn()
     assert engine.scheduler.preempt_youngest() is not None
     engine.run()
-    computed = [(s, n) for b in engine.backend.batches for r, s, n in b if r == 2]
+    computed = [(s, n) for b in engine.runner.batches for r, s, n in b if r == 2]
     assert len([start for start, _ in computed if not start]) == 2, "it did start over"
     told = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
     assert len(told) >= 9 and told == sorted({*told})
@@ -318,7 +318,7 @@ def test_a_preempted_request_computes_nothing_twice(
         engine.turn()
         n_preempted += any(s.n_out for s in engine.scheduler.waiting)
     assert n_preempted
-    computed = [(r, at) for b in engine.backend.batches for r, s, n in b for at in range(s, s + n)]
+    computed = [(r, at) for b in engine.runner.batches for r, s, n in b for at in range(s, s + n)]
     assert len(computed) == len(set(computed))
     engine.check_answers()
     engine.check_order(1)
@@ -331,7 +331,7 @@ def test_a_failing_batch_fails_the_youngest_request_alone(recurrent: bool) -> No
     engine.submit(1, b"first", max_tokens=6)
     engine.turn()
     engine.submit(2, b"second", max_tokens=6)
-    engine.backend.outcomes = ["failed"]
+    engine.runner.outcomes = ["failed"]
     engine.run()
     failed = engine.end(2)
     assert isinstance(failed, Failed) and isinstance(failed.error, VramOom)
@@ -366,9 +366,9 @@ def test_whoever_comes_after_a_first_batch_that_was_not_computed_is_served(
         engine.loop._run_inbox()
         (sequence,) = engine.scheduler.waiting
         sequence.spans = (Span(40, MediaChunk(5, False, 5, None), b"key"),)
-        engine.backend.encode = fails  # type: ignore[method-assign]
+        engine.runner.encode = fails  # type: ignore[method-assign]
     else:
-        engine.backend.outcomes = [fault]
+        engine.runner.outcomes = [fault]
     engine.turn()
     assert engine.cache.is_settled == (fault != "no picture"), "only a batch settles a copy"
     engine.loop.cancel(3)
@@ -408,7 +408,7 @@ def test_a_deadline_ends_a_request_that_runs_and_one_that_waits() -> None:
     for request_id in (1, 2):
         end = engine.end(request_id)
         assert isinstance(end, Failed) and isinstance(end.error, InferenceTimeout)
-    assert all(r == 1 for batch in engine.backend.batches for r, _, _ in batch)
+    assert all(r == 1 for batch in engine.runner.batches for r, _, _ in batch)
 
 
 def test_a_stop_ends_the_stream_and_is_not_sent() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.byte_backend import expected_answer
+from tests.support.byte_runner import expected_answer
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine, random_tokens
 from tests.unit.engine import test_loop
@@ -47,11 +47,11 @@ def test_a_prompt_is_computed_beside_no_idle_cells(kind: dict[str, Any]) -> None
     prompts = [bytes([ord("a") + number]) * 40 for number in range(3)]
     for number, prompt in enumerate(prompts):
         assert ask(engine, number, prompt) == 0
-        assert engine.backend.n_used <= len(prompt) + 8
+        assert engine.runner.n_used <= len(prompt) + 8
     for number, prompt in enumerate(prompts):
         longer = prompt + engine.text(number).encode() + b"and more"
         assert ask(engine, 10 + number, longer) >= len(prompt)
-        assert engine.backend.n_used <= len(longer) + 8
+        assert engine.runner.n_used <= len(longer) + 8
     engine.check_idle()
 
 
@@ -72,7 +72,7 @@ def test_a_copy_of_what_is_being_restored_waits_for_it(monkeypatch: pytest.Monke
     ask(engine, 1, common + b"first question")
     ask(engine, 2, b"x" * 40)
     with monkeypatch.context() as patch:
-        patch.setattr(engine.backend, "restore", lambda slot, state: False)
+        patch.setattr(engine.runner, "restore", lambda slot, state: False)
         for number in (3, 4):
             engine.submit(number, common + bytes([number]) * 9, max_tokens=8)
         engine.run()
@@ -89,13 +89,13 @@ def test_a_state_is_only_restored_where_its_cells_fit(monkeypatch: pytest.Monkey
     engine.submit(3, b"y" * 70, max_tokens=20)
     engine.turn()
     restored: list[bool] = []
-    restore = engine.backend.restore
+    restore = engine.runner.restore
 
     def counted(slot: int, state: memoryview) -> bool:
         restored.append(restore(slot, state))
         return restored[-1]
 
-    monkeypatch.setattr(engine.backend, "restore", counted)
+    monkeypatch.setattr(engine.runner, "restore", counted)
     prompt = b"a" * 40 + b"again"
     engine.submit(4, prompt, max_tokens=4)
     engine.run()
@@ -285,5 +285,5 @@ def test_a_request_does_not_start_before_it_fits() -> None:
     engine.turn()
     assert engine.scheduler.waiting, "58 of 110 cells are the stream's"
     engine.run()
-    computed = [(r, at) for b in engine.backend.batches for r, s, n in b for at in range(s, s + n)]
+    computed = [(r, at) for b in engine.runner.batches for r, s, n in b for at in range(s, s + n)]
     assert len(computed) == len(set(computed))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.byte_backend import make_sequence
+from tests.support.byte_runner import make_sequence
 from tests.unit.engine.test_loop import Engine
 from worker.engine.pace import TILE_TOKENS, Pace
 from worker.engine.step import share
@@ -102,7 +102,7 @@ def test_prompts_that_come_together_start_together() -> None:
     for request_id in range(4):
         engine.submit(request_id, bytes([request_id + 1]) * 8, max_tokens=9)
     engine.run()
-    assert [n for _, _, n in engine.backend.batches[0]] == [8] * 4
+    assert [n for _, _, n in engine.runner.batches[0]] == [8] * 4
 
 
 @pytest.mark.parametrize(("n_prompts", "n_tokens"), [(1, 64), (2, 128), (3, 192)])
@@ -116,7 +116,7 @@ def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_t
     for request_id in range(n_prompts):
         engine.submit(request_id, bytes([request_id + 1]) * 90, max_tokens=1)
     engine.turn()
-    assert sum(n for r, _, n in engine.backend.batches[-1] if r != 9) == n_tokens
+    assert sum(n for r, _, n in engine.runner.batches[-1] if r != 9) == n_tokens
 
 
 def test_a_short_prompt_behind_a_long_one_starts_soon() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.engine.test_cache import n_runs
 from tests.unit.engine.test_loop import Engine
-from worker.engine.backend import NO_DRAFTS, Drafts
+from worker.engine.model_runner import NO_DRAFTS, Drafts
 from worker.engine.step import Chunk
 from worker.wire.messages import DecodeOutcome
 
@@ -21,13 +21,13 @@ def slots_used(engine: Engine) -> set[int]:
 
 def test_arrivals_and_ends_leave_hardly_a_hole_among_64_slots() -> None:
     engine = Engine(n_slots=64, prefill_budget=31)
-    fill, counted = engine.backend.fill, list[int]()
+    fill, counted = engine.runner.fill, list[int]()
 
     def counting(chunks: Rows[Chunk], drafts: Drafts = NO_DRAFTS) -> None:
         counted.append(n_runs(slots_used(engine)))
         fill(chunks, drafts)
 
-    engine.backend.fill = counting  # type: ignore[method-assign]
+    engine.runner.fill = counting  # type: ignore[method-assign]
     engine.loop._clock = count(0.0, 0.001).__next__  # every step takes some time
     dice, request_id = random.Random(5), 0
     for _ in range(600):
@@ -49,14 +49,14 @@ def test_conversations_keep_their_cells_while_there_is_a_slot_for_each(seed: int
     """Eight conversations in eight slots, four turns at a time. To compute one again costs as much
     as a hundred passes over all weights, as one of a thousand tokens does on a CPU."""
     engine = Engine(n_slots=8, batch=96, prefill_budget=64)
-    decode = engine.backend.decode
+    decode = engine.runner.decode
 
     def taking_time() -> DecodeOutcome:
-        n_prompt = sum(c.n_tokens for c in engine.backend._chunks if c.n_tokens > 1)
+        n_prompt = sum(c.n_tokens for c in engine.runner._chunks if c.n_tokens > 1)
         engine.now += 0.016 * n_runs(slots_used(engine)) + 0.03 * n_prompt
         return decode()
 
-    engine.backend.decode = taking_time  # type: ignore[method-assign]
+    engine.runner.decode = taking_time  # type: ignore[method-assign]
     engine.submit(0, b"a pass is measured when it is alone", max_tokens=4)
     engine.run()
     dice, request_id, n_lost = random.Random(seed), 0, 0

@@ -1,5 +1,5 @@
 """Requests that come, go on, are cancelled, preempted and replayed, at random: after every step the
-books of the cache say what the backend has, and in the end each text is the one computed alone.
+books of the cache say what the runner has, and in the end each text is the one computed alone.
 
 The same walk is done on the byte model and on llama.cpp, for each kind of memory, in a split pool
 and in one, with and without files.
@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 
 import pytest
 
-from tests.support.byte_backend import expected_answer
+from tests.support.byte_runner import expected_answer
 from tests.support.random_adapters import random_adapters
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine
@@ -262,16 +262,16 @@ class ByteWalk(Walk):
     def disturb(self) -> None:
         assert isinstance(self.engine, Engine)
         if self.engine.cache.limits.unified and len(self.engine.scheduler.running) > 2:
-            self.engine.backend.outcomes = ["no_room"]
+            self.engine.runner.outcomes = ["no_room"]
         elif self.choose.random() < 0.3:
-            self.engine.backend.outcomes = ["failed"]
+            self.engine.runner.outcomes = ["failed"]
         elif not self.engine.recurrent:
-            self.engine.backend.outcomes = ["aborted"]
+            self.engine.runner.outcomes = ["aborted"]
 
     def abort(self) -> None:
         assert isinstance(self.engine, Engine)
         if not self.engine.recurrent:
-            self.engine.backend.outcomes = ["aborted"]
+            self.engine.runner.outcomes = ["aborted"]
             self.engine.turn()
             self.take_in()
 

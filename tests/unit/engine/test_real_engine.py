@@ -96,7 +96,7 @@ def test_logprobs_are_those_of_the_logits(engine: RealEngine) -> None:
 def test_a_cancelled_prompt_is_abandoned_within_its_batch() -> None:
     engine = RealEngine()
     request_id = engine.submit(LONG * 8, max_tokens=4)
-    engine.loop.call(engine.backend.abort)
+    engine.loop.call(engine.runner.abort)
     engine.turn()  # the abort lands in this decode: nothing of it counts
     assert engine.context.last_position(0) == -1
     engine.loop.cancel(request_id)
@@ -118,6 +118,6 @@ def test_special_tokens_in_a_prompt_are_recognised_and_bos_is_there_once(
 
 def test_control_tokens_are_shown_where_they_are_asked_for(engine: RealEngine) -> None:
     start = engine.tokens_of("<|im_start|>")
-    assert len(start) == 1 and engine.backend.piece(start[0]) == b""
-    assert engine.backend.piece(start[0], ("<|im_start|>",)) == b"<|im_start|>"
+    assert len(start) == 1 and engine.runner.piece(start[0]) == b""
+    assert engine.runner.piece(start[0], ("<|im_start|>",)) == b"<|im_start|>"
     assert engine.prompts.detokenize((*start, *start)) == "<|im_start|>" * 2

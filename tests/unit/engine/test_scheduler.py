@@ -1,4 +1,4 @@
-"""The scheduler alone: plans, without a backend that computes them."""
+"""The scheduler alone: plans, without a runner that computes them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.bundled import bundled_gguf
-from tests.support.byte_backend import EOG, answer_byte, expected_answer, make_sequence, under
+from tests.support.byte_runner import EOG, answer_byte, expected_answer, make_sequence, under
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
@@ -105,7 +105,7 @@ def test_answers_are_what_they_are_without_guesses(
     drafter = Prophet(seed, computes=bool(seed % 2))
     engine = Engine(n_slots=2, unified=unified, drafter=drafter, **memory)
     speculation = guessed(engine, random.Random(seed))
-    engine.backend.outcomes = [o for o in outcomes if not (engine.recurrent and o == "aborted")]
+    engine.runner.outcomes = [o for o in outcomes if not (engine.recurrent and o == "aborted")]
     for request_id, (prompt, max_tokens, pause) in enumerate(jobs):
         engine.submit(request_id, prompt, max_tokens=max_tokens, stop=stop)
         for _ in range(pause):

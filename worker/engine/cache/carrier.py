@@ -10,11 +10,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from worker.engine.backend import Cells
 from worker.engine.cache.cache import MIN_SHARED_TOKENS, MOST_SECONDS, Cache
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Entry
 from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, State, Truncate
+from worker.engine.model_runner import Cells
 from worker.engine.sequence import Sequence
 from worker.observability.logs import get_logger
 

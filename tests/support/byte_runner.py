@@ -1,4 +1,4 @@
-"""A backend whose token is a byte: a model without weights for the loop and the scheduler.
+"""A runner whose token is a byte: a model without weights for the loop and the scheduler.
 
 It answers a prompt with a text that depends on every token of the prompt, so that a wrong cell, a
 lost token or another sequence's text shows. It keeps the cells as llama.cpp does: in one pool,
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from typing import Any
 
-from worker.engine.backend import NO_DRAFTS, Backend, Drafts
 from worker.engine.cache.moves import Divide
 from worker.engine.media.span import Span
+from worker.engine.model_runner import NO_DRAFTS, Drafts, ModelRunner
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
 from worker.llama.memory_kind import MemoryKind
@@ -84,7 +84,7 @@ class ByteSampler(Sampler):
 
 
 @dataclass
-class ByteBackend(Backend):
+class ByteRunner(ModelRunner):
     n_slots: int
     context_length: int
     n_cells: int

@@ -44,7 +44,7 @@ class Cells(Protocol):
     def restore(self, slot: int, state: memoryview) -> bool: ...
 
 
-class Backend:
+class ModelRunner:
     """A model with its KV cache; tests of the loop have a byte-level model in its place."""
 
     def __init__(
