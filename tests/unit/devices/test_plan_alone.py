@@ -184,8 +184,12 @@ def test_what_embeds_has_no_states_and_a_larger_margin(header: GgufHeader, cards
     assert plan.parts["kv"] == 512 * CELL, "one text's cells, which all share"
     assert (plan.slots, plan.kv_cells) == (1, 512), "what is told is what there is"
     assert plan.kv_reason == "512 cells, as many as one sequence may have"
-    many = planned(pooled, cards.card(8 << 30), slots=8, kv_cells=9 * TRAINED)
-    assert (many.slots, many.kv_cells, many.parts["kv"]) == (1, TRAINED, TRAINED * CELL)
+    for unified in (None, True, False):
+        many = planned(
+            pooled, cards.card(8 << 30), slots=8, kv_cells=9 * TRAINED, kv_unified=unified
+        )
+        assert (many.slots, many.kv_cells, many.parts["kv"]) == (1, TRAINED, TRAINED * CELL)
+        assert many.kv_reason.endswith("of 36,864 the rest would lie idle")
     assert plan.parts["margin"] == MARGIN + 512 * ROW // 2
     assert "states" not in plan.host_parts and "kv_store" not in plan.host_parts
     assert planned(pooled, cards.card(8 << 30)).context_length == TRAINED

@@ -122,8 +122,9 @@ class _Planner:
         beside: Beside,
     ) -> None:
         self._embeds = header.pooling is not None
-        # All texts that are computed at once share the cells of one.
-        self._settings = replace(settings, slots=1) if self._embeds else settings
+        if self._embeds:  # all texts that are computed at once share the cells of one
+            settings = replace(settings, slots=1, kv_unified=None)
+        self._settings = settings
         self._devices, self._budget, self._model_ref = devices, budget, model_ref
         self._learned = any(each.name == _POSITIONS for each in header.tensors)
         self._lengths_differ = header.lengths_differ
