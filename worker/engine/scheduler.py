@@ -155,7 +155,7 @@ class Scheduler:
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
 
     def _plan_prompts(self, prefilling: list[Sequence], n_free: int, step: Step) -> None:
-        """Add parts of prompts to a step, which has so many rows beside one for each of them."""
+        """Add parts of prompts to a step. `n_free` rows are left when each prompt has one."""
         if any([s.spans for s in prefilling]):
             prefilling = self._plan_media(prefilling, step)
         if not prefilling:
@@ -264,9 +264,8 @@ class Scheduler:
         return None
 
     def _fitting(self, sequence: Sequence, match: Match) -> Match | None:
-        """The match, or none at all if only so there are cells for the sequence beside the running
-        ones: a state needs cells for all its tokens, be they of use or not. `None` if there are not
-        even those."""
+        """The match, or an empty one if only so the cells suffice beside the running sequences: a
+        state needs cells for all its tokens, be they of use or not. `None` if not even so."""
         if not self.running or self.cache.fits(sequence, match):
             return match
         match = Match(n_common=match.n_common)

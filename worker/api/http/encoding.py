@@ -19,8 +19,8 @@ KEEPALIVE = b": keep-alive\n\n"
 """A comment in a silent stream of events."""
 _SENT_AT_ONCE = 64 * 1024
 MANY_VALUES = 4096
-"""So many take some 4 ms. Fewer are encoded on the event loop: the way to a thread and back would
-be a part of what a short answer takes."""
+"""So many take 4 ms at most. Fewer are encoded on the event loop: the way to a thread and back
+would be a part of what a short answer takes."""
 _AT_ONCE = 2048
 """Values that are encoded at once, which takes a millisecond or two."""
 

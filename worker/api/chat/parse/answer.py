@@ -50,7 +50,7 @@ class AnswerParser:
         self._begins = self._calls.opens + self._calls.begins if use is not None else ()
         gaps = (self._calls.gap[n:] for n in range(len(self._calls.gap) + 1))
         self._gaps = {gap + begin: gap for gap in gaps for begin in self._begins}
-        """The line ends before a call's mark, by both together."""
+        """By each mark of a call with the line ends before it: those line ends."""
         self._around = (*self._thinks, *self._thought, *self._frames)
         """Marks that are no part of a section."""
         # What begins calls may begin a frame, too, so it counts without tools as well.

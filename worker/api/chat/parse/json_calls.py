@@ -211,13 +211,13 @@ def _read_rest(source: Source, deltas: Deltas, name: str) -> Steps[bool]:
 
 
 def _ends(source: Source) -> Steps[bool]:
-    """Take what stands between members; whether the object ends there, with its brace."""
+    """Take what stands between members, and the object's last brace; false if that is not here."""
     yield from source.run_of(_BETWEEN_MEMBERS)
     return (yield from source.takes("}"))
 
 
 def _key(source: Source) -> Steps[str | None]:
-    """Take a key and its colon; `None` if there are not both, and something behind them."""
+    """Take a key and its colon; `None` if one is not there, or the text ends behind them."""
     key = yield from _quoted(source)
     if key is None:
         return None

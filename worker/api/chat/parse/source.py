@@ -179,7 +179,7 @@ class Source:
                 return "".join(parts)
 
     def takes(self, sign: str) -> Steps[bool]:
-        """Take a sign, if it is here."""
+        """Take a sign; false if it is not here."""
         if (yield from self.peek()) != sign:
             return False
         self.take(sign)
