@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Rows
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -549,6 +550,112 @@ def test_wrong_guesses_end_after_a_plain_step_that_took_a_minute() -> None:
 def test_a_good_draft_model_wins() -> None:
     assert served(2.0, 0.1, 0.9, 200) > 1.4
     assert served(2.0, 0.02, 0.98, 200) > 2
+
+
+class Known(Drafter):
+    """Guesses of one kind, one after the other as they are asked for."""
+
+    computes = False
+
+    def __init__(self, chance: float) -> None:
+        self.kinds = (chance,)
+        self.n_looked_up = 0
+
+    def follow(self, sequence: Sequence) -> bool:
+        return True
+
+    def guess(self, sequence: Sequence, most: int) -> Iterator[Guess]:
+        for _ in range(most):
+            self.n_looked_up += 1
+            yield Guess(7, 0)
+
+
+def worth(chances: list[float], n_streams: int, row: float, account: float) -> int:
+    """How many of the likeliest guesses bring most tokens a second, where each takes `row` of a
+    plain step, and 1.2 times that is counted; what a wrong first one loses must be on the account.
+    """
+    rates = [1.0]
+    for n in range(1, len(chances) + 1):
+        if n * row * (1 - chances[0]) > account:
+            break
+        rates.append((1 + sum(chances[:n]) / n_streams) / (1 + 1.2 * n * row))
+    return rates.index(max(rates))
+
+
+def looked_up(chance: float, n_streams: int, row: float, most: int) -> int:
+    """The guesses of a stream until not even right ones behind them would be worth their rows. The
+    first of a stream that is alone is looked up before that is asked."""
+    first = 1 if n_streams == 1 else 0
+    for n in range(first, most):
+        tokens = sum(chance**k for k in range(1, n + 1))
+        gains = (
+            tokens + chance**n * (count - n) - 1.2 * n_streams * count * row
+            for count in range(n + 1, most + 1)
+        )
+        if max(gains) <= 0:
+            return n
+    return most
+
+
+def priced(n_streams: int, row: float) -> Pace:
+    """Each row more takes `row` of a plain step."""
+    pace = Pace(1.0, 8)
+    for n_more in (0, 40):
+        pace.measured(n_streams + n_more, 0, 0.02 * (1 + n_more * row))
+    return pace
+
+
+def streams(n: int) -> list[Chunk]:
+    chunks = []
+    for request_id in range(n):
+        sequence = make_sequence(request_id, b"abc")
+        sequence.n_most = 1 << 30
+        chunks.append(Chunk(sequence, 2, 1))
+    return chunks
+
+
+@pytest.mark.parametrize("n_streams", [1, 3])
+@pytest.mark.parametrize("row", [0.01, 0.07, 0.2, 0.5, 1.1])
+@pytest.mark.parametrize("chance", [0.1, 0.4, 0.7, 0.95, 0.98])
+def test_as_much_is_guessed_as_brings_most_tokens_a_second(
+    chance: float, row: float, n_streams: int
+) -> None:
+    drafter, pace = Known(chance), priced(n_streams, row)
+    speculation = Speculation(drafter, EOG.__eq__, pace, 2048, lambda: 0.0)
+    drafts = speculation.drafts(streams(n_streams))
+    most = 31 if n_streams == 1 else 7
+    n_each = looked_up(chance, n_streams, row, most)
+    assert drafter.n_looked_up == n_streams * n_each
+    chances = sorted([chance**n for n in range(1, n_each + 1)] * n_streams, reverse=True)
+    assert sum(map(len, drafts.values())) == worth(chances, n_streams, row, 2.005)
+
+
+@pytest.mark.parametrize("n_streams", [1, 3])
+def test_while_nothing_is_guessed_the_cost_of_more_rows_is_forgotten_now_and_then(
+    n_streams: int,
+) -> None:
+    pace = priced(n_streams, row=1.1)
+    speculation = Speculation(Known(0.1), EOG.__eq__, pace, 2048, lambda: 0.0)
+    costs = [pace.decode_seconds(n_streams + 1)]
+    for _ in range(96):
+        assert not speculation.drafts(streams(n_streams))
+        costs.append(pace.decode_seconds(n_streams + 1))
+    lower = [n for n, (before, after) in enumerate(pairwise(costs), 1) if after < before]
+    assert lower == [32, 64, 96]
+
+
+@pytest.mark.parametrize("row", [0.05, 0.2])
+@pytest.mark.parametrize("a_guess", [0.01, 0.1, 0.35])
+def test_what_a_guess_takes_counts_as_its_row_does(row: float, a_guess: float) -> None:
+    drafter = Guesser(0.0, a_guess)
+    machine = Machine(drafter, 1.0, row)
+    machine.pace.measured(41, 0, 1 + 40 * row)
+    sequence = machine.stream(b"abc")
+    first = len(drafted(machine.speculation, sequence))
+    chances = [0.6**n for n in range(1, 32)]
+    assert first == worth(chances, 1, row, 2.005), "nothing is known of it yet"
+    second = len(drafted(machine.speculation, sequence))
+    assert second == worth(chances, 1, row + a_guess, 2.01 - first * a_guess)
 
 
 def test_beside_given_tokens_a_guess_is_one_more_row() -> None:
