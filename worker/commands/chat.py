@@ -58,7 +58,7 @@ class _Conversation:
     as_json: bool
     messages: list[dict[str, str]] = field(default_factory=list)
 
-    def take(self, line: str) -> None:
+    def enter(self, line: str) -> None:
         """Obey a command, or say the line. Raises `WorkerError` if it is not answered."""
         if line == "/clear":
             self.messages = []
@@ -114,7 +114,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
             console.print(f"[bold]{talk.model}[/bold] at {client.base_url}; {_HELP}", style="dim")
         while True:
             try:
-                talk.take(input(">>> " if is_asked else "").strip())
+                talk.enter(input(">>> " if is_asked else "").strip())
             except EOFError:
                 return 0
             except WorkerError as error:
