@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 import time
 from array import array
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from starlette.types import Message
 
 from tests.support import clock
 from tests.support.scripted_api import ScriptedWorker
@@ -178,6 +182,31 @@ def test_members_of_an_iterator_are_made_when_their_turn_comes() -> None:
     parts = encoding.in_parts([{"content": numbers}])
     assert next(part for part in parts if b"1" in part).startswith(b"[0,1,2")
     assert len(list(numbers)) > encoding._AT_ONCE
+
+
+@pytest.mark.parametrize("n_values", [0, 4095, 4096, 100_000])
+def test_json_of_many_values_is_made_beside_the_event_loop(n_values: int) -> None:
+    threads: set[int] = set()
+    sent: list[Message] = []
+
+    def each() -> Iterator[int]:
+        for number in range(n_values):
+            threads.add(threading.get_ident())
+            yield number
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def answered() -> None:
+        answer = await encoding.json_answer(encoding.in_parts(each()), n_values)
+        await answer({"type": "http", "asgi": {"spec_version": "2.4"}}, AsyncMock(), send)
+
+    asyncio.run(answered())
+    made = b"".join(message.get("body", b"") for message in sent)
+    assert json.loads(made) == list(range(n_values))
+    length, kind = (dict(sent[0]["headers"])[name] for name in (b"content-length", b"content-type"))
+    assert (int(length), kind) == (len(made), b"application/json")
+    assert (threading.get_ident() in threads) == (0 < n_values < 4096)
 
 
 @pytest.mark.parametrize("levels", [0, 1, MAX_NESTING, MAX_NESTING + 1, 150])
