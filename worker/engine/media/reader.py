@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from worker.engine.media.decoder import Decoder, Picture, TooLong
-from worker.engine.media.span import PromptTokens, Span, ids_of, key_of
+from worker.engine.media.span import PromptTokens
 from worker.errors import InferenceFailed, InvalidRequest, QueueFull
 from worker.llama.media import MediaChunk, Piece, Projector
 from worker.wire.work import Medium
@@ -33,9 +33,9 @@ class Decoded(list[Piece]):
     """The pieces of a medium. Each request that has it holds them all, by its spans."""
 
     @property
-    def n_tokens(self) -> int:
-        """Of its parts, without the tokens around them."""
-        return sum([each.n_tokens for each in self if isinstance(each, MediaChunk)])
+    def parts(self) -> list[MediaChunk]:
+        """Its pieces without the tokens around them."""
+        return [each for each in self if isinstance(each, MediaChunk)]
 
 
 class DoesNotFit(Exception):
@@ -70,34 +70,31 @@ class MediaReader:
         name = hashlib.sha256(medium.data).digest()
         key = (prompt.cache_salt, medium.kind, name)
         pieces = self._decoded.get(key)
-        waiting = sum([held.n_tokens for each in self._decoded.valuerefs() if (held := each())])
-        if waiting >= self._most_tokens and not prompt.is_counted and pieces is None:
-            message = f"The queue is full: pictures and sounds of {waiting} tokens are decoded."
-            raise QueueFull(message, retry_after_seconds=1)
+        if pieces is None and not prompt.is_counted:
+            self._check_queue()
         if room <= 0:
             raise DoesNotFit(1)
         if pieces is None:
             pieces = Decoded(self._pieces(medium, prompt, room))
         if (n_tokens := sum(map(_length, pieces))) > room:
             raise DoesNotFit(n_tokens)
-        if not prompt.is_counted:
-            self._decoded[key] = pieces
-        part = 0
-        for piece in pieces:
-            if isinstance(piece, tuple):
-                prompt.ids += piece
-                continue
-            if piece.at_once and piece.n_tokens > self._micro_batch:
+        for part in pieces.parts:
+            if part.at_once and part.n_tokens > self._micro_batch:
                 raise InvalidRequest.of_field(
                     medium.field,
-                    f"it has {piece.n_tokens} tokens that are computed at once, and --micro-batch "
+                    f"it has {part.n_tokens} tokens that are computed at once, and --micro-batch "
                     f"is {self._micro_batch}",
                 )
-            part_key = key_of(name, part)
-            if not prompt.is_counted:
-                prompt.spans.append(Span(len(prompt.ids), piece, part_key, pieces))
-            prompt.ids += ids_of(part_key, piece)
-            part += 1
+        if not prompt.is_counted:
+            self._decoded[key] = pieces
+        prompt.add(name, pieces)
+
+    def _check_queue(self) -> None:
+        held = [pieces for each in self._decoded.valuerefs() if (pieces := each())]
+        waiting = sum([part.n_tokens for pieces in held for part in pieces.parts])
+        if waiting >= self._most_tokens:
+            message = f"The queue is full: pictures and sounds of {waiting} tokens are decoded."
+            raise QueueFull(message, retry_after_seconds=1)
 
     def _pieces(self, medium: Medium, prompt: PromptTokens, room: int) -> list[Piece]:
         projector = self._projector

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
-from worker.llama.media import MediaChunk
+from worker.llama.media import MediaChunk, Piece
 
 _STILL = 1 << 30
 
@@ -58,6 +59,18 @@ class PromptTokens:
     """Media that requests of this salt hold are not decoded again."""
     ids: list[int] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
+
+    def add(self, name: bytes, pieces: Sequence[Piece]) -> None:
+        """Append all pieces of the medium with this SHA-256."""
+        parts = count()
+        for piece in pieces:
+            if isinstance(piece, tuple):
+                self.ids += piece
+                continue
+            key = key_of(name, next(parts))
+            if not self.is_counted:
+                self.spans.append(Span(len(self.ids), piece, key, pieces))
+            self.ids += ids_of(key, piece)
 
 
 def key_of(name: bytes, part: int) -> bytes:
