@@ -35,6 +35,8 @@ from worker.llama.source_tokenizer import (
 MAX_TEXT_CHARS = 2048
 """Longer texts are cut at special tokens before llama.cpp tokenises them."""
 
+Metadata = Mapping[str, int | float | bool | str]
+
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
@@ -51,7 +53,7 @@ class LoadOptions:
     """Read the metadata and plan the buffers, but allocate and read no weights."""
     tensor_placement: Sequence[tuple[str, int]] = ()
     """Pairs of (tensor name pattern, native buffer type) that override the layer's device."""
-    metadata: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    metadata: Metadata = field(default_factory=dict)
     """What replaces that of the file."""
     without_vocabulary: tuple[str, int] | None = None
     """(architecture, number of tokens): do not read the tokens, if only sizes are needed."""
@@ -94,55 +96,11 @@ class Model:
     ) -> None:
         flat = self._flat = library.load()
         options = self.options = options or LoadOptions()
-        params = flat.llama_model_default_params()
-        # A NULL-terminated list: without it, llama.cpp uses every device that it finds.
-        handles = [device.handle for device in options.devices]
-        self._devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
-        params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
-        is_set = len(handles) > 1
-        params.split_mode = flat.LLAMA_SPLIT_MODE_LAYER if is_set else flat.LLAMA_SPLIT_MODE_NONE
-        params.main_gpu = 0 if handles else -1
-        params.n_gpu_layers = -1 if handles else 0
-        self._split_by = (ctypes.c_float * flat.llama_max_devices())(*options.layers)
-        if is_set:
-            params.tensor_split = ctypes.cast(self._split_by, type(params.tensor_split))
-        params.load_mode = {
-            (False, False): flat.LLAMA_LOAD_MODE_NONE,
-            (True, False): flat.LLAMA_LOAD_MODE_MMAP,
-            (False, True): flat.LLAMA_LOAD_MODE_MLOCK,
-            (True, True): flat.LLAMA_LOAD_MODE_MMAP_MLOCK,
-        }[options.mmap, options.mlock]
-        params.vocab_only = options.vocab_only
-        params.no_alloc = options.no_alloc
-        params.load_mtp = options.mtp
-        params.use_extra_bufts = options.extra_buffer_types
-        # llama.cpp reads the arrays until it frees the model.
-        self._tensor_overrides = _tensor_overrides(options.tensor_placement)
-        params.tensor_buft_overrides = ctypes.cast(self._tensor_overrides, ctypes.c_void_p)
         self._split = recorded(path, SPLIT)
-        instead: dict[str, int | float | bool | str] = {}
-        if self._split:
-            instead["tokenizer.ggml.pre"] = NEUTRAL
-        if "space-" in (recorded(path, STEPS) or ""):
-            instead["tokenizer.ggml.add_space_prefix"] = False
-        instead |= options.metadata
-        if options.without_vocabulary is not None:
-            architecture, n_tokens = options.without_vocabulary
-            instead["tokenizer.ggml.model"] = "no_vocab"
-            instead[f"{architecture}.vocab_size"] = n_tokens
-        self._metadata_overrides = _metadata_overrides(flat, instead)
-        params.kv_overrides = self._metadata_overrides
-
-        def progressed(fraction: float, _user_data: Any) -> bool:
-            if on_progress is not None:
-                on_progress(fraction)
-            return True
-
-        # Native code may call it, so it must stay alive.
-        self._progress = flat.llama_progress_callback(progressed)
-        params.progress_callback = self._progress
+        instead = _instead(self._split, recorded(path, STEPS), options)
+        self._params = _Params(flat, options, instead, on_progress)
         with library.log.capture() as lines:
-            pointer = flat.llama_model_load_from_file(path.encode(), params)
+            pointer = flat.llama_model_load_from_file(path.encode(), self._params.native)
         self.load_log: tuple[str, ...] = tuple(lines)
         """llama.cpp's log of the load, which the residency proof reads."""
         if not pointer:
@@ -373,6 +331,73 @@ class Model:
             yield buffer.raw[:length] if length >= 0 else self.piece(token[0], special=True)
 
 
+# --- how it is loaded ------------------------------------------------------------------
+
+
+class _Params:
+    """llama.cpp's parameters of a load, with the arrays and the function to which they point: they
+    must be there until llama.cpp frees the model."""
+
+    def __init__(
+        self,
+        flat: Any,
+        options: LoadOptions,
+        instead: Metadata,
+        on_progress: Callable[[float], None] | None,
+    ) -> None:
+        """`instead`: what replaces the file's metadata."""
+        params = self.native = flat.llama_model_default_params()
+        # A NULL-terminated list: without it, llama.cpp uses every device that it finds.
+        handles = [device.handle for device in options.devices]
+        self._devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
+        params.devices = ctypes.cast(self._devices, ctypes.c_void_p)
+        is_set = len(handles) > 1
+        params.split_mode = flat.LLAMA_SPLIT_MODE_LAYER if is_set else flat.LLAMA_SPLIT_MODE_NONE
+        params.main_gpu = 0 if handles else -1
+        params.n_gpu_layers = -1 if handles else 0
+        self._split_by = (ctypes.c_float * flat.llama_max_devices())(*options.layers)
+        if is_set:
+            params.tensor_split = ctypes.cast(self._split_by, type(params.tensor_split))
+        params.load_mode = {
+            (False, False): flat.LLAMA_LOAD_MODE_NONE,
+            (True, False): flat.LLAMA_LOAD_MODE_MMAP,
+            (False, True): flat.LLAMA_LOAD_MODE_MLOCK,
+            (True, True): flat.LLAMA_LOAD_MODE_MMAP_MLOCK,
+        }[options.mmap, options.mlock]
+        params.vocab_only = options.vocab_only
+        params.no_alloc = options.no_alloc
+        params.load_mtp = options.mtp
+        params.use_extra_bufts = options.extra_buffer_types
+        self._tensor_overrides = _tensor_overrides(options.tensor_placement)
+        params.tensor_buft_overrides = ctypes.cast(self._tensor_overrides, ctypes.c_void_p)
+        self._metadata_overrides = _metadata_overrides(flat, instead)
+        params.kv_overrides = self._metadata_overrides
+
+        def progressed(fraction: float, _user_data: Any) -> bool:
+            if on_progress is not None:
+                on_progress(fraction)
+            return True
+
+        self._progress = flat.llama_progress_callback(progressed)
+        params.progress_callback = self._progress
+
+
+def _instead(split: str | None, steps: str | None, options: LoadOptions) -> Metadata:
+    """What replaces the file's metadata. Of its tokenizer, llama.cpp is told to leave out what the
+    file records for this worker to do."""
+    found: dict[str, int | float | bool | str] = {}
+    if split:
+        found["tokenizer.ggml.pre"] = NEUTRAL
+    if "space-" in (steps or ""):
+        found["tokenizer.ggml.add_space_prefix"] = False
+    found |= options.metadata
+    if options.without_vocabulary is not None:
+        architecture, n_tokens = options.without_vocabulary
+        found["tokenizer.ggml.model"] = "no_vocab"
+        found[f"{architecture}.vocab_size"] = n_tokens
+    return found
+
+
 def _tensor_overrides(placement: Sequence[tuple[str, int]]) -> Any:
     """llama.cpp's array of `{pattern, buffer type}`, terminated by an empty pattern."""
 
@@ -385,7 +410,7 @@ def _tensor_overrides(placement: Sequence[tuple[str, int]]) -> Any:
     return overrides
 
 
-def _metadata_overrides(flat: Any, values: Mapping[str, int | float | bool | str]) -> Any:
+def _metadata_overrides(flat: Any, values: Metadata) -> Any:
     """llama.cpp's array of metadata that replaces the file's, terminated by an empty key."""
     overrides = (flat.llama_model_kv_override * (len(values) + 1))()
     for each, (key, value) in zip(overrides, values.items(), strict=False):
