@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -324,7 +324,7 @@ class Undo:
 _KEEP_THE_LIKELIEST = (top_k, top_p, min_p, top_n_sigma)
 
 
-def _is(step: Step, *functions: Callable[..., Kept]) -> bool:
+def _is(step: Step, *functions: Callable[..., Kept]) -> TypeGuard[partial[Kept]]:
     """Whether a step is one of these functions, with its parameters."""
     return isinstance(step, partial) and step.func in functions
 
@@ -445,13 +445,12 @@ def _taken_over(steps: list[Step]) -> Plain:
     """The end, with what it can do itself taken from the steps: no sum over a vocabulary then takes
     two passes, and no cut is made of which one token is used."""
     for at, step in enumerate(steps):
-        if isinstance(step, partial) and step.func is temperature and step.args[0] < COLDEST:
+        if _is(step, temperature) and step.args[0] < COLDEST:
             del steps[at:]
             while steps and _is(steps[-1], *_KEEP_THE_LIKELIEST):
                 steps.pop()
             return Plain(0.0)
-    if steps and isinstance(steps[-1], partial) and steps[-1].func is temperature:
-        value = float(steps[-1].args[0])
+    if steps and _is(last := steps[-1], temperature):
         del steps[-1]
-        return Plain(value)
+        return Plain(float(last.args[0]))
     return Plain(1.0)

@@ -9,7 +9,7 @@ import ctypes
 import mmap
 import sys
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -101,33 +101,7 @@ class Context:
 
     def _make(self, options: ContextOptions) -> None:
         flat, model, self.options = self._flat, self.model, options
-        params = flat.llama_context_default_params()
-        params.n_ctx = options.n_ctx
-        params.n_seq_max = options.n_seq_max
-        params.n_batch, params.n_ubatch = options.n_batch, options.n_ubatch
-        params.n_threads = params.n_threads_batch = options.threads
-        numbers = library.type_numbers()
-        params.type_k, params.type_v = (numbers[each.upper()] for each in options.kv_types)
-        for name, value in options.rope:
-            setattr(params, name, value)
-        params.kv_unified = options.kv_unified
-        if not options.embeddings:  # a pooled output needs all rows
-            rows = options.n_seq_max * rows_with_logits(model.n_vocab, options.n_seq_max)
-            params.n_outputs_max = min(options.n_batch, rows)
-        params.n_rs_seq = options.n_back
-        if options.mtp == "head":
-            params.ctx_type = flat.LLAMA_CONTEXT_TYPE_MTP
-        params.swa_full = False  # layers with a window keep only the window's cells
-        params.flash_attn_type = {
-            "auto": flat.LLAMA_FLASH_ATTN_TYPE_AUTO,
-            "on": flat.LLAMA_FLASH_ATTN_TYPE_ENABLED,
-            "off": flat.LLAMA_FLASH_ATTN_TYPE_DISABLED,
-        }[options.flash_attention]
-        params.offload_kqv = options.offload
-        # Work on a host tensor stays on the host, and work on the device stays there.
-        params.op_offload = False
-        params.embeddings = options.embeddings
-        params.no_perf = True
+        params = _params(options, model.n_vocab)
         with library.log.capture() as lines:
             pointer = flat.llama_init_from_model(model.pointer, params)
         self.load_log: tuple[str, ...] = tuple(lines)
@@ -374,6 +348,39 @@ class Context:
     def clear(self, *, zero: bool = False) -> None:
         """Free all cells. `zero`: also what was in them, as masks let NaN through."""
         self._flat.llama_memory_clear(self._memory, zero)
+
+
+def _params(options: ContextOptions, n_vocab: int) -> Any:
+    """llama.cpp's parameters of a context."""
+    flat = library.load()
+    params = flat.llama_context_default_params()
+    params.n_ctx = options.n_ctx
+    params.n_seq_max = options.n_seq_max
+    params.n_batch, params.n_ubatch = options.n_batch, options.n_ubatch
+    params.n_threads = params.n_threads_batch = options.threads
+    numbers = library.type_numbers()
+    params.type_k, params.type_v = (numbers[each.upper()] for each in options.kv_types)
+    for name, value in options.rope:
+        setattr(params, name, value)
+    params.kv_unified = options.kv_unified
+    if not options.embeddings:  # a pooled output needs all rows
+        rows = options.n_seq_max * rows_with_logits(n_vocab, options.n_seq_max)
+        params.n_outputs_max = min(options.n_batch, rows)
+    params.n_rs_seq = options.n_back
+    if options.mtp == "head":
+        params.ctx_type = flat.LLAMA_CONTEXT_TYPE_MTP
+    params.swa_full = False  # layers with a window keep only the window's cells
+    params.flash_attn_type = {
+        "auto": flat.LLAMA_FLASH_ATTN_TYPE_AUTO,
+        "on": flat.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+        "off": flat.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+    }[options.flash_attention]
+    params.offload_kqv = options.offload
+    # Work on a host tensor stays on the host, and work on the device stays there.
+    params.op_offload = False
+    params.embeddings = options.embeddings
+    params.no_perf = True
+    return params
 
 
 def _room(n_bytes: int) -> memoryview:

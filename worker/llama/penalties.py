@@ -87,9 +87,9 @@ class Penalties:
             self._window.append(token)
         row = self._row_of.setdefault(token, len(self._row_of))
         if row == len(self._ids):
-            for name in ("_ids", "_count", "_said"):
-                column = getattr(self, name)
-                setattr(self, name, np.concatenate((column, np.zeros_like(column))))
+            room = (0, row)  # as much again
+            self._ids = np.pad(self._ids, room)
+            self._count, self._said = np.pad(self._count, room), np.pad(self._said, room)
         self._ids[row] = token
         self._said[row] += 1
         self._count[row] += 1

@@ -30,7 +30,7 @@ from worker.llama.draw import NotANumber, dice, largest, likeliest
 from worker.llama.model import Model
 from worker.llama.penalties import Bias, Dry, Penalties, breakers_of
 from worker.llama.reasoning import PROMPT_END_TOKENS, ReasoningTrack
-from worker.wire.sampling import Sampling
+from worker.wire.sampling import ReasoningRules, Sampling
 
 _FORBIDDEN = -math.inf
 _XTC = 0x787463
@@ -56,9 +56,7 @@ class Sampler:
         self._wish, self._prompt_end = wish, prompt[-PROMPT_END_TOKENS:]
         self._reasoning: ReasoningTrack | None = None
         if wish is not None and (wish.budget is not None or waits):
-            self._reasoning = ReasoningTrack(
-                wish, model, self._prompt_end, reopens=constraint is None
-            )
+            self._reasoning = self._tracked(wish)
         self._follower: Follower | None = None
         if constraint is not None:
             self._follower = vocabulary.follow(constraint, self._reasoning if waits else None)
@@ -196,13 +194,15 @@ class Sampler:
         if self._wish is None:
             return
         if self._reasoning is None:
-            self._reasoning = ReasoningTrack(
-                self._wish, self._model, self._prompt_end, reopens=self._follower is None
-            )
+            self._reasoning = self._tracked(self._wish)
             for token in produced:
                 self._reasoning.take(token)
             self._is_plain, self.may_give = False, True
         self._reasoning.budget = 0
+
+    def _tracked(self, wish: ReasoningRules) -> ReasoningTrack:
+        reopens = self._sampling.constraint is None
+        return ReasoningTrack(wish, self._model, self._prompt_end, reopens=reopens)
 
     def _take(self, token: int) -> None:
         """Advance past a token that was not drawn here."""
