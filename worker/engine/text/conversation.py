@@ -336,41 +336,59 @@ def _with_arguments(change: Callable[[Any], Any]) -> Form:
 _as_objects = _with_arguments(_parsed)
 
 
+class _Calls:
+    """The calls of a conversation so far, each under an id of its own."""
+
+    def __init__(self, named: set[str]) -> None:
+        """`named`: the ids of calls that results name."""
+        self._named = named
+        self._functions: dict[str, str] = {}
+        """The function's name of each call."""
+        self._by_given: dict[Any, deque[str]] = {}
+        """For each of those ids, the calls that have it in the last turn with one."""
+        self._unnamed: deque[str] = deque()
+        """The calls of the last turn that no result names."""
+        self._made = map("call{:05}".format, count(1))  # a client's own ids may look like these
+
+    def added(self, given: list[Message]) -> list[Message]:
+        """The calls of a turn."""
+        self._by_given |= {call["id"]: deque() for call in given if call.get("id") in self._named}
+        self._unnamed = deque()
+        calls = []
+        for call in given:
+            ids = chain([call.get("id")], self._made)
+            own = next(each for each in ids if each and each not in self._functions)
+            self._functions[own] = call["function"]["name"]
+            self._by_given.get(call.get("id"), self._unnamed).append(own)
+            calls.append({**call, "id": own})
+        return calls
+
+    def answered(self, result: Message) -> Message:
+        """A result with its call's id and the function's name; one of no call is as it is."""
+        if own_ids := self._by_given.get(result.get("tool_call_id")):
+            own = own_ids[0]
+            own_ids.rotate(-1)  # the next one's, if several calls have this id
+        elif self._unnamed:
+            to_it = (id for id in self._unnamed if self._functions[id] == result.get("name"))
+            own = next(to_it, self._unnamed[0])
+            self._unnamed.remove(own)
+        else:
+            return result
+        return {**result, "tool_call_id": own, "name": self._functions[own]}
+
+
 def _pairs(messages: list[Message]) -> Iterator[Message]:
     """Each call with an id of its own, each result with its call's id and the function's name.
 
     A result that names no call is that of the first call of the last turn that no result names, of
     those to the result's function if it names one.
     """
-    named = {id for each in messages if (id := each.get("tool_call_id"))}
-    functions: dict[str, str] = {}
-    own_ids: dict[Any, deque[str]] = {}
-    unnamed: deque[str] = deque()
-    made = map("call{:05}".format, count(1))  # a client's own ids may look like these
+    calls = _Calls({id for each in messages if (id := each.get("tool_call_id"))})
     for message in messages:
         if given := message.get("tool_calls"):
-            own_ids |= {call["id"]: deque() for call in given if call.get("id") in named}
-            unnamed = deque()
-            calls: list[dict[str, Any]] = []
-            for call in given:
-                id = call.get("id")
-                own = next(each for each in chain([id], made) if each and each not in functions)
-                functions[own] = call["function"]["name"]
-                own_ids.get(id, unnamed).append(own)
-                calls.append({**call, "id": own})
-            message = {**message, "tool_calls": calls}
+            message = {**message, "tool_calls": calls.added(given)}
         elif message.get("role") == "tool":
-            id = message.get("tool_call_id")
-            own = None
-            if ids := own_ids.get(id):
-                own = ids[0]
-                ids.rotate(-1)  # the next one's, if several calls have this id
-            elif unnamed:
-                name = message.get("name")
-                own = next((each for each in unnamed if functions[each] == name), unnamed[0])
-                unnamed.remove(own)
-            if own is not None:
-                message = {**message, "tool_call_id": own, "name": functions[own]}
+            message = calls.answered(message)
         yield message
 
 

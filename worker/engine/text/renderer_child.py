@@ -12,11 +12,12 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from itertools import chain
 from typing import Any, NoReturn
 
 import jinja2
-import jinja2.nodes
 import jinja2.sandbox
+from jinja2 import nodes
 
 from worker.confinement.bounded import serve
 from worker.models.template_syntax import EXTENSIONS
@@ -125,28 +126,30 @@ def _compiled(source: str) -> jinja2.Template | str:
         return str(error)
 
 
-def _internal(tree: jinja2.nodes.Template) -> str | None:
+def _internal(tree: nodes.Template) -> str | None:
     """The first name with two leading underscores: a template could climb through them from a
     string to the interpreter, and no chat template needs one."""
-    nodes = jinja2.nodes
-    for node in tree.find_all((nodes.Getattr, nodes.NSRef, nodes.Getitem, nodes.Filter)):
-        names: list[Any] = []
-        if isinstance(node, nodes.Getattr | nodes.NSRef):
-            names = [node.attr]
-        elif isinstance(node, nodes.Getitem):
-            names = [node.arg.value] if isinstance(node.arg, nodes.Const) else []
-        elif isinstance(node, nodes.Filter) and node.name in ("attr", "map"):
-            names = [a.value for a in node.args if isinstance(a, nodes.Const)]
-            names += [k.value.value for k in node.kwargs if isinstance(k.value, nodes.Const)]
-        for name in names:
-            if isinstance(name, str) and name.startswith("__"):
-                return name
-    return None
+    reaching = tree.find_all((nodes.Getattr, nodes.NSRef, nodes.Getitem, nodes.Filter))
+    names = chain.from_iterable(map(_names, reaching))
+    return next((name for name in names if isinstance(name, str) and name.startswith("__")), None)
+
+
+def _names(node: nodes.Node) -> list[Any]:
+    """What an expression reaches for, as far as it is written there."""
+    match node:
+        case nodes.Getattr(attr=name) | nodes.NSRef(attr=name):
+            return [name]
+        case nodes.Getitem(arg=nodes.Const(value=name)):
+            return [name]
+        case nodes.Filter(name="attr" | "map"):
+            given = [*node.args, *(each.value for each in node.kwargs)]
+            return [each.value for each in given if isinstance(each, nodes.Const)]
+    return []
 
 
 def _words(source: str) -> list[str]:
     """The texts in a template's expressions, each once."""
-    constants = _environment().parse(source).find_all(jinja2.nodes.Const)
+    constants = _environment().parse(source).find_all(nodes.Const)
     texts = {each.value for each in constants if isinstance(each.value, str)}
     return sorted(text for text in texts if text.strip() and len(text) <= _MAX_WORD_CHARS)
 
