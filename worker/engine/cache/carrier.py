@@ -59,31 +59,19 @@ class Carrier:
     def carry_out(self, moves: Iterable[Move]) -> None:
         """Change the cells as planned. What fails leaves the slot empty, and its sequence starts
         over."""
-        cache, cells, has_window = self._cache, self._cells, self._cache.limits.window > 0
+        cache, cells = self._cache, self._cells
         for move in moves:
-            if isinstance(move, Save):
-                self._save(move.slot, move.state)
-                continue
-            if isinstance(move, Divide):
-                began = self._clock()
-                cells.divide(*move)
-                seconds = round(self._clock() - began, 3)
-                log.info("engine.cells_divided", **move._asdict(), seconds=seconds)
-                continue
-            data = move.snapshot.data if move.snapshot is not None else None
-            length = cache.position(move.slot, move.length)
             match move:
-                case Truncate(slot, is_recent=is_recent):
-                    done = cells.truncate(slot, length, data, is_recent=is_recent)
-                case Copy(source, slot):
-                    done = cells.copy(source, slot, length, data)
-                case Restore(slot, state):
-                    done = self._restore(slot, state) and cells.truncate(slot, length, data)
-            if not done:
-                cells.truncate(slot, 0)
-                cache.start_over(slot)
-            if has_window:
-                cache.slots[slot].first = cells.first_position(slot)
+                case Save(slot, state):
+                    self._save(slot, state)
+                case Divide():
+                    self._divide(move)
+                case Truncate(slot) | Copy(_, slot) | Restore(slot):
+                    if not self._change_slot(move):
+                        cells.truncate(slot, 0)
+                        cache.start_over(slot)
+                    if cache.limits.window:
+                        cache.slots[slot].first = cells.first_position(slot)
 
     def look_at(self, snapshots_of: Iterable[Sequence]) -> None:
         """After a batch on memory that cannot be cut anywhere: see what windows have left, and take
@@ -103,6 +91,25 @@ class Carrier:
                 return
             self._cache.save(slot, is_busy=False)
             self.carry_out(self._cache.take_moves())
+
+    def _change_slot(self, move: Truncate | Copy | Restore) -> bool:
+        """Returns false if it fails, whatever the slot has then."""
+        cells = self._cells
+        data = move.snapshot.data if move.snapshot is not None else None
+        length = self._cache.position(move.slot, move.length)
+        match move:
+            case Truncate(slot, is_recent=is_recent):
+                return cells.truncate(slot, length, data, is_recent=is_recent)
+            case Copy(source, slot):
+                return cells.copy(source, slot, length, data)
+            case Restore(slot, state):
+                return self._restore(slot, state) and cells.truncate(slot, length, data)
+
+    def _divide(self, move: Divide) -> None:
+        began = self._clock()
+        self._cells.divide(*move)
+        seconds = round(self._clock() - began, 3)
+        log.info("engine.cells_divided", **move._asdict(), seconds=seconds)
 
     def _save(self, slot: int, state: State) -> None:
         began = time.thread_time()
