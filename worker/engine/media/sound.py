@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,32 @@ def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) 
     Raises:
         InvalidRequest: it is none that can be read, or too long or short.
     """
+    with _opened(encoded) as file:
+        rate = file.samplerate
+        # Without a tag, an MP3's is guessed.
+        if file.frames != _UNKNOWN and file.format != "MP3":
+            _check_seconds(file.frames / rate)
+            if file.frames > most_seconds * rate:
+                return TooLong(file.frames / rate)
+        seconds: list[Samples] = []
+        n_frames = 0
+        for frames in _seconds_of(file):
+            n_frames += len(frames)
+            _check_seconds(max(n_frames / rate, _MIN_SECONDS))  # a header may be wrong
+            if n_frames > most_seconds * rate:
+                return TooLong(n_frames / rate)
+            if not abs(frames).max() <= _LOUDEST:  # False for NaN.
+                raise InvalidRequest(
+                    f"the sound is damaged: it is over {_LOUDEST:.0f} times as loud as full "
+                    "scale, or has samples that are no numbers"
+                )
+            seconds.append(_resampled(frames.mean(axis=1), rate, sample_rate))
+    _check_seconds(n_frames / rate)
+    return Sound(np.concatenate(seconds).tobytes())
+
+
+def _opened(encoded: bytes) -> _Stream:
+    """The file, of which nothing but the header was read."""
     known = ", ".join(FORMATS[:-1])
     not_readable = f"it is no sound that can be read: {known} or {FORMATS[-1]}"
     if not _BEGINNING.match(encoded):
@@ -93,33 +120,19 @@ def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) 
             file = _Stream(_EndIsFar(encoded))
     except Exception:  # a damaged header raises anything
         raise InvalidRequest(not_readable) from None
-    with file:
-        rate, n_channels = file.samplerate, file.channels
-        if rate not in _RATES or n_channels > _MAX_CHANNELS:
-            raise InvalidRequest(f"the sound has {n_channels} channels at {rate} Hz: no sound has")
-        # Without a tag, an MP3's is guessed.
-        if file.frames != _UNKNOWN and file.format != "MP3":
-            _check_seconds(file.frames / rate)
-            if file.frames > most_seconds * rate:
-                return TooLong(file.frames / rate)
-        seconds: list[Samples] = []
-        n_frames = 0
-        try:
-            while len(frames := file.read(rate, dtype="float32", always_2d=True)):
-                n_frames += len(frames)
-                _check_seconds(max(n_frames / rate, _MIN_SECONDS))  # a header may be wrong
-                if n_frames > most_seconds * rate:
-                    return TooLong(n_frames / rate)
-                if not abs(frames).max() <= _LOUDEST:  # False for NaN.
-                    raise InvalidRequest(
-                        f"the sound is damaged: it is over {_LOUDEST:.0f} times as loud as full "
-                        "scale, or has samples that are no numbers"
-                    )
-                seconds.append(_resampled(frames.mean(axis=1), rate, sample_rate))
-        except soundfile.LibsndfileError:
-            raise InvalidRequest(f"the {file.format} sound is damaged") from None
-    _check_seconds(n_frames / rate)
-    return Sound(np.concatenate(seconds).tobytes())
+    rate, n_channels = file.samplerate, file.channels
+    if rate not in _RATES or n_channels > _MAX_CHANNELS:
+        raise InvalidRequest(f"the sound has {n_channels} channels at {rate} Hz: no sound has")
+    return file
+
+
+def _seconds_of(file: _Stream) -> Iterator[Samples]:
+    """A second at a time: (frames, channels)."""
+    try:
+        while len(frames := file.read(file.samplerate, dtype="float32", always_2d=True)):
+            yield frames
+    except soundfile.LibsndfileError:
+        raise InvalidRequest(f"the {file.format} sound is damaged") from None
 
 
 def _with_length(encoded: bytes) -> bytes:
