@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from worker.observability.metrics import Metrics
 from worker.wire.messages import CacheTier
@@ -26,14 +26,20 @@ Buckets = tuple[tuple[float, float], ...]
 Row = dict[str, float | None]
 
 
+class _Sample(NamedTuple):
+    """The counters at one time."""
+
+    at: float
+    """On the monotonic clock."""
+    counts: dict[str, float]
+    buckets: dict[str, Buckets]
+
+
 class History:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._rows: deque[Row] = deque(maxlen=round(KEPT_SECONDS / STEP_SECONDS))
-        self._at: float | None = None
-        """The last sample's time on the monotonic clock; the next two are of that sample, too."""
-        self._counts: dict[str, float] = {}
-        self._buckets: dict[str, Buckets] = {}
+        self._last: _Sample | None = None
 
     async def keep(self, status: Callable[[], Any]) -> None:
         """Take a sample now and every ten seconds, until cancelled."""
@@ -45,12 +51,11 @@ class History:
         """Take a sample of a `WorkerStatus` and of the counters. Each but the first ends a row:
         rates and quantiles of the step, gauges at its end. The row tells the Unix time `at`; rates
         are by the monotonic `now`, since that clock is never set."""
-        before = self._at, self._counts, self._buckets
-        self._at, self._counts = now, _counts(self._metrics)
-        self._buckets = {name: self._metrics.buckets(key) for name, key in LATENCIES.items()}
-        if before[0] is None:
+        buckets = {name: self._metrics.buckets(key) for name, key in LATENCIES.items()}
+        before, self._last = self._last, _Sample(now, _counts(self._metrics), buckets)
+        if before is None:
             return
-        stats, seconds = status.stats, max(now - before[0], 1e-3)
+        stats, seconds = status.stats, max(now - before.at, 1e-3)
         n_used = stats.kv_cells_used - stats.kv_cells_cached
         row: Row = {
             "at": round(at, 1),
@@ -59,11 +64,11 @@ class History:
             "cells_used": _percent(n_used, stats.kv_cells_total),
             "cells_cached": _percent(stats.kv_cells_cached, stats.kv_cells_total),
         }
-        for name, n in self._counts.items():
-            row[f"{name}_per_second"] = round((n - before[1][name]) / seconds, 2)
-        for name, after in self._buckets.items():
+        for name, n in self._last.counts.items():
+            row[f"{name}_per_second"] = round((n - before.counts[name]) / seconds, 2)
+        for name, after in buckets.items():
             for label, q in QUANTILES.items():
-                found = quantile(before[2][name], after, q)
+                found = quantile(before.buckets[name], after, q)
                 row[f"{name}_ms_{label}"] = found and round(1000 * found, 3)
         self._rows.append(row)
 

@@ -55,12 +55,12 @@ class CrashHistory:
 
     @property
     def delay_seconds(self) -> float:
-        """The delay before the next engine is spawned: doubled since the last recovery."""
-        doublings = 0
+        """The delay before the next engine is spawned: doubled by each crash of a series but the
+        first."""
+        n_crashes = 0
         for crash in reversed(self._crashes):
+            n_crashes += 1
             if crash.served or crash.ready_seconds >= SETTLED_SECONDS:
                 break
-            doublings += 1
-        else:
-            doublings -= 1
-        return min(FIRST_DELAY_SECONDS * 2.0 ** min(max(doublings, 0), 16), LONGEST_DELAY_SECONDS)
+        doublings = min(max(n_crashes - 1, 0), 16)
+        return min(FIRST_DELAY_SECONDS * 2.0**doublings, LONGEST_DELAY_SECONDS)

@@ -1,7 +1,8 @@
 """The engine as the rest of the API process sees it: requests in, streams of events out.
 
 It passes requests to the engine and the engine's events to their jobs. `guardian` owns the process,
-`job_table` the jobs. Only `submit` and `ask` wait for the engine: until it accepts, or answers.
+`job_table` the jobs. Of requests, `ask` alone waits for the engine here, until it answers; who
+opens a job waits at that job.
 """
 
 from __future__ import annotations
