@@ -300,49 +300,26 @@ class _Planner:
             kv.divisions if layout.memory_kind.moves_states and not self._lengths_differ else ()
         )
         layouts = [layout, *(self._layout(divided(cells, n).cells, n, False) for n in divisions)]
-        computes = [max(each) for each in zip(*(each.compute for each in layouts), strict=True)]
-        margin = self._margin + self._unpacked_bytes(layout)
-        if self._embeds:  # kernels have a tensor of a long text in another type, half as large
-            margin += max(computes) // 2
-        all_parts = [
-            {"weights": weights, "kv": cached, "compute": compute, "output": 0, "margin": margin}
-            for weights, cached, compute in zip(
-                self._weight_bytes, layout.kv, computes, strict=True
-            )
-        ]
-        parts = all_parts[0]
-        host = {
-            "weights": self._model.weights.host_bytes,
-            "compute": max(each.host_compute for each in layouts),
-            "output": layout.output,
-        }
-        if self._settings.prefix_cache and not layout.memory_kind.cuts_anywhere:
-            chosen = self._settings.snapshot_mib
-            host["states"] = _SNAPSHOT_BYTES if chosen is None else chosen * _MIB
-        store_bytes = self._settings.kv_store_bytes
-        if store_bytes is not None and not self._embeds:
-            of_one = sum(layout.kv) // (1 if kv.unified else slots)
-            host["kv_store"] = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
-        if (self._draft is not None or self._has_head) and layout.memory_kind.most_back:
-            on_devices, host["draft"] = self._draft_bytes(kv.context_length)
-            for own, n_bytes in zip(all_parts, on_devices, strict=False):
-                own["draft"] = n_bytes
-        if self._projector is not None:
-            parts["projector"] = device_bytes(self._projector, kv.context_length)
-            host["embeddings"] = EMBEDDINGS_BYTES
+        layout = replace(
+            layout,
+            compute=tuple(map(max, zip(*(each.compute for each in layouts), strict=True))),
+            host_compute=max(each.host_compute for each in layouts),
+        )
+        on_devices, on_host = self._parts(layout, kv, slots)
         if not self._devices:  # all of it lies in memory
-            parts |= {name: parts.get(name, 0) + size for name, size in host.items()}
-            host = {}
+            [parts] = on_devices
+            parts |= {name: parts.get(name, 0) + size for name, size in on_host.items()}
+            on_host = {}
         return Plan(
             model=self._model_ref,
             shares=tuple(
-                Share(device=name, available_bytes=available, parts=each)
-                for name, available, each in zip(
-                    self._names, self._available, all_parts, strict=True
+                Share(device=name, available_bytes=available, parts=parts)
+                for name, available, parts in zip(
+                    self._names, self._available, on_devices, strict=True
                 )
             ),
             layers=self._layers,
-            host_parts=host,
+            host_parts=on_host,
             context_length=kv.context_length,
             trained_context_length=self._model.trained_context_length,
             slots=slots,
@@ -351,6 +328,40 @@ class _Planner:
             kv_divisions=divisions,
             kv_reason=kv.reason,
         )
+
+    def _parts(
+        self, layout: Layout, kv: KvCache, slots: int
+    ) -> tuple[list[dict[str, int]], dict[str, int]]:
+        """Bytes by part on each device, or in memory, and on the host beside it."""
+        margin = self._margin + self._unpacked_bytes(layout)
+        if self._embeds:  # kernels have a tensor of a long text in another type, half as large
+            margin += max(layout.compute) // 2
+        on_devices = [
+            {"weights": weights, "kv": cached, "compute": compute, "output": 0, "margin": margin}
+            for weights, cached, compute in zip(
+                self._weight_bytes, layout.kv, layout.compute, strict=True
+            )
+        ]
+        on_host = {
+            "weights": self._model.weights.host_bytes,
+            "compute": layout.host_compute,
+            "output": layout.output,
+        }
+        if self._settings.prefix_cache and not layout.memory_kind.cuts_anywhere:
+            chosen = self._settings.snapshot_mib
+            on_host["states"] = _SNAPSHOT_BYTES if chosen is None else chosen * _MIB
+        store_bytes = self._settings.kv_store_bytes
+        if store_bytes is not None and not self._embeds:
+            of_one = sum(layout.kv) // (1 if kv.unified else slots)
+            on_host["kv_store"] = STATES_AT_ONCE * min(of_one, store_bytes // LARGEST_SHARE)
+        if (self._draft is not None or self._has_head) and layout.memory_kind.most_back:
+            of_draft, on_host["draft"] = self._draft_bytes(kv.context_length)
+            for parts, n_bytes in zip(on_devices, of_draft, strict=False):
+                parts["draft"] = n_bytes
+        if self._projector is not None:
+            on_devices[0]["projector"] = device_bytes(self._projector, kv.context_length)
+            on_host["embeddings"] = EMBEDDINGS_BYTES
+        return on_devices, on_host
 
     def _unpacked_bytes(self, layout: Layout) -> int:
         """What Vulkan's code takes once a prompt goes over quantised cells: the keys and values of
