@@ -41,8 +41,8 @@ _MOST_ACCEPTANCE = 0.99
 _STAKE = 0.005
 """The share of all time that guesses may lose for good; looking them up counts."""
 _RESTED = 0.5
-"""What must be on the account, once it was spent, before guesses are made again. Else to look them
-up would take what comes to it, where a step takes a millisecond, and few would be tried."""
+"""What must be on the account before guesses are made again once it was spent. Where a step takes a
+millisecond, looking them up would else take all that comes to it, and few would be tried."""
 _FORGET_STEPS = 32
 """Steps without guesses after which the cost of their rows is forgotten a bit."""
 _FIRST_CREDIT, _MOST_CREDIT = 2, 32

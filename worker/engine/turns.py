@@ -57,8 +57,8 @@ class Turns:
 
     def oldest_first(self) -> bool:
         """Whether the oldest prompt of the group whose turn it is comes first in a step with
-        prompts: every other time. Of all groups together, two that alternate would each see the
-        same time again and again."""
+        prompts: every other time of this group. Counted for all groups together, it would always
+        be the same one's of two that alternate."""
         key = next(iter(self._groups))
         self._odd ^= {key}
         return key not in self._odd

@@ -53,7 +53,7 @@ class Kept(NamedTuple):
     is_sorted: bool
     """Whether the logits fall."""
     size: int
-    """How many there are, forbidden ones too, of which `logits` need not have any."""
+    """How many there are with the forbidden ones, which `logits` may be without."""
 
     def at(self, index: Indices | slice, *, is_sorted: bool, size: int | None = None) -> Kept:
         """Those at these indices; in the count, `size` of them."""

@@ -22,9 +22,9 @@ _PACE_SAMPLES = 64
 
 class JobTable:
     def __init__(self, settings: Settings) -> None:
+        self._limits = settings
         self.by_id: dict[int, Job] = {}
         """The live jobs in order of submission."""
-        self._limits = settings
         self.by_name: dict[str, Job] = {}
         """Those that a client has named."""
         self._ended: OrderedDict[str, None] = OrderedDict()

@@ -28,7 +28,7 @@ class Medium(Struct, frozen=True):
     """The request's field that it comes from, for errors."""
 
     def __repr__(self) -> str:
-        """With the hash of its bytes, which they remember: they are many."""
+        """With the hash of its bytes, which are many; it is computed only once."""
         n_bytes, name = len(self.data), hash(self.data)
         return f"{type(self).__name__}({self.kind!r}, {n_bytes} bytes {name:x}, {self.field!r})"
 

@@ -50,8 +50,8 @@ def context_options(
 
     A pooled text is computed in one batch, because attention looks both ways. Several texts share a
     decode and the cells of one text. llama.cpp reserves as many rows for each of them, and ends the
-    process unless these make the whole batch. So it does unless a graph has more rows than it keeps
-    states of a sequence.
+    process unless these make the whole batch. It ends the process, too, unless a graph has more
+    rows than there are states of a sequence.
     """
     can_guess = not embeds and settings.speculate not in ("auto", "off")
     pooled = -(-kv.context_length // POOLED_AT_ONCE) * POOLED_AT_ONCE

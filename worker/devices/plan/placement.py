@@ -34,7 +34,7 @@ LOOKED_UP = frozenset(
 """Tensors of the input layer, in which rows are looked up. llama.cpp keeps them on the host."""
 OUTPUT_FIRST = frozenset({"gemma3n", "gemma4"})
 """Architectures whose output layer llama.cpp makes before the input embedding. Where both are one
-tensor, the second is then a copy; with all others it is the first."""
+tensor, the embedding is then a copy; in all others the output layer is the embedding itself."""
 _BLOCK = re.compile(r"blk\.(?P<layer>\d+)\.")
 _EXPERTS = re.compile(r"_exps\.weight$")
 _PROBED_ROWS = 512

@@ -91,8 +91,8 @@ class LoadReport:
 def host_operations(lines: Iterable[str]) -> tuple[str, ...]:
     """What of the compute graphs runs on the host, behind the part in which inputs enter.
 
-    `lines` have the graphs as GGML_SCHED_DEBUG=2 tells them. Earlier ones than the last two, of a
-    prompt and of single tokens, were laid out to find out what the devices can do.
+    `lines` have the graphs as GGML_SCHED_DEBUG=2 tells them. The last two count, those of a prompt
+    and of single tokens; the ones before were laid out to find out what the devices can do.
     """
     graphs: list[dict[str, None]] = []
     on_host = has_begun = False

@@ -21,10 +21,9 @@ from worker.observability.logs import get_logger
 log = get_logger()
 
 _MOST_COUNTING = 0.02
-"""The longest time in seconds in which the size of a state is known, for states that are copied at
-all: llama.cpp lists all pieces before it copies one, and would take hundreds of MiB for the list
-where values lie transposed (no flash attention) and the cells of one sequence between those of
-others."""
+"""A state is copied only if its size was found within so many seconds: llama.cpp lists all pieces
+before it copies one, and the list takes hundreds of MiB where values lie transposed (no flash
+attention) and the cells of one sequence between those of others."""
 _LEAST_PATIENCE = 2.0
 """Seconds that a request waits for the disk at least; else as long as it takes to compute what is
 read."""

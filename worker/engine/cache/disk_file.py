@@ -31,8 +31,8 @@ _LENGTH_BYTES, _MAC_BYTES = 4, 32
 _PIECE = 8 << 20
 """Bytes that are written, read or hashed at once, without the GIL."""
 _FIRST = 64
-"""Bytes of a state that are copied: while it is written, the engine thread may restore it, which
-writes into its head."""
+"""The first bytes of a state, which are copied: while it is written, the engine thread may restore
+it, which writes into them."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]

@@ -8,8 +8,8 @@ from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
 
 MOST_STATES = 1024
-"""A request is compared with all of them, while streams wait. Only states of a few MiB, which are
-soon computed again, could be more within the bytes."""
+"""A request is compared with all of them, while streams wait. The bytes hold more only of states of
+a few MiB, which are soon computed again."""
 
 
 class Memory:

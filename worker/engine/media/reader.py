@@ -17,8 +17,8 @@ from worker.llama.media import MediaChunk, Piece, Projector
 from worker.wire.work import Medium
 
 MOST_WAITING_TOKENS = 32_768
-"""Of media that are decoded and wait. The pixels of one take 9 KiB (Qwen-VL: 28 of each side) to
-37 KiB (Gemma 3: 56) of memory, as floats."""
+"""Of media that are decoded and wait. The pixels of one token take 9 KiB (Qwen-VL: 28 of each side)
+to 37 KiB (Gemma 3: 56) of memory, as floats."""
 
 _PERIOD = 30.0
 """Seconds after which the windows of each kind of projector that hears begin as they did."""
@@ -113,8 +113,8 @@ class MediaReader:
 
     @cached_property
     def _least_rate(self) -> float:
-        """Tokens that a second of a sound of `_PERIOD` or longer has at least; 0: it has as many as
-        a shorter one."""
+        """Tokens of each second of a sound that takes `_PERIOD` or longer, at least; 0 if its
+        length adds none."""
         shorter, longer = map(self._silence, (1.0, 1.0 + _PERIOD))
         return _LEAST_SHARE * (longer - shorter) / _PERIOD
 

@@ -218,7 +218,8 @@ def _with_role(role: str, other: str) -> Form:
 
 
 def _into_next_before_others(chat: Chat) -> Chat:
-    """So where the user's words are not the last, for templates that write it before these."""
+    """As `_into_next`, unless the user's words come last: some templates write the system's before
+    these, and nowhere else."""
     ends_with_user = chat["messages"] and chat["messages"][-1].get("role") == "user"
     return chat if ends_with_user else _into_next(chat)
 
@@ -720,8 +721,9 @@ def forms_of(render: Render) -> tuple[Form, ...]:
 
 
 def without_broken_arguments(chat: Chat) -> tuple[str, Chat] | None:
-    """The place of the first call whose arguments are no JSON object, and the chat with none in
-    place of such, which tells whether a template refuses it for that; if there is one."""
+    """The place of the first call whose arguments are no JSON object, and the chat with empty
+    objects in place of such, if there are any. A template that takes this chat has refused the
+    other one for its arguments."""
 
     def is_object(arguments: Any) -> bool:
         return isinstance(_parsed(arguments), Mapping)
