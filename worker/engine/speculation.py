@@ -141,32 +141,16 @@ class Speculation:
         it, and none for a request whose rows must be its own."""
         self.seconds, self._tried = 0.0, {}
         self._n_streams, self._n_rows = len(chunks), sum([n for _, _, n in chunks])
-        n_streams, n_rows = self._n_streams, self._n_rows
-        self._plain = self._pace.decode_seconds(n_streams)
-        if not self._plain or (self._drafter.computes and n_rows > 1):
+        self._plain = self._pace.decode_seconds(self._n_streams)
+        if not self._plain or (self._drafter.computes and self._n_rows > 1):
             return {}
         self._book(_STAKE)
-        most = MOST_GUESSES if n_streams == 1 else _MOST_EACH
-        most = min(most, self._batch - n_rows, self._most_back)
-        if self._account < 0 or self._account >= _RESTED:
-            self._rests = self._account < 0
-        if self._rests or (n_streams > 1 and not self._may_pay(0, 0.0, 1.0, most)):
-            self._forget_costs(n_rows)
-            return {}
-        room = {}
-        for chunk in chunks:
-            sequence, end = chunk.sequence, chunk.end
-            n = min(most, sequence.n_most - len(sequence.tokens) - 1)
-            if n > 0 and end == len(sequence.tokens) and _may_guess(sequence):
-                if end not in sequence.snapshot_at:  # it would be of the guesses, too
-                    room[sequence] = n
-        if self._drafter.computes:
-            drafts = {s: self._computed(s, n) for s, n in room.items()}
-        else:
-            drafts = self._looked_up(room)
+        most = MOST_GUESSES if self._n_streams == 1 else _MOST_EACH
+        most = min(most, self._batch - self._n_rows, self._most_back)
+        drafts = self._made(chunks, most) if self._may_try(most) else {}
         self._tried = {s.request_id: guesses for s, guesses in drafts.items() if guesses}
         if not self._tried:
-            self._forget_costs(n_rows)
+            self._forget_costs()
         return {s: [g.token for g in guesses] for s, guesses in drafts.items() if guesses}
 
     def read(self, sequence: Sequence, start: int, n_rows: int) -> float:
@@ -205,6 +189,20 @@ class Speculation:
         if stream is None:
             stream = self._streams[sequence.request_id] = _Stream(list(self._acceptance))
         return stream
+
+    def _made(self, chunks: Rows[Chunk], most: int) -> dict[Sequence, list[Guess]]:
+        """Guesses for the streams that may have some, `most` for each at most."""
+        room = {}
+        for chunk in chunks:
+            sequence, end = chunk.sequence, chunk.end
+            n = min(most, sequence.n_most - len(sequence.tokens) - 1)
+            # A snapshot would be of the guesses, too.
+            is_last = end == len(sequence.tokens) and end not in sequence.snapshot_at
+            if n > 0 and is_last and _may_guess(sequence):
+                room[sequence] = n
+        if self._drafter.computes:
+            return {s: self._computed(s, n) for s, n in room.items()}
+        return self._looked_up(room)
 
     def _looked_up(self, room: dict[Sequence, int]) -> dict[Sequence, list[Guess]]:
         """The likeliest of all streams' guesses, as many as are worth it."""
@@ -261,10 +259,10 @@ class Speculation:
         self._book((began - ended) / self._plain)
         return guesses
 
-    def _forget_costs(self, n_rows: int) -> None:
+    def _forget_costs(self) -> None:
         self._n_plain += 1
         if self._n_plain % _FORGET_STEPS == 0:
-            self._pace.forget_beyond(n_rows)
+            self._pace.forget_beyond(self._n_rows)
 
     # --- what they are worth -------------------------------------------------------------------
 
@@ -279,6 +277,13 @@ class Speculation:
         """What so many guesses add to this step, as a share of a plain one."""
         seconds = self._pace.decode_seconds
         return max(seconds(self._n_rows + count) - seconds(self._n_rows), 0.0) / self._plain
+
+    def _may_try(self, most: int) -> bool:
+        """Whether to make guesses in this step: not while the account is spent, nor where too many
+        streams share a pass for any guess to be worth it."""
+        if self._account < 0 or self._account >= _RESTED:
+            self._rests = self._account < 0
+        return not self._rests and (self._n_streams == 1 or self._may_pay(0, 0.0, 1.0, most))
 
     def _may_pay(self, n_guessed: int, tokens: float, chance: float, most: int) -> bool:
         """Whether guesses for a stream would be worth it if all further ones were right, behind
