@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from array import array
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -149,11 +148,8 @@ class Intake:
         match work:
             case InferenceRequest():
                 sequence = self._sequence(request_id, work)
-                ids = b""
-                if not sequence.spans:
-                    ids = array("i", sequence.tokens[: sequence.n_prompt]).tobytes()
                 submit = partial(self._loop.submit, sequence)
-                self._hand_over(request_id, sequence.n_prompt, ids, submit)
+                self._hand_over(request_id, sequence.n_prompt, sequence.prompt_ids, submit)
             case Embed(inputs, norm, field=field):
                 texts = (self._prompts.embedded(text, at) for at, text in placed(field, inputs))
                 self._pool(request_id, work, texts, norm)

@@ -5,6 +5,7 @@ An intake thread builds it; from then on it belongs to the engine thread.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from encodings.utf_8 import IncrementalDecoder as Utf8
@@ -109,6 +110,12 @@ class Sequence:
             return text, None
         text, stop = self.stops.feed(text)
         return self.lines.feed(text), stop
+
+    @property
+    def prompt_ids(self) -> bytes:
+        """Its prompt for another engine, as 32-bit integers; empty if it has media, which stand
+        there as no tokens."""
+        return b"" if self.spans else array("i", self.tokens[: self.n_prompt]).tobytes()
 
     @property
     def is_on_trial(self) -> bool:
