@@ -248,28 +248,32 @@ class PromptBuilder:
         reading = self._read(prompt, (f"{mark}x{number}x" for number in count()))
         text = reading.text()
         tokens = self.tokenize(text)
-        model = self._vocabulary
+        parts = self._parts(reading, tokens)
+        if parts is None:
+            if not prompt.media:
+                found.ids = tokens
+                return
+            parts = [(text, True)]
+        # A template may write messages in another order than they came.
+        numbered = re.compile(rf"{mark}x(\d+)x")
+        self._add_all(found, parts, numbered, prompt.media, prompt.field)
+
+    def _parts(self, reading: Reading, tokens: list[int]) -> Iterable[tuple[str, bool]] | None:
+        """The parts of a chat's text, each with whether it has control tokens: those that messages
+        spell stay text. `None` if they spell none. `tokens` are those of the whole text."""
+        prompt, model = reading.prompt, self._vocabulary
+        # A longer one is refused anyway; with media it may be shorter, as marks have tokens, too.
+        if len(tokens) > self._context_length and not prompt.media:
+            return None
         spellings = Spellings(
             map(model.token_text, model.control.intersection(tokens)),
             map(model.token_text, model.user_defined.intersection(tokens)),
         )
-        # A longer one is refused anyway; with media it may be shorter, as marks have tokens, too.
-        is_too_long = len(tokens) > self._context_length and not prompt.media
-        marking = None
-        if not is_too_long:
-            marking = spellings.marking(
-                reading.chat, prompt.field, lambda: reading.template.deletions
-            )
-        parts: Iterable[tuple[str, bool]] = [(text, True)]
-        if marking is not None:
-            chat, spelled = marking
-            parts = spellings.split(replace(reading, chat=chat).text(), spelled)
-        elif not prompt.media:
-            found.ids = tokens
-            return
-        # A template may write messages in another order than they came.
-        numbered = re.compile(rf"{mark}x(\d+)x")
-        self._add_all(found, parts, numbered, prompt.media, prompt.field)
+        marking = spellings.marking(reading.chat, prompt.field, lambda: reading.template.deletions)
+        if marking is None:
+            return None
+        chat, mark = marking
+        return spellings.split(replace(reading, chat=chat).text(), mark)
 
     def _add_all(
         self,
