@@ -87,6 +87,36 @@ class LoadReport:
     def bytes_of(self, kind: str) -> int:
         return sum(buffer.size_bytes for buffer in self.buffers if buffer.kind == kind)
 
+    def enter(self, fact: BufferKind | Fact, match: re.Match[str]) -> None:
+        """Enter what a line tells."""
+        match fact:
+            case "layer":
+                self.layer_devices[int(match["layer"])] = match["device"]
+            case "cached":
+                self.cache_devices[int(match["layer"])] = match["device"]
+                self._now_cached.append(match["device"])
+            case "cells":
+                tensors = map(_bytes, _KEYS_OR_VALUES.findall(match.string))
+                self._end_cache(_bytes(match["size"]), max(tensors, default=0))
+            case "splits":
+                self.splits = max(self.splits, *map(int, match["splits"].split(" / ")))
+            case "unused":
+                self.unused_bytes += int(match["size"])
+            case "not locked":
+                self.not_locked = match["reason"]
+            case kind:
+                self.buffers.append(Buffer(kind, match["device"], _bytes(match["size"])))
+
+    def _end_cache(self, size: int, largest: int) -> None:
+        """Enter the size of the cache whose layers were told last, and that of all keys or of all
+        values in it, whichever is larger."""
+        n_layers = len(self._now_cached) or 1
+        self.largest_kv_bytes = max(self.largest_kv_bytes, largest // n_layers)
+        self.kv_bytes += size
+        for device in self._now_cached:
+            self.kv_by_device[device] += size / n_layers
+        self._now_cached.clear()
+
 
 def host_operations(lines: Iterable[str]) -> tuple[str, ...]:
     """What of the compute graphs runs on the host, behind the part in which inputs enter.
@@ -113,7 +143,11 @@ def parse(lines: Iterable[str]) -> LoadReport:
     report = LoadReport()
     for raw in lines:
         line = raw.rstrip()
-        if not _read(line, report) and _PLACING.match(line) and not _IS_SILENT.fullmatch(line):
+        matches = ((fact, pattern.fullmatch(line)) for fact, pattern in _TELLING)
+        told = next(((fact, match) for fact, match in matches if match), None)
+        if told is not None:
+            report.enter(*told)
+        elif _PLACING.match(line) and not _IS_SILENT.fullmatch(line):
             raise ResidencyViolation(
                 f"llama.cpp reports on placement in unknown words, so nothing can be proven: "
                 f"{line.strip()!r}. Use the llama-cpp-python release that this worker is pinned "
@@ -121,37 +155,6 @@ def parse(lines: Iterable[str]) -> LoadReport:
                 line=line.strip(),
             )
     return report
-
-
-def _read(line: str, report: LoadReport) -> bool:
-    """Enter what a line tells into the report; false if it is none of those that tell."""
-    for fact, pattern in _TELLING:
-        if (match := pattern.fullmatch(line)) is None:
-            continue
-        match fact:
-            case "layer":
-                report.layer_devices[int(match["layer"])] = match["device"]
-            case "cached":
-                report.cache_devices[int(match["layer"])] = match["device"]
-                report._now_cached.append(match["device"])
-            case "cells":  # of the cache whose layers were told last
-                size, n_layers = _bytes(match["size"]), len(report._now_cached) or 1
-                largest = max(map(_bytes, _KEYS_OR_VALUES.findall(line)), default=0)
-                report.largest_kv_bytes = max(report.largest_kv_bytes, largest // n_layers)
-                report.kv_bytes += size
-                for device in report._now_cached:
-                    report.kv_by_device[device] += size / n_layers
-                report._now_cached.clear()
-            case "splits":
-                report.splits = max(report.splits, *map(int, match["splits"].split(" / ")))
-            case "unused":
-                report.unused_bytes += int(match["size"])
-            case "not locked":
-                report.not_locked = match["reason"]
-            case kind:
-                report.buffers.append(Buffer(kind, match["device"], _bytes(match["size"])))
-        return True
-    return False
 
 
 def _bytes(mebibytes: str) -> int:
