@@ -152,7 +152,8 @@ class EngineProcess:
 
     async def end(self) -> str:
         """Make sure that the process is gone, reap it, and return in words how it ended."""
-        assert self._process is not None
+        if self._process is None:
+            return "not spawned"
         left = await self._has_left(LEAVE_SECONDS)
         if self._channel is not None:
             self._channel.close()

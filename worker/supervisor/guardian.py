@@ -142,12 +142,12 @@ class Guardian:
 
     async def _one_engine(self, config: LoadModel) -> str:
         """Spawn an engine and wait until it is gone; returns in words how it ended."""
-        engine, is_there = self.engine, True
+        engine = self.engine
         try:
             engine.spawn()
             await engine.connect(self._supervisor.on_events)
         except WorkerError as trouble:
-            engine.error, is_there = trouble, engine.pid is not None
+            engine.error = trouble
         else:
             engine.send(config)
             self._log.info("engine.spawned", pid=engine.pid)
@@ -162,7 +162,7 @@ class Guardian:
         if engine.ready_at is not None:
             error = EngineCrashed(f"The engine process {engine.kill_reason or 'died'}; try again.")
             self._supervisor.on_lost(error, engine.suspects)
-        return await engine.end() if is_there else "not spawned"
+        return await engine.end()
 
     def _record_crash(self, how: str) -> str:
         """Returns the cause."""
