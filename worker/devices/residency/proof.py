@@ -52,7 +52,6 @@ def prove(
     """
     model, contexts = context.model, [context] if head is None else [context, head]
     report = parse(chain(model.load_log, *(each.load_log for each in contexts)))
-    ends = list(accumulate(model.options.layers))  # none where the first device has all
     # Most devices call their memory by their own name; an RPC device does not.
     names = {placement.buffer_type_name(device): device.name for device in selected.devices}
     buffers = tuple(
@@ -65,28 +64,18 @@ def prove(
     weights = placement.NOTHING
     if beside or len(selected.cards) > 1:
         weights = placement.place(header, selected.devices, model.options.layers)
+    reasons = [(each, _reason_on_host(each, selected, weights)) for each in beside]
     faults = [
-        f"layer {layer} of {len(report.layer_devices)} is on {told}, not on {device}"
-        for layer, told in sorted(report.layer_devices.items())
-        if told != (device := selected.names[bisect_right(ends, layer)])
+        *_layers_elsewhere(report, model.options.layers, selected),
+        *(
+            f"{each.size_bytes:,} bytes of {each.kind} are {_where(each, selected, weights)}"
+            for each, reason in reasons
+            if reason is None
+        ),
+        *_computed_on_host(report, contexts, selected, header),
+        *(_misplaced(report, buffers, weights, selected) if len(selected.cards) > 1 else ()),
+        *_unproven(report, buffers, model, locked),
     ]
-    allowed = []
-    for each in beside:
-        if reason := _reason_on_host(each, selected, weights):
-            allowed.append(f"{each.kind} ({each.device}, {each.size_bytes:,} bytes): {reason}")
-        else:
-            where = _where(each, selected, weights)
-            faults.append(f"{each.size_bytes:,} bytes of {each.kind} are {where}")
-    # Parts on several devices may take turns; only then it has to be asked where each one runs.
-    if selected.is_gpu and report.splits > _INPUT_SPLITS + len(selected.cards):
-        if on_host := _host_operations(model, contexts, header):
-            faults.append(
-                f"the compute graph falls into {report.splits} parts: {', '.join(on_host)} run on "
-                f"the host, not on {', '.join(selected.names)}"
-            )
-    if len(selected.cards) > 1:
-        faults += _misplaced(report, buffers, weights, selected)
-    faults += _unproven(report, buffers, model, locked)
     if faults:
         raise _violation(selected, buffers, faults)
     n_layers = len(report.layer_devices)
@@ -96,7 +85,10 @@ def prove(
         buffers=buffers,
         layers_total=n_layers,
         layers_on_device=n_layers,
-        allowed_host_buffers=tuple(allowed),
+        allowed_host_buffers=tuple(
+            f"{each.kind} ({each.device}, {each.size_bytes:,} bytes): {reason}"
+            for each, reason in reasons
+        ),
     )
     residency = live_check.watch(selected, residency)
     live_check.check(selected, residency)
@@ -113,6 +105,29 @@ def together(model: Residency, draft: Residency) -> Residency:
     )
 
 
+def _layers_elsewhere(
+    report: LoadReport, layers: Sequence[int], selected: Selected
+) -> Iterator[str]:
+    """Which layers are not on their device, of which each has so many `layers`."""
+    ends = list(accumulate(layers))  # none where the first device has all
+    for layer, told in sorted(report.layer_devices.items()):
+        device = selected.names[bisect_right(ends, layer)]
+        if told != device:
+            yield f"layer {layer} of {len(report.layer_devices)} is on {told}, not on {device}"
+
+
+def _computed_on_host(
+    report: LoadReport, contexts: Sequence[Context], selected: Selected, header: GgufHeader
+) -> Iterator[str]:
+    # Parts on several devices may take turns; only then it has to be asked where each one runs.
+    if selected.is_gpu and report.splits > _INPUT_SPLITS + len(selected.cards):
+        if on_host := _host_operations(contexts, header):
+            yield (
+                f"the compute graph falls into {report.splits} parts: {', '.join(on_host)} run on "
+                f"the host, not on {', '.join(selected.names)}"
+            )
+
+
 def _misplaced(
     report: LoadReport, buffers: Sequence[Buffer], weights: placement.Weights, selected: Selected
 ) -> Iterator[str]:
@@ -126,11 +141,9 @@ def _misplaced(
             yield f"{told:,} bytes of weights are on {name}, {planned:,} belong there"
 
 
-def _host_operations(
-    model: Model, contexts: Sequence[Context], header: GgufHeader
-) -> tuple[str, ...]:
+def _host_operations(contexts: Sequence[Context], header: GgufHeader) -> tuple[str, ...]:
     """Lay out the graphs of these contexts once more, without allocating, to be told each part."""
-    options = replace(model.options, mmap=False, mlock=False, no_alloc=True)
+    options = replace(contexts[0].model.options, mmap=False, mlock=False, no_alloc=True)
     before = os.environ.get(_TOLD_BY)
     os.environ[_TOLD_BY] = "2"
     try:
