@@ -50,7 +50,8 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
     if json_lines and isinstance(sys.stderr, io.TextIOWrapper):
         # JSON's, whatever the locale's is.
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
-    least = "warning" if is_for_people(level, format) else level
+    for_people = is_for_people(level, format)
+    least = "warning" if for_people else level
     threshold = logging.getLevelNamesMapping()[least.upper()]
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -59,22 +60,18 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
         _identity(worker_id),
         _redact,
     ]
-    # `format_exc_info` prints no local variables, so a traceback has no prompt.
-    closing: list[Processor] = (
-        [
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(ensure_ascii=False, default=str),
-        ]
-        if json_lines
-        else [
-            _drop_empty,
-            _show_controls,
-            *[_drop_failure] * is_for_people(level, format),
-            structlog.dev.ConsoleRenderer(
-                colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ]
-    )
+    closing: list[Processor]
+    if json_lines:
+        # `format_exc_info` prints no local variables, so a traceback has no prompt.
+        renderer = structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
+        closing = [structlog.processors.format_exc_info, renderer]
+    else:
+        console = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+        closing = [_drop_empty, _show_controls, console]
+        if for_people:
+            closing.insert(0, _drop_failure)
     structlog.configure(
         processors=[*shared, *closing],
         wrapper_class=structlog.make_filtering_bound_logger(threshold),
