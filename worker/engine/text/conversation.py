@@ -707,17 +707,21 @@ def forms_of(render: Render) -> tuple[Form, ...]:
         return render(chat) or ""
 
     for matter in _MATTERS:
-        arrives = matter.arrives or partial(_in_their_order, matter.probe)
-        for form in matter.forms:
-            prompt = rendered(matter.probe, form)
-            if form is matter.forms[0] and matter.role and prompt:
-                other = rendered(_with_role(matter.role, _NO_ROLE)(matter.probe), form)
-                if other.lower().replace(_NO_ROLE, matter.role) == prompt.lower():
-                    continue  # it writes whatever the role is
-            if arrives(prompt):
-                break
-        found.append(form)
+        found.append(_form_of(matter, rendered))
     return tuple(found)
+
+
+def _form_of(matter: _Matter, rendered: Callable[[Chat, Form], str]) -> Form:
+    arrives = matter.arrives or partial(_in_their_order, matter.probe)
+    for form in matter.forms:
+        prompt = rendered(matter.probe, form)
+        if form is matter.forms[0] and matter.role and prompt:
+            other = rendered(_with_role(matter.role, _NO_ROLE)(matter.probe), form)
+            if other.lower().replace(_NO_ROLE, matter.role) == prompt.lower():
+                continue  # it writes whatever the role is
+        if arrives(prompt):
+            return form
+    return matter.forms[-1]
 
 
 def without_broken_arguments(chat: Chat) -> tuple[str, Chat] | None:
