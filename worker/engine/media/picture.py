@@ -15,6 +15,7 @@ from worker.engine.media.decoder import Picture
 from worker.errors import InvalidRequest
 
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP")
+_NOT_READABLE = f"it is no picture that can be read: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 MAX_PIXELS = 1 << 25
 """Three bytes each, several times while they are prepared."""
 MAX_SIDE = 1 << 15
@@ -28,8 +29,6 @@ def decode(encoded: bytes) -> Picture:
     Raises:
         InvalidRequest: it is no picture that can be read, or too large.
     """
-    known = ", ".join(FORMATS[:-1])
-    not_readable = f"it is no picture that can be read: {known} or {FORMATS[-1]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damage that the decoder can live with
         try:
@@ -37,7 +36,7 @@ def decode(encoded: bytes) -> Picture:
         except Image.DecompressionBombError:
             raise InvalidRequest(f"the picture has more than {MAX_PIXELS:,} pixels") from None
         except Exception:  # a damaged header raises anything
-            raise InvalidRequest(not_readable) from None
+            raise InvalidRequest(_NOT_READABLE) from None
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise InvalidRequest(

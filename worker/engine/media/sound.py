@@ -19,6 +19,7 @@ from worker.errors import InvalidRequest
 
 MAX_SECONDS, _MIN_SECONDS = 1800.0, 0.1
 FORMATS = ("WAV", "FLAC", "MP3")
+_NOT_READABLE = f"it is no sound that can be read: {', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 _BEGINNING = re.compile(rb"RIFF....WAVE|fLaC|ID3|\xff[\xe0-\xff]", re.DOTALL)
 """Of these formats; libsndfile reads others, too."""
 _LOUDEST = 1e6
@@ -109,17 +110,15 @@ def decode(encoded: bytes, sample_rate: int, most_seconds: float = MAX_SECONDS) 
 
 def _opened(encoded: bytes) -> _Stream:
     """The file, of which nothing but the header was read."""
-    known = ", ".join(FORMATS[:-1])
-    not_readable = f"it is no sound that can be read: {known} or {FORMATS[-1]}"
     if not _BEGINNING.match(encoded):
-        raise InvalidRequest(not_readable)
+        raise InvalidRequest(_NOT_READABLE)
     encoded = _with_length(encoded)
     try:
         file = _Stream(io.BytesIO(encoded))
         if file.format == "MP3":
             file = _Stream(_EndIsFar(encoded))
     except Exception:  # a damaged header raises anything
-        raise InvalidRequest(not_readable) from None
+        raise InvalidRequest(_NOT_READABLE) from None
     rate, n_channels = file.samplerate, file.channels
     if rate not in _RATES or n_channels > _MAX_CHANNELS:
         raise InvalidRequest(f"the sound has {n_channels} channels at {rate} Hz: no sound has")
