@@ -74,10 +74,7 @@ class PoolClient:
                 return attempt
             self._metrics.callback_failures.inc()
             reason = trouble or f"it answered {status}"
-            # Full jitter: from 0 to a bound that doubles, and close up to the end of the time.
-            longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt)
-            remaining = deadline - time.monotonic()
-            delay, failure = min(random.uniform(0, longest), remaining / 2), None
+            remaining, failure = deadline - time.monotonic(), None
             if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:
                 failure = f"refused the ready callback: {reason}"
             elif remaining < FIRST_DELAY_SECONDS:
@@ -87,6 +84,9 @@ class PoolClient:
                 )
             if failure is not None:
                 raise CallbackFailed(f"{manager} {failure}.", status=status, attempts=attempt)
+            # Full jitter: from 0 to a bound that doubles, and close up to the end of the time.
+            longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt)
+            delay = min(random.uniform(0, longest), remaining / 2)
             self._log.warning("callback.retry", attempt=attempt, reason=reason, delay=delay)
             await asyncio.sleep(delay)
 
