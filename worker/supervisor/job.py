@@ -24,6 +24,7 @@ from worker.supervisor.status import Activity, Doing
 from worker.wire.messages import (
     Accepted,
     Answered,
+    End,
     Failed,
     Finished,
     PromptProgress,
@@ -34,7 +35,7 @@ from worker.wire.messages import (
 )
 from worker.wire.work import InferenceRequest, ProveResidency, Work
 
-StreamEvent = Started | PromptProgress | PromptScored | Token | Finished | Answered | Failed
+StreamEvent = Started | PromptProgress | PromptScored | Token | End
 
 _log = get_logger()
 _OUTCOMES: dict[str, Outcome] = {"CANCELLED": "cancelled", "INFERENCE_TIMEOUT": "timeout"}

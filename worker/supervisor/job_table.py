@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from worker.errors import DuplicateJob, QueueFull
 from worker.settings import Settings
 from worker.supervisor.job import Job, Stage, StreamEvent
-from worker.wire.messages import Answered, Failed, Finished
+from worker.wire.messages import End, Finished
 from worker.wire.work import Embed, InferenceRequest, Rank
 
 _ENDED_NAMES_KEPT = 65536
@@ -103,7 +103,7 @@ class JobTable:
 
     def end(self, job: Job, events: list[StreamEvent]) -> None:
         """Deliver `events`, of which the last is terminal, and forget the job."""
-        assert isinstance(events[-1], Finished | Answered | Failed), "not a terminal event"
+        assert isinstance(events[-1], End), "not a terminal event"
         del self.by_id[job.request_id]
         if (name := job.job_id) is not None:
             del self.by_name[name]

@@ -35,13 +35,12 @@ from worker.supervisor.status import NO_STATS, Activity, State, WorkerStatus
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import (
     Accepted,
-    Answered,
     Cancel,
+    End,
     EndReasoning,
     EngineFailed,
     Event,
     Failed,
-    Finished,
     LoadModel,
     Progress,
     PromptScored,
@@ -403,7 +402,7 @@ class Supervisor:
                     streams.setdefault(event.request_id, []).append(event)
         for request_id, stream in streams.items():
             job = self._jobs.by_id.get(request_id)
-            is_end = isinstance(stream[-1], Finished | Answered | Failed)
+            is_end = isinstance(stream[-1], End)
             if job is None:
                 if is_end and (dropped_at := self._dropped_at.pop(request_id, None)) is not None:
                     # Its cells are free now.
@@ -425,7 +424,7 @@ class Supervisor:
         if not stream:
             return
         last = stream[-1]
-        if not isinstance(last, Finished | Answered | Failed):
+        if not isinstance(last, End):
             return job.feed(stream)
         if job.stage == Stage.SENT and not job.is_internal:  # that is taken in beside the others
             self._intake_at = time.monotonic()

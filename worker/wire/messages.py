@@ -1,9 +1,9 @@
 """The closed set of messages between the API process and the engine process.
 
 The API process sends single commands. The engine process sends the events of a step as one list (a
-"frame"). Every submitted request gets exactly one of `Finished`, `Answered` and `Failed`, always
-last. A message is data with a type that each end checks (`transport`). All classes are immutable,
-because they cross threads and processes.
+"frame"). Every submitted request gets exactly one `End`, always last. A message is data with a type
+that each end checks (`transport`). All classes are immutable, because they cross threads and
+processes.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ class Stats(Message, frozen=True):
     """Seconds inside the projector since the start."""
 
 
-RequestEvent = (
-    Accepted | Started | PromptProgress | PromptScored | Token | Finished | Answered | Failed
-)
+End = Finished | Answered | Failed
+"""What each submitted request gets exactly one of, always last."""
+RequestEvent = Accepted | Started | PromptProgress | PromptScored | Token | End
 Event = Progress | Ready | EngineFailed | Stats | RequestEvent
