@@ -360,7 +360,15 @@ class WorkerProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._phase == "body":
             return
-        if (fault := self._fault_of_head()) is not None:
+        # What was read before it was parsed may have been too much by a part.
+        n_bytes = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
+        n_bytes += sum([len(name) + len(value) + len(": \r\n") for name, value in self.headers])
+        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+        fault: Cut | None = "large_head" if n_bytes > MAX_HEAD_BYTES else None
+        # The parser asks of codings only that chunked is the last.
+        if codings and [each.strip().lower() for each in codings] != [b"chunked"]:
+            fault = fault or "unknown_coding"
+        if fault is not None:
             self._refuse(fault)
             raise ValueError(fault)  # so that the parser stops
         # It raises for a target that is none, and then there is no such request.
@@ -375,18 +383,6 @@ class WorkerProtocol(HttpToolsProtocol):
         self._n_head_bytes = self._n_framing_bytes = 0
         self._enter("body")
         self._body_due = self.loop.time() + BODY_SECONDS
-
-    def _fault_of_head(self) -> Cut | None:
-        """Why a head that is there is refused. What was read before it was parsed may have been too
-        much by a part, and the parser asks of codings only that chunked is the last."""
-        n_bytes = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
-        n_bytes += sum(len(name) + len(value) + len(": \r\n") for name, value in self.headers)
-        if n_bytes > MAX_HEAD_BYTES:
-            return "large_head"
-        codings = [value for name, value in self.headers if name == b"transfer-encoding"]
-        if codings and [each.strip().lower() for each in codings] != [b"chunked"]:
-            return "unknown_coding"
-        return None
 
     def on_body(self, body: bytes) -> None:
         left = self._n_framing_bytes - FRAMING_PER_BYTE * len(body)
