@@ -141,7 +141,8 @@ def test_odd_bodies_are_answered(body: bytes) -> None:
         threading.Thread(target=manager.serve_forever, args=(0.02,), daemon=True).start()
         assert httpx.post(f"{manager.url}/ready", content=body).status_code == 200
         # What a message says is judged once it is answered.
-        until(lambda: not httpx.get(f"{manager.url}/verdict").json()["conforms"], 20)
+        verdict = f"{manager.url}/verdict"
+        until(lambda: not httpx.get(verdict).json()["conforms"], 20, lambda: "it conforms")
         manager.shutdown()
 
 
