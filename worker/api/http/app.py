@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ _MAX_REASON_CHARS = 256
 _log = get_logger()
 
 
-class Surface:
+class Surface(ABC):
     """Requests have it as `request.app`."""
 
     routes: Routes
@@ -56,12 +57,12 @@ class Surface:
     def __init__(self) -> None:
         self._arrivals = OnePerTurn()
 
+    @abstractmethod
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send
     ) -> object:
         """The answer to a request that the gate let in, as of an endpoint; `None` if it was sent
         already."""
-        raise NotImplementedError
 
     def admitted(self, key: str) -> None:
         """The gate has let a request in, with the key of this name."""
