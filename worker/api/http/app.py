@@ -72,6 +72,7 @@ class Surface(ABC):
         self, operation: Operation | None, path: str, status: int, error: WorkerError
     ) -> None:
         """A request is answered with an error; `operation` is `None` if there is none for it."""
+        return
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is told to offer nothing else"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 from gguf.constants import TokenType
@@ -54,22 +53,23 @@ def check_merged(tokenizer: Mapping[str, Any]) -> None:
     Raises:
         ModelError: names such a word.
     """
+    from tokenizers.models import BPE
+
     model = tokenizer["model"]
     merges = (m.split(" ", 1) if isinstance(m, str) else m for m in model.get("merges", []))
-    ranks = {(left, right): rank for rank, (left, right) in enumerate(merges)}
+    try:
+        merged = BPE(model["vocab"], [(left, right) for left, right in merges])
+    except Exception as error:
+        raise ModelError(f"tokenizer.json is refused by the tokenizers library: {error}") from None
     others = {token["content"] for token in tokenizer.get("added_tokens") or ()}
-    others.add(model.get("unk_token"))
+    others |= {model.get("unk_token"), ""}
     for text in model["vocab"].keys() - others:
-        parts = [] if _OF_A_BYTE.fullmatch(text) else list(text)
-        while len(parts) > 1:
-            best = min(pairwise(parts), key=lambda pair: ranks.get(pair, len(ranks)))
-            if best not in ranks:
-                raise ModelError(
-                    f"tokenizer.json: ignore_merges takes words such as {text!r} whole, which no "
-                    "merges make; llama.cpp does not for this kind of tokenizer"
-                )
-            at = list(pairwise(parts)).index(best)
-            parts[at : at + 2] = ["".join(best)]
+        made = [token.value for token in merged.tokenize(text)]
+        if made != [text] and not _OF_A_BYTE.fullmatch(text):
+            raise ModelError(
+                f"tokenizer.json: ignore_merges takes words such as {text!r} whole, which no "
+                "merges make; llama.cpp does not for this kind of tokenizer"
+            )
 
 
 def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
