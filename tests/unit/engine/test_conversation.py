@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.chats import SPECIAL, TEMPLATES, calling, result, user
 from worker.engine.text import chat_template
 from worker.engine.text.chat_template import ChatTemplate
-from worker.engine.text.conversation import _complete, _one_call_a_turn, _paired
+from worker.engine.text.forms import complete, one_call_a_turn, paired
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
@@ -280,7 +280,7 @@ def test_a_function_may_leave_out_all_but_its_name(template: ChatTemplate) -> No
 def test_what_a_function_leaves_out_is_added_in_one_order() -> None:
     """A set's order is another in each process: a prompt would not begin as the one before did."""
     tool = {"type": "function", "function": {"name": A}}
-    [whole] = _complete({"messages": [], "tools": [tool]})["tools"]
+    [whole] = complete({"messages": [], "tools": [tool]})["tools"]
     parameters = {"type": "object", "properties": {}}
     wanted = {"name": A, "parameters": parameters, "description": ""}
     assert json.dumps(whole["function"]) == json.dumps(wanted)
@@ -345,13 +345,13 @@ def test_results_come_in_the_order_of_their_calls(
 def test_each_call_of_a_turn_of_its_own_has_its_result(ids: tuple[str | None, str | None]) -> None:
     results = [named(result(1, A), ids[0]), named(result(2, B), ids[1])]
     chat = {"messages": [HI, named(calling(call(1), call(2)), *ids), *results]}
-    messages = _one_call_a_turn(chat)["messages"]
+    messages = one_call_a_turn(chat)["messages"]
     assert [each["role"] for each in messages] == ["user", *["assistant", "tool"] * 2]
     assert [each["content"] for each in messages if each["role"] == "tool"] == [A, B]
 
 
 @pytest.mark.parametrize(
-    "ids, answered, paired",
+    "ids, answered, own_ids",
     [
         ((LONG, LONGER), (LONGER, LONG), [LONGER, LONG]),
         ((LONG, LONGER), (None, LONG), [LONGER, LONG]),
@@ -364,22 +364,22 @@ def test_each_call_of_a_turn_of_its_own_has_its_result(ids: tuple[str | None, st
     ],
 )
 def test_each_result_has_the_id_and_the_name_of_its_call(
-    ids: tuple[str | None, ...], answered: tuple[str | None, ...], paired: list[str]
+    ids: tuple[str | None, ...], answered: tuple[str | None, ...], own_ids: list[str]
 ) -> None:
     calls = named(calling(call(1), call(2)), *ids)
     results = [named(result(1, A), answered[0]), HI, named(result(1, B), answered[1])]
-    *_, first, _, second = _paired({"messages": [HI, calls, *results]})["messages"]
-    assert [first["tool_call_id"], second["tool_call_id"]] == paired
+    *_, first, _, second = paired({"messages": [HI, calls, *results]})["messages"]
+    assert [first["tool_call_id"], second["tool_call_id"]] == own_ids
     assert first["name"] == second["name"] == "look"
 
 
 def test_a_call_has_an_id_of_its_own_though_another_turn_had_it() -> None:
     turns = [[calling(call(1)), result(1, text)] for text in (A, B)]
-    chat = _paired({"messages": [HI, *turns[0], *turns[1]]})
+    chat = paired({"messages": [HI, *turns[0], *turns[1]]})
     ids = [each["tool_calls"][0]["id"] for each in chat["messages"][1::2]]
     assert len(set(ids)) == 2
     assert [each["tool_call_id"] for each in chat["messages"][2::2]] == ids
-    assert _paired(chat) == chat
+    assert paired(chat) == chat
 
 
 def test_the_work_on_a_chat_grows_as_the_chat_does() -> None:
@@ -426,7 +426,7 @@ def test_every_call_has_an_id_of_its_own_whatever_clients_call_theirs(
     for ids in turns:
         messages.append(named(calling(*map(call, range(len(ids)))), *ids))
         messages += [named(result(1, A), id) for id in ids]
-    paired = _paired({"messages": messages})["messages"]
-    called = [each["id"] for message in paired for each in message.get("tool_calls", ())]
-    assert [each["tool_call_id"] for each in paired if each["role"] == "tool"] == called
+    messages = paired({"messages": messages})["messages"]
+    called = [each["id"] for message in messages for each in message.get("tool_calls", ())]
+    assert [each["tool_call_id"] for each in messages if each["role"] == "tool"] == called
     assert len(set(called)) == len(called)

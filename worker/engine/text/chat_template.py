@@ -1,7 +1,7 @@
 """The model's own chat template: checked when the model is loaded, rendered in a process apart.
 
 It renders what transformers' `apply_chat_template` renders: the environment's options, filters and
-globals are the same, and `conversation` brings each chat into the form that the template reads.
+globals are the same, and `forms` bring each chat into the form that the template reads.
 Intake threads.
 """
 
@@ -17,9 +17,9 @@ from functools import cached_property
 
 from msgspec import structs
 
-from worker.engine.text import conversation
-from worker.engine.text.conversation import Chat, Form
+from worker.engine.text import forms, probes
 from worker.engine.text.deletions import Deletion, deletions_of
+from worker.engine.text.forms import Chat, Form
 from worker.engine.text.renderer import (
     OutOfBounds,
     Refused,
@@ -55,9 +55,9 @@ class ChatTemplate:
         self.source, self.tool_use = source, tool_use
         self._special_tokens = dict(special_tokens)
         self._probing_seconds = 0.0
-        self._forms: tuple[Form, ...] = conversation.forms_of(self._probed)
+        self._forms: tuple[Form, ...] = probes.forms_of(self._probed)
         self._tool_use = ChatTemplate(tool_use, special_tokens) if tool_use is not None else None
-        in_words = conversation.tells_tools_in_words(self._forms)
+        in_words = probes.tells_tools_in_words(self._forms)
         self.takes_tools = self._tool_use is not None or not in_words
         """Otherwise tools are described in words."""
 
@@ -100,7 +100,7 @@ class ChatTemplate:
             chat["add_generation_prompt"] = True
         elif prompt.continue_final_message:
             final = chat["messages"][-1]
-            final["content"] = conversation.joined(final.get("content"), _END, between="")
+            final["content"] = forms.joined(final.get("content"), _END, between="")
         try:
             for form in self._forms:
                 chat = form(chat)
@@ -151,7 +151,7 @@ class Reading:
     def _fault(self, reason: str) -> InvalidRequest:
         """Names a call's arguments, if the template takes the chat with others."""
         messages = [dict(each) for each in self.prompt.messages]
-        if broken := conversation.without_broken_arguments({"messages": messages}):
+        if broken := forms.without_broken_arguments({"messages": messages}):
             place, whole = broken
             without = structs.replace(self.prompt, messages=tuple(whole["messages"]))
             with contextlib.suppress(Refused, InvalidRequest):

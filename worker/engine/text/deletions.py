@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
 from typing import Any, NamedTuple
 
-from worker.engine.text.conversation import Chat, Render
+from worker.engine.text.forms import Chat
+from worker.engine.text.probes import Render
 
 _BEFORE, _AMONG, _BEHIND = "before5eb1", "among5eb1", "behind5eb1"
 _TO_THE_END = None

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from worker.engine.text.conversation import Chat
 from worker.engine.text.deletions import Deletion, shortened
+from worker.engine.text.forms import Chat
 from worker.errors import InvalidRequest
 
 _TURN = re.compile(r"<[|\uff5c].+[|\uff5c]>|<(start|end)_of_\w+>|\[/?[A-Z_]+\]", re.DOTALL)
