@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from worker.convert import scaled
 from worker.convert.config import Config
-from worker.convert.quantize import TensorType, to_float32
+from worker.convert.quantize import TensorType
 from worker.convert.scaled import Scale
 from worker.errors import ModelError, of_file
 from worker.models.checkpoint_files import DENSE_MODULES, INDEX, read_json, weight_files, weight_map
@@ -27,6 +27,7 @@ from worker.models.safetensors import TensorInfo, read_header
 
 READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 """The types that can be converted, each with the NumPy type it is read as: NumPy has no BF16."""
+_OF_SCALES = (*READABLE, scaled.POWER)
 _RAW = "u1"
 """Tensors of any other type are read as bytes."""
 
@@ -74,13 +75,16 @@ class Checkpoint:
         block, used = scaled.check_method(Config(self.config)), set()
         quantised = [info for info in self.tensors.values() if info.dtype in scaled.QUANTISED]
         for info in quantised:
-            name = scaled.scale_name(info.name, self.tensors)
-            if name is None or len(info.shape) != 2:
+            stored = self.tensors.get(scaled.scale_name(info.name, self.tensors))
+            if stored is None or len(info.shape) != 2:
                 continue  # A missing scale is reported only if the model needs the tensor.
-            values = to_float32(self.read(self.tensors[name]))
-            scale = scaled.scale_of(values, info.shape, block, name)
-            self.scales[info.name] = scale
-            used.add(name)
+            if stored.dtype not in _OF_SCALES:
+                known = ", ".join(_OF_SCALES)
+                why = f"scales by values of type {stored.dtype}; {known} are known"
+                raise ModelError(f"{stored.path}: tensor {stored.name} {why}", tensor=stored.name)
+            values = scaled.scale_values(self.read(stored), stored.dtype)
+            self.scales[info.name] = scaled.scale_of(values, info.shape, block, stored.name)
+            used.add(stored.name)
         for name in list(self.tensors):
             if name in used or re.fullmatch(scaled.UNUSED, name):
                 del self.tensors[name]

@@ -15,13 +15,18 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert.config import Config
+from worker.convert.quantize import to_float32
 from worker.errors import ModelError
 
 QUANTISED = ("F8_E4M3", "I8")
 """Types whose values need a scale."""
+POWER = "F8_E8M0"
+"""A type of scales alone: a power of two, by its exponent."""
 _SCALES = ("weight_scale_inv", "weight_scale")
 _FORMATS = ("float-quantized", "naive-quantized", "int-quantized")
 """Formats of compressed-tensors that store one byte per value, symmetrically."""
+_STRUCTURE = "block_structure"
+"""What they call the sizes of a block."""
 UNUSED = r".*\.(input_scale|output_scale|k_scale|v_scale)"
 """Scales of activations, which are not quantised here."""
 
@@ -57,12 +62,13 @@ def check_method(config: Config) -> tuple[int, int]:
         return 0, 0
     method = section.text("quant_method", "MLX" if section.has("bits") else "compressed-tensors")
     if method == "fp8":
-        block = section.values.get("weight_block_size") or [0, 0]
-        if isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block):
-            return block[0], block[1]
-        raise ModelError(f"{section.name}: weight_block_size must be two numbers, not {block!r}")
+        return _block(section, "weight_block_size")
     kind = section.text("format", "") if method == "compressed-tensors" else ""
-    if method == "mxfp4" or kind in _FORMATS:
+    if kind in _FORMATS:
+        groups = section.section("config_groups")
+        blocks = [_block(groups.section(g).section("weights"), _STRUCTURE) for g in groups.values]
+        return max(blocks, default=(0, 0))
+    if method == "mxfp4":
         return 0, 0
     raise ModelError(
         f"{config.name}: weights quantised by {method}{f' ({kind})' if kind else ''} cannot be "
@@ -72,23 +78,42 @@ def check_method(config: Config) -> tuple[int, int]:
     )
 
 
-def scale_name(weight: str, names: Mapping[str, Any]) -> str | None:
+def _block(section: Config, key: str) -> tuple[int, int]:
+    block = section.values.get(key) or [0, 0]
+    if isinstance(block, list) and len(block) == 2 and all(type(n) is int for n in block):
+        return block[0], block[1]
+    raise ModelError(f"{section.name}: {key} must be two numbers, not {block!r:.80}")
+
+
+def scale_values(stored: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
+    if dtype != POWER:
+        return to_float32(stored)
+    values = np.ldexp(np.float32(1), stored.astype(np.int32) - 127)
+    return np.where(stored == 255, np.float32(np.nan), values)
+
+
+def scale_name(weight: str, names: Mapping[str, Any]) -> str:
+    """The name of a weight's scale among these names; empty if there is none."""
     base = weight.removesuffix("weight")
-    return next((base + scale for scale in _SCALES if base + scale in names), None)
+    return next((base + scale for scale in _SCALES if base + scale in names), "")
 
 
 def scale_of(
     values: npt.NDArray[np.float32], shape: tuple[int, ...], block: tuple[int, int], name: str
 ) -> Scale:
-    """The scale of a whole tensor, of each row or of each block, by the shape of `values`."""
+    """The scale of each block, if there are as many `values`; else of a whole tensor, of each row
+    or of equal parts of a row, by the shape of `values`."""
     grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
-    rows = block[0] if grid.shape[0] > 1 and block[0] else -(-shape[0] // grid.shape[0])
-    columns = block[1] if grid.shape[1] > 1 and block[1] else -(-shape[1] // grid.shape[1])
-    parts = zip(shape, (rows, columns), block, strict=True)
-    is_told = all(extent % size == 0 or size == given for extent, size, given in parts)
-    if (-(-shape[0] // rows), -(-shape[1] // columns)) != grid.shape or not is_told:
+    if min(block) > 0 and grid.shape == tuple(map(_n_parts, shape, block)):
+        return Scale(grid, *block)
+    if any(extent % n for extent, n in zip(shape, grid.shape, strict=True)):
         raise ModelError(f"tensor {name} of shape {list(values.shape)} scales no {list(shape)}")
-    return Scale(grid, rows, columns)
+    return Scale(grid, shape[0] // grid.shape[0], shape[1] // grid.shape[1])
+
+
+def _n_parts(extent: int, size: int) -> int:
+    """How many parts of a size, of which the last may be shorter."""
+    return -(-extent // size)
 
 
 @cache

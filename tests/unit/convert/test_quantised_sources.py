@@ -13,9 +13,15 @@ import safetensors
 from tests.unit.convert import files
 from tests.unit.convert.test_failures import edit
 from tests.unit.convert.test_parity import checkpoint
+from worker.convert.prepare import Options, prepare
+from worker.errors import ModelError
 from worker.models.safetensors import read_header
 
 DTYPES = {"BF16": np.uint16, "F32": np.float32, "F8_E4M3": np.uint8, "U8": np.uint8, "I8": np.int8}
+DTYPES |= dict.fromkeys(("F8_E8M0", "F8_E5M2"), np.uint8)
+PARTED = {"weights": {"strategy": "block", "block_structure": [48, 96]}}
+"""Blocks of which the last is shorter: 64 rows are not 2 times 32."""
+COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
 FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 """The values of E2M1."""
@@ -62,10 +68,12 @@ def converted(source: Path, tmp_path: Path, outtype: str = "f32") -> Path:
     ("scale_shape", "block", "method"),
     [
         ((2, 3), [32, 32], {"quant_method": "fp8", "weight_block_size": [32, 32]}),
-        ((64, 1), [1, 96], {"quant_method": "compressed-tensors", "format": "float-quantized"}),
+        ((2, 1), [48, 96], {"quant_method": "fp8", "weight_block_size": [48, 96]}),
+        ((2, 1), [48, 96], {**COMPRESSED, "config_groups": {"group_0": PARTED}}),
+        ((64, 1), [1, 96], COMPRESSED),
         ((), [64, 96], {"quant_method": "compressed-tensors", "format": "naive-quantized"}),
     ],
-    ids=["blocks", "rows", "whole"],
+    ids=["blocks", "blocks-cut", "compressed-blocks-cut", "rows", "whole"],
 )
 def test_fp8_is_multiplied_with_its_scales(
     tmp_path: Path, scale_shape: tuple[int, ...], block: list[int], method: dict[str, Any]
@@ -83,10 +91,38 @@ def test_fp8_is_multiplied_with_its_scales(
     write_all(source / "model.safetensors", tensors)
     edit(source / "config.json", quantization_config=method)
     grid = np.asarray(scale).reshape(-(-64 // block[0]), -(-96 // block[1]))
-    factors = np.repeat(np.repeat(grid, block[0], 0), block[1], 1)
+    factors = np.repeat(np.repeat(grid, block[0], 0), block[1], 1)[:64]
     expected = np.vectorize(e4m3, otypes=[np.float32])(raw) * factors
     got = tensor(converted(source, tmp_path), "blk.1.ffn_down.weight")
     assert np.array_equal(got, expected)
+
+
+def with_scale(source: Path, scale: str, values: np.ndarray) -> np.ndarray:
+    """Give a weight in FP8 one scale for each row, of this type; returns the weight's bytes."""
+    tensors = read_all(source / "model.safetensors")
+    raw = np.random.default_rng(1).integers(0, 127, (64, 96), dtype=np.uint8)
+    tensors |= {WEIGHT: ("F8_E4M3", raw), f"{WEIGHT}_scale_inv": (scale, values)}
+    write_all(source / "model.safetensors", tensors)
+    edit(source / "config.json", quantization_config={"quant_method": "fp8"})
+    return raw
+
+
+def test_a_scale_that_is_an_exponent_is_a_power_of_two(tmp_path: Path) -> None:
+    source = checkpoint("qwen3", tmp_path)
+    exponents = np.linspace(110, 120, 64, dtype=np.uint8).reshape(64, 1)
+    raw = with_scale(source, "F8_E8M0", exponents)
+    expected = np.vectorize(e4m3, otypes=[np.float32])(raw)
+    expected = np.ldexp(expected, exponents.astype(int) - 127)
+    got = tensor(converted(source, tmp_path), "blk.1.ffn_down.weight")
+    assert np.array_equal(got, expected)
+
+
+@pytest.mark.parametrize("kind", ["U8", "F8_E5M2"])
+def test_a_scale_of_unknown_meaning_is_refused(kind: str, tmp_path: Path) -> None:
+    source = checkpoint("qwen3", tmp_path)
+    with_scale(source, kind, np.full((64, 1), 120, dtype=np.uint8))
+    with pytest.raises(ModelError, match=f"_scale_inv scales by values of type {kind}; BF16,"):
+        prepare(source, Options())
 
 
 def test_int8_is_multiplied_with_its_scales(tmp_path: Path) -> None:
