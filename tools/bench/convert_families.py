@@ -64,7 +64,9 @@ for folder in folders:
 PEER_CONFIG: dict[str, dict[str, object]] = {
     "cohere-2": {"rotary_pct": 1.0},
     "gpt-2": {"n_ctx": 32},
+    "granite-4": {"layer_types": ["attention", "attention"]},
     "granite-hybrid": {"layer_types": ["mamba", "attention"]},
+    "granite-hybrid-dense": {"layer_types": ["mamba", "attention"]},
     "nomic-bert": {
         **{"n_embd": 64, "n_layer": 2, "n_head": 4, "n_inner": 96, "n_positions": 2048},
         **{"activation_function": "swiglu", "causal": False, "prenorm": False},
@@ -148,11 +150,7 @@ def row(name: str, work: Path) -> Row:
         arguments = [str(source), str(files[outtype]), "--outtype", outtype, "--progress", "none"]
         assert cli.run(arguments) == 0
     expected = np.load(source / "expected.npz")
-    tokens = expected["tokens"].tolist()
-    if "vector" in expected:
-        wanted, got = expected["vector"], engine.embedding(files["f32"], tokens)
-    else:
-        wanted, got = expected["logits"], engine.logits(files["f32"], tokens)
+    got, wanted = engine.answers(files["f32"], expected)
     difference = float(np.abs(got - wanted).max() / np.abs(wanted).max())
     architecture = gguf.GGUFReader(files["bf16"]).fields["general.architecture"].contents()
     peer = work / f"{name}.peer.gguf"

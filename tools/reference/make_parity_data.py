@@ -74,12 +74,15 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
     generator = torch.Generator().manual_seed(seed)
     settings = dict(settings)
     pooling, dense = settings.pop("pooling", None), settings.pop("dense", False)
+    ranks = settings.pop("ranks", False)
     saved_as = settings.pop("saved_as", None)
     config = getattr(transformers, kind)(**{**COMMON, **settings})
     config._attn_implementation = "eager"
     kind_of_model = transformers.AutoModel if pooling else transformers.AutoModelForCausalLM
     if "vision_config" in settings:
         kind_of_model = transformers.AutoModelForImageTextToText
+    if ranks:
+        kind_of_model = transformers.AutoModelForSequenceClassification
     if kind == "Mistral4Config":  # No Auto class has it.
         model = transformers.Mistral4ForCausalLM(config).float().eval()
     else:
@@ -104,7 +107,8 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
         write_pooling(folder, pooling)
     if dense:
         expected = write_dense(folder, expected, stored, generator)
-    values = {"vector" if pooling else "logits": expected.float().numpy()}
+    kind_of_value = "vector" if pooling else "ranks" if ranks else "logits"
+    values = {kind_of_value: expected.float().numpy()}
     np.savez(folder / "expected.npz", tokens=tokens.numpy().astype(np.int32), **values)
 
 

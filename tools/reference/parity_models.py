@@ -371,7 +371,50 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         SPARSE | {"head_dim": 16, "first_k_dense_replace": 0},
         "bfloat16",
     ),
+    "bert-ranker": (
+        "BertConfig",
+        {"num_key_value_heads": 4, "num_labels": 1, "ranks": True},
+        "bfloat16",
+    ),
+    "xlm-roberta-ranker": (
+        "XLMRobertaConfig",
+        {"num_key_value_heads": 4, "type_vocab_size": 1, "pad_token_id": 1}
+        | {"num_labels": 1, "ranks": True},
+        "bfloat16",
+    ),
+    "granite-4": (
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["attention", "attention"],
+            "position_embedding_type": "rope",
+            "num_local_experts": 0,
+            "num_experts_per_tok": 0,
+            "shared_intermediate_size": 96,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 1.5,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 2.0,
+        },
+        "bfloat16",
+    ),
+    "granite-hybrid-dense": (
+        "GraniteMoeHybridConfig",
+        {"layer_types": ["mamba", "attention"], "num_local_experts": 0, "num_experts_per_tok": 0}
+        | {"intermediate_size": 48, "shared_intermediate_size": 48, "mamba_n_heads": 4}
+        | {"mamba_d_head": 32, "mamba_d_state": 16, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+        | {"position_embedding_type": "rope", "attention_multiplier": 0.25},
+        "bfloat16",
+    ),
+    "hunyuan-long": (
+        "HunYuanDenseV1Config",
+        {
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 1000.0, "factor": 1.0}
+            | {"rope_theta": 10000.0},
+        },
+        "bfloat16",
+    ),
 }
 """New ones at the end: the position is the seed. `pooling` makes an embedding model, `dense` two
-matrices behind it; `saved_as` is what
+matrices behind it, `ranks` a model that ranks; `saved_as` is what
 published configurations call an architecture that transformers has under another name."""

@@ -17,6 +17,12 @@ def _text(value: object) -> str:
     return shown if len(shown) <= 80 else f"{shown[:80]}…"
 
 
+def _of_layers(value: Any) -> Any:
+    """What a list has for each layer, if that is the same for all."""
+    is_one = isinstance(value, list) and len(value) > 1 and value.count(value[0]) == len(value)
+    return value[0] if is_one else value
+
+
 @dataclass(frozen=True, slots=True)
 class Rope:
     """Rotary position parameters, from `rope_parameters` or the older `rope_theta` keys."""
@@ -39,9 +45,11 @@ class Config:
 
     def integer(self, *keys: str, default: int | None = None) -> int:
         """The first present of several spellings of one key; its value must be a positive
-        integer."""
+        integer, or a list that gives the same one to each layer."""
         return int(
-            self._checked(keys, default, "a positive integer", (int,), lambda n: 1 <= n < 1 << 31)
+            self._checked(
+                keys, default, "a positive integer", (int,), lambda n: 1 <= n < 1 << 31, _of_layers
+            )
         )
 
     def number(self, *keys: str, default: float | None = None) -> float:
@@ -70,8 +78,10 @@ class Config:
         what: str,
         types: tuple[type, ...],
         is_sound: Callable[[Any], bool] = lambda value: True,
+        read: Callable[[Any], Any] = lambda value: value,
     ) -> Any:
-        value = next((v for key in keys if (v := self.values.get(key)) is not None), default)
+        given = next((v for key in keys if (v := self.values.get(key)) is not None), default)
+        value = read(given)
         if value is None:
             raise ModelError(f"{self.name} lacks {keys[0]}")
         if type(value) not in types or not is_sound(value):

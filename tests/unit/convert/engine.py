@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import read_header
+
+Array = npt.NDArray[np.float32]
 
 
 def logits(gguf: Path, tokens: Sequence[int], *, repacked: bool = False) -> npt.NDArray[np.float32]:
@@ -39,6 +42,18 @@ def ranks(gguf: Path, tokens: Sequence[int], n_labels: int) -> list[float]:
         return np.ctypeslib.as_array(pointer, (n_labels,)).copy()
 
     return [float(rank) for rank in _decoded(gguf, tokens, read)]
+
+
+def answers(gguf: Path, expected: Mapping[str, npt.NDArray[Any]]) -> tuple[Array, Array]:
+    """What llama.cpp says to the tokens of a checkpoint of `tests/data/parity`, and what the
+    source's own framework does: logits, a vector or ranks."""
+    tokens = expected["tokens"].tolist()
+    if "vector" in expected:
+        return embedding(gguf, tokens), expected["vector"]
+    if "ranks" in expected:
+        wanted = expected["ranks"]
+        return np.array(ranks(gguf, tokens, len(wanted)), np.float32), wanted
+    return logits(gguf, tokens), expected["logits"]
 
 
 def _decoded(

@@ -189,3 +189,47 @@ def test_an_error_of_the_disk_ends_with_a_sentence(
     monkeypatch.delattr(os, "fdatasync", raising=False)
     monkeypatch.setattr(os, "fsync", failing)
     assert "Input/output error" in fails(checkpoint("llama", tmp_path), capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "as_published"),
+    [
+        ("lfm-2", {"layer_types": None, "full_attn_idxs": [1]}),
+        ("lfm-2", {"architectures": ["LFM2ForCausalLM"]}),
+        ("ernie-4.5", {"architectures": ["Ernie4_5_ForCausalLM"]}),
+        ("nemotron-h-dense", {"head_dim": None, "attention_head_dim": 16}),
+        ("hunyuan-moe", {"moe_topk": [2, 2], "num_experts": [4, 4]}),
+    ],
+)
+def test_a_setting_of_an_older_form_means_the_same(
+    name: str, as_published: dict[str, Any], tmp_path: Path
+) -> None:
+    """As published configurations have it, which transformers saves otherwise now."""
+    source = checkpoint(name, tmp_path)
+    expected = prepared(source)
+    edit(source / "config.json", **as_published)
+    found = prepared(source)
+    assert found.metadata == expected.metadata
+    assert [t.name for t in found.tensors] == [t.name for t in expected.tensors]
+
+
+def test_nemotron_has_a_length_of_heads_of_its_own(tmp_path: Path) -> None:
+    source = checkpoint("nemotron-h-dense", tmp_path)
+    edit(source / "config.json", head_dim=None, attention_head_dim=32)
+    assert prepared(source).metadata["{arch}.attention.key_length"] == 32
+
+
+def test_a_list_of_sizes_that_differ_is_no_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("hunyuan-moe", tmp_path)
+    edit(source / "config.json", moe_topk=[2, 1])
+    assert "moe_topk must be a positive integer, not [2, 1]" in fails(source, capsys)
+
+
+def test_a_ranker_of_bert_tells_that_llama_cpp_sees_one_kind_of_text(tmp_path: Path) -> None:
+    source = checkpoint("bert-ranker", tmp_path)
+    note = "llama.cpp gives all tokens the type of the first text, the model its own to the second"
+    assert note in prepared(source).notes
+    edit(source / "config.json", type_vocab_size=1)
+    assert note not in prepared(source).notes

@@ -101,7 +101,9 @@ SEED_OSS = Family(
 )
 
 ERNIE4_5 = Family(
-    "ernie4_5", ("Ernie4_5ForCausalLM",), requires={"hidden_act": "silu", "use_bias": False}
+    "ernie4_5",
+    ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+    requires={"hidden_act": "silu", "use_bias": False},
 )
 
 # --- Qwen --------------------------------------------------------------------------------------
@@ -272,7 +274,24 @@ PHI2 = Family(
     needs=QKV_BIASES,
 )
 
-HUNYUAN = Family("hunyuan-dense", ("HunYuanDenseV1ForCausalLM",))
+
+def _stretched(config: Config, d: Dims) -> float:
+    """The base of the rotation. What these configurations call dynamic stretches it by `alpha`,
+    however long a text is."""
+    rope = config.rope()
+    if rope.kind != "dynamic":
+        return rope.theta
+    return float(
+        rope.theta * rope.params.number("alpha", default=1.0) ** (d.head_dim / (d.head_dim - 2))
+    )
+
+
+HUNYUAN = Family(
+    "hunyuan-dense",
+    ("HunYuanDenseV1ForCausalLM",),
+    metadata={Keys.Rope.FREQ_BASE: _stretched},
+    ropes=("default", "linear", "yarn", "dynamic"),
+)
 
 JAIS2 = Family("jais2", ("Jais2ForCausalLM",), norm="layer", requires={"hidden_act": "relu2"})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gguf.constants import Keys, PoolingType
@@ -14,6 +14,9 @@ from worker.convert.family.rules import BUFFERS, QKV_BIASES, Array, Family, Meta
 from worker.errors import ModelError
 
 _OTHER_HEAD = "they are for another task"
+_HEAD = (("pooler.dense", "cls"), ("classifier", "cls.output"))
+"""The two layers of BERT's head of ranks."""
+_PARTS = ("weight", "bias")
 
 
 def _dims(config: Config) -> Dims:
@@ -39,49 +42,63 @@ def _encoder(_family: Family, _config: Config, d: Dims) -> Metadata:
     return sizes(d, d.n_positions) | common
 
 
-def _classifies(config: Config) -> bool:
-    return "SequenceClassification" in str(config.values.get("architectures"))
-
-
-def _check_bert(config: Config, d: Dims) -> None:
-    if _classifies(config) and len(config.section("id2label").values) > 1:
-        raise ModelError(f"{config.name}: a classifier of several labels cannot be converted")
-
-
 BERT = Family(
     "bert",
-    ("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
-    sources={"classifier.weight": "cls.output", "classifier.bias": "cls.output.bias"},
+    ("BertModel", "BertForMaskedLM"),
     makes={"position_embd": _positions},
     common=_encoder,
     metadata={
         Keys.Attention.LAYERNORM_EPS: number("layer_norm_eps", default=1e-12),
-        Keys.LLM.POOLING_TYPE: lambda config, d: (
-            int(PoolingType.RANK) if _classifies(config) else None
-        ),
         Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=1),
     },
     dims=_dims,
     head="none",
     ignored={**BUFFERS, r"(pooler|cls)\..*": _OTHER_HEAD},
     requires={"hidden_act": "gelu", "position_embedding_type": "absolute"},
-    check=_check_bert,
     needs=f"token_types {QKV_BIASES} attn_output.bias ffn_up.bias ffn_down.bias",
 )
 
 XLM_ROBERTA = replace(
     BERT,
-    names=(
-        "XLMRobertaModel",
-        "XLMRobertaForSequenceClassification",
-        "RobertaModel",
-        "RobertaForSequenceClassification",
-    ),
-    sources={},
+    names=("XLMRobertaModel", "RobertaModel"),
     # Jina's third has adapters and rotary positions.
     applies=lambda config: not config.has("lora_adaptations"),
     dims=_roberta_dims,
     ignored={**BUFFERS, r"(pooler|lm_head)\..*": _OTHER_HEAD},
+)
+
+
+def _check_label(config: Config, _d: Dims) -> None:
+    if len(config.section("id2label").values) > 1:
+        raise ModelError(f"{config.name}: a classifier of several labels cannot be converted")
+
+
+def _ranker(family: Family, *names: str) -> Family:
+    """With a head of two layers, of which the first ends in a tanh."""
+    return replace(
+        family,
+        names=names,
+        metadata={**family.metadata, Keys.LLM.POOLING_TYPE: int(PoolingType.RANK)},
+        check=_check_label,
+        needs=f"{family.needs} cls cls.bias cls.output cls.output.bias",
+    )
+
+
+def _one_type(config: Config) -> Iterator[str]:
+    if config.integer("type_vocab_size", default=1) > 1:
+        yield (
+            "llama.cpp gives all tokens the type of the first text, the model its own to the second"
+        )
+
+
+XLM_ROBERTA_RANKER = _ranker(
+    XLM_ROBERTA, "XLMRobertaForSequenceClassification", "RobertaForSequenceClassification"
+)
+BERT_RANKER = replace(
+    _ranker(BERT, "BertForSequenceClassification"),
+    sources={f"{name}.{part}": f"{target}.{part}" for name, target in _HEAD for part in _PARTS},
+    notes=_one_type,
+    ignored={**BUFFERS, r"cls\..*": _OTHER_HEAD},
 )
 
 _NOMIC_KEYS = {

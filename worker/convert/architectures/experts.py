@@ -153,7 +153,7 @@ HUNYUAN_MOE = replace(
     HUNYUAN,
     architecture="hunyuan-moe",
     names=("HunYuanMoEV1ForCausalLM",),
-    metadata=SHARED_WIDTH,
+    metadata={**HUNYUAN.metadata, **SHARED_WIDTH},
     n_used="moe_topk",
     dims=with_experts("num_experts", width="intermediate_size", shared_width="intermediate_size"),
 )
@@ -206,8 +206,8 @@ GRANITE_MOE = replace(
     architecture="granitemoe",
     names=("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"),
     sources={
-        "block_sparse_moe.input_linear.weight": halves("exps"),
-        "shared_mlp.input_linear.weight": halves("shexp"),
+        "block_sparse_moe.input_linear.weight": halves("_exps"),
+        "shared_mlp.input_linear.weight": halves("_shexp"),
     },
     metadata={
         **GRANITE.metadata,

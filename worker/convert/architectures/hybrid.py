@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from gguf.constants import Keys
 
+from worker.convert.architectures.dense import GRANITE
 from worker.convert.architectures.experts import GRANITE_MOE
 from worker.convert.config import Config
-from worker.convert.family.dims import Dims, with_experts
+from worker.convert.family.dims import Dims, renamed, with_experts
 from worker.convert.family.metadata import SHARED_WIDTH, flag, integer, kv_heads, number, of_dims
-from worker.convert.family.rules import MTP, Array, Family, Make, Setting, decay
+from worker.convert.family.rules import MTP, Array, Family, Make, Setting, Sources, decay, halves
 from worker.errors import ModelError
 
 # --- state spaces ------------------------------------------------------------------------------
@@ -51,10 +52,13 @@ def _with_state_space(d: Dims, config: Config, n_heads: int) -> Dims:
     return replace(d, more={**d.more, **sizes})
 
 
-def _granite_dims(config: Config) -> Dims:
+def _granite_kinds(config: Config) -> tuple[str, ...]:
     given = map(str, config.items("layer_types"))
-    kinds = tuple("attention" if "att" in k and "linear" not in k else "mamba" for k in given)
-    d = replace(GRANITE_MOE.dims(config), kinds=kinds)
+    return tuple("attention" if "att" in k and "linear" not in k else "mamba" for k in given)
+
+
+def _granite_dims(config: Config) -> Dims:
+    d = replace(GRANITE_MOE.dims(config), kinds=_granite_kinds(config))
     return _with_state_space(d, config, config.integer("mamba_n_heads"))
 
 
@@ -62,6 +66,15 @@ def _check_granite(config: Config, d: Dims) -> None:
     if d.more["inner"] != 2 * d.n_embd:
         raise ModelError(f"{config.name}: llama.cpp's granitehybrid has mamba_expand 2 only")
 
+
+def _rotates(config: Config, _d: Dims) -> bool:
+    return config.values.get("position_embedding_type") == "rope"
+
+
+_GRANITE_4: Mapping[str, Setting] = {
+    Keys.Rope.SCALING_FINETUNED: _rotates  # llama.cpp's switch of all rotation.
+}
+_POSITIONS = ("nope", "rope")
 
 GRANITE_HYBRID = replace(
     GRANITE_MOE,
@@ -71,14 +84,42 @@ GRANITE_HYBRID = replace(
     metadata={
         **GRANITE_MOE.metadata,
         **_STATE_SPACE,
+        **_GRANITE_4,
         Keys.Attention.HEAD_COUNT_KV: kv_heads,
-        Keys.Rope.SCALING_FINETUNED: False,  # Switches off all rotation.
-        Keys.LLM.FEED_FORWARD_LENGTH: of_dims(lambda d: d.n_ff if d.n_expert else d.n_ff_shared),
     },
     dims=_granite_dims,
+    applies=lambda config: bool(config.values.get("num_local_experts")),
     scales_as_llama3=False,
-    requires={"hidden_act": "silu", "position_embedding_type": "nope"},
+    requires={"hidden_act": "silu", "position_embedding_type": _POSITIONS},
     check=_check_granite,
+)
+
+# Where there are no experts, what they share is the whole feed-forward block.
+_SHARED_ALONE: Sources = {
+    "shared_mlp.input_linear.weight": halves(),
+    "shared_mlp.output_linear.weight": "ffn_down",
+}
+
+GRANITE_HYBRID_DENSE = replace(
+    GRANITE_HYBRID,
+    sources=_SHARED_ALONE,
+    metadata={
+        **GRANITE_HYBRID.metadata,
+        Keys.LLM.FEED_FORWARD_LENGTH: of_dims(lambda d: d.n_ff_shared),
+    },
+    applies=lambda config: "mamba" in _granite_kinds(config),
+)
+
+GRANITE_4 = replace(
+    GRANITE,
+    names=GRANITE_HYBRID.names,
+    sources=_SHARED_ALONE,
+    metadata={
+        **GRANITE.metadata,
+        **_GRANITE_4,
+        Keys.LLM.FEED_FORWARD_LENGTH: integer("shared_intermediate_size"),
+    },
+    requires=GRANITE_HYBRID.requires,
 )
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -99,6 +140,7 @@ def _pattern(config: Config) -> tuple[str, ...]:
 
 
 def _nemotron_config(config: Config) -> Config:
+    config = renamed(config, {"head_dim": "attention_head_dim"})
     return Config({**config.values, "num_hidden_layers": len(_pattern(config))}, config.name)
 
 
@@ -169,14 +211,20 @@ def _lfm2_config(config: Config) -> Config:
 
 
 def _lfm2_dims(config: Config) -> Dims:
-    kinds = tuple("conv" if kind == "conv" else "attention" for kind in config.items("layer_types"))
-    more = {"cache": config.integer("conv_L_cache")}
-    return replace(Dims.of(config), kinds=kinds, more=more)
+    """Older configurations list the layers with attention, newer ones the kind of each."""
+    d, more = Dims.of(config), {"cache": config.integer("conv_L_cache")}
+    if config.has("full_attn_idxs") and not config.has("layer_types"):
+        attending = config.items("full_attn_idxs")
+        kinds = ["attention" if i in attending else "conv" for i in range(d.n_layers)]
+    else:
+        given = config.items("layer_types")
+        kinds = ["conv" if kind == "conv" else "attention" for kind in given]
+    return replace(d, kinds=tuple(kinds), more=more)
 
 
 LFM2 = Family(
     "lfm2",
-    ("Lfm2ForCausalLM",),
+    ("Lfm2ForCausalLM", "LFM2ForCausalLM"),
     norm="none",
     metadata={
         Keys.Attention.HEAD_COUNT_KV: kv_heads,

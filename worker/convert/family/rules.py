@@ -119,14 +119,14 @@ USUAL_MAKES: Mapping[str, Make] = {
 }
 
 
-def halves(stack: str) -> tuple[Into, Into]:
-    """Gate and up, one after the other in one tensor."""
-    return Into(f"ffn_gate_{stack}", part=(0, 2)), Into(f"ffn_up_{stack}", part=(1, 2))
+def halves(stack: str = "") -> tuple[Into, Into]:
+    """Gate and up, one after the other in one tensor: those of `_exps`, of `_shexp` or of all."""
+    return Into(f"ffn_gate{stack}", part=(0, 2)), Into(f"ffn_up{stack}", part=(1, 2))
 
 
 _USUAL: Sources = {
     "lm_head.weight": "output",
-    "experts.gate_up_proj": halves("exps"),
+    "experts.gate_up_proj": halves("_exps"),
     "dt_bias": "ssm_dt.bias",
 }
 """By the end of a name, what `gguf` does not have or only for some architectures."""
