@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from starlette.types import Send
 
 from worker.api.http.encoding import KEEPALIVE
-from worker.api.http.headers import LATE_HEAD, UNBUFFERED, WORKER
+from worker.api.http.headers import LATE_HEAD, RETRY_AFTER, UNBUFFERED, WORKER
 from worker.api.http.operation import SSE
 from worker.api.http.routes import Place
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
@@ -79,9 +79,9 @@ class Relay:
         self._ask, self._table, self._send = ask, table, send
         self._has_begun = False
         self._tail: Tail | None = None
-        self._refused: Exchange | None = None
+        self._refused: tuple[Exchange, Worker] | None = None
         """A full or failed worker's answer, which the client gets if no other answers."""
-        self._away: Exchange | None = None
+        self._away: tuple[Exchange, Worker] | None = None
         """The answer of a worker that drains or loads its model again. It makes the request wait:
         a replacement should appear soon."""
         self._waits = False
@@ -98,7 +98,7 @@ class Relay:
             if (refused := self._refused or self._away) is None:
                 message = "the fleet has no worker that could take this request"
                 raise NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS)
-            await self._answer(refused)
+            await self._answer(*refused)
         except WorkerError as error:
             if not self._has_begun:
                 raise
@@ -159,18 +159,18 @@ class Relay:
         if exchange.status == 200 and media_type in self._ask.place.dialect.streams:
             await self._stream(worker, exchange, media_type)
             return True
-        body = await exchange.body()
+        await exchange.body()
         if exchange.status == 503 and self._ask.only is None:
-            if b"queue_full" in body.lower():
-                self._refused = exchange
+            if exchange.header(RETRY_AFTER.key):  # it is full; each dialect has other words for it
+                self._refused = exchange, worker
             else:  # it drains or loads its model again
-                self._away = exchange
+                self._away = exchange, worker
                 self._waits = True
                 worker.avoid()
             return False
         if exchange.status == 500 and self._ask.n_losses == 0 and self._ask.method == "POST":
             self._ask.n_losses += 1
-            self._refused = exchange
+            self._refused = exchange, worker
             return False
         await self._answer(exchange, worker)
         return True
@@ -225,18 +225,17 @@ class Relay:
     async def _chunk(self, body: bytes) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def _answer(self, answer: Exchange, worker: Worker | None = None) -> None:
+    async def _answer(self, answer: Exchange, worker: Worker) -> None:
         """Give a whole answer on; in a stream that has begun it can only be an error."""
         if self._has_begun:
             raise error_of_response(answer.status, answer.content)
         self._ask.body, self._ask.has_ended = b"", True
         headers = answer.headers
-        if not answer.header(b"content-length"):
+        if answer.content and not answer.header(b"content-length"):
             headers = [*headers, (b"content-length", b"%d" % len(answer.content))]
         await self._begin(answer.status, _with_worker(headers, worker))
         await self._send({"type": "http.response.body", "body": answer.content})
 
 
-def _with_worker(headers: Headers, worker: Worker | None) -> Headers:
-    name = [] if worker is None else [(WORKER.key, worker.id.encode())]
-    return [*headers, *name]
+def _with_worker(headers: Headers, worker: Worker) -> Headers:
+    return [*headers, (WORKER.key, worker.id.encode())]

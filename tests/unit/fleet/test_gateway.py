@@ -14,10 +14,13 @@ import pytest
 import structlog
 
 from tests.unit.fleet.scripted import SSE_HEAD, Conversation, Got, Script, at, call, fleet_of
+from worker.api.app import DIALECTS
 from worker.api.http import body as body_module
 from worker.api.http.encoding import KEEPALIVE
+from worker.api.http.errors import error_response
 from worker.api.http.off_loop import in_background
-from worker.errors import ConfigError
+from worker.api.http.routes import Routes
+from worker.errors import ConfigError, QueueFull
 from worker.fleet import gateway as gateway_module
 from worker.fleet import relay, upstream
 from worker.fleet import workers as table_of_workers
@@ -145,11 +148,31 @@ async def test_a_request_does_not_crash_the_whole_fleet() -> None:
     assert sum(len(worker.requests) for worker in workers) == relay.MAX_LOSSES
 
 
-async def test_a_full_fleet_says_so_at_once_in_the_callers_dialect() -> None:
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/execute",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/completion",
+        "/api/chat",
+    ],
+)
+async def test_a_full_fleet_says_so_at_once_in_the_callers_dialect(path: str) -> None:
+    form = Routes(DIALECTS).at(path).dialect.errors
+    refused = error_response(QueueFull("full", retry_after_seconds=7), form, "id")
+    told = json.loads(bytes(refused.body))
+
+    async def is_full(conversation: Conversation) -> None:
+        await conversation.json(503, told, "retry-after: 7\r\n")
+
     async with fleet_of(is_full, is_full, drains) as (gateway, _, workers):
-        got = await call(gateway, "/execute", JOB)
+        async with asyncio.timeout(relay.REPLACEMENT_SECONDS / 2):
+            got = await call(gateway, path, {"job_id": "j"})
     assert (got.status, got.headers["retry-after"]) == (503, "7")
-    assert got.json["code"] == "QUEUE_FULL"
+    assert got.json == told
+    assert got.headers["x-llorch-worker"] in ("tiny-0", "tiny-1")
     assert all(len(worker.requests) == 1 for worker in workers[:2])
 
 
@@ -674,6 +697,23 @@ async def test_the_load_is_that_of_all_workers() -> None:
     async with fleet_of(loaded(2), loaded(5)) as (gateway, _, _):
         got = await call(gateway, "/load", method="GET")
         assert got.json == {"server_load": 7} and "x-llorch-worker" not in got.headers
+
+
+async def test_an_answer_without_a_body_is_told_no_length() -> None:
+    """Of a 204 (RFC 9110, 8.6), or of a HEAD, which would say that a GET has none."""
+
+    async def says_nothing(conversation: Conversation) -> None:
+        head = b"HTTP/1.1 200 OK\r\n" if "HEAD" in conversation.line else b"HTTP/1.1 204 X\r\n"
+        conversation.writer.write(head + b"content-type: text/plain\r\n\r\n")
+
+    named = {"x-llorch-worker": "tiny-0"}
+    async with fleet_of(says_nothing) as (gateway, _, _):
+        deleted = await call(
+            gateway, "/v1/stream", method="DELETE", query=b"conv_id=c", headers=named
+        )
+        asked = await call(gateway, "/v1/models", method="HEAD", headers=named)
+    assert (deleted.status, asked.status) == (204, 200)
+    assert not {"content-length"} & (deleted.headers.keys() | asked.headers.keys())
 
 
 async def test_the_answer_of_one_of_all_is_given_on_as_it_is() -> None:
