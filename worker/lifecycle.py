@@ -38,7 +38,7 @@ from worker.models.load import load_command
 from worker.models.resolve import BUNDLED, resolve
 from worker.models.stored import hold
 from worker.observability.logs import get_logger, is_for_people
-from worker.observability.metrics import Cut, Metrics
+from worker.observability.metrics import Metrics
 from worker.observability.terminal import LiveLine, first_request, ready_text
 from worker.pool.client import PoolClient
 from worker.pool.heartbeat import Heartbeats
@@ -183,13 +183,8 @@ class Lifecycle:
             request_shutdown=self._request_stop,
         )
         self._state = state
-        patience = self._settings.slow_reader_timeout
-        certificate = self._settings.certificate
-        return server_for(create_app(state), patience, self._on_cut, certificate)
-
-    def _on_cut(self, reason: Cut) -> None:
-        self._metrics.connection_cut(reason)
-        self._log.info("connection.cut", reason=reason)
+        patience, on_cut = self._settings.slow_reader_timeout, self._metrics.connection_cut
+        return server_for(create_app(state), patience, on_cut, self._settings.certificate)
 
     async def _start(self) -> None:
         """Bring the worker up; what goes wrong ends it."""

@@ -123,7 +123,8 @@ class GatewayReplica:
 
     def _serve(self, fleet: Fleet) -> None:
         listener = listen(fleet.host, fleet.port, shared=True)
-        server = server_for(self._gateway, SLOW_READER_SECONDS, lambda _: None)
+        # Each of its connections may have another one, to a worker.
+        server = server_for(self._gateway, SLOW_READER_SECONDS, lambda _: None, files_each=2)
         server.config.ssl_certfile = fleet.ssl_certfile
         server.config.ssl_keyfile = fleet.ssl_keyfile
         server.config.timeout_graceful_shutdown = GATEWAY_DRAIN_SECONDS

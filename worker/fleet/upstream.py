@@ -7,10 +7,13 @@ that the worker never saw the request, and no request is sent on a connection th
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import httptools
+
+from worker.errors import QueueFull
 
 CONNECT_SECONDS = 3.0
 FETCH_SECONDS = 5.0
@@ -20,6 +23,9 @@ HOP_BY_HOP = frozenset(
      b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"date", b"server")
 )  # fmt: skip
 """Headers of one connection (RFC 9110, 7.6.1), and those that each server writes itself."""
+
+_SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+"""With which a connect fails because this side lacks something."""
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -57,12 +63,16 @@ class Exchange:
     ) -> AsyncIterator[Exchange]:
         """A request that is aborted at the end of the block, if it is still under way.
 
-        Raises `NotReached` if the connect failed, or took longer than three seconds.
+        Raises `NotReached` if the connect failed, or took longer than three seconds; `QueueFull` if
+        this side has nothing left for a connection, which says nothing of the worker.
         """
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 reader, writer = await asyncio.open_connection(host, port)
-        except (OSError, TimeoutError) as error:
+        except OSError as error:
+            if error.errno in _SHORT:
+                message = f"no connection to a worker can be opened: {error.strerror}"
+                raise QueueFull(message, retry_after_seconds=1) from None
             raise NotReached(str(error)) from None
         lines = [method.encode() + b" " + target + b" HTTP/1.1"]
         lines += (name + b": " + value for name, value in headers)
@@ -139,7 +149,10 @@ async def fetch(
     headers: Headers | None = None,
     body: bytes = b"",
 ) -> Exchange | None:
-    """A short answer, whole; `None` if it takes longer than five seconds or fails."""
+    """A short answer, whole; `None` if it takes longer than five seconds or fails.
+
+    Raises `QueueFull` as `begin` does.
+    """
     sent = headers or [(b"host", f"{address[0]}:{address[1]}".encode())]
     try:
         async with (

@@ -24,6 +24,7 @@ from worker.api.http.headers import (
     OWNER,
 )
 from worker.api.http.resume import owner_in
+from worker.errors import QueueFull
 from worker.fleet.affinity import bound, ranked
 from worker.fleet.upstream import HOP_BY_HOP, Headers, fetch
 
@@ -181,7 +182,10 @@ async def watch(table: WorkerTable) -> None:
 
 
 async def probe(worker: Worker) -> None:
-    answer = await fetch(worker.address, "GET", "/health")
+    try:
+        answer = await fetch(worker.address, "GET", "/health")
+    except QueueFull:  # of this gateway, not of the worker
+        return
     worker.misses = 0 if answer is not None else worker.misses + 1
     if worker.is_silent:
         for abort in list(worker.aborts):

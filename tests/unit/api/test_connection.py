@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import resource
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -550,12 +551,30 @@ async def test_who_is_still_sending_is_not_waited_for_without_end(
         writer.close()
 
 
+@pytest.mark.parametrize("files_each", [1, 2])
+@pytest.mark.parametrize("hard", [300, 1_000_000])
+def test_files_are_left_for_everything_else(
+    files_each: int, hard: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft = 256
+
+    def set_limit(_: int, limits: tuple[int, int]) -> None:
+        nonlocal soft
+        soft, _ = limits
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", set_limit)
+    most = connection.most_connections(files_each)
+    assert soft - 1 <= files_each * most + connection.OTHER_FILES <= soft <= hard
+    assert most == connection.MAX_CONNECTIONS or soft == hard
+
+
 @pytest.mark.anyio
 async def test_who_is_still_sending_makes_room_and_does_not_delay_the_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", 60.0)
-    monkeypatch.setattr(connection, "most_connections", lambda: 4)
+    monkeypatch.setattr(connection, "most_connections", lambda _: 4)
     async with served() as (port, connections):
         lingering = []
         for _ in range(4):
@@ -583,7 +602,7 @@ async def test_a_handshake_that_does_not_come_counts_as_a_connection(
     """They took all descriptors, and each new connection was reset."""
     certificate = own_certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=certificate)
-    monkeypatch.setattr(connection, "most_connections", lambda: 4)
+    monkeypatch.setattr(connection, "most_connections", lambda _: 4)
 
     async def ask(port: int) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
@@ -658,7 +677,7 @@ def test_a_head_is_measured_without_those_before_it() -> None:
 
 @pytest.mark.anyio
 async def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "most_connections", lambda: 8)
+    monkeypatch.setattr(connection, "most_connections", lambda _: 8)
     async with served() as (port, connections):
         lazy = [socket.create_connection(("127.0.0.1", port)) for _ in range(8)]
         for client in lazy:

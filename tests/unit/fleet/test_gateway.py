@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import os
@@ -264,6 +265,23 @@ async def test_any_bytes_of_a_worker_bind_a_request_to_it() -> None:
         headers = {"x-conversation-id": "c"}
         got = await call(gateway, "/execute", {"job_id": "j"}, headers=headers)
     assert got.body.startswith(KEEPALIVE + b"event: error\n") and not other.requests
+
+
+async def test_a_gateway_without_a_file_left_blames_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It took its probes that could not begin for the workers' silence, and ended all streams."""
+
+    async def refused(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with fleet_of(answers) as (gateway, table, (worker,)):
+        monkeypatch.setattr(asyncio, "open_connection", refused)
+        got = await call(gateway, "/execute", JOB)
+        assert (got.status, got.json["code"]) == (503, "QUEUE_FULL") and got.headers["retry-after"]
+        for _ in range(table_of_workers.MAX_MISSES):
+            await table_of_workers.probe(table.workers()[0])
+        assert table.workers()[0].is_well and not worker.requests
 
 
 async def test_a_client_that_leaves_frees_its_worker() -> None:

@@ -30,6 +30,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from worker.observability.logs import get_logger
 from worker.observability.metrics import Cut
 
 MAX_HEAD_BYTES = 64 * 1024
@@ -78,6 +79,7 @@ _REFUSALS: Mapping[Cut, bytes] = {
     ),
 }
 
+_log = get_logger()
 _owing: OrderedDict[WorkerProtocol, None] = OrderedDict()
 """Connections whose client owes something, by the time since which it does."""
 _unread: OrderedDict[WorkerProtocol, None] = OrderedDict()
@@ -568,28 +570,36 @@ def _send_without_chunks(cycle: RequestResponseCycle) -> None:
     cycle.send = send_plain  # type: ignore[method-assign]
 
 
-def protocol_with(patience_seconds: float, on_cut: Callable[[Cut], None]) -> type[WorkerProtocol]:
+def protocol_with(
+    patience_seconds: float, on_cut: Callable[[Cut], None], files_each: int = 1
+) -> type[WorkerProtocol]:
     """As uvicorn wants it, which fills in the rest of the arguments."""
+
+    def cut(reason: Cut) -> None:
+        _log.info("connection.cut", reason=reason)
+        on_cut(reason)
+
     made = functools.partial(
         WorkerProtocol,
         patience_seconds=patience_seconds,
-        on_cut=on_cut,
-        most_connections=most_connections(),
+        on_cut=cut,
+        most_connections=most_connections(files_each),
     )
     return cast(type[WorkerProtocol], made)
 
 
-def most_connections() -> int:
-    """So many that files are left for everything else. The process takes as many files as it may
-    for them: where none is left, the system resets each new connection, also a probe's."""
+def most_connections(files_each: int) -> int:
+    """So many that files are left for everything else, where each needs `files_each`. The process
+    takes as many files as it may for them: where none is left, the system resets each new
+    connection, also a probe's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + OTHER_FILES
+    wanted = files_each * MAX_CONNECTIONS + OTHER_FILES
     if soft == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
     if soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(1, min(wanted, soft) - OTHER_FILES)
+    return max(1, (min(wanted, soft) - OTHER_FILES) // files_each)
 
 
 def _n_unread(connection: WorkerProtocol) -> int:

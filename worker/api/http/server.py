@@ -65,9 +65,11 @@ def server_for(
     patience_seconds: float,
     on_cut: Callable[[Cut], None],
     certificate: Certificate | None = None,
+    *,
+    files_each: int = 1,
 ) -> Server:
     """A client that leaves its answer unread for `patience_seconds` is cut off; `on_cut` is told of
-    each that is, and why.
+    each that is, and why. For each connection the process may have `files_each` open.
 
     With a certificate it speaks HTTPS and nothing else.
     """
@@ -75,7 +77,7 @@ def server_for(
     return Server(
         uvicorn.Config(
             app,
-            http=protocol_with(patience_seconds, on_cut),
+            http=protocol_with(patience_seconds, on_cut, files_each),
             ws="none",
             lifespan="off",
             log_config=None,
