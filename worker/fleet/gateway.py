@@ -60,11 +60,10 @@ from worker.fleet.affinity import key_of
 from worker.fleet.endings import json_object
 from worker.fleet.metrics import merged
 from worker.fleet.relay import RETRY_AFTER_SECONDS, Ask, Relay
-from worker.fleet.settings import Fleet
+from worker.fleet.settings import Fleet, settings_of
 from worker.fleet.upstream import FETCH_SECONDS, Exchange, fetch
 from worker.fleet.workers import Worker, WorkerTable
 from worker.observability.metrics import CONTENT_TYPE
-from worker.settings import Settings
 
 FEED_SECONDS = 15.0
 """How long the feed of changes stays open. A browser has six connections for all of its tabs."""
@@ -135,7 +134,7 @@ class Gateway(Surface):
                 raise ValueError("the token's file is empty")
             first = fleet.workers[0]
             given = {"host": fleet.host, "worker_token": token, "api_key_file": keys}
-            settings = Settings.load(first.backend, {**first.settings, **given})
+            settings = settings_of(first.backend, {**first.settings, **given})
             gate = Gate(settings)
         except (OSError, ValueError, ConfigError) as error:
             if self._keys_read_at is None:

@@ -56,6 +56,7 @@ OURS = frozenset(
     + tuple(name for name in FIELDS if name.startswith(("callback_", "heartbeat_")))
 )
 """Settings of a worker that the fleet chooses; the file's `settings` may not name them."""
+_CHOSEN = {name: FIELDS[name].get_default(call_default_factory=True) for name in OURS - {"config"}}
 _REFERENCES = ("model", "draft")
 _READ = ("chat_template", "models_file")
 KEY_FILES = ("token_file", "api_key_file")
@@ -66,6 +67,12 @@ _SCALED: Mapping[str, Callable[[str], Adapter | ControlVector]] = {
     "control_vector": parse_control_vector,
 }
 """Fields and settings that name a place; a relative one is relative to the fleet's file."""
+
+
+def settings_of(backend: BackendName, given: Mapping[str, Any]) -> Settings:
+    """A worker's settings in a fleet. Of those that the fleet chooses, this process may have
+    variables for a worker of its own, which do not count. Raises `ConfigError`."""
+    return Settings.load(backend, {**_CHOSEN, **given})
 
 
 class Scaling(BaseModel):
@@ -137,7 +144,7 @@ class WorkerGroup(BaseModel):
         try:
             for name, value in self.settings.items():
                 refuse_by_form(name, value, name, self.backend)
-            Settings.load(self.backend, self.settings)
+            settings_of(self.backend, self.settings)
         except WorkerError as error:
             raise ValueError(error.message) from None
         return self
@@ -191,7 +198,7 @@ class WorkerGroup(BaseModel):
 
     @property
     def _worker_settings(self) -> Settings:
-        return Settings.load(self.backend, self.settings)
+        return settings_of(self.backend, self.settings)
 
     def arguments(self, reserved: Sequence[str] = ()) -> list[str]:
         """The command-line flags of a worker for which Ray has reserved GPUs of these numbers."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import socket
 import resource
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

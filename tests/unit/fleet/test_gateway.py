@@ -641,6 +641,21 @@ async def test_what_clients_may_not_do() -> None:
         assert worker.requests == []
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("UDS", "/tmp/a"), ("ADVERTISE_HOST", "evil.example"), ("SSL_CERTFILE", "a"), ("PORT", "a")],
+)
+async def test_variables_of_a_single_worker_are_none_of_a_fleets(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever started Ray may have had them: with a Unix socket, no Host was checked."""
+    monkeypatch.setenv(f"LLORCH_{name}", value)
+    async with fleet_of(answers) as (gateway, _, _):
+        evil = {"host": "evil.example"}
+        assert (await call(gateway, "/v1/models", headers=evil)).status == 403
+        assert (await call(gateway, "/execute", JOB)).status == 200
+
+
 async def test_states() -> None:
     async with fleet_of(answers) as (gateway, table, _):
         assert (await call(gateway, "/ready")).json["state"] == "idle"
