@@ -198,10 +198,10 @@ class Gateway(Surface):
         """The request with the fields that routing needs."""
         scope = request.scope
         # An Origin was checked here, where the host that it belongs to is known.
-        headers = [(name, value) for name, value in scope["headers"] if name != ORIGIN.key]
+        done = (ORIGIN.key, CORRELATION_ID.key, REQUEST_ID.key)
+        headers = [(name, value) for name, value in scope["headers"] if name not in done]
+        headers.append((REQUEST_ID.key, scope["state"]["correlation_id"].encode()))
         head = Headers(raw=headers)
-        if not (CORRELATION_ID.all(head) or REQUEST_ID.all(head)):
-            headers.append((REQUEST_ID.key, scope["state"]["correlation_id"].encode()))
         is_late = "1" in LATE_HEAD.all(head)  # a proxy wants no early head
         counts_bytes = bool(CONVERSATION.all(head))
         streams = fields.get("stream") is True or JSON not in operation.answers

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 import httptools
 
 from worker.errors import QueueFull
+from worker.sockets import uri_of
 
 CONNECT_SECONDS = 3.0
 FETCH_SECONDS = 5.0
@@ -153,7 +154,7 @@ async def fetch(
 
     Raises `QueueFull` as `begin` does.
     """
-    sent = headers or [(b"host", f"{address[0]}:{address[1]}".encode())]
+    sent = headers or [(b"host", uri_of(*address).removeprefix("http://").encode())]
     try:
         async with (
             asyncio.timeout(FETCH_SECONDS),

@@ -77,6 +77,40 @@ async def test_bytes_and_headers_pass() -> None:
     assert request.headers["connection"] == "close"
 
 
+async def test_a_header_of_the_connection_does_not_pass() -> None:
+    """What a header is of its connection, Connection says (RFC 9110, 7.6.1)."""
+    headers = {"connection": "close, X-Mine", "x-mine": "1", "x-other": "1"}
+    async with fleet_of(answers) as (gateway, _, (worker,)):
+        await call(gateway, "/execute", JOB, headers=headers)
+    assert "x-mine" not in worker.requests[0].headers and worker.requests[0].headers["x-other"]
+
+
+@pytest.mark.parametrize("name", ["x-correlation-id", "x-request-id"])
+async def test_a_request_has_one_name_in_all_logs(name: str) -> None:
+    """Also where nothing is left of the one that its client gave."""
+    async with fleet_of(answers) as (gateway, _, (worker,)):
+        got = await call(gateway, "/execute", JOB, headers={name: "?!"})
+    assert worker.requests[0].headers["x-request-id"] == got.headers["x-request-id"] != "?!"
+    assert "x-correlation-id" not in worker.requests[0].headers
+
+
+async def test_a_probes_host_is_one_where_the_address_is_of_ipv6() -> None:
+    heard = asyncio.get_running_loop().create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.set_result(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    try:
+        server = await asyncio.start_server(serve, "::1", 0)
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        await upstream.fetch(("::1", port), "GET", "/health")
+        assert b"host: [::1]:%d\r\n" % port in await heard
+
+
 async def longest_wait(calling: asyncio.Task[Got]) -> float:
     """Seconds that others wait for the loop until the call is answered. A wait in which this
     process does not compute is the machine's, and one for a garbage collection is that of all the
