@@ -100,6 +100,12 @@ def test_many_texts_share_their_decodes(pooling: WorkerProcess) -> None:
     assert too_many.status_code == 400 and "256" in too_many.text
 
 
+def test_the_slots_are_those_that_the_engine_has(pooling: WorkerProcess) -> None:
+    """Not the setting's: texts to embed share one batch without slots of their own."""
+    info = pooling.get("/info").json()
+    assert info["limits"]["slots"] == info["engine"]["slots"] == 1
+
+
 def test_ollamas_embeddings_are_the_same_vectors(pooling: WorkerProcess) -> None:
     texts = ["The fox ran.", "Paris."]
     entries = pooling.post("/v1/embeddings", {"input": texts}).json()

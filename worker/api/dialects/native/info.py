@@ -42,7 +42,7 @@ async def info(request: Request, state: AppState) -> dict[str, Any]:
         "model_ref": state.model_ref,
         "protocol": "sse",
         "limits": {
-            "slots": settings.engine.slots,
+            "slots": status.slots,
             **{name: getattr(settings, name) for name in _LIMITS},
             "max_body_bytes": state.served.max_body_bytes,
             "max_tokens_out": state.served.max_tokens_out,
