@@ -192,6 +192,7 @@ class Relay:
             waiting.cancel()
 
     async def _stream(self, worker: Worker, exchange: Exchange, media_type: str) -> None:
+        """Pass a stream on. One that its worker has closed without the last event is lost, too."""
         tail = self._tail = self._new_tail(media_type)
         has_part = False  # of this worker's answer; the client may have a comment of the gateway's
         try:
@@ -202,6 +203,8 @@ class Relay:
                     if not self._has_begun:
                         await self._begin(200, _with_worker(exchange.headers, worker))
                     await self._chunk(events)
+            if self._ask.method == "POST" and not tail.has_ended:  # who goes on may be behind it
+                raise Lost("the answer ended without its last event")
         except Lost:
             if not has_part:
                 raise

@@ -336,6 +336,12 @@ CLIENTS = {
         TEXT | CHOICES | {"n_probs": 1, "return_tokens": True},
         join_llama_server, whole_llama_server, TEXT_STREAM,
     ),
+    "llama-server, some fields": Client(
+        LlamaServerBody, read_completion, TextAnswer,
+        TEXT | CHOICES | {"return_tokens": True,
+                          "response_fields": ["index", "content", "tokens", "stop_type"]},
+        join_llama_server, whole_llama_server, TEXT_STREAM,
+    ),
     "native": Client(
         InferenceBody, read_inference, NativeAnswer, TEXT, join_native, same, EVENT_STREAM
     ),

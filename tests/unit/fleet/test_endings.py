@@ -175,7 +175,7 @@ async def test_a_stream_that_has_ended_gets_no_second_end(path: str, last: bytes
 
 
 async def test_events_that_are_split_anywhere_go_on_whole() -> None:
-    stream = RESPONSES + CHAT
+    stream = RESPONSES + b'event: response.completed\ndata: {"type":"response.completed"}\n\n'
 
     async def script(conversation: Conversation) -> None:
         await conversation.stream(*(stream[n : n + 1] for n in range(len(stream))))

@@ -318,6 +318,42 @@ async def test_a_gateway_without_a_file_left_blames_no_worker(
         assert table.workers()[0].is_well and not worker.requests
 
 
+async def closes_early(conversation: Conversation) -> None:
+    """Cleanly: nothing is wrong but that the last event is missing."""
+    await conversation.stream(TOKEN)
+    await conversation.end()
+
+
+async def test_a_stream_without_its_last_event_is_not_whole() -> None:
+    async with fleet_of(closes_early) as (gateway, _, _):
+        got = await call(gateway, "/execute", JOB)
+    assert got.body.startswith(TOKEN + b"event: error\n") and b"ENGINE_CRASHED" in got.body
+
+
+async def test_an_empty_stream_is_tried_elsewhere() -> None:
+    async def says_nothing(conversation: Conversation) -> None:
+        await conversation.stream()
+        await conversation.end()
+
+    async with fleet_of(says_nothing, answers) as (gateway, table, _):
+        table.workers()[1].running.append(None)
+        got = await call(gateway, "/execute", JOB)
+    assert got.body == TOKEN + END
+
+
+async def test_who_goes_on_behind_the_last_event_gets_nothing_more() -> None:
+    """Or at a byte inside of it, of which nobody knows that it is the last."""
+    for rest in ((), (b'd"}\n\n',)):
+
+        async def goes_on(conversation: Conversation, rest: tuple[bytes, ...] = rest) -> None:
+            await conversation.stream(*rest)
+            await conversation.end()
+
+        async with fleet_of(goes_on) as (gateway, _, _):
+            got = await call(gateway, "/execute/j", headers={"x-llorch-worker": "tiny-0"})
+        assert (got.status, got.body) == (200, b"".join(rest))
+
+
 async def test_a_client_that_leaves_frees_its_worker() -> None:
     gone = asyncio.Event()
 

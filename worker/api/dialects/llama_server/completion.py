@@ -30,10 +30,10 @@ from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
 from worker.wire.sampling import PARAMETERS, Sampling
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
-_GOES_ON = b"} \n"
-"""How the event ends that ends one choice and not the stream. JSON may have a space there, and as a
-part of that event it has come, or is lost, together with it."""
-STREAM = nested_events(lambda event: b'"stop":true' in event and _GOES_ON not in event)
+_LAST = b"} \n"
+"""How the event ends that ends the stream, whatever fields of it were asked for. JSON may have a
+space there, and as a part of that event it has come, or is lost, together with it."""
+STREAM = nested_events(lambda event: _LAST in event)
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
 
 
@@ -87,7 +87,7 @@ class TextAnswer(Answer[TextBody]):
                 end = self._end(choice) | {"content": "", "tokens": []}
                 event = data_event(_only(self.body.response_fields, end))
                 last = data_event(self._part(choice, "", ids, ())) if ids else b""
-                return last + (event if self.has_ended else event.replace(b"}\n", _GOES_ON))
+                return last + (event.replace(b"}\n", _LAST) if self.has_ended else event)
             case _:
                 return b""
 

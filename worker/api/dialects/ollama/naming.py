@@ -44,7 +44,8 @@ ERRORS = ErrorForm(lambda error, correlation_id: {"error": error.message}, Ollam
 LINES = StreamForm(
     # Quotes in a text are escaped; an argument of a call may be called so, too.
     lambda line: (
-        line.startswith(b'{"error":') or (b'"done":true' in line and json.loads(line)["done"])
+        line.startswith((b'{"error":', b'{"status":"success"'))
+        or (b'"done":true' in line and json.loads(line)["done"])
     ),
     lambda error, first, last: json_line({"error": error.message}),
 )
