@@ -50,7 +50,8 @@ def story(*texts: str, reason: Any = "EOS") -> list[Step]:
     """Started, one frame per text, Finished."""
     frames: list[Step] = [[Started(0, 0)]]
     frames += [[Token(0, text, (index,))] for index, text in enumerate(texts)]
-    frames.append([Finished(0, reason, len(texts), 1.0)])
+    n_tokens = len(texts) + (reason == "EOS")
+    frames.append([Finished(0, reason, n_tokens, 1.0)])
     return frames
 
 

@@ -132,21 +132,19 @@ class Answers:
             _emit(sequence, sequence.lines.feed(text), events)
         # What is pending then is what a stop or the end of a line has cut off.
         is_cut = stop is not None or sequence.lines.is_over
-        ids = sequence.pending_ids
-        if sequence.end_token is not None:
-            ids = [*ids, sequence.end_token]
+        ended_by = () if sequence.end_token is None else (sequence.end_token,)
         began = sequence.first_token_at or now
         decode_ms = round(1000 * (now - began), 3)
         events.append(
             Finished(
                 sequence.request_id,
                 reason,
-                sequence.n_out,
+                sequence.n_out + len(ended_by),
                 decode_ms,
                 stop,
                 sequence.prompt_time_ms,
                 () if is_cut else tuple(sequence.pending_logprobs),
-                tuple(ids),
+                (*sequence.pending_ids, *ended_by),
             )
         )
 

@@ -86,7 +86,7 @@ class Metrics:
         self.keys = counter("worker_key_requests_total", "Requests with a key of --api-key-file, by its name.", ("key",))
         self.quarantined = counter("worker_requests_quarantined_total", "Requests refused after crashing the engine.")
         self.tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests, as usage tells them: once for all choices of a prompt.")
-        self.tokens_out = counter("worker_tokens_generated_total", "Tokens of answers, as usage tells them: those of a matched stop, too.")
+        self.tokens_out = counter("worker_tokens_generated_total", "Tokens of answers, as usage tells them: those of a matched stop and the one that ends it, too.")
         self.slow_readers = counter("worker_slow_readers_total", "Clients cut because they stopped reading.")
         self.cut_off = counter("worker_connections_cut_total", "Connections that were refused or cut off before a request was read or its answer taken, by why.", ("reason",))
         self.crashes = counter("worker_engine_crashes_total", "Engine processes that died.")

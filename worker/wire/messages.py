@@ -191,7 +191,8 @@ class PromptScored(Message, frozen=True):
 
 
 class Finished(Message, frozen=True):
-    """The end of a generation. `tokens_out` excludes the end-of-generation token."""
+    """The end of a generation. `tokens_out` are all tokens that were drawn: with those of a matched
+    stop, and with the one that ended it."""
 
     request_id: int
     stop_reason: StopReason

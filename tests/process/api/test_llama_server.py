@@ -63,13 +63,40 @@ def test_the_tokens_of_an_answer_are_all_that_were_drawn(worker: WorkerProcess) 
     """With the end-of-generation token, and with those of a stop, as llama-server has them."""
     ended = completed(worker, return_tokens=True, grammar='root ::= "a"')
     assert (ended["content"], ended["stop_type"]) == ("a", "eos")
-    assert len(ended["tokens"]) == 2 and ended["tokens_predicted"] == 1
+    assert len(ended["tokens"]) == ended["tokens_predicted"] == 2
+    assert ended["tokens_cached"] == ended["tokens_evaluated"] + 1
     body = {"prompt": PROMPT, "grammar": 'root ::= "a"', "stream": True}
     events = worker.post("/completion", body).text.split("data: ")[1:]
-    assert [id for each in events for id in json.loads(each)["tokens"]] == ended["tokens"]
+    parts = [json.loads(each) for each in events]
+    assert [id for each in parts for id in each["tokens"]] == ended["tokens"]
+    assert [each["tokens_predicted"] for each in parts] == [1, 2, 2]
     word = completed(worker)["content"].split()[0]
     cut = completed(worker, return_tokens=True, stop=[word])
     assert len(cut["tokens"]) == cut["tokens_predicted"]
+
+
+def test_every_dialect_counts_the_token_that_ends_an_answer(worker: WorkerProcess) -> None:
+    """As llama-server, vLLM and Ollama do."""
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 3 plus 4?"}]}
+    text = "3 plus 4 is 7."
+    body = {"model": "m", "temperature": 0, **asked}
+    n_tokens = len(worker.post("/tokenize", {"content": text}).json()["tokens"]) + 1
+    before = worker.metric("worker_tokens_generated_total")
+    chat = worker.post("/v1/chat/completions", body).json()
+    assert chat["choices"][0]["message"]["content"] == text
+    message = worker.post("/v1/messages", {**body, "max_tokens": 30}).json()
+    response = worker.post("/v1/responses", {"temperature": 0, "input": asked["messages"]}).json()
+    options = {"temperature": 0}
+    line = worker.post("/api/chat", {"model": "m", **asked, "options": options, "stream": False})
+    counts = [
+        chat["usage"]["completion_tokens"],
+        chat["timings"]["predicted_n"],
+        message["usage"]["output_tokens"],
+        response["usage"]["output_tokens"],
+        line.json()["eval_count"],
+    ]
+    assert counts == [n_tokens] * 5
+    assert worker.metric("worker_tokens_generated_total") == before + 4 * n_tokens
 
 
 def test_an_unknown_sampler_is_named(worker: WorkerProcess) -> None:
@@ -229,8 +256,8 @@ def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
     assert completed(worker, stop=[word])["content"].strip() == ""
     assert word in completed(worker, stop=[word], min_tokens=8)["content"]
     end: Any = {"logit_bias": {"2": 100}}
-    assert completed(worker, **end)["tokens_predicted"] == 0
-    assert completed(worker, **end, min_tokens=3)["tokens_predicted"] == 3
+    assert completed(worker, **end)["tokens_predicted"] == 1
+    assert completed(worker, **end, min_tokens=3)["tokens_predicted"] == 4
 
 
 # --- a gap in a text -----------------------------------------------------------------------
@@ -309,13 +336,15 @@ def test_timings_come_with_every_token_where_they_are_asked_for(worker: WorkerPr
         assert [("timings" in chunk) for chunk in middle] == [asked] * len(middle)
 
 
-@pytest.mark.parametrize("fields", [{"n_predict": 0}, {"grammar": 'root ::= ""'}])
-def test_timings_of_an_answer_without_a_token_have_its_prompt(
-    worker: WorkerProcess, fields: dict[str, Any]
+@pytest.mark.parametrize(
+    ("n_predicted", "fields"), [(0, {"n_predict": 0}), (1, {"grammar": 'root ::= ""'})]
+)
+def test_timings_of_an_answer_without_a_text_have_its_prompt(
+    worker: WorkerProcess, n_predicted: int, fields: dict[str, Any]
 ) -> None:
     answer = completed(worker, cache_prompt=False, **fields)
     found = answer["timings"]
-    assert (found["predicted_n"], found["prompt_n"]) == (0, answer["tokens_evaluated"])
+    assert (found["predicted_n"], found["prompt_n"]) == (n_predicted, answer["tokens_evaluated"])
     assert found["prompt_per_second"] > 0
 
 

@@ -185,7 +185,7 @@ def test_only_the_last_chunk_has_the_word_usage(scripted: ScriptedFactory) -> No
     assert done == "data: [DONE]"
     assert len(chunks) == 4 and not any('"usage"' in chunk for chunk in chunks)
     usage = json.loads(last.removeprefix("data: "))["usage"]
-    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 2)
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (3, 3)
 
 
 def test_parts_of_scores_are_one_event_and_another_engine_begins_anew() -> None:

@@ -100,7 +100,7 @@ class TextAnswer(Answer[TextBody]):
             "tokens": ids,
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": len(choice.token_ids),
+            "tokens_predicted": choice.tokens_out,
             "tokens_evaluated": choice.job.prompt_tokens,
         }
         if self.body.timings_per_token:
@@ -142,10 +142,9 @@ class TextAnswer(Answer[TextBody]):
             "id_slot": -1,
             "stop": True,
             "model": self.state.name_of(self.asked.model),
-            "tokens_predicted": finished.tokens_out,
+            "tokens_predicted": choice.tokens_out,
             "tokens_evaluated": job.prompt_tokens,
-            # The last token that is shown was not computed.
-            "tokens_cached": n_tokens - (finished.stop_reason != "EOS"),
+            "tokens_cached": n_tokens - (finished.tokens_out > 0),  # the last was not computed
             "generation_settings": settings_of(
                 job.work.sampling, self.body, job.work.max_tokens, job.work.stop, job.work.adapters
             ),

@@ -95,9 +95,9 @@ class NativeAnswer(Answer[InferenceBody]):
             {
                 "type": "metrics",
                 "job_id": job.job_id,
-                "tokens_out": job.tokens_out,
+                "tokens_out": choice.tokens_out,
                 "decode_time_ms": round(ms, 3),
-                "tokens_per_sec": round((job.tokens_out - 1) * 1000 / ms, 3) if ms else 0.0,
+                "tokens_per_sec": round((choice.tokens_out - 1) * 1000 / ms, 3) if ms else 0.0,
                 "vram_bytes": info.residency.device_bytes if info is not None else 0,
             }
         )
@@ -107,7 +107,8 @@ class NativeAnswer(Answer[InferenceBody]):
         assert finished is not None
         end: dict[str, Any] = {
             "type": "end",
-            "tokens_out": finished.tokens_out,
+            # As its events tell them, in which the end of generation is no token.
+            "tokens_out": finished.tokens_out - (finished.stop_reason == "EOS"),
             "decode_time_ms": round(finished.decode_time_ms, 3),
             "stop_reason": finished.stop_reason,
         }
