@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, quote
 from pydantic import AliasChoices, BaseModel
 from starlette.datastructures import Headers
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from worker.api.app import DIALECTS
@@ -30,6 +30,7 @@ from worker.api.http.app import Surface
 from worker.api.http.body import SMALL_BYTES, deadline_of, read_parts
 from worker.api.http.encoding import dumps, json_response
 from worker.api.http.errors import FLAT
+from worker.api.http.event_stream import EventStream
 from worker.api.http.faults import refusal
 from worker.api.http.gate import Gate
 from worker.api.http.headers import (
@@ -85,7 +86,7 @@ async def _changes(request: Request, state: Any) -> Response:
         await asyncio.sleep(FEED_SECONDS)
         yield b""
 
-    return StreamingResponse(nothing(), headers={"cache-control": "no-store"}, media_type=SSE)
+    return EventStream(nothing())
 
 
 _FEED = Dialect(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import httpx
 import pytest
 
 from tests.support.supervised import engine_pid, request, submit, supervised, until
-from worker.api.app import create_app
+from worker.api.app import DIALECTS, create_app
 from worker.api.http.state import AppState
 from worker.errors import CallbackFailed
 from worker.observability.metrics import Metrics
@@ -101,6 +102,20 @@ async def test_nothing_is_resident_between_two_engines(tmp_path: Path) -> None:
         assert between["health"]["status"] == "healthy", "it is being put right"
         await until(lambda: supervisor.state == "ready")
         assert (await told_by(supervisor))["resident"] == {True}
+
+
+async def test_each_head_is_answered_while_the_model_loads() -> None:
+    """A connection's next request waits for the end of the answer."""
+    supervisor = Supervisor(Settings(), Metrics("w"))
+    state = AppState(Settings(), supervisor, Metrics("w"), "w", "m", "i", lambda: None)
+    paths = [each.path for all in DIALECTS for each in all.operations if each.method == "GET"]
+    assert supervisor.state == "loading" and "/v1/loading/progress" in paths
+    transport = httpx.ASGITransport(create_app(state))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+        for path in paths:
+            async with asyncio.timeout(10):
+                answer = await client.head(re.sub(r"{\w+}", "a", path))
+            assert answer.status_code in (200, 400, 404, 503), path
 
 
 async def test_a_draining_worker_is_busy_with_what_it_has() -> None:

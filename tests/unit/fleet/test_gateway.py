@@ -598,6 +598,7 @@ async def test_a_head_ends_with_its_headers() -> None:
     async with fleet_of(script) as (gateway, table, _):
         async with asyncio.timeout(5):
             got = await call(gateway, "/info", method="HEAD")
+            assert (await call(gateway, "/models/sse", method="HEAD")).status == 200
         assert (got.status, got.headers["content-length"], got.body) == (200, "500", b"")
         assert table.workers()[0].is_well
 

@@ -19,7 +19,8 @@ from worker.supervisor.job import Job
 
 
 class EventStream(StreamingResponse):
-    """A stream of encoded chunks; `on_end` is called when it ends, however it does."""
+    """A stream of encoded chunks; `on_end` is called when it ends, however it does. The answer to a
+    HEAD is over with its head: a client's next request would wait for the end of the stream."""
 
     def __init__(
         self,
@@ -31,10 +32,17 @@ class EventStream(StreamingResponse):
         self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "HEAD":
+            self.body_iterator = _nothing()
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._on_end()
+
+
+async def _nothing() -> AsyncIterator[bytes]:
+    return
+    yield
 
 
 def cancel_all(jobs: Iterable[Job]) -> None:
