@@ -23,6 +23,17 @@ def test_the_page_is_light_and_closed(worker: WorkerProcess) -> None:
     assert worker.get("/page/../../settings.py").status_code == 404
 
 
+def test_a_page_that_is_there_already_is_not_sent_again(worker: WorkerProcess) -> None:
+    with worker.client() as client:
+        tag = client.get("/docs/").headers["etag"]
+        for tags in (tag, f"W/{tag}", f'"a", {tag}', f'W/"a",W/{tag}'):
+            answer = client.get("/docs/", headers={"if-none-match": tags})
+            assert (answer.status_code, answer.content) == (304, b""), tags
+        assert client.get("/docs/", headers={"if-none-match": '"a"'}).status_code == 200
+        moved = client.get("/docs?q=a%20b", follow_redirects=False)
+        assert moved.headers["location"] == "docs/?q=a%20b"
+
+
 def test_the_chat_is_there_or_a_sentence_says_how_to_get_it(worker: WorkerProcess) -> None:
     response = worker.get("/chat/")
     if not has_chat():

@@ -13,7 +13,7 @@ import hashlib
 import importlib.resources
 import mimetypes
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from importlib.resources.abc import Traversable
 
@@ -98,6 +98,11 @@ def takes_gzip(accepted: str) -> bool:
     return False
 
 
+def tags_in(matches: Iterable[str]) -> set[str]:
+    """The tags that headers `If-None-Match` list, also those that a proxy has made weak."""
+    return {tag.strip().removeprefix("W/") for each in matches for tag in each.split(",")}
+
+
 async def _no_chat(request: Request, state: AppState) -> Response:
     raise PathNotFound(NO_CHAT)
 
@@ -159,7 +164,7 @@ class _File:
     async def answer(self, request: Request, state: AppState) -> Response:
         small = self.small if takes_gzip(ACCEPT_ENCODING.of(request) or "") else None
         headers = self.headers | {"etag": f'"{self.tag}{"" if small is None else "-gzip"}"'}
-        if IF_NONE_MATCH.of(request) == headers["etag"]:
+        if headers["etag"] in tags_in(IF_NONE_MATCH.all(request.headers)):
             return Response(status_code=304, headers=headers)
         if small is not None:
             headers["content-encoding"] = "gzip"
@@ -169,7 +174,8 @@ class _File:
         """The file as a folder's page: its links are relative, so the path must end with `/`."""
         if not request.scope["raw_path"].endswith(b"/"):
             name = request.scope["raw_path"].decode("latin-1").rpartition("/")[2]
-            return RedirectResponse(f"{name}/", 308)
+            asked = request.url.query and f"?{request.url.query}"
+            return RedirectResponse(f"{name}/{asked}", 308)
         return await self.answer(request, state)
 
 
