@@ -920,6 +920,25 @@ def test_the_least_recently_used_gives_way_until_the_rest_fits(
     assert memory.locked_bytes == sum(n for what, n, _ in things if what == "locked")
 
 
+def test_what_only_locks_keep_beyond_the_budget_gives_way_with_the_last_of_them() -> None:
+    """A state may be read for a request while another one is written."""
+    cache = cache_of(memory_bytes=100)
+    first, second = (asking(some(60, 500 * number)) for number in range(2))
+    first.saved, second.saved = (
+        state_of(each.tokens[:40], 80, n_locks=1) for each in (first, second)
+    )
+    states = [first.saved, second.saved]
+    states[0].n_locks = 2
+    assert all(map(cache.memory.keep, states)) and cache.memory.states == states
+    cache.let_go(first)
+    assert cache.memory.states == states, "somebody else still needs it"
+    first.saved = states[0]
+    cache.let_go(first)
+    assert cache.memory.states == states[1:]
+    cache.let_go(second)
+    assert cache.memory.states == states[1:], "there is room for it"
+
+
 @given(
     st.lists(st.integers(0, 2), max_size=4),
     st.lists(st.integers(0, 2), max_size=4),

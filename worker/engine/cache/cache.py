@@ -285,7 +285,7 @@ class Cache:
     def let_go(self, sequence: Sequence) -> None:
         """Unlock the state that a sequence was to go on from."""
         if sequence.saved is not None:
-            sequence.saved.n_locks -= 1
+            self.memory.unlock(sequence.saved)
             if not self.limits.prefix_cache:  # nobody else goes on from it
                 self.memory.drop(sequence.saved)
             sequence.saved = None

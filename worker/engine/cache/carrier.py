@@ -240,6 +240,6 @@ class Carrier:
             disk.write(state, lambda: self._call(lambda: self._wrote(state)))
 
     def _wrote(self, state: State) -> None:
-        state.n_locks -= 1
+        self._cache.memory.unlock(state)
         self.is_writing = False
         self._hangs = self._hangs and self.is_reading

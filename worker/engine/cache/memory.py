@@ -48,6 +48,11 @@ class Memory:
         self.fit()
         return state in self.states
 
+    def unlock(self, state: State) -> None:
+        """Take one lock off a state, which may give way with the last of them."""
+        state.n_locks -= 1
+        self.fit()
+
     def drop(self, state: State) -> None:
         if state in self.states:
             self.states.remove(state)
