@@ -401,6 +401,19 @@ def test_cells_are_shared_out(
     assert (f"of {asked:,} the rest would lie idle" in plan.kv_reason) == (plan.kv_cells < asked)
 
 
+@pytest.mark.parametrize("unified", [None, False, True])
+def test_recurrent_sequences_share_no_cells(unified: bool | None, header: GgufHeader) -> None:
+    """Where attention has none, a sequence takes nothing from the others, and no request waits."""
+    chosen: dict[str, Any] = {"kv_cells": 1024, "slots": 8, "kv_unified": unified}
+    ByHand.cell, ByHand.kind = 0, MemoryKind(recurrent=True)
+    plan = planned(header, **chosen)
+    assert (plan.kv_cells, plan.context_length) == (8 * 1024, 1024)
+    assert plan.kv_unified == bool(unified) and not plan.kv_divisions
+    assert "8 slots × 1,024 tokens" in plan.kv_reason
+    ByHand.cell = 1  # some layers have attention
+    assert planned(header, **chosen).kv_cells == (2048 if unified is False else 1024)
+
+
 def test_a_sequence_has_no_more_cells_than_there_are(header: GgufHeader) -> None:
     assert planned(header, kv_cells=512, context_length=512, slots=1).context_length == 512
     with pytest.raises(ConfigError, match="513, which is more than --kv-cells \\(512\\); it may"):
