@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -259,8 +260,9 @@ def _model(settings: Settings, found: Diagnosis, cache_fault: str | None) -> Res
             )
             return None
         os.environ["HF_HUB_OFFLINE"] = "1"  # a diagnosis downloads nothing
+        room = partial(preflight.room_bytes, settings.engine)
         try:
-            resolved = asyncio.run(resolve(settings, settings.model))
+            resolved = asyncio.run(resolve(settings, settings.model, room=room))
         except DownloadError as error:
             _downloaded_first("model", name, error, found, cache_fault)
             return None

@@ -89,6 +89,10 @@ def test_of_several_quantisations_the_worker_takes_one_and_says_why(
     (chosen,) = worker.logs("model.quantisation_chosen")
     assert chosen["file"] == "m-Q8_0.gguf" and chosen["others"] == ["Q4_K_M"]
     assert chosen["size_bytes"] == len(tiny_gguf) < chosen["memory_bytes"] / 2
+    assert worker.stop() == 0
+    found = shown("doctor", tmp_path / "cache", "--model", "hf:o/r", env=env)
+    (model,) = (check for check in found["checks"] if check["name"] == "model")
+    assert model["status"] == "ok" and model["text"].endswith("m-Q8_0.gguf")
 
 
 def test_a_repositorys_projector_comes_with_its_model(
