@@ -64,7 +64,10 @@ from worker.fleet.relay import RETRY_AFTER_SECONDS, Ask, Relay
 from worker.fleet.settings import Fleet, settings_of
 from worker.fleet.upstream import FETCH_SECONDS, Exchange, fetch
 from worker.fleet.workers import Worker, WorkerTable
+from worker.observability.logs import get_logger
 from worker.observability.metrics import CONTENT_TYPE
+
+log = get_logger()
 
 FEED_SECONDS = 15.0
 """How long the feed of changes stays open. A browser has six connections for all of its tabs."""
@@ -74,6 +77,7 @@ UNSEEN_SECONDS = 0.05
 MAX_HELD_BYTES = 256 * 2**20
 """Of the bodies of all requests whose answers have not begun: another worker may need them."""
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream", "/cancel"))
+_UNREADABLE = (OSError, ValueError, ConfigError)
 _NO_STATE: Any = None
 """Of a worker, for operations that need none."""
 
@@ -112,42 +116,37 @@ class Gateway(Surface):
         self._asked_at = 0.0
 
     def use(self, fleet: Fleet) -> None:
-        """Serve this fleet from now on; raises `ConfigError` if its token or its keys cannot be
-        read."""
-        self._fleet = fleet
-        self._keys_read_at: list[int] | None = None
-        self._read_keys()
+        """Serve this fleet from now on. Raises `ConfigError` if its token or its keys cannot be
+        read; then nothing has changed."""
+        key_files = _key_files(fleet)
+        try:
+            self._read_keys(fleet)
+        except _UNREADABLE as error:
+            raise ConfigError(f"The clients' token or keys cannot be read: {error}") from None
+        self._fleet, self._key_files = fleet, key_files
         self._groups: dict[str, str] = {}
         for group in fleet.workers:
             for name in group.names:
                 self._groups.setdefault(name, group.name)
 
-    def _read_keys(self) -> None:
-        """Read the clients' token and keys again if their files have changed. What was read last
-        holds while a file is being replaced."""
-        fleet, token = self._fleet, None
-        path, keys = fleet.token_file, fleet.api_key_file
-        try:
-            changed_at = [os.stat(each).st_mtime_ns for each in (path, keys) if each is not None]
-            if changed_at == self._keys_read_at:
-                return
-            if path is not None and not (token := Path(path).read_text("utf-8").strip()):
-                raise ValueError("the token's file is empty")
-            first = fleet.workers[0]
-            given = {"host": fleet.host, "worker_token": token, "api_key_file": keys}
-            settings = settings_of(first.backend, {**first.settings, **given})
-            gate = Gate(settings)
-        except (OSError, ValueError, ConfigError) as error:
-            if self._keys_read_at is None:
-                message = f"The clients' token or keys cannot be read: {error}"
-                raise ConfigError(message) from None
-            return
-        self.gate = gate
+    def _read_keys(self, fleet: Fleet) -> None:
+        """Raises one of `_UNREADABLE`."""
+        token, path = None, fleet.token_file
+        if path is not None and not (token := Path(path).read_text("utf-8").strip()):
+            raise ValueError("the token's file is empty")
+        first = fleet.workers[0]
+        given = {"host": fleet.host, "worker_token": token, "api_key_file": fleet.api_key_file}
+        settings = settings_of(first.backend, {**first.settings, **given})
+        self.gate = Gate(settings)
         self.routes = Routes([*(pages() if settings.page else []), *DIALECTS, _FEED])
-        self._keys_read_at = changed_at
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._read_keys()
+        if (key_files := _key_files(self._fleet)) != self._key_files:
+            self._key_files = key_files
+            try:
+                self._read_keys(self._fleet)
+            except _UNREADABLE as error:  # what was read before holds, as while one is replaced
+                log.warning("keys.unreadable", message=str(error))
         await super().__call__(scope, receive, send)
 
     def admitted(self, key: str) -> None:
@@ -403,6 +402,20 @@ class Gateway(Surface):
         else:
             headers[WORKER.name] = worker.id
         return Response(content, answer.status, headers)
+
+
+def _key_files(fleet: Fleet) -> list[object]:
+    """Of the files of the clients' token and keys, what changes when one of them does."""
+    files = (fleet.token_file, fleet.api_key_file)
+    return [_version(file) for file in files if file is not None]
+
+
+def _version(file: str) -> object:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def _asked(worker: Worker, ask: Ask, method: str) -> Awaitable[Exchange | None]:

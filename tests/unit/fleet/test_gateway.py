@@ -657,7 +657,25 @@ async def test_clients_need_the_fleets_token_as_it_is_now(tmp_path: Path) -> Non
             "id", "model", "running", "well",
         }  # fmt: skip
         with pytest.raises(ConfigError, match="cannot be read"):
-            gateway.use(Fleet.model_validate(fleet))
+            gateway.use(Fleet.model_validate(fleet | {"workers": [{"name": "other"}]}))
+        assert await status("") == 401 and await status("second") == 200, "as before"
+
+
+async def test_keys_that_cannot_be_read_are_told_once_for_each_change(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("ann:sk-1\n")
+    async with fleet_of(answers) as (gateway, _, _):
+        fleet = {"api_key_file": str(file), "workers": [{"name": "tiny"}]}
+        gateway.use(Fleet.model_validate(fleet))
+        for text, n_told in (("no key", 1), ("ann:sk-1\nann:sk-2", 1), ("ann:sk-1\n", 0)):
+            file.write_text(text)
+            with structlog.testing.capture_logs() as logs:
+                for _ in range(3):
+                    got = await call(gateway, "/execute", JOB, headers={"x-api-key": "sk-1"})
+                    assert got.status == 200, "those that were read last hold"
+            told = [each["message"] for each in logs if each["event"] == "keys.unreadable"]
+            assert len(told) == n_told and all("line" in each for each in told)
+            assert not [each for each in told if "sk-" in each]
 
 
 async def test_clients_may_have_keys_with_names(tmp_path: Path) -> None:
