@@ -120,7 +120,8 @@ class Guardian:
             if self._supervisor.info is None:
                 error = self.engine.error or start_failure(self.engine, how)
                 self.fail(error)
-                self._first_ready.set_exception(error)
+                if not self._first_ready.done():  # as it is when a stop has cancelled the start
+                    self._first_ready.set_exception(error)
                 return
             if self._woken is not None:
                 await self._woken.wait()

@@ -24,6 +24,7 @@ from tests.support.supervised import (
     scripted,
     submit,
     supervised,
+    until,
 )
 from worker.errors import (
     Cancelled,
@@ -162,6 +163,24 @@ async def test_a_failed_start_is_raised(
     assert isinstance(error, kind) and words in error.message
     assert supervisor.state == "failed"
     await supervisor.stop()
+
+
+async def test_an_engine_may_die_after_its_start_was_given_up(
+    script: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a stop of all of a service's processes reaches both at once."""
+    script("hang")
+    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
+    starting = asyncio.create_task(supervisor.start(CONFIG))
+    await until(lambda: supervisor.status().progress.phase == "load")
+    starting.cancel()
+    await asyncio.wait({starting})
+    pid = supervisor._guardian.engine.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    assert (await supervisor.fatal).exit_code == 5
+    await supervisor.stop()
+    assert "guardian_failed" not in capsys.readouterr().out
 
 
 async def test_an_engine_that_cannot_be_spawned_is_no_fault_of_the_model() -> None:
