@@ -27,7 +27,7 @@ from tests.support.worker import (
 LONG = {"max_tokens": 1000, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGINT", "/shutdown"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGTERM to all", "SIGINT", "/shutdown"])
 def test_running_streams_finish_and_new_work_is_refused(
     start_worker: StartWorker, how: str, tmp_path: Path
 ) -> None:
@@ -37,7 +37,10 @@ def test_running_streams_finish_and_new_work_is_refused(
         if how == "/shutdown":
             assert worker.post("/shutdown", {}).status_code == 202
         else:
-            worker.signal(signal.Signals[how])
+            name, _, to_all = how.partition(" ")
+            for each in worker.children() if to_all else []:  # as systemd does by default
+                each.send_signal(signal.Signals[name])
+            worker.signal(signal.Signals[name])
         until(lambda: worker.get("/ready").status_code == 503, 60, lambda: "still ready")
         assert worker.get("/ready").json()["state"] == "draining"
         refused = worker.post("/execute", {"job_id": "late", "prompt": "Hi"})
@@ -48,7 +51,8 @@ def test_running_streams_finish_and_new_work_is_refused(
         hold.unlink()
         assert reading.rest().end["tokens_out"] == 40
     assert worker.wait() == 0
-    assert [line["event"] for line in worker.logs()][-1] == "worker.stopped"
+    events = [line["event"] for line in worker.logs()]
+    assert events[-1] == "worker.stopped" and "engine.crashed" not in events
 
 
 def test_what_outlives_the_drain_gets_its_terminal_event(
