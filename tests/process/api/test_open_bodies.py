@@ -116,6 +116,46 @@ def test_what_tools_took_the_place_of_is_refused(
     assert answer.json()["error"]["message"] == words
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
+TOOL: Any = {"name": "f", "parameters": SCHEMA}
+TOLD: Any = {"role": "user", "content": "Hi"}
+AS_OPENAI: Any = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+AS_OTHERS: Any = {"type": "json_schema", "schema": SCHEMA}
+ANTHROPICS: Any = {"messages": [TOLD], "max_tokens": 9, "output_format": AS_OTHERS}
+OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "ignored"),
+    [
+        ("/completion", {"prompt": "a", "grammar": 'root ::= "b"', "json_schema": SCHEMA},
+         "json_schema"),
+        ("/v1/completions", {"prompt": "a", "guided_regex": "b",
+                             "structured_outputs": {"choice": ["c"]}}, "structured_outputs.choice"),
+        ("/v1/chat/completions", {"messages": [TOLD], "max_tokens": 9, "grammar": 'root ::= "b"',
+                                  "response_format": AS_OPENAI}, "grammar"),
+        ("/v1/chat/completions", {"messages": [TOLD], "max_tokens": 9, "tool_choice": "required",
+                                  "tools": [{"type": "function", "function": TOOL}],
+                                  "response_format": AS_OPENAI}, "response_format.json_schema"),
+        ("/v1/responses", {"input": "Hi", "max_output_tokens": 9, "tool_choice": "required",
+                           "tools": [{"type": "function", **TOOL}],
+                           "text": {"format": {**AS_OTHERS, "name": "x"}}}, "text.format"),
+        ("/v1/messages", {**ANTHROPICS, "output_config": {"format": AS_OTHERS}}, "output_format"),
+        ("/v1/messages", {**ANTHROPICS, "tool_choice": {"type": "any"},
+                          "tools": [{"name": "f", "input_schema": SCHEMA}]}, "output_format"),
+        ("/api/generate", {**OLLAMAS, "raw": True, "think": True}, "think"),
+        ("/api/generate", {**OLLAMAS, "top_logprobs": 2}, "top_logprobs"),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_beside_another_field_is_named(
+    worker: WorkerProcess, path: str, fields: dict[str, Any], ignored: str
+) -> None:
+    """Of several forms the first counts; a forced call has its own; a raw prompt no reasoning."""
+    answer = worker.post(path, {"model": "m", **fields})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-ignored-fields") == ignored
+
+
 def test_a_replayed_message_may_have_anything_beside_its_text(worker: WorkerProcess) -> None:
     part = {"type": "text", "text": "What is the capital of France?", "cache_control": {}}
     message = {"role": "user", "content": [part], "index": 0, "refusal": None, "audio": None}

@@ -290,7 +290,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         ("json_schema", "grammar", "structured_outputs")
         + ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
     )
-    """Those that `format` reads; most requests have none of them."""
+    """Those that `formats` reads; most requests have none of them."""
 
     model: ModelName | None = None
     max_tokens: Integer | None = Field(
@@ -358,7 +358,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             sampling=self.sampling(state, logprobs, post_sampling_probs=post_sampling_probs),
             model=self.model,
             max_tokens=None if limit == -1 else limit,
-            format=self.format if self.model_fields_set & self.format_fields else None,
+            formats=self.formats if self.model_fields_set & self.format_fields else (),
             stop=self.stop,
             lines=LineLimits(max(self.n_indent, 0), max(self.t_max_predict_ms, 0)),
             reasoning=UNASKED
@@ -373,11 +373,12 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         )
 
     @property
-    def format(self) -> Format | None:
-        """The form of the answer in one of llama.cpp's and vLLM's fields; the first that is given
-        wins."""
+    def formats(self) -> tuple[Format, ...]:
+        """The forms of the answer in llama.cpp's and vLLM's fields; the first counts, and so a
+        grammar before a schema, as with llama-server."""
         given, prefix = self.structured_outputs, "structured_outputs."
         fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
+            ("grammar", self.grammar or None, Grammar),
             ("json_schema", self.json_schema, _json_schema),
             ("guided_json", self.guided_json, _json_schema),
             (prefix + "json", given.json_, _json_schema),
@@ -385,13 +386,11 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             (prefix + "regex", given.regex, Expression),
             ("guided_choice", self.guided_choice or None, Choices),
             (prefix + "choice", given.choice or None, Choices),
-            ("grammar", self.grammar or None, Grammar),
             ("guided_grammar", self.guided_grammar or None, Grammar),
             (prefix + "grammar", given.grammar or None, Grammar),
             (prefix + "json_object", ANY_OBJECT if given.json_object else None, _json_schema),
         )
-        asked = (made(value, path) for path, value, made in fields if value is not None)
-        return next(asked, None)
+        return tuple(made(value, path) for path, value, made in fields if value is not None)
 
 
 def _json_schema(given: str | JsonObject, path: str) -> JsonSchema:

@@ -44,7 +44,8 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         InvalidRequest: this model cannot do it, or this worker can never run it.
     """
     state.require_model(asked.model)
-    form: Format | ForcedCalls | None = asked.format
+    form: Format | ForcedCalls | None = next(iter(asked.formats), None)
+    others = asked.formats[1:]
     prompts, sampling = asked.input, asked.sampling
     shown: tuple[str, ...] = ()
     not_enforced: tuple[str, ...] = ()
@@ -63,7 +64,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
             only = chat.tool_choice.name if isinstance(chat.tool_choice, OneTool) else None
             tools = tuple(tool for tool in chat.tools if only in (None, tool.name))
             several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
-            form = ForcedCalls(tools, several)
+            form, others = ForcedCalls(tools, several), asked.formats
         shown = shown_tokens(template, calls=use is not None, reasoning=splits)
         goes_on = prompt.reasoning_marks is not None
         parser_of = partial(
@@ -77,6 +78,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         if splits and not conventions.calls.always_framed:
             constraint = replace(constraint, follows_reasoning=True)
         sampling = replace(sampling, constraint=constraint)
+    not_enforced += tuple(each.path.removesuffix(".schema") for each in others)
     message = state.settings.reasoning_budget_message if wish.message is None else wish.message
     budget = budget_of(wish, variables, state)
     reasoning = replace(conventions.reasoning, budget=budget, message=message, goes_on=goes_on)

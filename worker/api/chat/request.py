@@ -168,8 +168,9 @@ class Generate:
     model: str | None = None
     max_tokens: int | None = None
     """`None` is all that the context leaves; more than that is cut to it."""
-    format: Format | None = None
-    """Of the answer's text; a forced call has a form of its own, which counts instead."""
+    formats: tuple[Format, ...] = ()
+    """Of the answer's text. The first counts, unless a call is forced, which has a form of its own;
+    the answer's head names the others."""
     stop: tuple[str, ...] = ()
     lines: LineLimits = LineLimits()
     reasoning: ReasoningOptions = UNASKED

@@ -127,13 +127,15 @@ class PromptBody(OpenBody):
     )
 
     @property
-    def format(self) -> JsonSchema | None:
-        """The form of the answer, whose field is the one that was given."""
-        if (form := self.output_config.format) is not None:
-            return JsonSchema(form.schema_, "output_config.format.schema")
-        if self.output_format is not None:
-            return JsonSchema(self.output_format.schema_, "output_format.schema")
-        return None
+    def formats(self) -> tuple[JsonSchema, ...]:
+        """The form of the answer, in each of its fields that was given."""
+        fields = {"output_config.format": self.output_config.format}
+        fields["output_format"] = self.output_format
+        return tuple(
+            JsonSchema(form.schema_, f"{path}.schema")
+            for path, form in fields.items()
+            if form is not None
+        )
 
     @property
     def reasoning(self) -> ReasoningOptions:
@@ -171,7 +173,7 @@ def read(body: MessagesBody, state: AppState) -> Generate:
         sampling=body.sampling(state),
         model=body.model,
         max_tokens=body.max_tokens,
-        format=body.format,
+        formats=body.formats,
         stop=tuple(stop for stop in body.stop_sequences if stop),
         streams=body.stream,
         **body.own("msg_"),

@@ -112,22 +112,27 @@ class GenerationBody(OwnFields):
 
     def generate(self, input: Chat | tuple[Prompt, ...], state: AppState) -> Generate:
         options, limit = self.options, self.options.num_predict
+        unused = {
+            "think": self.think is not None and not isinstance(input, Chat),
+            "top_logprobs": self.top_logprobs > 0 and not self.logprobs,
+        }
         return Generate(
             input=input,
             sampling=options.sampling(state, self.top_logprobs if self.logprobs else None),
             model=served(self.model, state),
             max_tokens=limit if limit is not None and limit > 0 else None,
-            format=self._format,
+            formats=self._formats,
             stop=options.stop,
             streams=self.stream,
+            ignored=tuple(name for name, is_unused in unused.items() if is_unused),
             **self.own("ollama-"),
         )
 
     @property
-    def _format(self) -> JsonSchema | None:
+    def _formats(self) -> tuple[JsonSchema, ...]:
         if isinstance(self.format, str):
-            return JsonSchema(ANY_OBJECT, "format") if self.format == "json" else None
-        return JsonSchema(self.format, "format")
+            return (JsonSchema(ANY_OBJECT, "format"),) if self.format == "json" else ()
+        return (JsonSchema(self.format, "format"),)
 
 
 class ChatBody(GenerationBody, ChatFields):

@@ -97,16 +97,16 @@ class ChatBody(GenerationFields, ReasoningChatFields):
         return given
 
     @property
-    def format(self) -> Format | None:
-        form = self.response_format
+    def formats(self) -> tuple[Format, ...]:
+        form, others = self.response_format, super().formats
         if form is None or form.type == "text":
-            return super().format
+            return others
         if form.json_schema is not None:
             path, strict = "response_format.json_schema.schema", form.json_schema.strict is True
-            return JsonSchema(form.json_schema.schema_, path, strict)
+            return (JsonSchema(form.json_schema.schema_, path, strict), *others)
         if form.schema_ is not None:
-            return JsonSchema(form.schema_, "response_format.schema")
-        return JsonSchema(ANY_OBJECT, "response_format")
+            return (JsonSchema(form.schema_, "response_format.schema"), *others)
+        return (JsonSchema(ANY_OBJECT, "response_format"), *others)
 
 
 class CompletionBody(GenerationFields):

@@ -175,7 +175,7 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
         sampling=body.sampling(state, body.logprobs),
         model=body.model,
         max_tokens=body.max_output_tokens,
-        format=_format_of(body.text.format),
+        formats=_formats_of(body.text.format),
         streams=body.stream,
         # Tools that OpenAI itself would run, and what comes of them; this worker has none.
         ignored=(
@@ -256,11 +256,11 @@ def _messages(body: ResponsesBody) -> list[Message]:
     return messages
 
 
-def _format_of(form: TextFormat | None) -> JsonSchema | None:
+def _formats_of(form: TextFormat | None) -> tuple[JsonSchema, ...]:
     match form:
         case TextFormat(type="json_schema"):
-            return JsonSchema(form.schema_, "text.format.schema", form.strict is True)
+            return (JsonSchema(form.schema_, "text.format.schema", form.strict is True),)
         case TextFormat(type="json_object"):
-            return JsonSchema(ANY_OBJECT, "text.format")
+            return (JsonSchema(ANY_OBJECT, "text.format"),)
         case _:
-            return None
+            return ()
