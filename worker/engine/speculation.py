@@ -229,6 +229,7 @@ class Speculation:
                 if not self._may_pay(len(guesses), tokens, chance, most):
                     break
         rows.sort(key=lambda row: row.chance, reverse=True)
+        del rows[self._batch - self._n_rows :]  # all streams share the rows of a pass
         counts = Counter(row.request_id for row in rows[: self._worth(rows)])
         for sequence, guesses in found.items():
             count = counts[sequence.request_id]
