@@ -7,6 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+from worker.convert.tokenizer import pre_tokenizers
 from worker.models.gguf.layout import read_layout
 
 NORMAL, USER_DEFINED, CONTROL, UNUSED = 1, 4, 3, 5
@@ -33,6 +34,7 @@ def byte_level(*, use_regex: bool) -> dict[str, Any]:
 
 
 DIGITS = {"type": "Digits", "individual_digits": True}
+_LETTERS = pre_tokenizers.named("deepseek-llm").steps[1].removeprefix("split ")
 PRE_TOKENIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "gpt-2": ([byte_level(use_regex=True)], False),
     "starcoder": ([DIGITS, byte_level(use_regex=True)], False),
@@ -46,6 +48,28 @@ PRE_TOKENIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "qwen2": (
         [
             isolated(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"),
+            byte_level(use_regex=False),
+        ],
+        False,
+    ),
+    "qwen35": (
+        [
+            isolated(
+                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+                r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+            byte_level(use_regex=False),
+        ],
+        False,
+    ),
+    "deepseek-llm": (
+        [
+            isolated("[\r\n]"),
+            isolated(_LETTERS),
+            isolated("\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"),
+            isolated(r"\s+$"),
+            isolated("[一-龥ࠀ-一가-퟿]+"),
+            DIGITS,
             byte_level(use_regex=False),
         ],
         False,

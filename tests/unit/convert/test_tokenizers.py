@@ -139,6 +139,39 @@ def test_every_known_pre_tokenizer(tmp_path: Path, known: pre_tokenizers.PreToke
     model.close()
 
 
+def cut(pattern: str, behavior: str = "isolated") -> pre.PreTokenizer:
+    return pre.Split(tokenizers.Regex(pattern), behavior)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        pytest.param([cut(r"\p{N}{1,2}| ?\p{L}+|\s+|[^\s\p{L}\p{N}]+")], id="two digits"),
+        pytest.param(
+            [
+                cut(r"(?:\r?\n)+(?!\r?\n)", "merged_with_next"),
+                cut(r"\p{N}| ?\p{L}+|\s+(?!\S)|\s+| ?[^\s\p{L}\p{N}]+"),
+            ],
+            id="lines",
+        ),
+        pytest.param([pre.Split(" ", "merged_with_previous"), cut(r"\p{N}")], id="a text's end"),
+        pytest.param([cut(r"[\r\n]", "contiguous"), pre.Digits(True)], id="contiguous"),
+        pytest.param([pre.Punctuation("isolated"), cut(r"\p{N}{3}"), cut(r"\p{N}")], id="signs"),
+    ],
+)
+def test_a_worker_splits_by_a_definition_that_llama_cpp_does_not_have(
+    tmp_path: Path, steps: list[pre.PreTokenizer]
+) -> None:
+    source = byte_level(tmp_path, [*steps, pre.ByteLevel(False, use_regex=False)])
+    model = load(tmp_path)
+    for text in (*TEXTS, "a<tool>b<|turn|>c"):
+        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    model.close()
+    vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
+    (note,) = (note for note in vocabulary.notes if "pre-tokenizer" in note)
+    assert note.endswith(f"other programs as {vocabulary.pre} does")
+
+
 @pytest.mark.parametrize("name", ["qwen2", "smollm", "deepseek-v3", "llama-bpe", "gpt-4o"])
 def test_a_word_that_no_merge_makes_is_taken_whole(tmp_path: Path, name: str) -> None:
     known = next(each for each in pre_tokenizers.KNOWN if each.name == name)

@@ -24,9 +24,10 @@ _ROLES = {"<s>": "bos", "</s>": "eos", "<unk>": "unk", "<pad>": "pad"}
 def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
     """A byte-level BPE vocabulary; `pre` replaces the recognised pre-tokenizer."""
     model = tokenizer["model"]
+    known = pre_tokenizers.named(pre) if pre else pre_tokenizers.recognise(tokenizer)
     vocabulary = Vocabulary(
         model="gpt2",
-        pre=pre or pre_tokenizers.recognise(tokenizer),
+        pre=known.name,
         merges=[m if isinstance(m, str) else " ".join(m) for m in model.get("merges", [])],
     )
     if vocabulary.pre == TEKKEN_SPLIT:  # Its own file gives no token a role.
@@ -38,11 +39,16 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
     for step in steps_of(tokenizer.get("normalizer"), *_NORMAL_FORMS):
         vocabulary.steps.append(str(step["type"]).lower())
     whole = bool(model.get("ignore_merges"))
-    vocabulary.split = pre_tokenizers.split_of(vocabulary.pre, ignore_merges=whole)
+    vocabulary.split = pre_tokenizers.split_of(known, ignore_merges=whole)
     if vocabulary.split and whole:
         vocabulary.steps.append(WHOLE_WORDS)
-    elif whole and pre_tokenizers.merges_words(vocabulary.pre):
+    elif whole and known.steps and not known.ignore_merges:
         check_merged(tokenizer)
+    if known.steps and known not in pre_tokenizers.KNOWN:
+        vocabulary.notes.append(
+            "llama.cpp has no pre-tokenizer of this definition: a worker splits texts by it, other "
+            f"programs as {known.name} does"
+        )
     return vocabulary
 
 

@@ -7,10 +7,13 @@ further. Both are brought to one canonical form here, a tuple of step strings, a
 from __future__ import annotations
 
 import difflib
+import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from worker.convert.tokenizer import corpus
 from worker.errors import ConfigError, ModelError
 from worker.expectations import closest
 
@@ -27,6 +30,14 @@ _MARKED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
 )
 _NO_HAN = tuple(p.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]") for p in _MARKED)
+_CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅ"
+    "Ὀ-Ὅὐ-ὗὙὛὝὟ-\u1f7dᾀ-ᾴᾶ-ᾼ\u1fbeῂ-ῄῆ-ῌῐ-\u1fd3ῖ-\u1fdbῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤ\u2126ℨ\u212a-ℭℯ-ℴ"
+    "ℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ\U00010400-\U0001044f"
+    "\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+"""DeepSeek's letters that have a case, as its definition lists them."""
 _SLASH_TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -48,9 +59,15 @@ def split(pattern: str) -> str:
 DIGITS = "digits one by one"
 DIGIT_RUNS = "digits in runs"
 PUNCTUATION_RUNS = "punctuation in runs"
+_PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
+_EXPRESSIONS = {DIGITS: r"\p{N}", DIGIT_RUNS: r"\p{N}+", PUNCTUATION_RUNS: f"{_PUNCTUATION}+"}
 _GPT2 = split(GPT2_REGEX)
 _LLAMA3 = split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_TAIL}")
 _QWEN2 = split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_TAIL}")
+_GPT4O = split(
+    rf"{_MARKED[0]}{_CONTRACTIONS}?|{_MARKED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
+)
+_SPACES = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
 
 KNOWN: tuple[PreTokenizer, ...] = (
     PreTokenizer("gpt-2", (_GPT2,)),
@@ -66,6 +83,47 @@ KNOWN: tuple[PreTokenizer, ...] = (
             ),
         ),
     ),
+    PreTokenizer(
+        "jais-2",
+        (
+            split(
+                rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+                rf"|\s*[\r\n]+|{_SPACES}|\s{{1}}"
+            ),
+        ),
+    ),
+    PreTokenizer(
+        "seed-coder",
+        (
+            split(
+                rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1}}"
+                r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+            ),
+        ),
+    ),
+    PreTokenizer(
+        "exaone-moe",
+        (
+            split(
+                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+                r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+            ),
+        ),
+    ),
+    PreTokenizer(
+        "bailingmoe",
+        (
+            split(
+                r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+                r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+            ),
+        ),
+    ),
+    PreTokenizer(
+        "minicpm5",
+        (split(r"\p{N}{1,3}"), split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}+|{_TAIL}")),
+        ignore_merges=True,
+    ),
     PreTokenizer("smollm", (DIGITS, _GPT2)),
     PreTokenizer("falcon", (PUNCTUATION_RUNS, _GPT2, DIGIT_RUNS, split("[0-9][0-9][0-9]"))),
     PreTokenizer(
@@ -74,6 +132,18 @@ KNOWN: tuple[PreTokenizer, ...] = (
             split(r"[\r\n]"),
             split(r"\s?\p{L}+"),
             split(r"\s?\p{P}+"),
+            split("[一-龥ࠀ-一가-퟿]+"),
+            DIGITS,
+        ),
+        is_exact=False,
+    ),
+    PreTokenizer(
+        "deepseek-llm",
+        (
+            split(r"[\r\n]"),
+            split(rf"\s?[{_CASED}]+"),
+            split(r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+".replace(r"\u3000", "\u3000")),
+            split(r"\s+$"),
             split("[一-龥ࠀ-一가-퟿]+"),
             DIGITS,
         ),
@@ -99,14 +169,10 @@ KNOWN: tuple[PreTokenizer, ...] = (
     ),
     PreTokenizer(
         "gpt-4o",
-        (
-            split(
-                rf"{_MARKED[0]}{_CONTRACTIONS}?|{_MARKED[1]}{_CONTRACTIONS}?"
-                rf"|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
-            ),
-        ),
+        (_GPT4O,),
         is_exact=False,
     ),
+    PreTokenizer("tiny_aya", (split(r"\d{1,3}(?=(?:\d{3})*\b)"), _GPT4O), is_exact=False),
     PreTokenizer(
         "kimi-k2",
         (
@@ -125,44 +191,42 @@ UNKNOWN = "unknown pre-tokenizer type"
 """What llama.cpp says of another name than its own."""
 
 
-def split_of(name: str, *, ignore_merges: bool = False) -> list[str]:
+def named(name: str) -> PreTokenizer:
+    """llama.cpp's pre-tokenizer of a name; without steps, if they are not known here."""
+    return next((known for known in KNOWN if known.name == name), PreTokenizer(name, ()))
+
+
+def split_of(pre: PreTokenizer, *, ignore_merges: bool = False) -> list[str]:
     """The expressions that split a text as the definition does, applied in order; empty if
     llama.cpp's own pre-tokenizer already does, and takes words whole where `ignore_merges` asks.
 
     A word cannot be a space and a number, which llama.cpp takes apart in all that it is given."""
-    for known in KNOWN:
-        suffices = known.is_exact and known.ignore_merges >= ignore_merges
-        if (
-            known.name == name
-            and not suffices
-            and (_GPT2 not in known.steps or DIGITS in known.steps)
-        ):
-            return [r"\p{N}" if s == DIGITS else s.removeprefix(split("")) for s in known.steps]
-    return []
+    if pre.is_exact and pre.ignore_merges >= ignore_merges:
+        return []
+    if _GPT2 in pre.steps and DIGITS not in pre.steps:
+        return []
+    return [_EXPRESSIONS.get(step) or step.removeprefix(split("")) for step in pre.steps]
 
 
-def merges_words(name: str) -> bool:
-    """Whether this is known of llama.cpp's pre-tokenizer: a word that is a token is not taken whole
-    by it."""
-    return any(known.name == name and not known.ignore_merges for known in KNOWN)
-
-
-def recognise(tokenizer: Mapping[str, Any]) -> str:
-    """llama.cpp's name for the pre-tokenizer of a `tokenizer.json`.
+def recognise(tokenizer: Mapping[str, Any]) -> PreTokenizer:
+    """llama.cpp's pre-tokenizer with the steps of a `tokenizer.json`. If it has none, but a worker
+    can split a text by the steps, they come with the name of the nearest, which is not exact.
 
     Raises:
-        ModelError: no known pre-tokenizer has this definition; the message names the nearest.
+        ModelError: no known pre-tokenizer has this definition, and a worker could not split by it;
+            the message names the nearest.
     """
-    found = steps_of(tokenizer.get("pre_tokenizer"))
+    found = list(steps_of(tokenizer.get("pre_tokenizer")))
     steps = tuple(canonical for step in found for canonical in _canonical(step))
-    ignore_merges = bool(tokenizer["model"].get("ignore_merges", False))
+    whole = bool(tokenizer["model"].get("ignore_merges", False))
     same = [k for k in KNOWN if k.steps == steps]
     if same:
-        return next((k.name for k in same if k.ignore_merges == ignore_merges), same[0].name)
+        return next((k for k in same if k.ignore_merges == whole), same[0])
     text = "; ".join(steps) or "no pre-tokenizer"
-    nearest = max(
-        KNOWN, key=lambda k: difflib.SequenceMatcher(None, text, "; ".join(k.steps)).ratio()
-    )
+    nearest = max(KNOWN, key=lambda k: (_likeness(text, k), k.ignore_merges == whole))
+    ours = PreTokenizer(nearest.name, steps, is_exact=False)
+    if found and found[-1].get("type") == "ByteLevel" and _is_ours_to_split(ours):
+        return ours
     raise ModelError(
         f"tokenizer.json: the pre-tokenizer ({text}) is none that llama.cpp is known to have; "
         f"the nearest is {nearest.name} ({'; '.join(nearest.steps)}), "
@@ -170,6 +234,27 @@ def recognise(tokenizer: Mapping[str, Any]) -> str:
         pre_tokenizer=text,
         nearest=nearest.name,
     )
+
+
+def _likeness(text: str, known: PreTokenizer) -> float:
+    return difflib.SequenceMatcher(None, text, "; ".join(known.steps), autojunk=False).ratio()
+
+
+def _is_ours_to_split(pre: PreTokenizer) -> bool:
+    """Whether a worker can split by these steps: into words that `source_tokenizer.NEUTRAL` leaves
+    whole, each of up to three numbers or of none. The texts of `corpus` are tried."""
+    from tokenizers import Regex
+    from tokenizers.pre_tokenizers import Sequence, Split
+
+    if not all(step in _EXPRESSIONS or step.startswith(split("")) for step in pre.steps):
+        return False
+    try:
+        cuts = Sequence([Split(Regex(each), "isolated") for each in split_of(pre)])
+    except Exception:  # The library raises no narrower class.
+        return False
+    words = [word for text in corpus.TEXTS for word, _ in cuts.pre_tokenize_str(text)]
+    numbers = ([unicodedata.category(c)[0] == "N" for c in word] for word in words)
+    return all(not any(each) or (all(each) and len(each) <= 3) for each in numbers)
 
 
 def unknown(name: str) -> ConfigError:
@@ -202,25 +287,39 @@ def _canonical(step: Mapping[str, Any]) -> Iterator[str]:
             yield "a space in front"
         if step.get("use_regex", True):
             yield split(GPT2_REGEX)
-    elif kind == "Split" and step.get("behavior") in ("Isolated", "Removed"):
-        # `Removed` with `invert` keeps the matches as the pieces. That equals `Isolated` with a
-        # pattern that matches everywhere.
-        if (step["behavior"] == "Removed") == bool(step.get("invert")):
-            yield split(_pattern(step))
-        else:
-            yield f"{step['behavior']} {_pattern(step)}, invert {bool(step.get('invert'))}"
+    elif kind == "Split":
+        yield _split_step(step, _pattern(step))
+    elif kind == "Punctuation" and step.get("behavior") != "Contiguous":
+        yield _split_step(step, _PUNCTUATION)
     elif kind == "Digits":
         yield DIGITS if step.get("individual_digits") else DIGIT_RUNS
-    elif kind == "Punctuation" and step.get("behavior") == "Contiguous":
+    elif kind == "Punctuation":
         yield PUNCTUATION_RUNS
     else:
         rest = {k: v for k, v in step.items() if k != "type"}
         yield f"{kind} {rest}" if rest else str(kind)
 
 
+def _split_step(step: Mapping[str, Any], pattern: str) -> str:
+    """A step whose every match is a piece, and what is between two; another kind matches none."""
+    behavior, inverted = step.get("behavior"), bool(step.get("invert"))
+    # `Removed` with `invert` keeps the matches as the pieces. That equals `Isolated` with a
+    # pattern that matches everywhere.
+    if behavior == "Isolated" or (behavior == "Removed" and inverted):
+        return split(pattern)
+    if not inverted and behavior == "Contiguous":
+        return split(f"(?:{pattern})+")
+    if not inverted and behavior == "MergedWithNext":
+        return split(rf"(?:{pattern})(?:(?!{pattern})[\s\S])*")
+    if not inverted and behavior == "MergedWithPrevious":
+        return split(rf"(?:(?!{pattern})[\s\S])*(?:{pattern})")
+    return f"{behavior} {pattern}, invert {inverted}"
+
+
 def _pattern(node: Mapping[str, Any]) -> str:
     """The expression with line ends as escapes; some files have them raw."""
     pattern = node.get("pattern")
     if isinstance(pattern, dict):
-        pattern = pattern.get("Regex", pattern.get("String", ""))
+        literal = re.escape(str(pattern.get("String", "")))
+        pattern = pattern.get("Regex", literal)
     return str(pattern).replace("\r", r"\r").replace("\n", r"\n")

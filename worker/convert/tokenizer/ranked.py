@@ -54,7 +54,7 @@ def _tekken(folder: Path) -> dict[str, Any]:
     tekken = read_json(folder / TEKKEN)
     n_special = int(tekken["config"]["default_num_special_tokens"])
     n_ranks = int(tekken["config"]["default_vocab_size"]) - n_special
-    if [tekken["config"]["pattern"]] != pre_tokenizers.split_of(TEKKEN_SPLIT):
+    if [tekken["config"]["pattern"]] != _expressions(TEKKEN_SPLIT):
         raise ModelError(f"{folder / TEKKEN}: config.pattern is not the one that Mistral publishes")
     ranks = {
         base64.b64decode(entry["token_bytes"], validate=True): int(entry["rank"])
@@ -90,7 +90,7 @@ def _of_ranks(
             raise ModelError(f"the token {token!r} has the rank {rank}, which is below 0")
     cuts = [
         {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-        for expression in pre_tokenizers.split_of(pre)
+        for expression in _expressions(pre)
     ]
     letters = dict.fromkeys(("add_prefix_space", "use_regex"), False) | {"trim_offsets": True}
     steps = [*cuts, {"type": "ByteLevel", **letters}]
@@ -105,6 +105,10 @@ def _of_ranks(
             "merges": [f"{_letters(left)} {_letters(right)}" for left, right in merges(ranks)],
         },
     }
+
+
+def _expressions(pre: str) -> list[str]:
+    return pre_tokenizers.split_of(pre_tokenizers.named(pre))
 
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
