@@ -197,7 +197,7 @@ class Intake:
                 "sums; start the worker with --no-kv-unified",
             )
         check_wanted = partial(self._check_wanted, request_id)
-        prompt = self._prompts.read(request.prompt, check_wanted, request.cache_salt)
+        prompt = self._prompts.read(request.prompt, check_wanted, request.cache_salt, request.field)
         tokens = prompt.ids
         if prompt.spans and request.prompt_logprobs is not None:
             why = "pictures and sounds have no tokens, and so no log-probabilities"

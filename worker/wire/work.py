@@ -57,12 +57,14 @@ class InfillPrompt(Struct, frozen=True, tag=True):
     suffix: str
     files: tuple[tuple[str, str], ...] = ()
     """Other files of the same project, as name and text; they come first."""
-    fields: tuple[str, str] = ("prompt", "suffix")
-    """The request's fields of the two parts, for errors."""
+    fields: tuple[str, str, str] = ("prompt", "suffix", "")
+    """The request's fields of the two parts and of the files, for errors."""
 
     @property
     def field(self) -> str:
-        return self.fields[0]
+        """Of its longest part."""
+        sizes = len(self.prefix), len(self.suffix), sum(len(text) for _, text in self.files)
+        return self.fields[sizes.index(max(sizes))]
 
 
 class MarkedPrompt(Struct, frozen=True, tag=True):
@@ -116,6 +118,8 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     """Tokens that an earlier engine sent; the answer continues after them."""
     learned: tuple[float, ...] = ()
     """The state of its sampler after these."""
+    field: str = "prompt"
+    """The client's field of a prompt that is a text or ids, for errors; others have their own."""
     deadline: float | None = None
     """A time of `time.monotonic()` in seconds, which is the same in both processes."""
 

@@ -304,6 +304,33 @@ def test_a_gap_that_cannot_be_filled_is_refused(
     assert param is None or param in answer.text
 
 
+LONG = "word " * 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/completions", {"prompt": ["a", LONG]}, "prompt[1]"),
+        ("/completion", {"prompt": [[1], [1, 99999]]}, "prompt[1]"),
+        ("/v1/completions", {"prompt": [1, 99999]}, "prompt"),
+        ("/v1/completions", {"prompt": LONG}, "prompt"),
+        ("/v1/completions", {"prompt": "a", "suffix": LONG}, "suffix"),
+        ("/v1/completions", {"prompt": LONG, "suffix": "a"}, "prompt"),
+        ("/infill", {"input_prefix": LONG, "input_suffix": "a"}, "input_prefix"),
+        ("/infill", {"input_prefix": "a", "prompt": LONG, "input_suffix": "b"}, "prompt"),
+        ("/infill", {"input_prefix": "a", "input_suffix": LONG}, "input_suffix"),
+        ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"text": LONG}]},
+         "input_extra"),
+    ],
+)  # fmt: skip
+def test_the_part_of_a_prompt_that_is_at_fault_is_named(
+    small: WorkerProcess, path: str, body: Any, param: str
+) -> None:
+    answer = small.post(path, body)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == param
+
+
 def test_a_model_without_gaps_says_where_a_text_goes_without_one(worker: WorkerProcess) -> None:
     """`/infill` itself takes no text without a gap."""
     gap = {"input_prefix": "a", "input_suffix": "b"}

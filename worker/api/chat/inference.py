@@ -126,6 +126,7 @@ def _requests(
         InferenceRequest(
             job_id=f"{asked.id}-{index}" if index else asked.id,
             prompt=prompts[index // asked.n],
+            field=f"prompt[{index // asked.n}]" if len(prompts) > 1 else "prompt",
             # Each choice has a seed of its own; otherwise all would have the same text.
             sampling=replace(sampling, seed=(sampling.seed + index % asked.n) & MAX_SEED)
             if index % asked.n

@@ -67,19 +67,21 @@ class PromptBuilder:
         prompt: Prompt,
         check_wanted: Callable[[], None] = always_wanted,
         cache_salt: str | None = None,
+        field: str = "prompt",
     ) -> PromptTokens:
         """Token ids of a prompt, with exactly one BOS if the model wants one.
 
         Before each medium `check_wanted` may raise an error, which ends it. Media that requests of
-        the same `cache_salt` hold are not decoded again.
+        the same `cache_salt` hold are not decoded again. `field` is the request's of a text or ids,
+        for errors.
 
         Raises:
             InvalidRequest: the prompt is empty, has an invalid token id, is a chat that the
                 template refuses, or has a medium that cannot be read.
             ContextLengthExceeded: it has more tokens than a sequence can hold.
         """
-        tokens = self._read_all(prompt, PromptTokens(False, check_wanted, cache_salt))
-        field: str = getattr(prompt, "field", "prompt")  # a text and ids have none of their own
+        tokens = self._read_all(prompt, PromptTokens(False, check_wanted, cache_salt), field)
+        field = getattr(prompt, "field", field)
         if not tokens.ids:
             raise InvalidRequest.of_field(field, "there is nothing to continue from")
         self._fitting(tokens.ids, field)
@@ -92,17 +94,17 @@ class PromptBuilder:
         """
         return len(self._read_all(prompt, PromptTokens(True, check_wanted)).ids)
 
-    def _read_all(self, prompt: Prompt, found: PromptTokens) -> PromptTokens:
+    def _read_all(self, prompt: Prompt, found: PromptTokens, field: str = "prompt") -> PromptTokens:
         """`found` with the token ids of a prompt, and its media."""
         match prompt:
             case str():
                 found.ids = self.tokenize(prompt)
             case tuple():
-                found.ids = self._mixed(prompt, "prompt")
+                found.ids = self._mixed(prompt, field)
             case InfillPrompt():
                 found.ids = self._infill(prompt)
-            case MarkedPrompt(text, media, field):
-                self._add_all(found, [(text, True)], _MARKER, media, field)
+            case MarkedPrompt(text, media, own_field):
+                self._add_all(found, [(text, True)], _MARKER, media, own_field)
             case ChatPrompt():
                 self._add_chat(found, prompt)
         return found

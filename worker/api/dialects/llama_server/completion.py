@@ -42,11 +42,12 @@ def read_completion(body: CompletionBody, state: AppState) -> Generate:
 
 
 def read_infill(body: InfillBody, state: AppState) -> Generate:
+    before = "prompt" if len(body.prompt) > len(body.input_prefix) else "input_prefix"
     prompt = InfillPrompt(
         body.input_prefix + body.prompt,
         body.input_suffix,
         tuple((file.filename, file.text) for file in body.input_extra),
-        ("input_prefix", "input_suffix"),
+        (before, "input_suffix", "input_extra"),
     )
     return _read(body, state, (prompt,))
 
