@@ -38,6 +38,7 @@ class Quarantine:
         """The times of each request's crashes; the latest suspect comes last."""
 
     def __contains__(self, work: Work) -> bool:
+        self._forget_old()  # a fingerprint is work that no request should have for nothing
         return bool(self._crashes) and len(self._recent(fingerprint(work))) >= CRASHES_TO_QUARANTINE
 
     def blame(self, suspects: Iterable[Work]) -> set[str]:
@@ -60,6 +61,11 @@ class Quarantine:
             key = fingerprint(work)
             if len(self._recent(key)) < CRASHES_TO_QUARANTINE:
                 self._crashes.pop(key, None)
+
+    def _forget_old(self) -> None:
+        since = self._clock() - self._window_seconds
+        while self._crashes and next(iter(self._crashes.values()))[-1] <= since:
+            self._crashes.popitem(last=False)
 
     def _recent(self, key: str) -> list[float]:
         since = self._clock() - self._window_seconds

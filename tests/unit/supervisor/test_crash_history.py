@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from worker.supervisor import recovery
 from worker.supervisor.crash_history import (
     FIRST_DELAY_SECONDS,
     LONGEST_DELAY_SECONDS,
@@ -69,7 +70,7 @@ def test_quarantine_is_two_crashes_without_a_good_end_between(ends: list[str]) -
         assert (REQUEST in quarantine) is (crashes >= 2)
 
 
-def test_quarantine_ends_with_the_window() -> None:
+def test_quarantine_ends_with_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     quarantine = Quarantine(300.0, clock=lambda: now)
     assert not quarantine.blame([REQUEST])
@@ -80,6 +81,9 @@ def test_quarantine_ends_with_the_window() -> None:
     assert quarantine.blame([REQUEST]), "another one brings it back"
     now = 1000.0
     assert not quarantine.blame([REQUEST])
+    now = 1300.0
+    monkeypatch.setattr(recovery, "fingerprint", None)
+    assert REQUEST not in quarantine, "none is taken for crashes that are forgotten"
 
 
 def test_the_fingerprint_sees_through_what_a_retry_changes() -> None:
