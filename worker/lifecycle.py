@@ -229,7 +229,7 @@ class Lifecycle:
             )
             # On a thread of its own: if nobody reads stdout, this blocks, but serving must not.
             in_daemon_thread(partial(_print, line))
-        await self._pool.announce(self._callback(), lambda: self._supervisor.has_served)
+        await self._pool.announce(self._ready_callback, lambda: self._supervisor.has_served)
 
     async def _show_start(self) -> None:
         """For a person at a terminal: a live line during the load, then what is served."""
@@ -251,6 +251,12 @@ class Lifecycle:
             return f"Described in {self._uri}/openapi.json"
         chat = f"Chat at {self._uri}{CHAT}/" if has_chat() else NO_CHAT
         return f"Page at {self._uri}/\n{chat}"
+
+    async def _ready_callback(self) -> dict[str, Any]:
+        """The callback, once an engine serves: that of the first may be lost before it is sent."""
+        async for _ in self._supervisor.watch_progress():
+            pass
+        return self._callback()
 
     def _callback(self) -> dict[str, Any]:
         """What the pool manager is told once the worker is ready."""

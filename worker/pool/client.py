@@ -10,7 +10,7 @@ import asyncio
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from worker.errors import CallbackFailed
@@ -42,9 +42,12 @@ class PoolClient:
         self._log = get_logger()
         self._http: httpx.AsyncClient | None = None
 
-    async def announce(self, payload: Mapping[str, Any], has_served: Callable[[], bool]) -> None:
+    async def announce(
+        self, payload: Callable[[], Awaitable[Mapping[str, Any]]], has_served: Callable[[], bool]
+    ) -> None:
         """Send the ready callback until the manager accepts it, else raise `CallbackFailed`.
 
+        `payload` is awaited before each attempt, and takes as long as the worker is not ready.
         A final failure is only logged and counted with `--callback-optional`, and if the worker
         `has_served` meanwhile: clients have found it without the manager.
         """
@@ -60,7 +63,9 @@ class PoolClient:
         else:
             self._log.info("callback.accepted", url=without_secrets(url), attempts=attempts)
 
-    async def _post_until_taken(self, url: str, payload: Mapping[str, Any]) -> int:
+    async def _post_until_taken(
+        self, url: str, payload: Callable[[], Awaitable[Mapping[str, Any]]]
+    ) -> int:
         """Post until accepted; returns the number of attempts. Raises `CallbackFailed`."""
         deadline = time.monotonic() + self._settings.callback_timeout
         manager = f"The pool manager at {without_secrets(url)}"
@@ -69,7 +74,9 @@ class PoolClient:
             attempt += 1
             remaining = deadline - time.monotonic()
             patience = max(LEAST_ATTEMPT_SECONDS, min(ATTEMPT_SECONDS, remaining))
-            status, trouble = await self.post(url, payload, patience)
+            told = await payload()
+            deadline = time.monotonic() + remaining  # the worker's own wait is not the manager's
+            status, trouble = await self.post(url, told, patience)
             if status is not None and 200 <= status < 300:
                 return attempt
             self._metrics.callback_failures.inc()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support.held import engines_held_by
 from tests.support.pool_manager import (
     PoolManager,
     always,
@@ -55,9 +58,32 @@ def test_exactly_one_after_ready_with_the_whole_payload(start_worker: StartWorke
     assert manager.verdict() == []
 
 
+async def payload() -> dict[str, Any]:
+    return {"worker_id": "w"}
+
+
 def wait_until_accepted(manager: PoolManager) -> None:
     """The manager counts a message after its answer."""
     until(lambda: any(m.accepted for m in manager.callbacks), 60, lambda: "none is counted")
+
+
+def test_it_waits_for_an_engine_that_serves(start_worker: StartWorker, tmp_path: Path) -> None:
+    hold = tmp_path / "hold"
+    with serving() as manager:
+        manager.reply = always(503)
+        running = start_worker("--callback-url", f"{manager.url}/ready", env=engines_held_by(hold))
+        manager.wait_for(n_callbacks=1)
+        hold.touch()
+        os.kill(running.engine_pid, signal.SIGKILL)
+        until(lambda: running.get("/ready").status_code == 503, 60, lambda: "still ready")
+        time.sleep(5)
+        manager.reply = answers()
+        time.sleep(1)
+        hold.unlink()
+        running.wait_log("callback.accepted")
+        wait_until_accepted(manager)
+        statuses = [message.ready_status for message in manager.callbacks]
+    assert statuses[-1] == 200 and statuses.count(503) <= 1, "one was under way"
 
 
 def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker) -> None:
@@ -86,7 +112,7 @@ async def test_what_is_no_answer_is_not_taken_for_one(reply: Any) -> None:
         manager.reply = lambda handler: replies.pop(0)(handler)
         metrics = Metrics("w")
         pool = PoolClient(Settings(callback_url=f"{manager.url}/ready"), metrics)
-        await pool.announce({"worker_id": "w"}, lambda: False)
+        await pool.announce(payload, lambda: False)
         await pool.close()
         until(lambda: len(manager.callbacks) == 3, 60, lambda: f"{manager.callbacks}")
         assert [m.accepted for m in manager.callbacks] == [False, False, True]
@@ -118,7 +144,7 @@ async def test_a_manager_has_all_of_its_time(monkeypatch: pytest.MonkeyPatch) ->
         pool = PoolClient(
             Settings(callback_url=f"{manager.url}/ready", callback_timeout=3), Metrics("w")
         )
-        await pool.announce({"worker_id": "w"}, lambda: False)
+        await pool.announce(payload, lambda: False)
         await pool.close()
         wait_until_accepted(manager)
 
@@ -130,8 +156,8 @@ async def test_a_manager_that_is_away_is_given_up_in_time() -> None:
     pool = PoolClient(Settings(callback_url=url, callback_timeout=1), Metrics("w"))
     before = time.monotonic()
     with pytest.raises(CallbackFailed, match="within 1 s"):
-        await pool.announce({"worker_id": "w"}, lambda: False)
-    await pool.announce({"worker_id": "w"}, lambda: True)  # whom clients have found without it
+        await pool.announce(payload, lambda: False)
+    await pool.announce(payload, lambda: True)  # whom clients have found without it
     await pool.close()
     assert time.monotonic() - before < 60, "2 s on a quiet machine; otherwise it has no end"
 
@@ -143,7 +169,7 @@ async def test_an_optional_callback_ends_nothing() -> None:
         settings = Settings(callback_url=f"{manager.url}/ready", callback_optional=True)
         metrics = Metrics("w")
         pool = PoolClient(settings, metrics)
-        await pool.announce({"worker_id": "w"}, lambda: False)
+        await pool.announce(payload, lambda: False)
         await pool.close()
         manager.wait_for(n_callbacks=1)
         assert [m.accepted for m in manager.callbacks] == [False]

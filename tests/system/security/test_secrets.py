@@ -47,8 +47,12 @@ async def test_nor_are_they_told_of_a_manager_that_is_away() -> None:
         address = urlsplit(manager.url).netloc
     url = f"http://worker:hunter2@{address}/ready?key=opensesame"
     pool = PoolClient(Settings(callback_url=url, callback_timeout=1), Metrics("w"))
+
+    async def nothing() -> dict[str, str]:
+        return {}
+
     with pytest.raises(CallbackFailed) as failed, capture_logs() as lines:
-        await pool.announce({}, lambda: False)
+        await pool.announce(nothing, lambda: False)
     await pool.close()
     told = f"{failed.value.message} {failed.value.details} {lines}"
     assert address in told and "hunter2" not in told and "opensesame" not in told
