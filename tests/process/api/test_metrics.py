@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.scripted_api import ScriptedFactory
 from tests.support.worker import WorkerProcess, until
 
@@ -195,6 +196,22 @@ def test_a_request_that_fails_once_it_is_accepted_was_not_refused(worker: Worker
         assert refusals(client) == refused_before
 
 
+def test_who_asks_for_an_idle_slot_hears_that_there_is_none(start_worker: StartWorker) -> None:
+    """As llama-server has it, for balancers."""
+    worker = start_worker("--slots", "1")
+    asked = "/slots?fail_on_no_slot=1"
+    assert worker.get(asked).json()[0]["is_processing"] is False
+    with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
+        chunks = response.iter_raw()
+        while b"event: token" not in next(chunks):
+            pass
+        worker.freeze_engine()
+        refused = worker.get(asked)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert worker.get("/slots").json()[0]["is_processing"] is True
+        worker.thaw_engine()
+
+
 def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
     with worker.streaming(FOX, max_tokens=400, ignore_eos=True) as response:
         chunks = response.iter_raw()
@@ -213,6 +230,7 @@ def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
         assert len(busy) == 1
         assert busy[0]["n_prompt_tokens"] == request["prompt_tokens"]
         assert busy[0]["next_token"][0]["n_decoded"] >= request["tokens_out"]
+        assert worker.get("/slots?fail_on_no_slot=1").status_code == 200
         assert "fox" not in worker.get("/status").text + worker.get("/slots").text
         for _ in chunks:
             continue

@@ -122,12 +122,20 @@ class PromptBuilder:
             context_length=self._context_length,
         )
 
-    def _mixed(self, given: MixedTokens, field: str, *, add_special: bool = True) -> list[int]:
+    def _mixed(
+        self,
+        given: MixedTokens,
+        field: str,
+        *,
+        add_special: bool = True,
+        parse_special: bool = True,
+    ) -> list[int]:
         """Token ids with those of the texts among them; BOS is added to a text that comes first."""
         found: list[int] = []
         for index, part in enumerate(given):
             if isinstance(part, str):
-                found += self.tokenize(part, add_special=add_special and index == 0)
+                adds = add_special and index == 0
+                found += self.tokenize(part, add_special=adds, parse_special=parse_special)
             else:
                 found.append(part)
         self.check_ids(found, field)
@@ -196,11 +204,11 @@ class PromptBuilder:
         return tuple(map(self._vocabulary.token_text, self._vocabulary.control))
 
     def tokenized(self, work: Tokenize) -> Tokenized:
-        given, add_special = work.text, work.add_special
+        given, adds, parses = work.text, work.add_special, work.parse_special
         if isinstance(given, str):
-            tokens = self.tokenize(given, add_special=add_special, parse_special=work.parse_special)
+            tokens = self.tokenize(given, add_special=adds, parse_special=parses)
         else:
-            tokens = self._mixed(given, "content", add_special=add_special)
+            tokens = self._mixed(given, "content", add_special=adds, parse_special=parses)
         ids = array("i", tokens).tobytes()
         if not work.with_pieces:
             return Tokenized(ids)

@@ -30,9 +30,10 @@ from worker.api.http.body import OpenBody, read, read_as
 from worker.api.http.encoding import in_parts, json_answer
 from worker.api.http.errors import CHUNK_STREAM, nested_events
 from worker.api.http.faults import refusal
+from worker.api.http.headers import Described
 from worker.api.http.operation import SSE, Dialect, Operation
 from worker.api.http.state import AppState
-from worker.errors import shortened
+from worker.errors import QueueFull, shortened
 from worker.supervisor.status import Activity
 from worker.wire.work import (
     MEDIA_MARKER,
@@ -43,6 +44,12 @@ from worker.wire.work import (
     Tokenized,
 )
 
+_WANTS_IDLE: dict[str, Described] = {
+    "fail_on_no_slot": {
+        "description": "any text: 503 where no slot is idle",
+        "schema": {"type": "string"},
+    }
+}
 _VALUES_OF_TOKEN = 4
 """With its piece, which may be some bytes."""
 
@@ -160,9 +167,15 @@ async def call_tool(request: Request, state: AppState) -> object:
 
 
 async def slots(request: Request, state: AppState) -> object:
-    """One entry for each slot. Which request is in which is not known: they are the first."""
+    """One entry for each slot. Which request is in which is not known: they are the first.
+
+    Raises:
+        QueueFull: the request wants a failure where no slot is idle, and none is.
+    """
     status = state.supervisor.status()
     running = state.supervisor.activities(0)
+    if request.query_params.get("fail_on_no_slot") and len(running) >= status.slots:
+        raise QueueFull("no slot is idle", retry_after_seconds=1)
     return [
         {
             "id": i,
@@ -223,7 +236,9 @@ OPERATIONS = [
     Operation(
         "POST", "/tools", call_tool, "Call one of them", body=ToolBody, errors=(400, 413),
     ),
-    Operation("GET", "/slots", slots, "The sequences that run at once"),
+    Operation(
+        "GET", "/slots", slots, "The sequences that run at once", errors=(503,), query=_WANTS_IDLE,
+    ),
     Operation("GET", "/lora-adapters", adapters, "The adapters that are loaded"),
     Operation(
         "POST", "/lora-adapters", set_adapters, "Adapters of requests that name none",
