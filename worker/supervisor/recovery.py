@@ -38,7 +38,8 @@ class Quarantine:
         """The times of each request's crashes; the latest suspect comes last."""
 
     def __contains__(self, work: Work) -> bool:
-        self._forget_old()  # a fingerprint is work that no request should have for nothing
+        if self._crashes:
+            self._forget_old()  # a fingerprint is work that no request should have for nothing
         return bool(self._crashes) and len(self._recent(fingerprint(work))) >= CRASHES_TO_QUARANTINE
 
     def blame(self, suspects: Iterable[Work]) -> set[str]:
