@@ -183,13 +183,6 @@ def _null(asked: Asked, found: Difference) -> bool:
     return isinstance(asked.body, dict) and None in asked.body.values()
 
 
-def _ends_more(asked: Asked, found: Difference) -> bool:
-    """Whether llama-server has the same, and one token more."""
-    ours = [] if found.ours == ABSENT else found.ours
-    are_lists = isinstance(found.theirs, list) and isinstance(ours, list)
-    return are_lists and len(found.theirs) == len(ours) + 1
-
-
 CHATS = ("*/chat/completions*", "*/responses*", "/v1/messages*", "/apply-template")
 OPENAI = ("*/chat/completions", "/v1/completions")
 OWN = ("/completion", "/infill")
@@ -312,11 +305,6 @@ KNOWN = (
         ("*",),
         paths=("*/responses*",),
         when=_says('"instructions": ""', '"instructions": null'),
-    ),
-    Known(
-        "the odds of the token that ends an answer are not told, as OpenAI's are not",
-        ("*.completion_probabilities",),
-        when=_ends_more,
     ),
     Known(
         "a control token is spelled out among the likely ones, not left empty; half a character "

@@ -70,7 +70,7 @@ class Answers:
             return "MAX_TOKENS", None
         is_eog = self._runner.is_eog(token) or token in request.sampling.stop_token_ids
         n_top = request.sampling.logprobs
-        if n_top is not None and not (is_eog and request.prompt_logprobs is None):
+        if n_top is not None and (request.scores_end or not is_eog):
             sequence.pending_logprobs.append(self._logprob(sequence, index, token, n_top))
         if is_eog:
             sequence.end_token = token

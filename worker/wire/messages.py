@@ -202,8 +202,8 @@ class Finished(Message, frozen=True):
     prompt_time_ms: float = 0.0
     """Milliseconds from its slot to its first token."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Log-probabilities of the tokens after the last one with text. If the prompt's
-    log-probabilities are wanted too, the end-of-generation token is included."""
+    """Log-probabilities of the tokens after the last one with text; of the end-of-generation token
+    only if the request wants it (`scores_end`)."""
     token_ids: tuple[int, ...] = ()
     """The tokens after the last one with text, with the end-of-generation token, and with those of
     which a stop has left no text."""

@@ -107,6 +107,8 @@ class InferenceRequest(Struct, frozen=True, tag=True):
     prompt_logprobs: int | None = None
     """The number of alternatives for each token of the prompt; `None` disables them. Otherwise the
     whole prompt is computed, even if a part of it is cached."""
+    scores_end: bool = False
+    """Whether log-probabilities, where they are wanted, have that of the token that ends it."""
     shown_tokens: tuple[str, ...] = ()
     """Control tokens that are shown in the answer's text, if the model has them."""
     reports_progress: bool = False

@@ -75,6 +75,22 @@ def test_the_tokens_of_an_answer_are_all_that_were_drawn(worker: WorkerProcess) 
     assert len(cut["tokens"]) == cut["tokens_predicted"]
 
 
+@pytest.mark.parametrize("is_after", [False, True])
+def test_each_token_of_an_answer_has_its_odds(worker: WorkerProcess, is_after: bool) -> None:
+    """The one that ends it, too, on llama-server's own paths; on OpenAI's it has none."""
+    fields: dict[str, Any] = {"grammar": 'root ::= "ab"', "post_sampling_probs": is_after}
+    answer = completed(worker, return_tokens=True, n_probs=1, **fields)
+    told = [entry["id"] for entry in answer["completion_probabilities"]]
+    assert told == answer["tokens"] and len(told) == answer["tokens_predicted"]
+    stream = worker.post("/completion", {"prompt": PROMPT, "n_probs": 1, "stream": True, **fields})
+    parts = [json.loads(each) for each in stream.text.split("data: ")[1:]]
+    streamed = [each for part in parts for each in part.get("completion_probabilities", ())]
+    assert [each["id"] for each in streamed] == told
+    body = {"prompt": PROMPT, "logprobs": 1, "grammar": fields["grammar"]}
+    (choice,) = worker.post("/v1/completions", body).json()["choices"]
+    assert len(choice["logprobs"]["tokens"]) == len(told) - 1
+
+
 def test_every_dialect_counts_the_token_that_ends_an_answer(worker: WorkerProcess) -> None:
     """As llama-server, vLLM and Ollama do."""
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 3 plus 4?"}]}

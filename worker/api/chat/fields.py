@@ -347,6 +347,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         logprobs: int | None,
         post_sampling_probs: bool = False,
         prompt_logprobs: int | None = None,
+        scores_end: bool = False,
         echo: bool = False,
         max_tokens: int | None = None,
     ) -> Generate:
@@ -366,6 +367,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             else ReasoningOptions(self.reasoning_budget, self.reasoning_budget_message),
             n=self.n,
             prompt_logprobs=prompt_logprobs,
+            scores_end=scores_end,
             echo=echo,
             streams=self.stream,
             reports_progress=self.return_progress and self.stream,

@@ -135,6 +135,7 @@ def _requests(
             stop=asked.stop,
             lines=asked.lines,
             prompt_logprobs=asked.prompt_logprobs,
+            scores_end=asked.scores_end,
             shown_tokens=shown_tokens,
             reports_progress=asked.reports_progress,
             cache_salt=asked.salt,

@@ -178,6 +178,8 @@ class Generate:
     n: int = 1
     prompt_logprobs: int | None = None
     """The number of alternatives for each token of the prompt; `None` disables them."""
+    scores_end: bool = False
+    """Whether log-probabilities, where they are wanted, have that of the token that ends it."""
     echo: bool = False
     """Whether the answer begins with the prompt; if it has log-probabilities, with the prompt's."""
     streams: bool = False

@@ -63,7 +63,12 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
         what = f"must be at most {most} for {n_tokens} tokens; lower n_predict for more"
         raise refusal("n_probs", "maximum", what, logprobs)
     asked = body.generate(
-        state, "cmpl-", prompts, logprobs=logprobs, post_sampling_probs=body.post_sampling_probs
+        state,
+        "cmpl-",
+        prompts,
+        logprobs=logprobs,
+        post_sampling_probs=body.post_sampling_probs,
+        scores_end=True,
     )
     if logprobs is not None and asked.max_tokens == 0:
         # Front ends ask so for the odds of the next token.

@@ -185,12 +185,14 @@ def read_completion(body: CompletionBody, state: AppState) -> Generate:
         what = "goes with a prompt of text and tokens, without media and suffix"
         raise refusal("echo", "conflict", what)
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
+    n_of_prompt = max((n for n in wanted if n is not None), default=None)
     return body.generate(
         state,
         "cmpl-",
         prompts,
         logprobs=body.logprobs,
-        prompt_logprobs=max((n for n in wanted if n is not None), default=None),
+        prompt_logprobs=n_of_prompt,
+        scores_end=n_of_prompt is not None,
         echo=body.echo,
         max_tokens=DEFAULT_COMPLETION_TOKENS,
     )
