@@ -25,7 +25,7 @@ HOP_BY_HOP = frozenset(
 )  # fmt: skip
 """Headers of one connection (RFC 9110, 7.6.1), and those that each server writes itself."""
 
-_SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRNOTAVAIL))
+_SHORT = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 """With which a connect fails because this side lacks something."""
 
 Headers = list[tuple[bytes, bytes]]
