@@ -232,9 +232,10 @@ class Gateway(Surface):
         )
 
     def _asked_for(self, head: Headers) -> Worker | None:
-        """The worker that the request names, if it names one."""
+        """The worker that the request names, if it names one. One that drains may have what is
+        asked for, and refuses new work itself."""
         for id in WORKER.all(head):
-            for worker in self._table.workers():
+            for worker in self._table.all_workers():
                 if worker.id == id:
                     return worker
             raise PathNotFound(f"the fleet has no worker {id!r}; /ready lists those it has")

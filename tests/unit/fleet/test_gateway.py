@@ -897,6 +897,17 @@ async def test_a_request_may_name_its_worker() -> None:
         assert [len(worker.requests) for worker in workers] == [1, 4]
 
 
+async def test_a_worker_that_drains_may_be_named() -> None:
+    async def keeps(conversation: Conversation) -> None:
+        await (answers if "GET" in conversation.line else drains)(conversation)
+
+    named = {"x-llorch-worker": "tiny-0"}
+    async with fleet_of(keeps) as (gateway, table, _):
+        table.replace("tiny", at({}))
+        assert (await call(gateway, "/execute/j", headers=named)).body == TOKEN + END
+        assert (await call(gateway, "/execute", JOB, headers=named)).json["code"] == "SHUTTING_DOWN"
+
+
 async def test_a_page_sees_several_models_as_those_of_a_router(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
