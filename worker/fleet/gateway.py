@@ -35,6 +35,7 @@ from worker.api.http.faults import refusal
 from worker.api.http.gate import Gate
 from worker.api.http.headers import (
     BEGAN,
+    CONNECTION,
     CONTENT_LENGTH,
     CONVERSATION,
     CORRELATION_ID,
@@ -197,8 +198,11 @@ class Gateway(Surface):
     ) -> Ask:
         """The request with the fields that routing needs."""
         scope = request.scope
-        # An Origin was checked here, where the host that it belongs to is known.
-        done = (ORIGIN.key, CORRELATION_ID.key, REQUEST_ID.key)
+        # An Origin was checked here, where the host that it belongs to is known. What Connection
+        # names is of the client's connection alone (RFC 9110, 7.6.1).
+        done = {ORIGIN.key, CORRELATION_ID.key, REQUEST_ID.key}
+        for names in CONNECTION.all(Headers(scope=scope)):
+            done |= {name.strip().lower().encode("latin-1") for name in names.split(",")}
         headers = [(name, value) for name, value in scope["headers"] if name not in done]
         headers.append((REQUEST_ID.key, scope["state"]["correlation_id"].encode()))
         head = Headers(raw=headers)

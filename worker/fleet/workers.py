@@ -17,7 +17,6 @@ from starlette.datastructures import Headers as Head
 from worker.api.http.headers import (
     API_KEY,
     AUTHORIZATION,
-    CONNECTION,
     CONTENT_LENGTH,
     EXPECT,
     HOST,
@@ -67,12 +66,9 @@ class Worker:
 
     def headers_for(self, headers: Headers) -> Headers:
         """A client's headers as this worker gets them: with its host, its token, and who asks."""
-        head = Head(raw=headers)
-        named = {name.strip().lower() for each in CONNECTION.all(head) for name in each.split(",")}
-        left_out = HOP_BY_HOP | _OURS | {name.encode("latin-1") for name in named}
-        kept = [(name, value) for name, value in headers if name not in left_out]
+        kept = [(k, v) for k, v in headers if k not in HOP_BY_HOP and k not in _OURS]
         host = self.uri.removeprefix("http://").encode()
-        token, owner = b"Bearer " + self.token.encode(), owner_in(head).encode()
+        token, owner = b"Bearer " + self.token.encode(), owner_in(Head(raw=headers)).encode()
         return [(HOST.key, host), (AUTHORIZATION.key, token), (OWNER.key, owner), *kept]
 
     def avoid(self) -> None:
