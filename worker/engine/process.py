@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True, help="the socket to the parent")
     parser.add_argument("--black-box", type=int, required=True, help="the black box's file")
     # The parent decides when to stop; a service manager may send both what is for the parent.
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # On an abort, ggml would run a debugger first, and the requests in flight would wait for it.
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")

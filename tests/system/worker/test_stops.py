@@ -27,7 +27,9 @@ from tests.support.worker import (
 LONG = {"max_tokens": 1000, "ignore_eos": True}
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "SIGTERM to all", "SIGINT", "/shutdown"])
+@pytest.mark.parametrize(
+    "how", ["SIGTERM", "SIGTERM to all", "SIGHUP to all", "SIGINT", "/shutdown"]
+)
 def test_running_streams_finish_and_new_work_is_refused(
     start_worker: StartWorker, how: str, tmp_path: Path
 ) -> None:
