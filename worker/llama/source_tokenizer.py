@@ -34,6 +34,8 @@ NEUTRAL = "superbpe"
 
 Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
 _FORMS: Mapping[str, Form] = {"nfc": "NFC", "nfd": "NFD", "nfkc": "NFKC", "nfkd": "NFKD"}
+_WHITE = "".join(c for c in map(chr, range(0x3001)) if c.isspace() and not "\x1c" <= c <= "\x1f")
+"""Unicode's white space, to which Python adds four separators."""
 _HEAD_BYTES = 1 << 20
 """Far more than precedes a vocabulary."""
 _STRING = 8
@@ -74,13 +76,13 @@ class SourceTokenizer:
     def _ids_between(self, before: int | None, text: str, behind: int | None) -> list[int]:
         """The ids of a text between two special tokens; `None` is an end of the whole text."""
         if before in self._rstrip:
-            text = text.lstrip()
+            text = text.lstrip(_WHITE)
         if behind in self._lstrip:
-            text = text.rstrip()
+            text = text.rstrip(_WHITE)
         for form in self._forms:
             text = unicodedata.normalize(form, text)
         wants_space = self._space == "space-each" or (self._space and before is None)
-        if wants_space and text and not text.startswith(" "):
+        if wants_space and text and not text.startswith((" ", "\u2581")):
             text = f" {text}"
         return self._encode(text) if text else []
 

@@ -14,6 +14,7 @@ import pytest
 from tests.unit.convert.test_failures import edit
 from tests.unit.convert.test_tokenizers import ids, load
 from worker.convert.checkpoint import Checkpoint
+from worker.convert.tokenizer import pre_tokenizers, reference
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.errors import ModelError
 
@@ -73,6 +74,18 @@ def test_a_rank_that_is_none_is_refused(folder: Path, rank: int) -> None:
     edit(folder / "tekken.json", vocab=tekken["vocab"], special_tokens=None)
     with pytest.raises(ModelError, match="rank -1, which is below 0|999 tokens instead of 1000"):
         read_vocabulary(Checkpoint(folder, {}, {}), 2000)
+
+
+def test_a_tokenizer_json_beside_it_is_cut_as_it_says(folder: Path) -> None:
+    """Published ones have the expression of Llama 3, which cuts three digits at once."""
+    definition = json.loads(reference.reference(folder).to_str())
+    steps = definition["pre_tokenizer"]["pretokenizers"]
+    steps[0]["pattern"]["Regex"] = pre_tokenizers.named("llama-bpe").steps[0].removeprefix("split ")
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>"}))
+    compare(folder, "expected.json", 2000)
+    (note,) = read_vocabulary(Checkpoint(folder, {}, {}), 2000).notes
+    assert note == "texts are cut as tekken.json says, not as tokenizer.json beside it"
 
 
 def test_another_way_to_cut_is_refused(folder: Path) -> None:

@@ -494,6 +494,9 @@ def test_spaces_in_front_and_behind_special_tokens(tmp_path: Path, scheme: str) 
         "<s> word",
         "a  <|x|>  b<s><s>c",
         "a <unk>b",
+        "\u2581word",
+        "<s>\u2581\u2581",
+        "a \x1f<|x|>\x1cb",
         "",
     ):
         assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
@@ -505,6 +508,65 @@ def test_spaces_in_front_and_behind_special_tokens(tmp_path: Path, scheme: str) 
     for text in ("word", "two words", "CamelCase  twice"):
         assert ids(other, text) == source.encode(text, add_special_tokens=False).ids, text
     other.close()
+
+
+def sentencepiece_json(folder: Path, definition: dict[str, Any]) -> tokenizers.Tokenizer:
+    """A `tokenizer.json` of a SentencePiece BPE, with changes, beside its `tokenizer.model`."""
+    options: dict[str, Any] = {"byte_fallback": True, "remove_extra_whitespaces": False}
+    train_sentencepiece(folder, "bpe", normalization_rule_name="identity", **options)
+    whole = json.loads(reference.reference(folder).to_str())
+    roles = ("<unk>", "<s>", "</s>")
+    whole["added_tokens"] = [added(i, text) for i, text in enumerate(roles)]
+    model = whole["model"]
+    for merge in definition.pop("merges", []):
+        model["vocab"].setdefault("".join(merge), len(model["vocab"]))
+        model["merges"].insert(0, merge)
+    whole["added_tokens"] += [
+        added(model["vocab"][text], text, special=False) for text in definition.pop("added", [])
+    ]
+    (folder / "tokenizer.json").write_text(json.dumps(whole | definition))
+    return reference.reference(folder)
+
+
+def added(i: int, text: str, *, special: bool = True) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": i, "content": text, "special": special, **flags}
+
+
+SPACE = "\u2581"
+RUNS = [[SPACE * left, SPACE * (n - left)] for n in range(31, 1, -1) for left in range(1, n)]
+
+
+def test_runs_of_spaces_are_merged_where_the_library_merges_them(tmp_path: Path) -> None:
+    """As Gemma's, whose added tokens of U+2581 no space becomes."""
+    runs = [SPACE * n for n in range(2, 32)]
+    source = sentencepiece_json(tmp_path, {"merges": RUNS, "added": runs})
+    model = load(tmp_path, size=1500, check=TokenCheck)
+    for text in ("  a", *(f"x{' ' * n}y" for n in range(1, 130))):
+        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, len(text)
+    model.close()
+    assert "U+2581" in " ".join(read_vocabulary(Checkpoint(tmp_path, {}, {}), 1500).notes)
+
+
+def test_a_sentencepiece_bpe_is_normalised_as_its_definition_says(tmp_path: Path) -> None:
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    steps = [{"type": "NFKC"}, {"type": "Prepend", "prepend": SPACE}, replace]
+    normalizer = {"type": "Sequence", "normalizers": steps}
+    source = sentencepiece_json(tmp_path, {"normalizer": normalizer})
+    model = load(tmp_path)
+    for text in (*TEXTS, "\u3000\uff21<s>\ufb01 e\u0301"):
+        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    model.close()
+
+
+def test_a_tokenizer_json_goes_before_a_model_of_fewer_tokens(tmp_path: Path) -> None:
+    """As transformers has it: whoever adds tokens to a vocabulary saves the definition alone."""
+    source = sentencepiece_json(tmp_path, {"merges": [["h", "Z"], ["hZ", "h"]]})
+    model = load(tmp_path)
+    text = "hZh hZ"
+    assert ids(model, text) == source.encode(text, add_special_tokens=False).ids
+    assert source.token_to_id("hZh") in ids(model, text)
+    model.close()
 
 
 def test_composed_characters_around_special_tokens(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ TEXTS: tuple[str, ...] = (
     "👩‍❤️‍💋‍👨 🧑🏿‍🚀 🏴󠁧󠁢󠁥󠁮󠁧󠁿 #️⃣ \ufe0f\u200d",
 )
 
+_RUNS = tuple(f"x{c * n}y" for c in (" ", "\t", "\n", "\r\n", "-") for n in (12, 24, 40, 100))
+"""Longer than the longest token of a character, so that it shows how a run is cut."""
 _N_GENERATED = 48
 _MOST_SPECIAL = 64
 _ALPHABETS: tuple[str, ...] = (
@@ -105,7 +107,7 @@ def texts(special: Sequence[str]) -> list[str]:
         for token in special[::step]
         for form in ("{}", "{}{}", "a{}b", " {} ", "x {} y", "{}\n\n{} z", "{}  two", "e{}\u0301")
     ]
-    return [*TEXTS, *_generated(), *around]
+    return [*TEXTS, *_RUNS, *_generated(), *around]
 
 
 def _generated() -> list[str]:

@@ -15,7 +15,6 @@ from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.llama.source_tokenizer import WHOLE_WORDS
 
-_NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _WORD_START = "\u2581"
 _OF_A_BYTE = re.compile("<0x[0-9A-F]{2}>")
 _ROLES = {"<s>": "bos", "</s>": "eos", "<unk>": "unk", "<pad>": "pad"}
@@ -36,8 +35,6 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
         vocabulary.special_ids = {role: i for role, i in roles if role}
     for text, i in sorted(model["vocab"].items(), key=lambda item: item[1]):
         vocabulary.put(i, text, TokenType.NORMAL)
-    for step in steps_of(tokenizer.get("normalizer"), *_NORMAL_FORMS):
-        vocabulary.steps.append(str(step["type"]).lower())
     whole = bool(model.get("ignore_merges"))
     vocabulary.split = pre_tokenizers.split_of(known, ignore_merges=whole)
     if vocabulary.split and whole:

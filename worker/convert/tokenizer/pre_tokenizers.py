@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -217,7 +217,7 @@ def recognise(tokenizer: Mapping[str, Any]) -> PreTokenizer:
             the message names the nearest.
     """
     found = list(steps_of(tokenizer.get("pre_tokenizer")))
-    steps = tuple(canonical for step in found for canonical in _canonical(step))
+    steps = _all_canonical(found)
     whole = bool(tokenizer["model"].get("ignore_merges", False))
     same = [k for k in KNOWN if k.steps == steps]
     if same:
@@ -277,6 +277,15 @@ def steps_of(node: Any, *kinds: str) -> Iterator[Mapping[str, Any]]:
                 yield from steps_of(child, *kinds)
     elif not kinds or node.get("type") in kinds:
         yield node
+
+
+def same(one: Iterable[Mapping[str, Any]], other: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the steps of two pre-tokenizers split every text alike."""
+    return _all_canonical(one) == _all_canonical(other)
+
+
+def _all_canonical(steps: Iterable[Mapping[str, Any]]) -> Steps:
+    return tuple(canonical for step in steps for canonical in _canonical(step))
 
 
 def _canonical(step: Mapping[str, Any]) -> Iterator[str]:

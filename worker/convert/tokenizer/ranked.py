@@ -88,16 +88,10 @@ def _of_ranks(
     for token, rank in ranks.items():
         if rank < 0:
             raise ModelError(f"the token {token!r} has the rank {rank}, which is below 0")
-    cuts = [
-        {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-        for expression in _expressions(pre)
-    ]
-    letters = dict.fromkeys(("add_prefix_space", "use_regex"), False) | {"trim_offsets": True}
-    steps = [*cuts, {"type": "ByteLevel", **letters}]
     return {
         "version": "1.0",
         "added_tokens": [{**_ADDED, **token} for token in added],
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "pre_tokenizer": _cuts(_expressions(pre)),
         "model": {
             "type": "BPE",
             "ignore_merges": True,
@@ -105,6 +99,26 @@ def _of_ranks(
             "merges": [f"{_letters(left)} {_letters(right)}" for left, right in merges(ranks)],
         },
     }
+
+
+def tekken_cuts(folder: Path, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+    """The pre-tokenizer that a `tekken.json` says, if a `tokenizer.json` of bytes beside it says
+    another, as transformers before 4.57.3 made of it; else empty."""
+    steps = list(pre_tokenizers.steps_of(tokenizer.get("pre_tokenizer")))
+    if not (folder / TEKKEN).is_file() or not any(s["type"] == "ByteLevel" for s in steps):
+        return {}
+    cuts = _cuts([str(read_json(folder / TEKKEN)["config"]["pattern"])])
+    return {} if pre_tokenizers.same(steps, pre_tokenizers.steps_of(cuts)) else cuts
+
+
+def _cuts(expressions: Sequence[str]) -> dict[str, Any]:
+    """A pre-tokenizer of a `tokenizer.json` that splits by these, and makes bytes letters."""
+    cuts = [
+        {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+        for expression in expressions
+    ]
+    letters = dict.fromkeys(("add_prefix_space", "use_regex"), False) | {"trim_offsets": True}
+    return {"type": "Sequence", "pretokenizers": [*cuts, {"type": "ByteLevel", **letters}]}
 
 
 def _expressions(pre: str) -> list[str]:

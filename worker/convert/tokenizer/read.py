@@ -15,12 +15,18 @@ from worker.convert.malformed import told
 from worker.convert.tokenizer import definition, sentencepiece
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.protobuf import read_model
-from worker.convert.tokenizer.ranked import TIKTOKEN, ranked_definition
+from worker.convert.tokenizer.ranked import (
+    TEKKEN,
+    TIKTOKEN,
+    ranked_definition,
+    tekken_cuts,
+)
 from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
 from worker.errors import ModelError
 from worker.models.checkpoint_files import TOKENIZERS
 from worker.models.gguf.servable import missing_byte
 
+_NORMAL_FORMS = ("NFC", "NFD", "NFKC", "NFKD")
 _CUT_AS_KIMI = ("kimi_k2", "kimi_k25", "deepseek_v3")
 """`model_type` of Kimi K2 and of the smaller Moonlight, which splits text in the same way."""
 
@@ -33,7 +39,17 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
     """
     with told(checkpoint.folder / "tokenizer"):
         tokenizer = checkpoint.json("tokenizer.json") or ranked_definition(checkpoint.folder)
+        cuts = tekken_cuts(checkpoint.folder, tokenizer)
+        if cuts:
+            tokenizer = {**tokenizer, "pre_tokenizer": cuts}
         vocabulary = _read(checkpoint, tokenizer, pre)
+        if cuts:
+            vocabulary.notes.append(
+                f"texts are cut as {TEKKEN} says, not as tokenizer.json beside it"
+            )
+        if vocabulary.model != "bert":  # Its normalizer has no such steps.
+            forms = steps_of(tokenizer.get("normalizer"), *_NORMAL_FORMS)
+            vocabulary.steps += (str(step["type"]).lower() for step in forms)
         vocabulary.notes += _renamed(tokenizer)
         vocabulary.add(_added_tokens(checkpoint, tokenizer), vocab_size)
     vocabulary.fit(vocab_size)
@@ -64,18 +80,15 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
             return definition.byte_level(tokenizer, pre)
         if tokenizer["model"].get("ignore_merges"):
             definition.check_merged(tokenizer)
-    path = folder / "tokenizer.model"
-    if path.is_file():
-        vocabulary = sentencepiece.from_model(read_model(path.read_bytes(), str(path)))
-        if tokenizer:
-            sentencepiece.set_space_prefix(vocabulary, tokenizer)
-        return vocabulary
-    if not model:
-        raise ModelError(f"{folder} has none of {', '.join(TOKENIZERS)}")
     if kind == "BPE":
         return sentencepiece.from_bpe_json(tokenizer)
     if kind == "Unigram":
         return sentencepiece.from_unigram_json(tokenizer)
+    path = folder / "tokenizer.model"
+    if not model and path.is_file():
+        return sentencepiece.from_model(read_model(path.read_bytes(), str(path)))
+    if not model:
+        raise ModelError(f"{folder} has none of {', '.join(TOKENIZERS)}")
     raise ModelError(
         f"{folder / 'tokenizer.json'}: a tokenizer of type {kind} cannot "
         "be converted; byte-level BPE, SentencePiece BPE, Unigram and WordPiece can"
@@ -146,7 +159,7 @@ def _added(entry: Mapping[str, Any]) -> AddedToken:
             f"tokenizer.json: the added token {entry['content']!r} is one only as a word of its "
             "own (single_word); llama.cpp takes it within words, too"
         )
-    flags = {key: bool(entry.get(key)) for key in ("special", "lstrip", "rstrip")}
+    flags = {key: bool(entry.get(key)) for key in ("special", "lstrip", "rstrip", "normalized")}
     return AddedToken(str(entry["content"]), **flags)
 
 

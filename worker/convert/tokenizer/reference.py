@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
-from worker.convert.tokenizer.ranked import ranked_definition
+from worker.convert.tokenizer.ranked import TEKKEN, ranked_definition, tekken_cuts
 from worker.errors import ModelError
+from worker.models.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -22,6 +23,9 @@ def reference(folder: Path) -> Tokenizer:
     try:
         if path.is_file():
             tokenizer = Tokenizer.from_file(str(path))
+            whole = read_json(path) if (folder / TEKKEN).is_file() else {}
+            if cuts := tekken_cuts(folder, whole):
+                tokenizer = Tokenizer.from_str(json.dumps({**whole, "pre_tokenizer": cuts}))
         elif other := ranked_definition(folder):
             other["model"]["vocab"] |= {t["content"]: t["id"] for t in other["added_tokens"]}
             tokenizer = Tokenizer.from_str(json.dumps(other))

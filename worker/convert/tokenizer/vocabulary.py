@@ -30,6 +30,8 @@ class AddedToken:
     """The token takes the white space before it along."""
     rstrip: bool = False
     """The token takes the white space after it along."""
+    normalized: bool = False
+    """The token is searched in the normalised text, not in the text itself."""
 
     @property
     def kind(self) -> TokenType:
@@ -84,6 +86,7 @@ class Vocabulary:
             self.notes.append(
                 f"left out {len(surplus)} added token(s) without a row in the embedding: {names}"
             )
+        literal = False
         for i, token in added.items():
             if i >= size:
                 continue
@@ -91,6 +94,9 @@ class Vocabulary:
             kind = TokenType.UNKNOWN if is_unknown else token.kind
             text = token.text
             if self.model in ("llama", "t5") and kind == TokenType.USER_DEFINED:
+                if "\u2581" in text and not token.normalized and self.tokens[i : i + 1] == [text]:
+                    literal = True  # Spaces never are one to the library, but what merges make.
+                    continue
                 # llama.cpp searches the text for these tokens before it replaces spaces.
                 text = text.replace("\u2581", " ")
             self.put(i, text, kind)
@@ -99,6 +105,10 @@ class Vocabulary:
             if token.rstrip:
                 self.rstrip.add(i)
                 self.special_rstrip |= token.special
+        if literal:
+            self.notes.append(
+                "U+2581 in a text is as a space to llama.cpp; the tokenizer has added tokens of it"
+            )
 
     def fit(self, size: int) -> None:
         """Fill up to the embedding's number of rows, which models round up.
