@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import re
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from worker.errors import InferenceFailed, InvalidRequest
 from worker.llama import library
-from worker.llama.model import Model
+from worker.llama.model import ESCAPED, MAX_TEXT_CHARS, Model
 from worker.llama.reasoning import ReasoningTrack
 from worker.wire.sampling import Constraint
 
@@ -42,6 +43,29 @@ _ECHO = re.compile(r"\n +\d+ \| |NoExtensionBias")
 in its own terms that no text follows."""
 
 
+_TOKENIZE = ctypes.CFUNCTYPE(
+    *(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32),
+    *(ctypes.POINTER(ctypes.c_int32), ctypes.c_int32, ctypes.c_bool, ctypes.c_bool),
+)
+"""Of `llama_tokenize`."""
+
+
+def _tokenize(
+    model: Model, vocab: int, data: int, size: int, ids: Any, most: int, add: bool, parse: bool
+) -> int:
+    """`llama_tokenize` as llguidance calls it for a text that is forced; a long one is tokenised in
+    parts, as `Model.tokenize` does it."""
+    if size <= MAX_TEXT_CHARS:
+        text = ctypes.cast(data, ctypes.c_char_p)
+        return int(library.load().llama_tokenize(vocab, text, size, ids, most, add, parse))
+    found = model.tokenize_parts(ctypes.string_at(data, size).decode(errors=ESCAPED), parse)
+    if len(found) > most:
+        return -len(found)
+    for at, token in enumerate(found):
+        ids[at] = token
+    return len(found)
+
+
 class GrammarVocabulary:
     """A model's vocabulary in llguidance's form.
 
@@ -51,6 +75,7 @@ class GrammarVocabulary:
     def __init__(self, model: Model) -> None:
         self._model, self._lock = model, threading.Lock()
         self._tokenizer: Any = None
+        self._tokenize = _TOKENIZE(partial(_tokenize, model))
 
     def tokenizer(self) -> Any:
         """Raises `InvalidRequest` if llguidance lacks tokens in this vocabulary (WordPiece)."""
@@ -80,7 +105,7 @@ class GrammarVocabulary:
         return build(
             tokens=tokens,
             vocab_ptr=model.vocab,
-            tokenize_fptr=ctypes.cast(library.load()._lib.llama_tokenize, ctypes.c_void_p).value,
+            tokenize_fptr=ctypes.cast(self._tokenize, ctypes.c_void_p).value,
             eos_token=sorted(model.eog),
             slices=None,
         )

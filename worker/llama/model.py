@@ -34,6 +34,13 @@ from worker.llama.source_tokenizer import (
 
 MAX_TEXT_CHARS = 2048
 """Longer texts are cut at special tokens before llama.cpp tokenises them."""
+LONGEST_WORD = 4096
+"""Characters without white space, or of white space. In a text of a BPE, llama.cpp may look for
+words by expressions that recurse once for each character; a longer word could take all of a
+thread's stack, which ends the process."""
+
+ESCAPED = "surrogateescape"
+"""How a text has bytes that are no characters."""
 
 Metadata = Mapping[str, int | float | bool | str]
 
@@ -78,6 +85,11 @@ _ShortPiece = ctypes.c_char * 32
 _MOST_PIECE_BYTES = 256
 _UNKNOWN, _CONTROL, _USER_DEFINED, _LSTRIP = 1 << 0, 1 << 3, 1 << 4, 1 << 7
 """`LLAMA_TOKEN_ATTR_UNKNOWN`, `…_CONTROL`, `…_USER_DEFINED` and `…_LSTRIP`."""
+_BPE = 2
+"""`LLAMA_VOCAB_TYPE_BPE`."""
+_SHORT_WORDS = re.compile(rf"(?:\S{{1,{LONGEST_WORD}}}+(?!\S)|\s{{1,{LONGEST_WORD}}}+(?!\s))*+")
+"""Words up to the first one that is longer, in one pass."""
+_SEAM = re.compile(r"(?<=\w)(?=\W)")
 _EOG_LINE = re.compile(r"EOG token +=\s*(\d+) ")
 """llama.cpp's line for each such token when it loads a vocabulary; a test checks the wording."""
 
@@ -267,7 +279,7 @@ class Model:
         return SourceTokenizer(steps, map(int, lstrip), map(int, rstrip), special, added, ids)
 
     def _tokenize_long(self, text: str, parse_special: bool) -> list[int]:
-        """Tokenise a text in parts whose tokens are the whole's.
+        """Tokenise a text in parts whose tokens are the whole's, but for a BPE's `LONGEST_WORD`.
 
         A long text is cut before special tokens that llama.cpp finds in it. White space that such a
         token may take along stays with it. An uncut text would take long: after each special token,
@@ -281,9 +293,16 @@ class Model:
             if at - start < MAX_TEXT_CHARS:
                 continue
             if not text[at - 1].isspace() or match[0] not in self._lstripping:
-                found += self.tokenize_bytes(text[start:at].encode(), False, parse_special)
+                found += self.tokenize_parts(text[start:at], parse_special)
                 start = at
-        return found + self.tokenize_bytes(text[start:].encode(), False, parse_special)
+        return found + self.tokenize_parts(text[start:], parse_special)
+
+    def tokenize_parts(self, text: str, parse_special: bool) -> list[int]:
+        """Tokenise a text whose special tokens are all in its first `MAX_TEXT_CHARS`; what is no
+        character of it is an escaped byte."""
+        is_bpe = self._flat.llama_vocab_type(self.vocab) == _BPE
+        parts = [part.encode(errors=ESCAPED) for part in (_bounded(text) if is_bpe else [text])]
+        return [t for part in parts for t in self.tokenize_bytes(part, False, parse_special)]
 
     @cached_property
     def _lstripping(self) -> frozenset[str]:
@@ -329,6 +348,29 @@ class Model:
                 self.vocab, token, 1, buffer, _MOST_PIECE_BYTES, False, True
             )
             yield buffer.raw[:length] if length >= 0 else self.piece(token[0], special=True)
+
+
+def _bounded(text: str) -> Iterator[str]:
+    """The text in parts without a word that is longer than `LONGEST_WORD`: behind a letter or digit
+    where the last quarter of such a length has one before another character, else anywhere.
+
+    Special tokens in its first `MAX_TEXT_CHARS` stay whole: nothing is cut there.
+    """
+    start = 0
+    while (at := _end_of_short(text, start)) < len(text):
+        end = at + LONGEST_WORD
+        seams = [seam.start() for seam in _SEAM.finditer(text, end - LONGEST_WORD // 4, end)]
+        cut = max(seams, default=end)
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+def _end_of_short(text: str, start: int) -> int:
+    """Where the first word that is too long begins."""
+    match = _SHORT_WORDS.match(text, start)
+    assert match is not None, "it matches nothing, too"
+    return match.end()
 
 
 # --- how it is loaded ------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from builds import sdist
 from builds.pins import pins
 from tests.support.bundled import bundled_gguf
-from worker.llama.model import MAX_TEXT_CHARS, LoadOptions, Model
+from worker.llama.model import LONGEST_WORD, MAX_TEXT_CHARS, LoadOptions, Model
 
 WORDS = (" ", "  ", "\n", "\t", "a", "Hello", " wörld", "日本", "🦊", "1234", "<", "|>", ".")
 KINDS = ["llama-spm", "phi-3", "bert-bge", "nomic-bert-moe", "gemma-4", "gpt-2", "deepseek-coder"]
@@ -43,4 +45,59 @@ def test_a_long_text_costs_no_more_than_its_length(text: str) -> None:
     began = time.process_time()
     model.tokenize(text * (200_000 // len(text)), add_special=False, parse_special=True)
     assert time.process_time() - began < 3
+    model.close()
+
+
+TOKENISE = """
+import sys
+from worker.llama.model import LoadOptions, Model
+options = LoadOptions(vocab_only=True, metadata={"tokenizer.ggml.pre": sys.argv[2]})
+model = Model(sys.argv[1], options)
+for word in ("-", "x", "é", " ", "\\n", "1", "a1", "!?", "，", "🦊", "a\u0301"):
+    text = (word * 40_000)[:40_000]
+    ids = model.tokenize(text, add_special=False, parse_special=True)
+    assert b"".join(map(model.piece, ids)).decode() == text, word
+"""
+
+
+@pytest.mark.parametrize(
+    "pre",
+    "gpt-2 llama-bpe qwen2 deepseek-llm deepseek-coder deepseek-v3 falcon bloom command-r tekken "
+    "gpt-4o chatglm-bpe kimi-k2 seed-coder jais-2 exaone-moe minicpm5".split(),
+)
+def test_no_word_is_so_long_that_it_ends_the_process(pre: str) -> None:
+    """In a process of its own: the regular expressions of most of these recurse."""
+    command = [sys.executable, "-c", TOKENISE, str(bundled_gguf("f32")), pre]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr[-300:]
+
+
+FORCED = """
+import sys
+from worker.llama.constraint import GrammarVocabulary
+from worker.llama.model import LoadOptions, Model
+from worker.wire.sampling import Constraint
+options = LoadOptions(vocab_only=True, metadata={"tokenizer.ggml.pre": "deepseek-v3"})
+model = Model(sys.argv[1], options)
+for text in ("-" * 40_000, "ü" * 40_000):
+    follower = GrammarVocabulary(model).follow(Constraint(f'start: "{text}"', "grammar"))
+    found = b"".join(map(model.piece, follower.forced()))
+    assert len(found) > 30_000 and text.encode().startswith(found)
+"""
+
+
+def test_no_forced_text_is_so_long_that_it_ends_the_process() -> None:
+    command = [sys.executable, "-c", FORCED, str(bundled_gguf("f32"))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr[-300:]
+
+
+@pytest.mark.parametrize("separator", [",", ";--", "/"])
+def test_a_long_word_of_shorter_ones_is_cut_between_them(separator: str) -> None:
+    model = Model(str(bundled_gguf("f32")), LoadOptions(vocab_only=True))
+    text = separator.join(f"word{i}<|im_end|>" if i < 50 else "longer" for i in range(5000))
+    assert len(text) > 5 * LONGEST_WORD
+    for parse_special in (False, True):
+        whole = model.tokenize_bytes(text.encode(), False, parse_special)
+        assert model.tokenize(text, add_special=False, parse_special=parse_special) == whole
     model.close()

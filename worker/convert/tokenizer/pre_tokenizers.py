@@ -49,7 +49,7 @@ class PreTokenizer:
     ignore_merges: bool = False
     """A word that is a token is taken whole, without its merges."""
     is_exact: bool = True
-    """Whether llama.cpp splits every text as the definition does; otherwise only ASCII texts."""
+    """Whether llama.cpp splits every text as the definition does; else only short ASCII ones."""
 
 
 def split(pattern: str) -> str:
@@ -109,6 +109,7 @@ KNOWN: tuple[PreTokenizer, ...] = (
                 r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
             ),
         ),
+        is_exact=False,  # Its words have spaces in them, so no text bounds their length.
     ),
     PreTokenizer(
         "bailingmoe",
@@ -167,11 +168,7 @@ KNOWN: tuple[PreTokenizer, ...] = (
         ignore_merges=True,
         is_exact=False,
     ),
-    PreTokenizer(
-        "gpt-4o",
-        (_GPT4O,),
-        is_exact=False,
-    ),
+    PreTokenizer("gpt-4o", (_GPT4O,), is_exact=False),
     PreTokenizer("tiny_aya", (split(r"\d{1,3}(?=(?:\d{3})*\b)"), _GPT4O), is_exact=False),
     PreTokenizer(
         "kimi-k2",
