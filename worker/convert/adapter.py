@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ def _factor(config: dict[str, Any], module: str, rank: int) -> float:
 def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> Iterator[Pair]:
     """One pair for each weight of the base model that the module's weight is converted to."""
     shapes = {tensor.name: tensor.shape for tensor in base.tensors}
-    for rule, name in _rules(module, base, path):
+    for rule, name in _rules(module, base, shapes.keys(), path):
         i, n = rule.part
         rows = b[len(b) * i // n : len(b) * (i + 1) // n]
         if shapes.get(name) != (a.shape[1], rows.shape[0]):
@@ -179,17 +179,21 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
         yield name, a, np.ascontiguousarray(rows)
 
 
-def _rules(module: str, base: GgufHeader, path: Path) -> list[tuple[Into, str]]:
-    at = Place.of(f"{module}.weight")
+def _rules(module: str, base: GgufHeader, there: Set[str], path: Path) -> list[tuple[Into, str]]:
+    """What becomes of the module's weight, with names in the GGUF: by the first family whose names
+    are `there`, as several may have one architecture."""
+    at, found = Place.of(f"{module}.weight"), []
     for family in FAMILIES:
         rules = family.becomes(at.form) if family.architecture == base.architecture else None
         if rules and at.layer >= 0 > at.member and not any(rule.make for rule in rules):
-            return [(rule, rule.target.replace("{i}", str(at.layer))) for rule in rules]
-    raise ModelError(
-        f"The module {module!r} of {path} is none that can be adapted in a model of the "
-        f"architecture {base.architecture!r}.",
-        path=str(path),
-    )
+            found.append([(rule, rule.target.replace("{i}", str(at.layer))) for rule in rules])
+    if not found:
+        raise ModelError(
+            f"The module {module!r} of {path} is none that can be adapted in a model of the "
+            f"architecture {base.architecture!r}.",
+            path=str(path),
+        )
+    return next((each for each in found if there >= {name for _, name in each}), found[0])
 
 
 def _head_dim(base: GgufHeader) -> int:

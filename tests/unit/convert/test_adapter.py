@@ -201,6 +201,9 @@ def test_another_models_adapter_is_refused(base: Path, copy: Path, tmp_path: Pat
         ("phi-3", "self_attn.qkv_proj", ["attn_qkv"]),
         ("qwen3", "self_attn.q_proj", ["attn_q"]),
         ("gemma-3", "mlp.down_proj", ["ffn_down"]),
+        ("granite-4", "shared_mlp.input_linear", ["ffn_gate", "ffn_up"]),
+        ("granite-hybrid-dense", "shared_mlp.input_linear", ["ffn_gate", "ffn_up"]),
+        ("granite-hybrid", "shared_mlp.input_linear", ["ffn_gate_shexp", "ffn_up_shexp"]),
     ],
 )
 def test_names_go_by_the_familys_table(
@@ -209,7 +212,8 @@ def test_names_go_by_the_familys_table(
     source = checkpoint(family, tmp_path)
     header = read_header(converted(source, tmp_path / "model.gguf", "--outtype", "f32"))
     shapes = {t.name: t.shape for t in header.tensors}
-    n_in, n_out = shapes[f"blk.0.{weights[0]}.weight"]
+    n_in, n_rows = shapes[f"blk.0.{weights[0]}.weight"]
+    n_out = n_rows * len(weights)
     name = f"base_model.model.model.layers.0.{module}"
     (tmp_path / "adapter").mkdir()
     save_file(
