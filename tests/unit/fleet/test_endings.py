@@ -154,6 +154,11 @@ def test_ollamas_lines() -> None:
     assert tail.whole(b'el":"a","done":true,"done_reason":"stop"}\n') and tail.has_ended
 
 
+def test_a_pull_ends_with_its_success() -> None:
+    tail = Tail(ROUTES.at("/api/pull").dialect.streams[NDJSON], NDJSON)
+    assert tail.whole(b'{"status":"success"}\n') and tail.has_ended
+
+
 @pytest.mark.parametrize(
     ("path", "last"),
     [
