@@ -401,17 +401,29 @@ def test_cells_are_shared_out(
     assert (f"of {asked:,} the rest would lie idle" in plan.kv_reason) == (plan.kv_cells < asked)
 
 
+@pytest.mark.parametrize("on_card", [False, True])
 @pytest.mark.parametrize("unified", [None, False, True])
-def test_recurrent_sequences_share_no_cells(unified: bool | None, header: GgufHeader) -> None:
-    """Where attention has none, a sequence takes nothing from the others, and no request waits."""
+def test_recurrent_sequences_share_no_cells(
+    unified: bool | None,
+    on_card: bool,
+    header: GgufHeader,
+    cards: Cards,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where attention has none, a sequence takes nothing from the others, no request waits, and a
+    card need not address any."""
+    most_bytes = CELL * 2048 // 10
+    monkeypatch.setattr(placement, "largest_tensor_bytes", lambda devices: most_bytes)
+    devices = [cards.card(8 << 30)] if on_card else []
     chosen: dict[str, Any] = {"kv_cells": 1024, "slots": 8, "kv_unified": unified}
     ByHand.cell, ByHand.kind = 0, MemoryKind(recurrent=True)
-    plan = planned(header, **chosen)
+    plan = planned(header, *devices, **chosen)
     assert (plan.kv_cells, plan.context_length) == (8 * 1024, 1024)
     assert plan.kv_unified == bool(unified) and not plan.kv_divisions
     assert "8 slots × 1,024 tokens" in plan.kv_reason
     ByHand.cell = 1  # some layers have attention
-    assert planned(header, **chosen).kv_cells == (2048 if unified is False else 1024)
+    cells = planned(header, *devices, **chosen).kv_cells
+    assert cells == (2048 if unified is False else 1024)
 
 
 def test_a_sequence_has_no_more_cells_than_there_are(header: GgufHeader) -> None:

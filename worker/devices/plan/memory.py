@@ -451,9 +451,14 @@ class _Planner:
         least = CELLS_STEP * self._settings.slots
         kv = KvCache(least, CELLS_STEP)
         options = context_options(self._settings, kv, threads=1, embeds=False)
-        tensor = self._model.lay_out(options).largest_kv
+        layout = self._model.lay_out(options)
+        tensor = layout.largest_kv
         if not tensor:
             return _ANY_CELLS
+        if layout.memory_kind.recurrent:
+            twice = replace(options, n_ctx=2 * options.n_ctx)
+            if self._model.lay_out(twice).kv == layout.kv:  # it takes no cells
+                return _ANY_CELLS
         return placement.largest_tensor_bytes(self._devices) * least // tensor // least * least
 
     # --- what fits -----------------------------------------------------------------------
