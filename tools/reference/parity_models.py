@@ -414,6 +414,11 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         },
         "bfloat16",
     ),
+    "gte-qwen2": (
+        "Qwen2Config",
+        {"is_causal": False, "pooling": "lasttoken", "saved_as": "Qwen2ForCausalLM"},
+        "bfloat16",
+    ),
 }
 """New ones at the end: the position is the seed. `pooling` makes an embedding model, `dense` two
 matrices behind it, `ranks` a model that ranks; `saved_as` is what

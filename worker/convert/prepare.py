@@ -20,7 +20,7 @@ from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Family, Metadata, Place
 from worker.convert.malformed import told
 from worker.convert.output_types import FORMATS, OutputFormat
-from worker.convert.pooling import read_pooling
+from worker.convert.pooling import MODULES, read_pooling
 from worker.convert.quantize import tensor_type
 from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor, plan_tensors
@@ -178,6 +178,9 @@ def _by_family(
         **family.tensor_metadata(checkpoint, dims),
         **({} if pooling is None else {Keys.LLM.POOLING_TYPE: int(pooling)}),
     }
+    if metadata.get(Keys.Attention.CAUSAL) is False and family.head != "none":
+        why = f"it embeds texts, as is_causal is false, and no {MODULES} says how"
+        raise ModelError(f"{config.name}: {why}")
     tensors = plan_tensors(checkpoint, family, config, dims)
     made = Conversion(checkpoint, family.architecture, metadata, tensors)
     prompts = reranker.PROMPTS if ranks else {}

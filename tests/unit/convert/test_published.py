@@ -94,6 +94,9 @@ def test_a_published_model_is_recognised_and_complete(
     folder = tmp_path / model
     tokenizer = TOKENIZERS.get(config.get("vocab_size", 0), PARITY / "tokenizer")
     shutil.copytree(tokenizer, folder)
+    if config.get("is_causal") is False:  # Its repository says how it embeds, too.
+        shutil.copy(PARITY / "gte-qwen2/modules.json", folder)
+        shutil.copytree(PARITY / "gte-qwen2/1_Pooling", folder / "1_Pooling")
     published.write(folder, config, found.items())
     index = INDEXES / f"{model}.json.gz"
     if index.is_file():

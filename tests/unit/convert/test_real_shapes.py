@@ -233,3 +233,12 @@ def test_a_ranker_of_bert_tells_that_llama_cpp_sees_one_kind_of_text(tmp_path: P
     assert note in prepared(source).notes
     edit(source / "config.json", type_vocab_size=1)
     assert note not in prepared(source).notes
+
+
+def test_a_model_that_looks_both_ways_must_say_how_it_embeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("gte-qwen2", tmp_path)
+    assert prepared(source).metadata["{arch}.attention.causal"] is False
+    (source / "modules.json").unlink()
+    assert "is_causal is false, and no modules.json says how" in fails(source, capsys)

@@ -103,6 +103,7 @@ def decoder(family: Family, config: Config, d: Dims) -> Metadata:
         Keys.Attention.KEY_LENGTH: d.head_dim,
         Keys.Attention.VALUE_LENGTH: d.head_dim,
         Keys.LLM.VOCAB_SIZE: d.n_vocab,
+        **({} if config.flag("is_causal", default=True) else {Keys.Attention.CAUSAL: False}),
         **rope(family, config, n_rotated),
         **norm_epsilon(family, config),
         **(windows(config, d, family.windows) if family.windows else {}),
