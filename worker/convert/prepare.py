@@ -22,6 +22,7 @@ from worker.convert.malformed import told
 from worker.convert.output_types import FORMATS, OutputFormat
 from worker.convert.pooling import MODULES, read_pooling
 from worker.convert.quantize import tensor_type
+from worker.convert.sampling import sampling
 from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor, plan_tensors
 from worker.convert.tokenizer import sentencepiece
@@ -135,6 +136,7 @@ def _prepare(source: Path, options: Options) -> Conversion:
         raise ModelError(f"{config.name}: no projector of this architecture can be converted")
     else:
         raise architectures.unknown(config, scripts)
+    settings = sampling(checkpoint)
     checkpoint.forget_json()
     wanted = options.format.tensor_type or checkpoint.lossless_type()
     conversion.tensors = [
@@ -149,6 +151,7 @@ def _prepare(source: Path, options: Options) -> Conversion:
         # Before the vocabulary, so that `patch` finds the digest's placeholder near the beginning.
         **manifest.provenance(source, options.outtype, options.name),
         **_importance(options),
+        **({} if options.projector else settings),
         **conversion.metadata,
     }
     return conversion

@@ -15,9 +15,11 @@ from gguf.constants import TokenType
 from tests.unit.convert import files
 from tests.unit.convert.test_failures import edit, fails
 from tests.unit.convert.test_parity import MODELS, checkpoint
+from worker.api.http.state import sampling_defaults
 from worker.convert.output import OutputFile
 from worker.convert.prepare import Conversion, Options, prepare
 from worker.errors import ModelError
+from worker.models.gguf.header import read_header
 
 
 def add_token(folder: Path, text: str, **settings: Any) -> int:
@@ -56,6 +58,24 @@ def test_an_added_token_without_a_row_is_left_out_and_named(tmp_path: Path) -> N
     assert len(conversion.metadata["tokenizer.ggml.tokens"]) == 288  # type: ignore[arg-type]
     assert "'<image_soft_token>'" in conversion.notes[0]
     converts(source)
+
+
+@pytest.mark.parametrize("do_sample", [True, False, None])
+def test_tokens_are_drawn_as_the_generation_config_says(
+    tmp_path: Path, do_sample: bool | None
+) -> None:
+    """Qwen's, Llama's and Gemma's are published with one. To transformers its numbers count only
+    where a token is drawn."""
+    source = checkpoint("llama", tmp_path)
+    settings = {"do_sample": do_sample, "temperature": 0.5, "top_k": 20, "top_p": 1, "min_p": None}
+    text = json.dumps({**settings, "repetition_penalty": 1.1})
+    (source / "generation_config.json").write_text(text)
+    wanted = {"temperature": 0.5, "top_k": 20, "top_p": 1.0} if do_sample is not False else {}
+    usual = sampling_defaults({}, {})
+    target = tmp_path / "model.gguf"
+    files.converted(source, target, "--outtype", "f16")
+    found = sampling_defaults(read_header(target).metadata, {})
+    assert {name: found[name] for name in found if found[name] != usual[name]} == wanted
 
 
 @pytest.mark.parametrize("role", ["pad", "mask", "sep", "unk"])
