@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 
 from pydantic import AliasChoices, BaseModel
 from starlette.datastructures import Headers
@@ -214,7 +214,7 @@ class Gateway(Surface):
         for name in [] if is_job else _model_fields(operation):
             named = fields.get(name) if named is None else named
         job_id = fields.get("job_id") if is_job else None
-        query = scope.get("query_string", b"").decode("latin-1")  # as Starlette has it
+        query = scope["query_string"].decode("latin-1")  # as Starlette has it
         for given in parse_qs(query).get("model", []):
             named = given if named is None else named
         return Ask(
@@ -445,7 +445,6 @@ async def _disconnected(receive: Receive) -> None:
 
 def _target(scope: Scope, place: Place) -> bytes:
     """As the worker gets it, which may have no page."""
-    raw: bytes = scope.get("raw_path") or quote(scope["path"]).encode()
-    query: bytes = scope.get("query_string", b"")
-    path = raw.partition(b"?")[0].removeprefix(place.above.encode())
+    path: bytes = scope["raw_path"].removeprefix(place.above.encode())
+    query: bytes = scope["query_string"]
     return path + (b"?" + query if query else b"")

@@ -76,6 +76,8 @@ def gone_on(
         ("a\rb: c", "a%0Db:%20c"),
         ("50%?", "50%25%3F"),
         ("a/b:c@d", "a/b:c@d"),
+        ("/a//", "/a%2F%2F"),
+        ("/", "%2F"),
         ("two\nlines\n", "two%0Alines%0A"),
     ],
 )

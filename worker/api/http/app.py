@@ -77,7 +77,9 @@ class Surface(ABC):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is told to offer nothing else"
         began, status = time.monotonic(), 0
-        path = scope["path"] = scope["path"].rstrip("/") or "/"
+        raw = scope["raw_path"]  # what is a slash of a name is encoded there
+        n_slashes = len(raw) - len(raw.rstrip(b"/"))
+        path = scope["path"] = scope["path"][: len(scope["path"]) - n_slashes] or "/"
         if is_below := f"{path}/".startswith(f"{self.prefix}/"):
             path = scope["path"] = path[len(self.prefix) :] or "/"
         place = self.routes.at(path) if is_below else self.routes.nowhere(path)

@@ -47,8 +47,10 @@ def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:
 
 
 def in_a_path(id: str) -> str:
-    """A stream's id as the path of who goes on with it has it, and as a header can have it."""
-    return quote(id, safe="/:@!$&'()*+,;=")
+    """A stream's id as the path of who goes on with it has it, and as a header can have it. A slash
+    at a path's end is no part of it."""
+    name = id.rstrip("/")
+    return quote(name, safe="/:@!$&'()*+,;=") + quote(id[len(name) :], safe="")
 
 
 def owner_of(request: Request) -> str:
