@@ -209,7 +209,7 @@ class Lifecycle:
 
         resolved = await resolve(settings, settings.model, on_progress, self._room)
         self._log.info("model.resolved", model_ref=resolved.model_ref, kind=resolved.kind)
-        command = await load_command(settings, resolved, on_progress)
+        command = await load_command(settings, resolved, on_progress, self._room)
         # Until this process ends: a later engine loads them again.
         self._held = [hold(path) for path in command.paths]
         starting = self._supervisor.start(command)

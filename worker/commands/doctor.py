@@ -219,7 +219,8 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
                 found.ok("adapter", f"{adapter.name} at scale {adapter.scale:g}")
         with found.check("draft"):
             try:
-                draft = asyncio.run(resolve_draft(settings, model))
+                room = partial(preflight.room_bytes, settings.engine)
+                draft = asyncio.run(resolve_draft(settings, model, room=room))
             except DownloadError as error:
                 _downloaded_first("draft", str(settings.draft), error, found, cache_fault)
             if draft is not None:

@@ -33,7 +33,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     room = partial(preflight.room_bytes, settings.engine)
     resolved = asyncio.run(resolve(settings, settings.model, room=room))
     check_template_of(resolved, settings)
-    load = asyncio.run(load_command(settings, resolved))
+    load = asyncio.run(load_command(settings, resolved, room=room))
     questions = preflight.Questions(settings.engine, load=load)
     findings = preflight.ask(questions, timeout_seconds=_PLAN_SECONDS)
     error = findings.error

@@ -6,6 +6,8 @@ Runs on the API process's event loop, and in commands; reading goes to a thread.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from worker.errors import ModelError
@@ -23,14 +25,19 @@ async def resolve_draft(
     settings: Settings,
     model_path: Path,
     on_progress: OnProgress = lambda progress: None,
+    room: Callable[[], int] | None = None,
 ) -> DraftFile | None:
     """The draft model that the settings name, on this machine; `None` where they name none.
+
+    `room` tells the bytes of memory for both: one of a repository's quantisations is chosen by what
+    the model leaves.
 
     Raises `ModelError` if it cannot guess for the model, and what `resolve` raises.
     """
     if settings.draft is None:
         return None
-    found = await resolve(settings, settings.draft, on_progress)
+    left = partial(_left, room, model_path) if room is not None else None
+    found = await resolve(settings, settings.draft, on_progress, left)
     path = str(found.gguf_path)
     fault = await asyncio.to_thread(_fault, found.gguf_path, model_path)
     if fault is not None:
@@ -38,6 +45,10 @@ async def resolve_draft(
             f"The draft model {path!r} cannot guess for {str(model_path)!r}: {fault}.", path=path
         )
     return DraftFile(path, found.model_ref)
+
+
+def _left(room: Callable[[], int], model_path: Path) -> int:
+    return max(room() - read_header(model_path).size_bytes, 0)
 
 
 def _fault(draft_path: Path, model_path: Path) -> str | None:

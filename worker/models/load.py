@@ -5,6 +5,8 @@ Runs on the API process's event loop, and in commands.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from worker.models.adapter import resolve_adapters
 from worker.models.draft import resolve_draft
 from worker.models.gguf.header import packed
@@ -15,9 +17,15 @@ from worker.wire.messages import LoadModel, OnProgress
 
 
 async def load_command(
-    settings: Settings, model: ResolvedModel, on_progress: OnProgress = lambda progress: None
+    settings: Settings,
+    model: ResolvedModel,
+    on_progress: OnProgress = lambda progress: None,
+    room: Callable[[], int] | None = None,
 ) -> LoadModel:
-    """Raises what `resolve_adapters`, `resolve_draft` and `resolve_projector` do."""
+    """`room` tells the bytes of memory, as for `resolve`.
+
+    Raises what `resolve_adapters`, `resolve_draft` and `resolve_projector` do.
+    """
     path = model.gguf_path
     return LoadModel(
         engine=settings.engine,
@@ -28,7 +36,7 @@ async def load_command(
         log_level=settings.log_level,
         log_format=settings.log_format,
         adapters=await resolve_adapters(settings.adapters, path, settings.cache_path, on_progress),
-        draft=await resolve_draft(settings, path, on_progress),
+        draft=await resolve_draft(settings, path, on_progress, room),
         projector=await resolve_projector(settings.mmproj, model),
         driver_cache=str(settings.cache_path / "drivers"),
     )

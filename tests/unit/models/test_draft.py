@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.bundled import bundled_gguf
 from tests.support.devices.tiny_gguf import Shape, write
+from tests.support.hub_server import Hub, Repo
 from worker.errors import ModelError
 from worker.models.draft import resolve_draft
 from worker.settings import Settings
@@ -36,6 +37,20 @@ def test_vocabularies_may_differ_in_what_comes_last(tmp_path: Path) -> None:
     assert raw.count(b"w50") == 1
     longer.write_bytes(raw.replace(b"w50", b"v50"))
     assert "its token 309 is 'v50', the model's is 'w50'" in refused(longer, model)
+
+
+def test_a_repositorys_quantisation_is_chosen_by_what_the_model_leaves(
+    hub: Hub, tmp_path: Path
+) -> None:
+    model = bundled_gguf("q8_0")
+    raw, n = model.read_bytes(), model.stat().st_size
+    hub.repos["o/m"] = Repo({"m-Q4_0.gguf": raw, "m-Q8_0.gguf": raw + bytes(4096)})
+    settings = Settings(draft="hf:o/m", cache_dir=tmp_path)
+    for spare, name in ((8192, "m-Q8_0.gguf"), (10, "m-Q4_0.gguf")):
+        draft = asyncio.run(resolve_draft(settings, model, room=lambda: 3 * n + spare))  # noqa: B023
+        assert draft is not None and Path(draft.path).name == name
+    with pytest.raises(ModelError, match="is served if it is named"):
+        asyncio.run(resolve_draft(settings, model, room=lambda: n))
 
 
 def test_other_words_and_no_file_are_told(tmp_path: Path) -> None:
