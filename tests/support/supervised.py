@@ -7,10 +7,12 @@ import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from worker.errors import (
     WorkerError,
@@ -61,10 +63,15 @@ async def submit(supervisor: Supervisor, work: InferenceRequest) -> Job:
 
 
 @asynccontextmanager
-async def supervised(**settings: Any) -> AsyncIterator[Supervisor]:
-    supervisor = Supervisor(Settings(**settings), Metrics("w"), EngineProcess(scripted()))
+async def supervised(
+    *, engine_slots: int | None = None, **settings: Any
+) -> AsyncIterator[Supervisor]:
+    """`engine_slots`: of the engine that starts, where it has others than the settings say."""
+    given = Settings(**settings)
+    supervisor = Supervisor(given, Metrics("w"), EngineProcess(scripted()))
+    engine = replace(given.engine, slots=engine_slots or given.engine.slots)
     try:
-        await supervisor.start(CONFIG)
+        await supervisor.start(structs.replace(CONFIG, engine=engine))
         yield supervisor
     finally:
         await supervisor.stop()

@@ -23,6 +23,8 @@ _PACE_SAMPLES = 64
 class JobTable:
     def __init__(self, settings: Settings) -> None:
         self._limits = settings
+        self.slots = settings.engine.slots
+        """The engine's, once it is known: an embedder has one, whatever the setting says."""
         self.by_id: dict[int, Job] = {}
         """The live jobs in order of submission."""
         self.by_name: dict[str, Job] = {}
@@ -78,7 +80,7 @@ class JobTable:
         """
         limits = self._limits
         if not job.is_internal:
-            if len(self) >= limits.engine.slots + limits.max_queued_requests:
+            if len(self) >= self.slots + limits.max_queued_requests:
                 raise self._full(f"{limits.max_queued_requests} requests")
             if self.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
                 raise self._full(f"{limits.max_queued_prompt_tokens} prompt tokens")

@@ -105,7 +105,7 @@ class Supervisor:
             state=self.state,
             progress=self._progress,
             uptime_seconds=time.monotonic() - self._started_at,
-            slots=info.slots if info is not None else self._settings.engine.slots,
+            slots=self._jobs.slots,
             running=self._jobs.running,
             queued=self._jobs.queued,
             queued_prompt_tokens=self._jobs.queued_prompt_tokens,
@@ -355,6 +355,7 @@ class Supervisor:
 
     def on_ready(self, info: EngineInfo) -> None:
         self.info = info
+        self._jobs.slots = info.slots
         self._used_at = time.monotonic()
         self.set_progress(Progress("ready", 100.0))
         self._send_held()

@@ -94,8 +94,10 @@ async def test_a_job_id_is_free_again_after_the_end_and_taken_before() -> None:
         assert isinstance((await all_of(second))[-1], Finished)
 
 
-async def test_a_full_queue_says_when_to_come_back() -> None:
-    async with supervised(slots=1, max_queued_requests=1) as supervisor:
+@pytest.mark.parametrize("settings", [{"slots": 1}, {"slots": 8, "engine_slots": 1}])
+async def test_a_full_queue_says_when_to_come_back(settings: dict[str, int]) -> None:
+    """By the slots that the engine has: an embedder's is one, whatever the setting says."""
+    async with supervised(max_queued_requests=1, **settings) as supervisor:
         await submit(supervisor, request("hold", "a"))
         await submit(supervisor, request("queue", "b"))
         error = await failure_of(submit(supervisor, request("say x", "c")))
