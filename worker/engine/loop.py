@@ -309,7 +309,7 @@ class Loop:
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
             try:
                 token = self._runner.sample(sequence.sampler, index, len(drawn) + 1)
-            except InferenceFailed:
+            except WorkerError:
                 break  # the next step, if there is one, computes it without guesses before it
             drawn.append(token)
         sequence.n_computed += len(drawn)

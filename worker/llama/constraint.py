@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from worker.errors import InferenceFailed, InvalidRequest
+from worker.errors import InvalidRequest
 from worker.llama import library
 from worker.llama.model import ESCAPED, MAX_TEXT_CHARS, Model
 from worker.llama.reasoning import ReasoningTrack
@@ -116,7 +116,7 @@ class GrammarVocabulary:
         Raises `InvalidRequest` if the constraint cannot be compiled, or allows no answer.
         """
         matcher = compile_grammar(self.tokenizer(), constraint.grammar, constraint.field)
-        return Follower(matcher, self._model, reasoning)
+        return Follower(matcher, self._model, constraint.field, reasoning)
 
 
 def compile_grammar(tokenizer: Any, grammar: str, field: str) -> Any:
@@ -159,12 +159,16 @@ class Follower:
     While `reasoning` has an open block, the answer is free, but may not end.
     """
 
-    def __init__(self, matcher: Any, model: Model, reasoning: ReasoningTrack | None) -> None:
+    def __init__(
+        self, matcher: Any, model: Model, field: str, reasoning: ReasoningTrack | None
+    ) -> None:
         self._matcher, self._model, self._reasoning = matcher, model, reasoning
+        self.field = field
+        """The request's field that the constraint comes from, for errors."""
 
     def copy(self) -> Follower:
         """The state behind the reasoning, to advance without this one. It takes microseconds."""
-        return Follower(self._matcher.deep_copy(), self._model, None)
+        return Follower(self._matcher.deep_copy(), self._model, self.field, None)
 
     @property
     def is_waiting(self) -> bool:
@@ -189,12 +193,12 @@ class Follower:
     def allowed(self, vocab_size: int) -> npt.NDArray[np.bool_]:
         """For each token, whether it may come next.
 
-        Raises `InferenceFailed` if the grammar has become too complex at this point of the text.
+        Raises `InvalidRequest` if the grammar has become too complex at this point of the text.
         """
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             reason = " ".join(self._matcher.get_error().split())[:200]
-            raise InferenceFailed(f"the constraint cannot be followed any further: {reason}")
+            raise InvalidRequest.of_field(self.field, f"cannot be followed any further: {reason}")
         bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
         allowed = bits[:vocab_size].view(np.bool_)
         if len(allowed) == vocab_size:

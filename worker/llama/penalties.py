@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from worker.errors import InferenceFailed
+from worker.errors import InvalidRequest
 from worker.llama.chain import Kept, Undo
 from worker.llama.draw import Indices
 from worker.llama.model import Model
@@ -48,11 +48,11 @@ class Bias:
         self._forbids = bool(np.isneginf(self._added).any())
 
     def __call__(self, kept: Kept) -> Kept:
-        """Raises `InferenceFailed` if no token is left."""
+        """Raises `InvalidRequest` if no token is left: none will be if it is tried again."""
         assert kept.ids is None, "bias is the first step"
         changed = self._undo.change(kept, self._ids, kept.logits[self._ids] + self._added)
         if self._forbids and changed.logits.max() == -np.inf:
-            raise InferenceFailed("logit_bias forbids every token that may follow")
+            raise InvalidRequest.of_field("logit_bias", "forbids every token that may follow")
         return changed
 
 

@@ -22,7 +22,7 @@ from functools import cached_property, partial
 import numpy as np
 import numpy.typing as npt
 
-from worker.errors import InferenceFailed, InvalidRequest
+from worker.errors import InvalidRequest
 from worker.llama.chain import Chain, Step, Undo, infill
 from worker.llama.constraint import Follower, GrammarVocabulary
 from worker.llama.context import Context
@@ -97,7 +97,8 @@ class Sampler:
         """Draw the next token, unless it is given.
 
         Raises:
-            InferenceFailed: the constraint allows no token; `NotANumber`: a logit is NaN.
+            InvalidRequest: what the request forbids and its constraint leave no token.
+            NotANumber: a logit is NaN.
         """
         if self.may_give and (given := self._next_given()) is not None:
             if math.isnan(context.logits(row).max()):
@@ -247,7 +248,8 @@ class Sampler:
             if follower.take(token):
                 return token
             left[token] = _FORBIDDEN
-        raise InferenceFailed("no token of this model can follow under the constraint")
+        why = ", as the request forbids those that could" if self._banned else ""
+        raise InvalidRequest.of_field(follower.field, f"no token of this model can follow{why}")
 
     def follow_produced(self, tokens: Sequence[int], learned: tuple[float, ...] = ()) -> None:
         """Advance constraint, penalties and random numbers past tokens that another engine drew.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.real_engine import RealEngine
-from worker.errors import InferenceFailed
+from worker.errors import InvalidRequest
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context
 from worker.llama.sampler import Sampler
@@ -230,14 +230,22 @@ def test_what_stands_in_for_an_end_that_may_not_be_is_certain(
     assert any(score.logprob == 0 and len(score.top) == 1 for score in scores)
 
 
-def test_what_bias_and_constraint_forbid_together_fails_its_request(engine: RealEngine) -> None:
+def test_what_bias_and_constraint_forbid_together_is_the_requests_fault(
+    engine: RealEngine,
+) -> None:
+    """Tried again, it would fail again; also where the text has begun."""
     every = tuple((token, -math.inf) for token in range(engine.model.n_vocab))
-    cases: list[dict[str, Any]] = [
-        {"constraint": WORD, "logit_bias": every},
-        {"logit_bias": every, "samplers": ("top_n_sigma",), "top_n_sigma": 1.0},
-        {"logit_bias": every, "temperature": 0.0},
+    without_y = tuple((t, -math.inf) for t in range(len(every)) if b"y" in engine.model.piece(t))
+    begun = Constraint('start: "x" /y+/', "grammar")
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({"constraint": WORD, "logit_bias": every}, 0),
+        ({"constraint": begun, "logit_bias": without_y}, 1),
+        ({"logit_bias": every, "samplers": ("top_n_sigma",), "top_n_sigma": 1.0}, 0),
+        ({"logit_bias": every, "temperature": 0.0}, 0),
     ]
-    for options in cases:
+    for options, n_tokens in cases:
         ids, last = ended(engine, **options)
-        assert not ids and isinstance(last, Failed) and isinstance(last.error, InferenceFailed)
+        assert len(ids) == n_tokens and isinstance(last, Failed)
+        assert isinstance(last.error, InvalidRequest) and not last.error.retriable
+        assert last.error.details["field"] in ("logit_bias", "grammar")
     assert ended(engine, constraint=WORD)[0]
