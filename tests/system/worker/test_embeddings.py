@@ -168,7 +168,9 @@ def test_what_only_a_generation_has_is_ignored_by_name(pooling: WorkerProcess, p
 
 def test_openais_name_of_the_input_goes_first(pooling: WorkerProcess) -> None:
     """And its form with it, as with llama-server."""
-    both = pooling.post("/v1/embeddings", {"input": "The fox ran.", "content": "Paris."}).json()
+    answer = pooling.post("/v1/embeddings", {"input": "The fox ran.", "content": "Paris."})
+    assert answer.headers["x-ignored-fields"] == "content"
+    both = answer.json()
     alone = pooling.post("/v1/embeddings", {"input": "The fox ran."}).json()
     assert both["data"][0]["embedding"] == pytest.approx(alone["data"][0]["embedding"], abs=1e-4)
 
@@ -228,6 +230,12 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
     assert [entry["index"] for entry in tei] == order and tei[0]["score"] == pytest.approx(
         expected[order[0]], abs=1e-4
     )
+    body = {"query": QUERY, "documents": DOCUMENTS, "return_documents": True}
+    mixed = worker.post("/v1/rerank", body | {"texts": ["a"], "return_text": True})
+    assert mixed.headers["x-ignored-fields"] == "texts, return_text"
+    assert mixed.json() == worker.post("/v1/rerank", body).json()
+    other = worker.post("/rerank", {"query": QUERY, "texts": ["a"], "return_documents": True})
+    assert other.headers["x-ignored-fields"] == "return_documents" and len(other.json()) == 1
     no_embedding = worker.post("/v1/embeddings", {"input": "a"})
     assert no_embedding.status_code == 400 and "/v1/rerank" in no_embedding.text
     no_text = worker.post("/v1/completions", {"prompt": "a"})

@@ -25,7 +25,7 @@ from worker.api.chat.message import Choice
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.request import Chat, Generate
 from worker.api.chat.scored import count_scores
-from worker.api.http.body import deadline_of, read_as
+from worker.api.http.body import deadline_of, name_ignored, read_as
 from worker.api.http.encoding import KEEPALIVE, MANY_VALUES, in_parts, json_answer
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.headers import LATE_HEAD, RESUME
@@ -78,7 +78,7 @@ async def respond(
         return parsed
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
-        request.scope["state"].setdefault("ignored_fields", []).extend(ignored)
+        name_ignored(request, ignored)
     requests = list(inference.requests)
     if any([getattr(each.prompt, "media", ()) for each in requests]):
         prompts = await _with_media([each.prompt for each in requests], state, deadline)

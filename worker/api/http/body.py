@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import string
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -173,8 +173,13 @@ async def read_as(
     if ignored:
         if state.settings.strict:
             raise unknown_fields(ignored, model)
-        request.scope["state"]["ignored_fields"] = ignored
+        name_ignored(request, ignored)
     return found
+
+
+def name_ignored(request: Request, fields: Iterable[str]) -> None:
+    """Have the answer's head name `fields` of the body as without effect."""
+    request.scope["state"].setdefault("ignored_fields", []).extend(fields)
 
 
 def _read(

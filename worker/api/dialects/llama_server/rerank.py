@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.requests import Request
 
 from worker.api.chat.fields import AdaptedBody, ModelName, TextOr
-from worker.api.http.body import Flag, Integer, Many, OpenBody, read
+from worker.api.http.body import Flag, Integer, Many, OpenBody, name_ignored, read
 from worker.api.http.faults import refusal
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
@@ -36,18 +37,33 @@ class RerankBody(AdaptedBody):
     return_documents: Flag = False
     return_text: Flag = False
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether it is in text-embeddings-inference's form, and its answer too."""
+        return self.documents is None
+
+    def unused(self) -> Iterator[str]:
+        """The given fields that the other form has."""
+        if not self.has_texts and self.texts is not None:
+            yield "texts"
+        if self.return_documents and self.has_texts:
+            yield "return_documents"
+        if self.return_text and not self.has_texts:
+            yield "return_text"
+
 
 async def rerank(request: Request, state: AppState) -> object:
     body = await read(request, state, RerankBody)
     state.require_model(body.model)
-    field, given = ("documents", body.documents) if body.documents else ("texts", body.texts or ())
-    texts = [each if isinstance(each, str) else each.text for each in given]
+    name_ignored(request, body.unused())
+    field, given = ("texts", body.texts) if body.has_texts else ("documents", body.documents)
+    texts = [each if isinstance(each, str) else each.text for each in given or ()]
     if not texts:
         raise refusal("documents", "required", "is required: an array of at least 1 text")
     work = Rank(body.query, tuple(texts), field=field)
     scores, n_tokens = await rank(request, state, body.model, body.adapters, work)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
-    if body.texts is not None:  # the form of text-embeddings-inference
+    if body.has_texts:  # the form of text-embeddings-inference
         text = {index: {"text": texts[index]} for index in best} if body.return_text else {}
         return [{"index": i, "score": scores[i], **text.get(i, {})} for i in best]
     results: list[dict[str, Any]] = [

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.fields import AdaptedBody, ModelName, prompts_of, prompts_of_at_most
-from worker.api.http.body import Integer, read_as
+from worker.api.http.body import Integer, name_ignored, read_as
 from worker.api.http.encoding import in_parts, json_answer
 from worker.api.http.faults import fault, invalid
 from worker.api.http.operation import Operation
@@ -53,6 +53,16 @@ class EmbeddingBody(AdaptedBody):
     def field(self) -> str:
         return "content" if self.input is None else "input"
 
+    def unused(self, *, is_own: bool, is_scaled: bool) -> Iterator[str]:
+        """The given fields that have no effect on an answer: in llama-server's own form where it
+        `is_own`, of vectors that are scaled or not."""
+        if None not in (self.input, self.content):
+            yield "content"
+        if is_own and self.encoding_format != "float":
+            yield "encoding_format"
+        if not is_scaled and "embd_normalize" in self.model_fields_set:
+            yield "embd_normalize"
+
     def inputs(self) -> tuple[str | MixedTokens, ...]:
         """
         Raises:
@@ -75,6 +85,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
     is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
     model, adapters, dimensions = body.model, body.adapters, body.dimensions
     work = Embed(inputs, body.embd_normalize, field=body.field)
+    name_ignored(request, body.unused(is_own=is_own, is_scaled=pooling != "none"))
     found = await embed(request, state, model, adapters, work, dimensions, of_tokens=is_own)
     entries = _entries(found, body, is_own=is_own)
     n_values = sum(each.n_values for each in found)
