@@ -129,6 +129,7 @@ parity-data: setup ## make the reference data of converter and chat templates an
 	$(VENV)-parity/bin/pip install --quiet --require-hashes --requirement builds/locks/parity.txt
 	$(VENV)-parity/bin/python -m tools.reference.make_parity_data
 	$(VENV)-parity/bin/python -m tools.reference.make_definition_tensors
+	$(VENV)-parity/bin/python -m tools.reference.make_config_defaults
 	$(VENV)-parity/bin/python -m tools.reference.make_tiktoken_data
 	$(VENV)-parity/bin/python -m tools.reference.make_tekken_data
 	$(VENV)-parity/bin/python -m tools.reference.make_loglikelihoods

@@ -16,6 +16,7 @@ from worker.convert import architectures, manifest, plausible, reranker, upstrea
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family import metadata as family_metadata
+from worker.convert.family.defaults import completed
 from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Family, Metadata, Place
 from worker.convert.malformed import told
@@ -160,10 +161,12 @@ def _prepare(source: Path, options: Options) -> Conversion:
 def _by_family(
     checkpoint: Checkpoint, family: Family, config: Config, options: Options
 ) -> Conversion:
+    whole = config
     if config.has(family.section):  # A text model alone may have everything on one level.
-        whole, config = config, config.section(family.section)
+        config = config.section(family.section)
         if whole.has(tie := "tie_word_embeddings"):  # It is the whole model that ties its head.
             config = Config({**config.values, tie: whole.values[tie]}, config.name)
+    config = completed(config, config.text("model_type", whole.text("model_type", "")))
     config = family.config(config)
     plausible.check_config(config, checkpoint)
     dims = family.dims(config)

@@ -140,10 +140,14 @@ DEEPSEEK_V32 = replace(
 )
 
 
-def _indexed(config: Config, d: Dims) -> list[bool] | None:
+def _indexed(config: Config, d: Dims) -> list[bool]:
     """The layers that pick tokens themselves; the others take what the last such layer picked."""
-    kinds = config.values.get("indexer_types")
-    return [kind == "full" for kind in kinds] if isinstance(kinds, list) else None
+    kinds = config.values.get("indexer_types") or config.values.get("index_topk_pattern")
+    if kinds:
+        return [kind in ("full", "F") for kind in kinds]
+    period = config.integer("index_topk_freq", default=1)
+    first = int(config.number("index_skip_topk_offset", default=2))
+    return [max(i - first + 1, 0) % period == 0 for i in range(d.n_layers)]
 
 
 GLM_DSA = replace(
@@ -165,7 +169,8 @@ MISTRAL4 = replace(
         **DEEPSEEK_V2.metadata,
         Keys.Attention.TEMPERATURE_SCALE: in_rope("llama_4_scaling_beta"),
         Keys.Attention.TEMPERATURE_LENGTH: lambda config, d: config.rope().params.integer(
-            "original_max_position_embeddings", default=8192
+            "original_max_position_embeddings",
+            default=config.integer("max_position_embeddings"),
         ),
     },
     applies=is_mistral4,

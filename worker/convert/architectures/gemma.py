@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
-from worker.convert.family.dims import Dims, renamed
+from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import has_windows, if_given, integer, number
 from worker.convert.family.rules import Family, Metadata
 from worker.errors import ModelError
 from worker.models.checkpoint_files import DENSE_MODULES
 
 _GELU = {"hidden_activation": ("gelu_pytorch_tanh", None)}
-_GEMMA3_DEFAULTS: Mapping[str, Any] = {
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 131072,
-    "vocab_size": 262208,
-    "rope_theta": 1_000_000.0,
-    "query_pre_attn_scalar": 256,
-}
-"""Defaults for keys that the `text_config` of multimodal checkpoints leaves out."""
 
 
 def _check_scale(n_layers: int) -> Callable[[Config, Dims], None]:
@@ -92,7 +80,6 @@ GEMMA3 = Family(
         Keys.Rope.FREQ_BASE_SWA: _local_theta,
         Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping"),
     },
-    config=lambda config: renamed(config, {}, **_GEMMA3_DEFAULTS),
     requires={**_GELU, "attn_logit_softcapping": None, "use_bidirectional_attention": False},
     check=_check_scale(62),
 )

@@ -201,7 +201,18 @@ NEMOTRON_H_MOE = replace(
 # --- short convolutions --------------------------------------------------------------------------
 
 
+def _tied(config: Config) -> Config:
+    """Published configurations have a word of their own for it, which goes before the usual one."""
+    own = config.values.get("tie_embedding")
+    return (
+        config
+        if own is None
+        else Config({**config.values, "tie_word_embeddings": own}, config.name)
+    )
+
+
 def _lfm2_config(config: Config) -> Config:
+    config = _tied(config)
     n_ff = config.integer("block_ff_dim", "intermediate_size")
     if config.flag("block_auto_adjust_ff_dim", default=True):
         n_ff = int(config.number("block_ffn_dim_multiplier", default=1.0) * int(2 * n_ff / 3))
@@ -247,7 +258,7 @@ LFM2_MOE = replace(
         ),
         Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
     },
-    config=lambda config: config,
+    config=_tied,
     dims=with_experts(
         "num_experts", "num_local_experts", n_dense="num_dense_layers", of=_lfm2_dims
     ),

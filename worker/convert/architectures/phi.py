@@ -17,12 +17,10 @@ from worker.errors import ModelError
 
 
 def _original_context(config: Config) -> int:
-    return config.rope().params.integer(
-        "original_max_position_embeddings",
-        default=config.integer(
-            "original_max_position_embeddings", "max_position_embeddings", default=4096
-        ),
-    )
+    """Beside the rotation's parameters it goes before the one among them, as with transformers."""
+    own = config.values.get("original_max_position_embeddings")
+    place = config.rope().params if own is None else config
+    return place.integer("original_max_position_embeddings")
 
 
 def _is_long(config: Config) -> bool:
@@ -30,10 +28,17 @@ def _is_long(config: Config) -> bool:
 
 
 def _attention_factor(config: Config, _d: Dims) -> float | None:
-    original = _original_context(config)
-    scale = config.integer("max_position_embeddings") / original
     if not _is_long(config):
         return None
+    original, params = _original_context(config), config.rope().params
+    if params.has("attention_factor"):
+        return params.number("attention_factor")
+    scale = config.integer("max_position_embeddings") / original
+    if not math.isclose(factor := params.number("factor", default=scale), scale):
+        raise ModelError(
+            f"{config.name}: the rope's factor is {factor}, and {scale} that of "
+            "max_position_embeddings; releases of transformers take the one or the other"
+        )
     return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
 
 

@@ -141,7 +141,7 @@ def windows(config: Config, d: Dims, period: int) -> Metadata:
     `period`-th."""
     if not has_windows(config):
         return {}
-    for key in ("sliding_window_pattern", "_sliding_window_pattern"):
+    for key in ("_sliding_window_pattern", "sliding_window_pattern"):  # The latter goes before.
         if isinstance(config.values.get(key), int):
             period = config.integer(key)
     layers = [(i + 1) % period != 0 for i in range(d.n_layers)]

@@ -1,0 +1,152 @@
+"""A key that `config.json` leaves out means what the model's own class has by default.
+
+The defaults are those of transformers (`defaults.json`); a conversion without the key is compared
+with one that has the default in its place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.convert import files
+from tests.unit.convert.test_parity import DATA, MODELS, SAYING, checkpoint
+from worker.convert import prepare
+from worker.convert.prepare import Options
+from worker.errors import ModelError
+
+SAID: dict[str, dict[str, Any]] = json.loads(
+    (DATA.parent / "definitions/defaults.json").read_text()
+)
+SAID_ELSEWHERE = {"intermediate_size", "id2label", "tie_word_embeddings"}
+"""By the tensors, so that a default which they deny is not taken: layers that are all experts have
+no `intermediate_size`, a ranker has a row for each label, and a model without a head has its
+embedding for one."""
+TOKEN = "_token_id"
+"""The tokenizer's files say which they are; of RoBERTa's positions see below."""
+
+Made = tuple[Any, ...] | None
+
+
+def made(folder: Path, config: dict[str, Any]) -> Made:
+    """Metadata, tensors and notes of a conversion; nothing if it is refused."""
+    (folder / "config.json").write_text(json.dumps(config))
+    try:
+        conversion = prepare.prepare(folder, Options(outtype="f32"))
+    except ModelError:
+        return None
+    conversion.close()
+    shapes = {t.name: t.shape for t in conversion.tensors}
+    computed = {
+        t.name: piece.make([]).tobytes()
+        for t in conversion.tensors
+        for piece in t.pieces
+        if piece.make is not None and not piece.sources
+    }
+    return conversion.metadata, shapes, computed, conversion.notes
+
+
+def with_section(config: dict[str, Any], section: dict[str, Any]) -> dict[str, Any]:
+    return {**config, "text_config": section} if "text_config" in config else section
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_absent_key_is_its_default_or_refused(name: str, tmp_path: Path) -> None:
+    folder = checkpoint(name, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    section = config.get("text_config", config)
+    differing = {}
+    for key in (k for k in SAID[name].keys() - SAID_ELSEWHERE if not k.endswith(TOKEN)):
+        others = {k: v for k, v in section.items() if k != key}
+        absent = made(folder, with_section(config, others))
+        there = with_section(config, {**others, key: SAID[name][key]})
+        if absent is not None and absent != made(folder, there):
+            differing[key] = SAID[name][key]
+    assert not differing
+
+
+def test_a_head_is_tied_where_the_class_ties_it(tmp_path: Path) -> None:
+    """Whatever the file has as one beside; `tie_embedding` is LFM 2's own word for it."""
+    tying = [name for name in MODELS if SAID[name].get("tie_word_embeddings") is True]
+    heads = {}
+    for name in sorted(set(tying) & set(SAYING)):
+        folder = checkpoint(name, tmp_path)
+        config = json.loads((folder / "config.json").read_text())
+        if "text_config" in config:
+            continue  # The class of the whole model ties it, or does not.
+        section = {k: v for k, v in config.items() if k != "tie_word_embeddings"}
+        (path,) = folder.glob("*.safetensors")
+        header, data = files.read(path)
+        embedding = next(v for k, v in header.items() if re.search(r"embed_tokens\.w|wte", k))
+        begin, end = embedding["data_offsets"]
+        entry = {**embedding, "data_offsets": [len(data), len(data) + end - begin]}
+        files.write(path, {**header, "lm_head.weight": entry}, data + data[begin:end])
+        heads[name] = made(folder, section)
+        if name.startswith("lfm"):
+            untied = made(folder, {**section, "tie_embedding": False})
+            assert untied is not None and "output.weight" in untied[1]
+    assert [
+        name for name, made in heads.items() if made is None or "output.weight" in made[1]
+    ] == []
+
+
+def test_positions_are_counted_from_the_default_of_the_padding(tmp_path: Path) -> None:
+    folder = checkpoint("xlm-roberta", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    absent = made(folder, {k: v for k, v in config.items() if k != "pad_token_id"})
+    there = made(folder, {**config, "pad_token_id": SAID["xlm-roberta"]["pad_token_id"]})
+    assert absent is not None and there is not None
+    assert absent[1]["position_embd.weight"] == there[1]["position_embd.weight"]
+
+
+def test_what_releases_differ_in_must_be_there(tmp_path: Path) -> None:
+    folder = checkpoint("qwen3-vl", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["text_config"]["rope_parameters"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="text_config lacks rope_theta"):
+        prepare.prepare(folder, Options())
+
+
+def test_layers_that_pick_tokens_are_told_in_each_form(tmp_path: Path) -> None:
+    """Of GLM 5: by a list of kinds, by letters, or by how often and from where on."""
+    folder = checkpoint("glm-dsa", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["indexer_types"]
+    forms: list[dict[str, Any]] = [{"index_topk_pattern": "FS"}]
+    forms += [{"indexer_types": ["full", "shared"]}]
+    forms += [{"index_topk_freq": 2, "index_skip_topk_offset": 1}]
+    for form in forms:
+        both = made(folder, {**config, **form})
+        assert both is not None and both[0]["{arch}.attention.indexer.types"] == [True, False]
+
+
+Scaled = dict[str, Any]
+LONG: Scaled = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+TRAINED = "original_max_position_embeddings"
+
+
+@pytest.mark.parametrize(
+    ("beside", "among", "context", "attention"),
+    [
+        ({}, {}, 4096, 1.0),  # Phi-3's class has it so.
+        ({TRAINED: 16}, {}, 16, 1.5**0.5),
+        ({TRAINED: 16}, {TRAINED: 64}, 16, 1.5**0.5),
+        ({TRAINED: 16}, {"attention_factor": 1.25}, 16, 1.25),
+        ({TRAINED: 16}, {"factor": 8.0}, None, None),
+    ],
+)
+def test_the_context_of_a_long_rotation_is_found_on_either_level(
+    tmp_path: Path, beside: Scaled, among: Scaled, context: int | None, attention: float | None
+) -> None:
+    folder = checkpoint("phi-4-mini", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config = {k: v for k, v in config.items() if k not in (TRAINED, "rope_parameters")}
+    found = made(folder, {**config, **beside, "rope_theta": 1e4, "rope_scaling": {**LONG, **among}})
+    metadata = found[0] if found else {}
+    assert metadata.get("{arch}.rope.scaling.original_context_length") == context
+    assert metadata.get("{arch}.rope.scaling.attn_factor") == pytest.approx(attention)
