@@ -559,6 +559,37 @@ def test_a_sentencepiece_bpe_is_normalised_as_its_definition_says(tmp_path: Path
     model.close()
 
 
+METASPACE = {"type": "Metaspace", "replacement": SPACE, "split": False}
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheme"),
+    [({"legacy": False}, "first"), ({"legacy": False, "add_prefix_space": False}, "never")],
+)
+def test_a_tokenizer_model_alone_has_its_spaces_as_the_settings_beside_it_say(
+    tmp_path: Path, settings: dict[str, bool], scheme: str
+) -> None:
+    """As transformers makes the definition that is not there."""
+    cuts = {**METASPACE, "prepend_scheme": scheme}
+    source = sentencepiece_json(tmp_path, {"normalizer": None, "pre_tokenizer": cuts})
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = load(tmp_path, check=TokenCheck)
+    for text in ("word", " word", "a</s>b", "</s>word", "</s> word", "two words"):
+        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    model.close()
+
+
+@pytest.mark.parametrize("file", ["config.json", "text_config"])
+def test_the_end_of_a_text_is_found_on_either_level(tmp_path: Path, file: str) -> None:
+    train_sentencepiece(tmp_path, "bpe", byte_fallback=True, remove_extra_whitespaces=False)
+    said = {"eos_token_id": [2, 7]}
+    checkpoint = Checkpoint(tmp_path, {"text_config": said} if file == "text_config" else said, {})
+    vocabulary = read_vocabulary(checkpoint, 1500)
+    vocabulary.special_ids.pop("eos")
+    assert special_tokens(checkpoint, vocabulary)["llorch.convert.eog_token_ids"] == [2, 7]
+
+
 def test_a_tokenizer_json_goes_before_a_model_of_fewer_tokens(tmp_path: Path) -> None:
     """As transformers has it: whoever adds tokens to a vocabulary saves the definition alone."""
     source = sentencepiece_json(tmp_path, {"merges": [["h", "Z"], ["hZ", "h"]]})

@@ -86,7 +86,8 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
         return sentencepiece.from_unigram_json(tokenizer)
     path = folder / "tokenizer.model"
     if not model and path.is_file():
-        return sentencepiece.from_model(read_model(path.read_bytes(), str(path)))
+        settings = checkpoint.json("tokenizer_config.json")
+        return sentencepiece.from_model(read_model(path.read_bytes(), str(path)), settings)
     if not model:
         raise ModelError(f"{folder} has none of {', '.join(TOKENIZERS)}")
     raise ModelError(

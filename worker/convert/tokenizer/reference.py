@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
 from worker.convert.tokenizer.ranked import TEKKEN, ranked_definition, tekken_cuts
+from worker.convert.tokenizer.sentencepiece import scheme_of
 from worker.errors import ModelError
 from worker.models.checkpoint_files import read_json
 
@@ -30,7 +31,10 @@ def reference(folder: Path) -> Tokenizer:
             other["model"]["vocab"] |= {t["content"]: t["id"] for t in other["added_tokens"]}
             tokenizer = Tokenizer.from_str(json.dumps(other))
         elif source.is_file():
-            tokenizer = _from_sentencepiece(read_model(source.read_bytes(), str(source)))
+            beside = folder / "tokenizer_config.json"
+            settings = read_json(beside) if beside.is_file() else {}
+            model = read_model(source.read_bytes(), str(source))
+            tokenizer = _from_sentencepiece(model, scheme_of(model, settings))
         else:
             raise ModelError(f"{folder} has no tokenizer whose ids can be compared")
     except (ModelError, KeyboardInterrupt):
@@ -44,18 +48,20 @@ def reference(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-def _from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
-    """Build a tokenizer of the library for a checkpoint that has only a `tokenizer.model`."""
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers
+def _from_sentencepiece(model: SentencePieceModel, scheme: str) -> Tokenizer:
+    """Build a tokenizer of the library for a checkpoint that has only a `tokenizer.model`, whose
+    spaces are prepended by a scheme."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     steps: list[Any] = []
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
     if model.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
-    if model.add_dummy_prefix:
+    if scheme == "always":
         steps.append(normalizers.Prepend("\u2581"))
-    steps.append(normalizers.Replace(" ", "\u2581"))
+    if scheme != "first":
+        steps.append(normalizers.Replace(" ", "\u2581"))
     bytes_too = any(piece.kind == 6 for piece in model.pieces)
     if model.algorithm == 2:
         vocab = {piece.text: i for i, piece in enumerate(model.pieces)}
@@ -67,6 +73,8 @@ def _from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
         scored = [(piece.text, piece.score) for piece in model.pieces]
         tokenizer = Tokenizer(models.Unigram(scored, model.unk_id, bytes_too))
     tokenizer.normalizer = normalizers.Sequence(steps)
+    if scheme == "first":
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Replace("\u2581", " ")
     return tokenizer
 

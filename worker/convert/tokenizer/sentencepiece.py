@@ -22,8 +22,17 @@ SPACE = "\u2581"
 _BPE = 2
 
 
-def from_model(model: SentencePieceModel) -> Vocabulary:
-    """The vocabulary of a `tokenizer.model`."""
+def scheme_of(model: SentencePieceModel, settings: Mapping[str, Any]) -> str:
+    """As `_prepend_scheme`, of a `tokenizer.model` alone; `settings` are `tokenizer_config.json`,
+    of which transformers makes the definition that is not there."""
+    if not model.add_dummy_prefix or settings.get("add_prefix_space") is False:
+        return "never"
+    is_new = model.algorithm == _BPE and settings.get("legacy") is False
+    return "first" if is_new else "always"
+
+
+def from_model(model: SentencePieceModel, settings: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary of a `tokenizer.model` beside a `tokenizer_config.json`."""
     if model.algorithm not in (1, _BPE):
         raise ModelError("tokenizer.model is neither a Unigram nor a BPE model")
     unigram = model.algorithm != _BPE
@@ -36,7 +45,7 @@ def from_model(model: SentencePieceModel) -> Vocabulary:
     for role, i in (("bos", model.bos_id), ("eos", model.eos_id), ("unk", model.unk_id)):
         if 0 <= i < len(model.pieces):
             vocabulary.special_ids[role] = i
-    vocabulary.settings[Keys.Tokenizer.ADD_PREFIX] = model.add_dummy_prefix
+    _set_prefix(vocabulary, scheme_of(model, settings))
     if unigram:
         vocabulary.settings[Keys.Tokenizer.REMOVE_EXTRA_WS] = model.remove_extra_whitespaces
         if model.charsmap:
@@ -101,10 +110,13 @@ def set_space_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> No
     already. A `Metaspace` adds it only where there is none. For BPE, the worker therefore adds it
     instead of llama.cpp; other programs let llama.cpp add it, which is right for most texts.
     """
-    key, scheme = Keys.Tokenizer.ADD_PREFIX, _prepend_scheme(tokenizer)
+    _set_prefix(vocabulary, _prepend_scheme(tokenizer))
+
+
+def _set_prefix(vocabulary: Vocabulary, scheme: str) -> None:
     if scheme in ("first", "each") and vocabulary.model == "llama":
         vocabulary.steps.append(f"space-{scheme}")
-    vocabulary.settings[key] = scheme != "never"
+    vocabulary.settings[Keys.Tokenizer.ADD_PREFIX] = scheme != "never"
 
 
 def _prepend_scheme(tokenizer: Mapping[str, Any]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeGuard
 
 from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
+from worker.convert.config import Config
 from worker.convert.family.rules import Metadata
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.vocabulary import Vocabulary
@@ -86,12 +87,19 @@ def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
     own = vocabulary.id_of(named) if named is not None else None
     ends = [own] if own is not None else []
     fallback = {} if ends else {"eos_token_id": vocabulary.special_ids.get("eos")}
-    for file in (checkpoint.json("generation_config.json"), checkpoint.config, fallback):
+    for file in (*_with_ids(checkpoint), fallback):
         value = file.get("eos_token_id")
         for i in value if isinstance(value, list) else [value]:
             if _is_token(i, "eos", vocabulary) and i not in ends:
                 ends.append(i)
     return ends
+
+
+def _with_ids(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
+    """What says ids by role, in the order in which transformers asks it."""
+    yield checkpoint.json("generation_config.json")
+    yield checkpoint.config
+    yield Config(checkpoint.config).section("text_config").values
 
 
 def _is_token(i: Any, role: str, vocabulary: Vocabulary) -> TypeGuard[int]:
@@ -126,7 +134,7 @@ def _id_of(checkpoint: Checkpoint, vocabulary: Vocabulary, role: str) -> int | N
             raise ModelError(f"tokenizer_config.json: {role}_token {named!r} is not a token")
         vocabulary.notes.append(f"left out {role}_token {named!r}, which is not a token")
         return None
-    for file in (checkpoint.json("generation_config.json"), checkpoint.config):
+    for file in _with_ids(checkpoint):
         value = file.get(f"{role}_token_id")
         if isinstance(value, list):
             value = value[0] if value else None
