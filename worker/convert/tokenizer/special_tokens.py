@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 from gguf.constants import Keys
@@ -87,7 +87,7 @@ def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
     own = vocabulary.id_of(named) if named is not None else None
     ends = [own] if own is not None else []
     fallback = {} if ends else {"eos_token_id": vocabulary.special_ids.get("eos")}
-    for file in (*_with_ids(checkpoint), fallback):
+    for file in (*_with_ids(checkpoint, "eos"), fallback):
         value = file.get("eos_token_id")
         for i in value if isinstance(value, list) else [value]:
             if _is_token(i, "eos", vocabulary) and i not in ends:
@@ -95,11 +95,15 @@ def end_ids(checkpoint: Checkpoint, vocabulary: Vocabulary) -> list[int]:
     return ends
 
 
-def _with_ids(checkpoint: Checkpoint) -> Iterator[Mapping[str, Any]]:
-    """What says ids by role, in the order in which transformers asks it."""
-    yield checkpoint.json("generation_config.json")
-    yield checkpoint.config
-    yield Config(checkpoint.config).section("text_config").values
+def _with_ids(checkpoint: Checkpoint, role: str) -> list[Mapping[str, Any]]:
+    """What says the ids of a role, in the order in which transformers asks it. A part of the model
+    is asked where nothing else says any."""
+    files: list[Mapping[str, Any]] = [
+        checkpoint.json("generation_config.json"),
+        checkpoint.config,
+    ]
+    found = [file for file in files if file.get(f"{role}_token_id") is not None]
+    return found or [Config(checkpoint.config).section("text_config").values]
 
 
 def _is_token(i: Any, role: str, vocabulary: Vocabulary) -> TypeGuard[int]:
@@ -134,7 +138,7 @@ def _id_of(checkpoint: Checkpoint, vocabulary: Vocabulary, role: str) -> int | N
             raise ModelError(f"tokenizer_config.json: {role}_token {named!r} is not a token")
         vocabulary.notes.append(f"left out {role}_token {named!r}, which is not a token")
         return None
-    for file in _with_ids(checkpoint):
+    for file in _with_ids(checkpoint, role):
         value = file.get(f"{role}_token_id")
         if isinstance(value, list):
             value = value[0] if value else None
