@@ -115,6 +115,12 @@ def plan_tensors(
             f"{family.architecture} family with this {config.name} has",
             tensor=name,
         )
+    for name in family.denied(config, there):
+        raise ModelError(
+            f"{checkpoint.folder} has what becomes {name}, which a model with this {config.name} "
+            "has not: its own class passes over it, and llama.cpp does not",
+            tensor=name,
+        )
     if family.head != "none":
         _tie_head(family, outputs, config)
     return sorted(outputs.values(), key=_position)

@@ -125,6 +125,41 @@ def test_layers_that_pick_tokens_are_told_in_each_form(tmp_path: Path) -> None:
         assert both is not None and both[0]["{arch}.attention.indexer.types"] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "target"),
+    [
+        ("llama-biases", "attention_bias", "attn_q.bias"),
+        ("llama-biases", "mlp_bias", "ffn_gate.bias"),
+        ("stablelm", "use_qkv_bias", "attn_q.bias"),
+        ("glm-4", "attention_bias", "attn_q.bias"),
+        ("glm-4-moe", "use_qk_norm", "attn_q_norm"),
+        ("seed-oss", "attention_bias", "attn_q.bias"),
+    ],
+)
+def test_what_settings_deny_is_not_taken(name: str, key: str, target: str, tmp_path: Path) -> None:
+    """transformers passes over such a tensor, and llama.cpp would add it."""
+    folder = checkpoint(name, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: False}))
+    with pytest.raises(ModelError, match=f"has what becomes {target}, which a model with this"):
+        prepare.prepare(folder, Options())
+
+
+def test_biases_that_a_llama_does_not_tell_are_not_taken(tmp_path: Path) -> None:
+    folder = checkpoint("llama-biases", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    assert made(folder, {k: v for k, v in config.items() if k != "attention_bias"}) is None
+
+
+def test_an_interval_says_which_layers_attend(tmp_path: Path) -> None:
+    """Layers that are said to attend, and have no tensors for it, are missed."""
+    folder = checkpoint("qwen3-next", tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    del config["layer_types"]
+    assert made(folder, {**config, "full_attention_interval": 4}) is not None
+    assert made(folder, {**config, "full_attention_interval": 2}) is None
+
+
 Scaled = dict[str, Any]
 LONG: Scaled = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 TRAINED = "original_max_position_embeddings"

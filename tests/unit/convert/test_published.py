@@ -62,6 +62,18 @@ TOKENIZERS = {128256: DATA / "llama3_1", 151936: DATA / "qwen3", 152064: DATA / 
 """By size of the vocabulary; that of the parity models stands in for others."""
 
 
+ENDS = {202048: {200001: "<|end_of_text|>", 200007: "<|eom|>", 200008: "<|eot|>"}}
+"""By size of the vocabulary, names that the stand-in lacks; the last one is the tokenizer's own."""
+
+
+def name_ends(folder: Path, ends: dict[int, str]) -> None:
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    settings["added_tokens_decoder"] = {str(i): {"content": text} for i, text in ends.items()}
+    settings["eos_token"] = list(ends.values())[-1]
+    path.write_text(json.dumps(settings))
+
+
 def split_as_published(folder: Path, index: bytes, found: Shapes) -> None:
     """Shards by the repository's own index, which says how many bytes its tensors have in all."""
     said = json.loads(index)
@@ -98,6 +110,8 @@ def test_a_published_model_is_recognised_and_complete(
     folder = tmp_path / model
     tokenizer = TOKENIZERS.get(config.get("vocab_size", 0), PARITY / "tokenizer")
     shutil.copytree(tokenizer, folder)
+    if ends := ENDS.get(config.get("text_config", {}).get("vocab_size")):
+        name_ends(folder, ends)
     if config.get("is_causal") is False:  # Its repository says how it embeds, too.
         shutil.copy(PARITY / "gte-qwen2/modules.json", folder)
         shutil.copytree(PARITY / "gte-qwen2/1_Pooling", folder / "1_Pooling")

@@ -28,11 +28,24 @@ def _described() -> Iterator[Family]:
 FAMILIES: tuple[Family, ...] = tuple(_described())
 
 
+_SAME_LAYERS = {"Model": "ForCausalLM", "ForMaskedLM": "Model"}
+"""By the end of a class's name, that of another one with the same layers: a decoder that embeds has
+no head, and the head by which an encoder fills gaps is left out."""
+
+
 def family_of(config: Config) -> Family | None:
+    """That of the class itself, or else of the one with the same layers."""
     names = set(map(str, config.items("architectures")))
-    for family in FAMILIES:
-        if names.intersection(family.names) and family.applies(config):
-            return family
+    others = {
+        name.removesuffix(end) + other
+        for name in names
+        for end, other in _SAME_LAYERS.items()
+        if name.endswith(end)
+    }
+    for each in (names, others):
+        for family in FAMILIES:
+            if each.intersection(family.names) and family.applies(config):
+                return family
     return None
 
 

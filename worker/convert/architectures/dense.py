@@ -115,7 +115,7 @@ QWEN2 = Family(
     needs=QKV_BIASES,
 )
 
-QWEN3 = replace(QWEN2, architecture="qwen3", names=("Qwen3ForCausalLM", "Qwen3Model"), needs="")
+QWEN3 = replace(QWEN2, architecture="qwen3", names=("Qwen3ForCausalLM",), needs="")
 
 QWEN2_VL = replace(
     QWEN2,

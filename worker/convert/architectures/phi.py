@@ -34,12 +34,17 @@ def _attention_factor(config: Config, _d: Dims) -> float | None:
     if params.has("attention_factor"):
         return params.number("attention_factor")
     scale = config.integer("max_position_embeddings") / original
-    if not math.isclose(factor := params.number("factor", default=scale), scale):
-        raise ModelError(
-            f"{config.name}: the rope's factor is {factor}, and {scale} that of "
-            "max_position_embeddings; releases of transformers take the one or the other"
-        )
     return math.sqrt(1 + math.log(scale) / math.log(original)) if scale > 1 else 1.0
+
+
+def _check_scale(config: Config) -> None:
+    """Of a `factor` that is not that of the contexts, releases of transformers take the one or the
+    other."""
+    scale = config.integer("max_position_embeddings") / _original_context(config)
+    params = config.rope().params
+    factor = params.number("factor", default=scale)
+    if not params.has("attention_factor") and not math.isclose(factor, scale):
+        raise ModelError(f"{params.name}: its factor is {factor}, and {scale} that of the contexts")
 
 
 def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
@@ -56,6 +61,7 @@ def _factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
                 f"frequency; it has {len(factors)}"
             )
         found[f"rope_factors_{name}.weight"] = factors.astype(np.float32)
+    _check_scale(config)
     return found
 
 

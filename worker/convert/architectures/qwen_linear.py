@@ -20,7 +20,8 @@ _SECTIONS = [11, 11, 10, 0]
 
 def _dims(config: Config) -> Dims:
     d = Dims.of(config)
-    default = ["full_attention" if (i + 1) % _PERIOD == 0 else "" for i in range(d.n_layers)]
+    period = config.integer("full_attention_interval", default=_PERIOD)
+    default = ["full_attention" if (i + 1) % period == 0 else "" for i in range(d.n_layers)]
     kinds = config.values.get("layer_types") or default
     more = {
         "k_heads": config.integer("linear_num_key_heads"),

@@ -58,7 +58,12 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "gemma4": {**_TIED, "head_dim": 256, "hidden_size_per_layer_input": 256, "sliding_window": 512},
     "glm4": {"head_dim": 128, "num_key_value_heads": 2},
-    "glm4_moe": {"norm_topk_prob": True, "num_key_value_heads": 8},
+    "glm4_moe": {
+        "attention_bias": False,
+        "use_qk_norm": False,
+        "norm_topk_prob": True,
+        "num_key_value_heads": 8,
+    },
     "glm4_moe_lite": {"norm_topk_prob": True, "routed_scaling_factor": 1.8},
     "glm_moe_dsa": {
         "first_k_dense_replace": 3,
@@ -78,6 +83,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "kimi_k2": _DEEPSEEK3,
     "lfm2": _LFM2,
     "lfm2_moe": _LFM2,
+    "llama": {"attention_bias": False, "mlp_bias": False},
     "llama4": {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 500000.0},
     "minimax_m2": {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": GIVEN},
     "ministral3": {"head_dim": 128, "num_key_value_heads": 8, "rope_type": GIVEN},
@@ -105,7 +111,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "norm_topk_prob": True,
         "rope_theta": 1000000.0,
     },
-    "stablelm": {"num_key_value_heads": 32},
+    "stablelm": {"num_key_value_heads": 32, "qk_layernorm": False, "use_qkv_bias": False},
     "starcoder2": {**_TIED, "num_key_value_heads": 2},
     "xlm-roberta": _ROBERTA,
 }

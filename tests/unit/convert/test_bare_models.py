@@ -1,0 +1,67 @@
+"""Classes without the usual head, by which many models that embed are published.
+
+Their tensors have no root in their names, and the files of sentence-transformers are beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.unit.convert import files
+from tests.unit.convert.test_parity import DATA, checkpoint
+from worker.convert.prepare import Options, prepare_checked
+from worker.errors import ModelError
+
+ROOT = r"^(model|bert|roberta)\."
+
+
+def bare(folder: Path, name: str) -> None:
+    """The class of this name in the place of the other one, without its head."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    (path,) = folder.glob("*.safetensors")
+    header, data = files.read(path)
+    each = (
+        (re.sub(ROOT, "", key), e["dtype"], e["shape"], data[slice(*e["data_offsets"])])
+        for key, e in header.items()
+        if key not in ("lm_head.weight", "__metadata__")
+    )
+    files.write_tensors(path, list(each))
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("llama", "LlamaModel"),
+        ("mistral", "MistralModel"),  # As e5-mistral has it.
+        ("qwen2", "Qwen2Model"),
+        ("gemma-2", "Gemma2Model"),  # As bge-multilingual-gemma2 has it.
+        ("xlm-roberta", "XLMRobertaForMaskedLM"),
+        ("xlm-roberta", "RobertaForMaskedLM"),  # As all-roberta-large has it.
+    ],
+)
+def test_it_is_converted_as_the_usual_class(tmp_path: Path, model: str, name: str) -> None:
+    folder = checkpoint(model, tmp_path)
+    shutil.copy(DATA / "qwen3-embedding/modules.json", folder)
+    shutil.copytree(DATA / "qwen3-embedding/1_Pooling", folder / "1_Pooling", dirs_exist_ok=True)
+    usual = prepare_checked(folder, Options(outtype="f32"))
+    bare(folder, name)
+    made = prepare_checked(folder, Options(outtype="f32"))
+    assert made.architecture == usual.architecture
+    assert made.metadata == usual.metadata
+    others = {t.name: t.shape for t in usual.tensors if t.name != "output.weight"}
+    assert {t.name: t.shape for t in made.tensors} == others
+    made.close()
+    usual.close()
+
+
+def test_without_a_pooling_the_head_is_missed(tmp_path: Path) -> None:
+    folder = checkpoint("mistral", tmp_path)
+    bare(folder, "MistralModel")
+    with pytest.raises(ModelError, match="there is no lm_head"):
+        prepare_checked(folder, Options())
