@@ -133,7 +133,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     warmup.check_directions(context)
     seconds_per_token = 0.0
     if pool is not None:
-        pool.warm_up(prompts.build("warm-up"))
+        pool.warm_up(prompts.build("warm-up"), plan.context_length)
     else:
         seconds_per_token = warmup.warm_up(context)
     findings = machine.findings(budget)  # while its files can still be read

@@ -61,11 +61,10 @@ class PooledContext:
             context.clear()
         return vectors
 
-    def warm_up(self, text: list[int]) -> None:
-        """Compute a text; on a GPU one as long as any, which takes all memory that a text can take,
-        so that a device without it fails now and not hours later."""
-        options = self._context.options
-        n_tokens = min(options.n_ubatch, options.n_ctx) if options.offload else len(text)
+    def warm_up(self, text: list[int], most_tokens: int) -> None:
+        """Compute a text; on a GPU one of `most_tokens`, as long as any, which takes all memory
+        that a text can take, so that a device without it fails now and not hours later."""
+        n_tokens = most_tokens if self._context.options.offload else len(text)
         self([list(islice(cycle(text), n_tokens))])
 
     def _outputs(self, texts: list[list[int]]) -> list[Vector]:

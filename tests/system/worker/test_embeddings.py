@@ -196,6 +196,15 @@ def test_a_text_that_is_too_long_is_named(
     assert answer.status_code == 400 and f"{place}: it has" in answer.text
 
 
+def test_any_context_length_is_served(start_worker: StartWorker, pooling_gguf: Path) -> None:
+    """Also one that the texts of a decode cannot share evenly."""
+    worker = start_worker("--model", str(pooling_gguf), "--context-length", "100")
+    longest = worker.post("/v1/embeddings", {"input": [[5] * 100, [5] * 3]})
+    assert longest.status_code == 200 and longest.json()["usage"]["prompt_tokens"] == 103
+    longer = worker.post("/v1/embeddings", {"input": [5] * 101})
+    assert longer.status_code == 400 and "100 tokens" in longer.text
+
+
 def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None:
     """By the model's own template, as llama.cpp's classifier judges each prompt alone."""
     source = reranker(tmp_path, "Qwen3-Reranker-0.6B")

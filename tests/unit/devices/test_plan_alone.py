@@ -595,7 +595,7 @@ def test_a_context_has_the_options_of_its_use() -> None:
     assert context_options(settings, KvCache(900, 900, True), threads=2, embeds=False).kv_unified
     assert context_options(settings, KvCache(9, 9), threads=1, embeds=False, slots=5).n_seq_max == 5
     pooled = context_options(settings, KvCache(900, 300), threads=1, embeds=True)
-    assert (pooled.n_ctx, pooled.n_seq_max, pooled.n_batch, pooled.n_ubatch) == (300, 32, 320, 320)
+    assert (pooled.n_ctx, pooled.n_seq_max, pooled.n_batch, pooled.n_ubatch) == (320, 32, 320, 320)
     assert pooled.embeddings and pooled.kv_unified
     assert context_options(settings, KvCache(9, 320), threads=1, embeds=True).n_batch == 320
     backs: dict[Any, int] = {"auto": 0, "off": 0, "ngram": 7, "mtp": 7}

@@ -135,7 +135,7 @@ def test_the_first_text_is_as_long_as_any_where_a_device_might_lack_the_memory(
             with closing(Context(held.model, options)) as made:
                 pool = PooledContext(made)
                 monkeypatch.setattr(made, "decode", counted(made.decode))
-                pool.warm_up([1, 2, 3])
+                pool.warm_up([1, 2, 3], 100)
     assert n_rows == [3, 100]
 
 

@@ -50,13 +50,14 @@ def context_options(
 
     A pooled text is computed in one batch, because attention looks both ways. Several texts share a
     decode and the cells of one text. llama.cpp reserves as many rows for each of them, and ends the
-    process unless these make the whole batch. It ends the process, too, unless a graph has more
-    rows than there are states of a sequence.
+    process unless these make the whole batch, which it cuts to the cells where attention looks back
+    alone: there are as many cells as rows. It ends the process, too, unless a graph has more rows
+    than there are states of a sequence.
     """
     can_guess = not embeds and settings.speculate not in ("auto", "off")
     pooled = -(-kv.context_length // POOLED_AT_ONCE) * POOLED_AT_ONCE
     return ContextOptions(
-        n_ctx=kv.context_length if embeds else kv.cells,
+        n_ctx=pooled if embeds else kv.cells,
         n_seq_max=POOLED_AT_ONCE if embeds else slots or settings.slots,
         n_batch=pooled if embeds else settings.batch,
         n_ubatch=pooled if embeds else settings.micro_batch,
