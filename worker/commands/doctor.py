@@ -226,7 +226,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
             if draft is not None:
                 found.ok("draft", f"{draft.model_ref}: {draft.path}")
         with found.check("projector"):
-            projector = asyncio.run(resolve_projector(settings.mmproj, resolved))
+            projector = asyncio.run(resolve_projector(settings, resolved))
             if projector is not None:
                 found.ok("projector", projector.path)
     trial = None

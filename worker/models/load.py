@@ -37,6 +37,6 @@ async def load_command(
         log_format=settings.log_format,
         adapters=await resolve_adapters(settings.adapters, path, settings.cache_path, on_progress),
         draft=await resolve_draft(settings, path, on_progress, room),
-        projector=await resolve_projector(settings.mmproj, model),
+        projector=await resolve_projector(settings, model),
         driver_cache=str(settings.cache_path / "drivers"),
     )

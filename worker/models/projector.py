@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from worker.errors import ModelError
-from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.gguf.header import GgufHeader, read_header, with_metadata
+from worker.models.gguf.layout import Scalar
 from worker.models.gguf.servable import check_types
 from worker.models.reference import is_projector
 from worker.models.resolve import ResolvedModel
 from worker.observability.logs import get_logger
+from worker.settings import Settings
 from worker.wire.messages import ProjectorFile
 
 ARCHITECTURE = "clip"
@@ -26,27 +28,28 @@ NONE = "none"
 log = get_logger()
 
 
-async def resolve_projector(wanted: str | None, model: ResolvedModel) -> ProjectorFile | None:
-    """The projector that the setting names; without one, that of the model's repository, or else
+async def resolve_projector(settings: Settings, model: ResolvedModel) -> ProjectorFile | None:
+    """The projector that the settings name; without one, that of the model's repository, or else
     the only one beside the model that fits.
 
     Raises `ModelError` if the named one cannot be read or does not fit the model.
     """
-    model_path = model.gguf_path
+    wanted, model_path = settings.mmproj, model.gguf_path
     if wanted == NONE:
         return None
+    overrides = settings.engine.overrides  # by which a model that generates may embed, too
     if wanted is None:
         beside = [each for each in sorted(model_path.parent.glob("*.gguf")) if each != model_path]
         found = [each for each in beside if is_projector(each.name)]
         paths = [model.projector] if model.projector is not None else found
-        return await asyncio.to_thread(_only_fitting, paths, model_path)
+        return await asyncio.to_thread(_only_fitting, paths, model_path, overrides)
     path = Path(os.path.expanduser(wanted)).absolute()
-    return await asyncio.to_thread(_named, path, model_path)
+    return await asyncio.to_thread(_named, path, model_path, overrides)
 
 
-def _named(path: Path, model_path: Path) -> ProjectorFile:
+def _named(path: Path, model_path: Path, overrides: Mapping[str, Scalar]) -> ProjectorFile:
     header = read_header(path)
-    fault = _fault(header, read_header(model_path))
+    fault = _fault(header, with_metadata(read_header(model_path), overrides))
     if fault is not None:
         raise ModelError(
             f"{str(path)!r} is no projector for {str(model_path)!r}: {fault}.", path=str(path)
@@ -54,10 +57,12 @@ def _named(path: Path, model_path: Path) -> ProjectorFile:
     return ProjectorFile(str(path), is_named=True)
 
 
-def _only_fitting(paths: Sequence[Path], model_path: Path) -> ProjectorFile | None:
+def _only_fitting(
+    paths: Sequence[Path], model_path: Path, overrides: Mapping[str, Scalar]
+) -> ProjectorFile | None:
     if not paths:
         return None
-    model, fitting = read_header(model_path), []
+    model, fitting = with_metadata(read_header(model_path), overrides), []
     for path in paths:
         try:
             header = read_header(path)

@@ -93,6 +93,11 @@ def test_of_several_quantisations_the_worker_takes_one_and_says_why(
     found = shown("doctor", tmp_path / "cache", "--model", "hf:o/r", env=env)
     (model,) = (check for check in found["checks"] if check["name"] == "model")
     assert model["status"] == "ok" and model["text"].endswith("m-Q8_0.gguf")
+    guessing = ("--draft", "hf:o/r", "--speculate", "draft")
+    assert shown("plan", tmp_path / "cache", *guessing, env=env)["parts"]["draft"] > 0
+    found = shown("doctor", tmp_path / "cache", *guessing, env=env)
+    (draft,) = (check for check in found["checks"] if check["name"] == "draft")
+    assert draft["status"] == "ok" and draft["text"].endswith("m-Q8_0.gguf")
 
 
 def test_a_repositorys_projector_comes_with_its_model(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +14,13 @@ from tests.support.random_projectors import random_projector
 from worker.errors import ModelError
 from worker.models.projector import resolve_projector
 from worker.models.resolve import ResolvedModel
+from worker.settings import Settings
 from worker.wire.messages import ProjectorFile
 
 
-def chosen(wanted: str | None, model: Path) -> ProjectorFile | None:
-    return asyncio.run(resolve_projector(wanted, ResolvedModel(model, str(model), "gguf")))
+def chosen(wanted: str | None, model: Path, **engine: Any) -> ProjectorFile | None:
+    settings = Settings(mmproj=wanted, **engine)
+    return asyncio.run(resolve_projector(settings, ResolvedModel(model, str(model), "gguf")))
 
 
 def test_the_projector_beside_the_model_is_found(tmp_path: Path) -> None:
@@ -27,6 +30,7 @@ def test_the_projector_beside_the_model_is_found(tmp_path: Path) -> None:
     (tmp_path / "mmproj-damaged.gguf").write_text("no GGUF")
     assert chosen(None, model) == ProjectorFile(str(fits), is_named=False)
     assert chosen("none", model) is None
+    assert chosen(None, model, pooling="mean") is None, "what embeds takes nothing else"
     shutil.copy(fits, tmp_path / "mmproj-dense-too.gguf")
     assert chosen(None, model) is None, "of two that fit, none is guessed"
     assert chosen(str(fits), model) == ProjectorFile(str(fits), is_named=True)
@@ -41,3 +45,5 @@ def test_a_named_one_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ModelError, match=words):
             chosen(str(file), model)
+    with pytest.raises(ModelError, match="embeds texts"):
+        chosen(str(random_projector("gemma3")), model, pooling="mean")
