@@ -576,9 +576,9 @@ def refuse_by_form(name: str, value: Any, origin: str, backend: BackendName) -> 
     given = value if isinstance(value, list) else [value]
     if any(isinstance(each, str) and "\0" in each for each in given):
         # No flag and no variable can have it, and no file's name.
-        raise ConfigError(f"{origin} has the character U+0000", field=name)
+        raise ConfigError(f"{origin} has the character U+0000.", field=name)
     if isinstance(value, bool) and not is_switch(FIELDS[name]):
-        raise ConfigError(f"{origin} is {str(value).lower()}; it is no switch", field=name)
+        raise ConfigError(f"{origin} is {str(value).lower()}; it is no switch.", field=name)
 
 
 def is_switch(info: FieldInfo) -> bool:
