@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.process.api.test_reasoning_budget import thinker
 from tests.support.worker import WorkerProcess
 from tests.system.page.chatting import Chat
@@ -106,24 +107,21 @@ def test_reasoning_is_shown_apart_from_the_answer(tab: Any, worker: WorkerProces
     expect(chat.answers.last).to_contain_text("France. Oslo?")
 
 
-def test_reasoning_is_ended_by_a_click(tab: Any, tmp_path: Path, thinker: Path) -> None:
+def test_reasoning_is_ended_by_a_click(tab: Any, start_worker: StartWorker, thinker: Path) -> None:
     """A model that would think on for ever."""
-    flags = ("--model", str(thinker), "--context-length", "8192")
-    running = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
-    try:
-        chat = Chat(tab, running.base_url, customJson='{"ignore_eos": true, "max_tokens": 8000}')
-        chat.send("Tell me a story.")
-        tab.get_by_role("button", name="Skip reasoning").click()
-        expect(tab.get_by_role("button", name="Skip reasoning")).to_have_count(0)
-        expect(tab.get_by_text("Reasoning", exact=True)).to_be_visible()
-        chat.stop.click()
-    finally:
-        running.kill()
+    running = start_worker("--model", str(thinker), "--context-length", "8192")
+    chat = Chat(tab, running.base_url, customJson='{"ignore_eos": true, "max_tokens": 8000}')
+    chat.send("Tell me a story.")
+    tab.get_by_role("button", name="Skip reasoning").click()
+    expect(tab.get_by_role("button", name="Skip reasoning")).to_have_count(0)
+    expect(tab.get_by_text("Reasoning", exact=True)).to_be_visible()
+    chat.stop.click()
 
 
-def test_reasoning_that_was_cut_off_goes_on(tab: Any, tmp_path: Path, thinker: Path) -> None:
-    flags = ("--model", str(thinker), "--context-length", "8192")
-    running = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
+def test_reasoning_that_was_cut_off_goes_on(
+    tab: Any, start_worker: StartWorker, thinker: Path
+) -> None:
+    running = start_worker("--model", str(thinker), "--context-length", "8192")
     few = '{"ignore_eos": true, "max_tokens": 16}'
 
     def shown() -> str:
@@ -131,16 +129,13 @@ def test_reasoning_that_was_cut_off_goes_on(tab: Any, tmp_path: Path, thinker: P
         text: str = chat.answers.last.inner_text()
         return text.partition("Toggle content")[2].rpartition("\n\nm\n")[0].strip()
 
-    try:
-        chat = Chat(tab, running.base_url, customJson=few, enableContinueGeneration=True)
-        chat.ask("Tell me a story.")
-        chat.answers.last.get_by_role("button", name="Reasoning").click()
-        thought = shown()
-        chat.answers.last.get_by_role("button", name="Continue").click()
-        chat.complete()
-        assert thought and shown().startswith(thought) and len(shown()) > len(thought) + 8
-    finally:
-        running.kill()
+    chat = Chat(tab, running.base_url, customJson=few, enableContinueGeneration=True)
+    chat.ask("Tell me a story.")
+    chat.answers.last.get_by_role("button", name="Reasoning").click()
+    thought = shown()
+    chat.answers.last.get_by_role("button", name="Continue").click()
+    chat.complete()
+    assert thought and shown().startswith(thought) and len(shown()) > len(thought) + 8
 
 
 def test_what_only_llama_server_has_is_hidden(tab: Any, worker: WorkerProcess) -> None:
@@ -189,76 +184,59 @@ def test_it_asks_no_other_host(tab: Any, worker: WorkerProcess) -> None:
     assert loaded_elsewhere(asked, worker) == set() and blocked == []
 
 
-def test_the_token_is_asked_for_and_used(tab: Any, tmp_path: Path) -> None:
-    env = {"LLORCH_WORKER_TOKEN": TOKEN}
-    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache", env=env)
-    try:
-        chat = Chat(tab, running.base_url)
-        tab.get_by_role("button", name="Enter API Key").click()
-        given = tab.get_by_label("API Key")
-        given.fill("wrong")
-        tab.keyboard.press("Enter")
-        expect(tab.get_by_text("Invalid API key")).to_be_visible()
-        given.fill(TOKEN)
-        tab.keyboard.press("Enter")
-        expect(chat.box).to_be_visible()
-        assert "Paris" in chat.ask(FRANCE)
-    finally:
-        running.kill()
+def test_the_token_is_asked_for_and_used(tab: Any, start_worker: StartWorker) -> None:
+    running = start_worker(env={"LLORCH_WORKER_TOKEN": TOKEN})
+    chat = Chat(tab, running.base_url)
+    tab.get_by_role("button", name="Enter API Key").click()
+    given = tab.get_by_label("API Key")
+    given.fill("wrong")
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_text("Invalid API key")).to_be_visible()
+    given.fill(TOKEN)
+    tab.keyboard.press("Enter")
+    expect(chat.box).to_be_visible()
+    assert "Paris" in chat.ask(FRANCE)
 
 
-def test_a_served_name_is_the_one_that_it_sends(tab: Any, tmp_path: Path) -> None:
-    flags = ("--served-model-name", "my-model")
-    running = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
-    try:
-        chat = Chat(tab, running.base_url)
-        assert "my-model" in chat.ask(FRANCE) and "Paris" in chat.answers.last.inner_text()
-    finally:
-        running.kill()
+def test_a_served_name_is_the_one_that_it_sends(tab: Any, start_worker: StartWorker) -> None:
+    running = start_worker("--served-model-name", "my-model")
+    chat = Chat(tab, running.base_url)
+    assert "my-model" in chat.ask(FRANCE) and "Paris" in chat.answers.last.inner_text()
 
 
-def test_both_pages_live_below_a_prefix(tab: Any, tmp_path: Path) -> None:
-    running = WorkerProcess.start(
-        "--api-prefix", "/llm/v2", folder=tmp_path, cache_dir=tmp_path / "cache", wait_ready=False
-    )
+def test_both_pages_live_below_a_prefix(tab: Any, start_worker: StartWorker) -> None:
+    running = start_worker("--api-prefix", "/llm/v2", wait_ready=False)
     asked: list[tuple[str, int]] = []
     tab.on("response", lambda each: asked.append((urlsplit(each.url).path, each.status)))
-    try:
-        running.wait_log("worker.ready")
-        chat = Chat(tab, f"{running.base_url}/llm/v2")
-        assert "Paris" in chat.ask(FRANCE)
-        tab.goto(f"{running.base_url}/llm/v2/")
-        tab.get_by_role("link", name="API").click()
-        expect(tab.locator("#operations")).to_contain_text("POST /execute")
-        tab.get_by_role("link", name="Status").click()
-        tab.get_by_role("link", name="Chat").click()
-        expect(tab.get_by_text(FRANCE).first).to_be_attached()
-    finally:
-        running.kill()
+    running.wait_log("worker.ready")
+    chat = Chat(tab, f"{running.base_url}/llm/v2")
+    assert "Paris" in chat.ask(FRANCE)
+    tab.goto(f"{running.base_url}/llm/v2/")
+    tab.get_by_role("link", name="API").click()
+    expect(tab.locator("#operations")).to_contain_text("POST /execute")
+    tab.get_by_role("link", name="Status").click()
+    tab.get_by_role("link", name="Chat").click()
+    expect(tab.get_by_text(FRANCE).first).to_be_attached()
     assert [path for path, status in asked if status >= 400 or "/llm/v2/" not in path] == []
 
 
-def test_the_worker_may_go_and_come_back(tab: Any, tmp_path: Path) -> None:
+def test_the_worker_may_go_and_come_back(tab: Any, start_worker: StartWorker) -> None:
     """The page itself is kept for offline use; what it shows of the worker is not."""
-    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache")
-    port = running.base_url.rpartition(":")[2]
-    try:
-        chat = Chat(tab, running.base_url)
-        assert "Paris" in chat.ask(FRANCE)
-        tab.wait_for_function("navigator.serviceWorker.ready.then((each) => !!each.active)")
-        running.kill()
-        chat.send("Are you there?")
-        expect(tab.get_by_text(re.compile("unable to connect", re.I)).first).to_be_visible()
-        tab.keyboard.press("Escape")
-        tab.reload()
-        expect(tab.get_by_text(FRANCE).first).to_be_attached()
-        running = WorkerProcess.start("--port", port, folder=tmp_path, cache_dir=tmp_path / "cache")
-        tab.reload()
-        expect(chat.answers.last).to_be_visible()
-        tab.wait_for_timeout(1000)  # until all of the conversation is drawn
-        assert "Paris" in chat.ask(FRANCE)
-    finally:
-        running.kill()
+    running = start_worker()
+    chat = Chat(tab, running.base_url)
+    assert "Paris" in chat.ask(FRANCE)
+    tab.wait_for_function("navigator.serviceWorker.ready.then((each) => !!each.active)")
+    running.kill()
+    chat.send("Are you there?")
+    expect(tab.get_by_text(re.compile("unable to connect", re.I)).first).to_be_visible()
+    tab.keyboard.press("Escape")
+    tab.reload()
+    expect(tab.get_by_text(FRANCE).first).to_be_attached()
+    running = start_worker("--port", str(running.port))
+    tab.reload()
+    expect(chat.answers.last).to_be_visible()
+    tab.wait_for_timeout(1000)  # until all of the conversation is drawn
+    assert "Paris" in chat.ask(FRANCE)
 
 
 UPSTREAM = {"color-contrast", "nested-interactive", "page-has-heading-one"}

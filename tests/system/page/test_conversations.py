@@ -6,11 +6,13 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.pictures import picture
 from tests.support.random_models import random_model
 from tests.support.random_projectors import AROUND_TILES, random_projector
@@ -130,24 +132,16 @@ FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 
 @pytest.fixture(scope="module")
-def with_sense(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def with_sense(share_worker: StartWorker) -> Callable[[str], WorkerProcess]:
     """A function that gives the worker whose model has a sense."""
-    running: dict[str, WorkerProcess] = {}
 
-    def start(sense: str) -> WorkerProcess:
-        if sense not in running:
-            folder = tmp_path_factory.mktemp(sense)
-            model, projector = SENSES[sense]()
-            running[sense] = WorkerProcess.start(
-                "--model", str(model), "--mmproj", str(projector),
-                "--context-length", "2048", "--slots", "2",
-                folder=folder, cache_dir=folder / "cache",
-            )  # fmt: skip
-        return running[sense]
+    @cache
+    def started(sense: str) -> WorkerProcess:
+        model, projector = SENSES[sense]()
+        files = ("--model", str(model), "--mmproj", str(projector))
+        return share_worker(*files, "--context-length", "2048", "--slots", "2")
 
-    yield start
-    for worker in running.values():
-        worker.kill()
+    return started
 
 
 @pytest.mark.parametrize(
@@ -161,9 +155,14 @@ def with_sense(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     ],
 )
 def test_a_file_comes_to_the_model(
-    tab: Any, with_sense: Any, sense: str, name: str, way: str, kind: str
+    tab: Any,
+    with_sense: Callable[[str], WorkerProcess],
+    sense: str,
+    name: str,
+    way: str,
+    kind: str,
 ) -> None:
-    worker: WorkerProcess = with_sense(sense)
+    worker = with_sense(sense)
     asked, sent = own_hosts(tab), []
     tab.on("request", lambda each: sent.append(each) if "completions" in each.url else None)
     chat = Chat(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.gateway import gateway_before, served, token_of
 from tests.support.worker import WorkerProcess
 from tests.system.page.chatting import Chat
@@ -20,36 +21,18 @@ FRANCE = "What is the capital of France?"
 
 
 @pytest.fixture(scope="module")
-def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[WorkerProcess]]]:
-    folder = tmp_path_factory.mktemp("workers")
-    running: dict[str, list[WorkerProcess]] = {group: [] for group in GROUPS}
-    try:
-        for group, count in GROUPS.items():
-            for n in range(count):
-                env = {"LLORCH_WORKER_TOKEN": token_of(f"{group}-{n}")}
-                flags = ("--slots", "4", "--threads", "1", "--served-model-name", group)
-                own = folder / f"{group}-{n}"
-                running[group].append(
-                    WorkerProcess.start(*flags, folder=own, cache_dir=folder / "cache", env=env)
-                )
-        yield running
-    finally:
-        for each in running.values():
-            for worker in each:
-                worker.kill()
+def workers(share_worker: StartWorker) -> dict[str, list[WorkerProcess]]:
+    def started(group: str, n: int) -> WorkerProcess:
+        env = {"LLORCH_WORKER_TOKEN": token_of(f"{group}-{n}")}
+        return share_worker("--slots", "4", "--served-model-name", group, env=env)
+
+    return {group: [started(group, n) for n in range(count)] for group, count in GROUPS.items()}
 
 
 @pytest.fixture(scope="module")
 def fleet(workers: dict[str, list[WorkerProcess]]) -> Iterator[str]:
     with served(gateway_before(workers)) as address:
         yield address
-
-
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(viewport={"width": 1280, "height": 900})
-    yield context.new_page()
-    context.close()
 
 
 def test_the_status_page_shows_all_workers_and_each(tab: Any, fleet: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess, environment, installed
 from tests.system.page.keyboard import is_focus_seen, tab_to
 from tests.system.page.watching import expect, faults_of, hide, own_hosts, violations
@@ -225,41 +226,30 @@ def test_a_restart_of_the_engine_is_told(page: Any, worker: WorkerProcess) -> No
     assert worker.metric("worker_engine_respawns_total") == 1
 
 
-def test_a_worker_that_stops_and_comes_back_is_noticed(browser: Any, tmp_path: Path) -> None:
-    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache")
-    port = running.base_url.rpartition(":")[2]
-    opened = browser.new_page()
-    faults = faults_of(opened)
-    try:
-        opened.goto(running.base_url)
-        expect(opened.locator("#state .dot")).to_have_class("dot ready")
-        expect(opened.locator("#known")).to_be_visible()
-        running.kill()
-        expect(opened.locator("#state")).to_contain_text(re.compile(r"last seen: \d\d:"))
-        expect(opened.locator("#known")).to_have_css("filter", "grayscale(1)")
-        running = WorkerProcess.start("--port", port, folder=tmp_path, cache_dir=tmp_path / "cache")
-        expect(opened.locator("#state .dot")).to_have_class("dot ready")
-        expect(opened.locator("#facts")).to_contain_text("tiny-model")
-        expect(opened.locator("#known")).to_have_css("filter", "none")
-        assert faults == []
-    finally:
-        opened.close()
-        running.kill()
+def test_a_worker_that_stops_and_comes_back_is_noticed(tab: Any, start_worker: StartWorker) -> None:
+    running = start_worker()
+    faults = faults_of(tab)
+    tab.goto(running.base_url)
+    expect(tab.locator("#state .dot")).to_have_class("dot ready")
+    expect(tab.locator("#known")).to_be_visible()
+    running.kill()
+    expect(tab.locator("#state")).to_contain_text(re.compile(r"last seen: \d\d:"))
+    expect(tab.locator("#known")).to_have_css("filter", "grayscale(1)")
+    running = start_worker("--port", str(running.port))
+    expect(tab.locator("#state .dot")).to_have_class("dot ready")
+    expect(tab.locator("#facts")).to_contain_text("tiny-model")
+    expect(tab.locator("#known")).to_have_css("filter", "none")
+    assert faults == []
 
 
-def test_a_sleeping_worker_is_shown_and_not_woken(browser: Any, tmp_path: Path) -> None:
-    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache")
-    opened = browser.new_page()
-    try:
-        assert running.post("/sleep", {}).status_code == 200
-        opened.goto(running.base_url)
-        expect(opened.locator("#state")).to_contain_text("sleeping")
-        expect(opened.locator("#facts")).to_contain_text("tiny-model")
-        opened.wait_for_timeout(3000)
-        assert running.get("/ready").json()["state"] == "sleeping"
-    finally:
-        opened.close()
-        running.kill()
+def test_a_sleeping_worker_is_shown_and_not_woken(tab: Any, start_worker: StartWorker) -> None:
+    running = start_worker()
+    assert running.post("/sleep", {}).status_code == 200
+    tab.goto(running.base_url)
+    expect(tab.locator("#state")).to_contain_text("sleeping")
+    expect(tab.locator("#facts")).to_contain_text("tiny-model")
+    tab.wait_for_timeout(3000)
+    assert running.get("/ready").json()["state"] == "sleeping"
 
 
 def test_it_is_used_with_the_keyboard_alone(page: Any, worker: WorkerProcess) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.hub_server import Repo, running_hub
 from tests.support.worker import ROOT, WorkerProcess, environment, installed, until
@@ -54,10 +55,9 @@ def keep(picture: bytes, name: str, *, is_for_readme: bool = True) -> None:
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
+def busy(share_worker: StartWorker) -> Iterator[WorkerProcess]:
     """A worker that always has some streams running."""
-    folder = tmp_path_factory.mktemp("busy")
-    running = WorkerProcess.start("--slots", "64", folder=folder, cache_dir=folder / "cache")
+    running = share_worker("--slots", "64")
     over = threading.Event()
 
     def load(n: int) -> None:
@@ -74,7 +74,6 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     over.set()
     for client in clients:
         client.join(30)
-    running.kill()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

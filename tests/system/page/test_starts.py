@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.hub_server import Repo, running_hub
 from tests.support.worker import WorkerProcess
@@ -18,19 +19,15 @@ TOKEN = "correct-horse-battery"
 
 
 @pytest.fixture
-def downloading(tmp_path: Path) -> Iterator[WorkerProcess]:
+def downloading(start_worker: StartWorker, tmp_path: Path) -> Iterator[WorkerProcess]:
     """A worker whose model comes in over some seconds."""
     with running_hub() as hub:
         # Nobody reads what stands behind the tensors; progress comes every 10 MB.
         hub.repos["o/r"] = Repo({"m.gguf": bundled_gguf("f32").read_bytes() + bytes(60 << 20)})
         hub.chunk_delay_seconds = 0.08
         env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
-        running = WorkerProcess.start(
-            "--model", "hf:o/r::file=m.gguf",
-            folder=tmp_path, cache_dir=tmp_path / "cache", env=env, wait_ready=False,
-        )  # fmt: skip
-        yield running
-        running.kill()
+        model = ("--model", "hf:o/r::file=m.gguf")
+        yield start_worker(*model, cache_dir=tmp_path / "cache", env=env, wait_ready=False)
 
 
 def test_the_load_is_seen_moving(browser: Any, downloading: WorkerProcess) -> None:
@@ -53,12 +50,9 @@ def test_the_load_is_seen_moving(browser: Any, downloading: WorkerProcess) -> No
 
 
 @pytest.fixture
-def secret(tmp_path: Path) -> Iterator[WorkerProcess]:
+def secret(start_worker: StartWorker) -> WorkerProcess:
     """A worker that wants a token."""
-    env = {"LLORCH_WORKER_TOKEN": TOKEN}
-    running = WorkerProcess.start(folder=tmp_path, cache_dir=tmp_path / "cache", env=env)
-    yield running
-    running.kill()
+    return start_worker(env={"LLORCH_WORKER_TOKEN": TOKEN})
 
 
 def give(page: Any, token: str) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.bundled import bundled_with_template
-from tests.support.worker import WorkerProcess
 from tests.system.page.watching import expect
 from tests.system.worker.test_embeddings import pooling_gguf
 from tests.unit.convert.test_reranker import reranker
@@ -19,22 +19,16 @@ __all__ = ["pooling_gguf"]
 
 
 @pytest.fixture
-def opened(browser: Any, tmp_path: Path) -> Iterator[Any]:
+def opened(browser: Any, start_worker: StartWorker) -> Iterator[Any]:
     """A function that starts a worker with a model and opens its page."""
-    running: list[WorkerProcess] = []
     page = browser.new_page()
 
     def start(model: Path, *more: str) -> Any:
-        flags = ("--model", str(model), *more)
-        worker = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
-        running.append(worker)
-        page.goto(worker.base_url)
+        page.goto(start_worker("--model", str(model), *more).base_url)
         return page
 
     yield start
     page.close()
-    for worker in running:
-        worker.kill()
 
 
 def test_a_base_model_goes_on(opened: Any, tmp_path: Path) -> None:
@@ -66,21 +60,16 @@ def test_documents_are_ranked(opened: Any, tmp_path: Path) -> None:
     assert sorted(scores, key=float, reverse=True) == scores
 
 
-def test_what_went_wrong_is_a_sentence(browser: Any, tmp_path: Path) -> None:
-    flags = ("--model", str(bundled_with_template(tmp_path / "base.gguf", None)))
-    worker = WorkerProcess.start(*flags, folder=tmp_path, cache_dir=tmp_path / "cache")
-    page = browser.new_page()
-    try:
-        page.goto(worker.base_url)
-        box, send = page.get_by_label("A text to go on from"), page.locator("#try-send")
-        box.fill("word " * 20_000)
-        send.click()
-        expect(page.locator("#try-said")).to_contain_text("tokens")
-        assert box.input_value(), "what was typed is kept"
-        worker.kill()
-        box.fill("Once")
-        send.click()
-        expect(page.locator("#try-said")).to_contain_text("The worker does not answer")
-    finally:
-        page.close()
-        worker.kill()
+def test_what_went_wrong_is_a_sentence(tab: Any, start_worker: StartWorker, tmp_path: Path) -> None:
+    base = bundled_with_template(tmp_path / "base.gguf", None)
+    worker = start_worker("--model", str(base))
+    tab.goto(worker.base_url)
+    box, send = tab.get_by_label("A text to go on from"), tab.locator("#try-send")
+    box.fill("word " * 20_000)
+    send.click()
+    expect(tab.locator("#try-said")).to_contain_text("tokens")
+    assert box.input_value(), "what was typed is kept"
+    worker.kill()
+    box.fill("Once")
+    send.click()
+    expect(tab.locator("#try-said")).to_contain_text("The worker does not answer")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import StartWorker
 from tests.support.worker import ROOT, WorkerProcess
 from tools.environments import python_with
 
@@ -22,18 +22,6 @@ def routers_bin() -> Path:
 
 
 @pytest.fixture
-def workers(warm_cache: Path, tmp_path: Path) -> Iterator[list[WorkerProcess]]:
+def workers(start_worker: StartWorker) -> list[WorkerProcess]:
     """Plain ones: nothing is set but what keeps three of them modest on one machine."""
-    started: list[WorkerProcess] = []
-    try:
-        for number in range(N_WORKERS):
-            worker = WorkerProcess.start(
-                *("--slots", "4", "--threads", "1"),
-                folder=tmp_path / f"worker-{number}",
-                cache_dir=warm_cache,
-            )
-            started.append(worker)
-        yield started
-    finally:
-        for worker in started:
-            worker.kill()
+    return [start_worker("--slots", "4") for _ in range(N_WORKERS)]

@@ -27,6 +27,7 @@ from openai import OpenAI
 from PIL import Image
 
 from builds.pins import pins
+from tests.conftest import StartWorker
 from tests.support.pictures import data_url, picture, question
 from tests.support.ports import free_port
 from tests.support.random_models import random_model
@@ -59,14 +60,8 @@ def flags_of(kind: ProjectorKind) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def seeing(
-    request: pytest.FixtureRequest, warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[WorkerProcess]:
-    folder = tmp_path_factory.mktemp("seeing")
-    flags = flags_of(cast(ProjectorKind, request.param))
-    worker = WorkerProcess.start(*flags, folder=folder, cache_dir=warm_cache)
-    yield worker
-    assert worker.stop() == 0
+def seeing(request: pytest.FixtureRequest, share_worker: StartWorker) -> WorkerProcess:
+    return share_worker(*flags_of(cast(ProjectorKind, request.param)))
 
 
 once = pytest.mark.parametrize("seeing", KINDS[:1], indirect=True)
@@ -402,12 +397,12 @@ class Pictures(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_picture_is_fetched_from_a_host_that_is_named(start_worker: Any) -> None:
+def test_a_picture_is_fetched_from_a_host_that_is_named(start_worker: StartWorker) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as host:
         threading.Thread(target=host.serve_forever, args=(0.02,), daemon=True).start()
         at = f"127.0.0.1:{host.server_port}"
         flags = ("--allow-media-host", at, "--strict")
-        worker = start_worker(*flags_of("gemma3"), *flags, wait_ready=True)
+        worker = start_worker(*flags_of("gemma3"), *flags)
         url = {"type": "url", "url": f"http://{at}/x.png"}
         whole = asked(worker, question(picture(5)))
         body = question(b"")
@@ -434,7 +429,7 @@ def test_a_picture_is_fetched_from_a_host_that_is_named(start_worker: Any) -> No
 
 
 def test_a_projector_that_lacks_tokens_is_passed_over_or_stops_the_start(
-    start_worker: Any, warm_cache: Path, tmp_path: Path
+    start_worker: StartWorker, warm_cache: Path, tmp_path: Path
 ) -> None:
     """Which only the engine finds: one that lies beside the model, and one that is named."""
     path = str(shutil.copy(random_model("dense"), tmp_path / "dense.gguf"))
