@@ -8,103 +8,87 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from tests.conftest import StartWorker
 from tests.support import sse
 from tests.support.pool_manager import serving
 from tests.support.ports import free_port
-from tests.support.worker import environment, installed, json_lines, run_to_exit, until
+from tests.support.worker import WorkerProcess, environment, installed, run_to_exit, until
 from tests.unit.observability.test_logs import unread
 
 
-def is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def story(url: str, job_id: str) -> sse.Stream:
-    body: dict[str, Any] = {"job_id": job_id, "prompt": "Once upon a time", "max_tokens": 20}
-    body["ignore_eos"] = True  # so that there is text
-    with httpx.stream("POST", f"{url}/execute", json=body, trust_env=False, timeout=60) as response:
-        return sse.collect(response.iter_raw())
-
-
-@contextmanager
-def worker_logging_to(stderr: Any, stdout: Any, cache_dir: Path) -> Iterator[tuple[Any, str]]:
+def serves_and_stops(
+    cache_dir: Path,
+    command: Sequence[str] = (),
+    meanwhile: Callable[[], object] = lambda: None,
+    **files: Any,
+) -> None:
+    """A worker with these standard files answers and ends well; `meanwhile` is called when it has
+    been started. Its port is chosen here, as its log cannot tell it."""
     port = free_port()
     process = subprocess.Popen(
-        [*installed(), "--port", str(port), "--log-level", "debug"],
-        stdin=subprocess.DEVNULL,
-        stdout=stdout,
-        stderr=stderr,
+        [*(command or installed()), "--port", str(port), "--log-level", "debug"],
+        **files,
         env=environment(cache_dir, {"LLORCH_THREADS": "1"}),
         cwd=cache_dir,
     )
+    worker = WorkerProcess(process, cache_dir, port)
     try:
-        yield process, f"http://127.0.0.1:{port}"
+        meanwhile()
+        until(worker.is_ready, 60, lambda: f"exit code {process.poll()}")
+        for _ in range(5):  # each logs several lines
+            stream = worker.execute("Once upon a time", max_tokens=20, ignore_eos=True)
+            assert stream.end["tokens_out"] == 20
+        assert worker.stop() == 0
     finally:
-        process.kill()
-        process.wait(60)
+        worker.kill()
 
 
 def test_a_log_whose_reader_left(warm_cache: Path) -> None:
     reader, writer = os.pipe()
-    with worker_logging_to(writer, writer, warm_cache) as (process, url):
+
+    def leave() -> None:
         os.close(writer)
         assert os.read(reader, 100), "it does log"
         os.close(reader)
-        until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
-        assert story(url, "a").end["tokens_out"] >= 1
-        assert httpx.post(f"{url}/shutdown", json={}, trust_env=False).status_code == 202
-        assert process.wait(60) == 0
+
+    serves_and_stops(warm_cache, meanwhile=leave, stdout=writer, stderr=writer)
 
 
 def test_a_log_on_a_full_disk(warm_cache: Path) -> None:
     with open("/dev/full", "wb") as full:
-        with worker_logging_to(full, full, warm_cache) as (process, url):
-            until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
-            assert story(url, "a").end["tokens_out"] >= 1
-            process.terminate()
-            assert process.wait(60) == 0
+        serves_and_stops(warm_cache, stdout=full, stderr=full)
 
 
 def test_a_log_whose_reader_stops_reading(warm_cache: Path) -> None:
     """From its first line on."""
     reader, writer = unread("pipe")
-    with worker_logging_to(writer, subprocess.DEVNULL, warm_cache) as (process, url):
-        os.close(writer)
-        until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
-        for number in range(5):  # each logs several lines
-            assert story(url, f"{number}").end["tokens_out"] >= 1
-        process.terminate()
-        assert process.wait(60) == 0
+    serves_and_stops(
+        warm_cache, meanwhile=lambda: os.close(writer), stdout=subprocess.DEVNULL, stderr=writer
+    )
     os.close(reader)
+
+
+def test_standard_files_that_are_closed(warm_cache: Path) -> None:
+    """As some process supervisors start their children."""
+    closed = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *installed()]
+    serves_and_stops(warm_cache, closed)
 
 
 def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> None:
     """A limit on the size of files stands in for the disk: it fails the same write."""
-    cache = tmp_path / "cache"
-    cache.mkdir()
-    limited = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh", *installed(), "--port", "0"]
-    done = subprocess.run(
-        limited, capture_output=True, env=environment(cache), cwd=tmp_path, timeout=120
-    )
-    stderr = done.stderr.decode()
-    assert done.returncode in (3, 6), stderr[-2000:]
-    assert "Traceback" not in stderr
-    (failure,) = [line for line in json_lines(stderr) if line["event"] == "worker.failed"]
-    assert stderr.strip().splitlines()[-1] == f"llorch-cpu: {failure['message']}"
-    assert not [path for path in cache.rglob("*") if path.suffix == ".gguf"]
-    assert not [path for path in cache.rglob("*") if path.is_file() and path.stat().st_size > 4096]
+    limited = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh", *installed()]
+    exit = run_to_exit("--port", "0", cache_dir=tmp_path, command=limited)
+    assert exit.code in (3, 6), exit.stderr[-2000:]
+    assert "Traceback" not in exit.stderr
+    assert exit.sentence == f"llorch-cpu: {exit.failure['message']}"
+    left = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in left if path.suffix == ".gguf" or path.stat().st_size > 4096]
 
 
 def preloadable(folder: Path, name: str) -> Path:
@@ -170,28 +154,11 @@ def test_a_clock_that_jumps(start_worker: StartWorker, tmp_path: Path) -> None:
         assert running.stop() == 0
 
 
-def test_standard_files_that_are_closed(warm_cache: Path) -> None:
-    """As some process supervisors start their children."""
-    port = free_port()
-    closed = ["sh", "-c", 'exec "$@" 0<&- 1>&- 2>&-', "sh", *installed(), "--port", str(port)]
-    process = subprocess.Popen(closed, env=environment(warm_cache), cwd=warm_cache)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until(lambda: is_ready(url), 60, lambda: f"exit code {process.poll()}")
-        assert story(url, "a").end["tokens_out"] >= 1
-        process.terminate()
-        assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait(60)
-
-
 def test_the_log_is_utf8_in_each_locale(start_worker: StartWorker) -> None:
     """The plan's reason has a times sign, which ASCII has not."""
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     worker = start_worker(env=ascii_only)
-    lines = (worker.folder / "stderr").read_text("utf-8").splitlines()
-    (plan,) = [json.loads(line) for line in lines if '"engine.plan"' in line]
+    (plan,) = worker.logs("engine.plan")
     assert "×" in plan["kv_reason"]
 
 
