@@ -26,7 +26,9 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf.quants import quantize
 
 from tests.support.bundled import bundled_gguf
 from tests.support.gguf_file import finish
@@ -48,6 +50,7 @@ N_LAYERS, STATE, CONV = 4, 16, 4
 N_DEEPSTACK = 2
 """First layers to which qwen3vl adds what a projector's own layers have seen."""
 N_EXPERTS = 4
+Q4_0_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +103,12 @@ def random_model(
     head: int = 16,
     renamed: tuple[str, ...] = (),
     architecture: str | None = None,
+    packed: bool = False,
 ) -> Path:
     """A model of that kind; the same for the same seed. Removed at the end of the process. With
     another `width` it has so many times the channels and heads, with another `head` fewer and
-    larger heads. The last tokens of the vocabulary are `renamed`.
+    larger heads. The last tokens of the vocabulary are `renamed`. One that is `packed` has
+    quantised matrices, and one of them as both embedding and output.
     With `architecture` it is one of the same tensors, and those that qwen3vl has more."""
     folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -113,7 +118,12 @@ def random_model(
     n_vocab = _copy_vocabulary(writer, template, renamed)
     _write_metadata(writer, kind, n_used_experts, size)
     for name, tensor in _tensors(kind, n_vocab, size, np.random.default_rng(seed)):
-        writer.add_tensor(name, tensor)
+        if packed and name == "output.weight":
+            continue
+        if packed and tensor.ndim == 2 and tensor.shape[1] % Q4_0_BLOCK == 0:
+            writer.add_tensor(name, quantize(tensor, Type.Q4_0), raw_dtype=Type.Q4_0)
+        else:
+            writer.add_tensor(name, tensor)
     if architecture == "qwen3vl":
         writer.add_rope_dimension_sections([head // 4, head // 8, head // 8, 0])
         writer.add_num_deepstack_layers(N_DEEPSTACK)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.devices import other_architectures as other
 from tests.support.devices.fixtures import SHAPES
+from tests.support.devices.other_architectures import encoder
 from tests.support.devices.tiny_gguf import write
 from tests.support.random_models import Kind, random_model
 from tests.support.worker import WorkerProcess
@@ -79,10 +79,10 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartOnCards]:
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     files = {name: write(folder / f"{name}.gguf", shape) for name, shape in SHAPES.items()}
-    for make in (other.hybrid, other.encoder):
-        files[make.__name__] = make(folder / f"{make.__name__}.gguf")
     kinds: tuple[Kind, ...] = ("windowed", "recurrent")
-    return files | {kind: random_model(kind, head=32) for kind in kinds}
+    files |= {kind: random_model(kind, head=32) for kind in kinds}
+    packed = random_model("convolved", width=2, head=32, packed=True)
+    return files | {"encoder": encoder(folder / "encoder.gguf"), "packed": packed}
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.long
 TOO_MUCH, TOO_LITTLE = 3, 1
 """Outputs of a layer by which the compute buffer of a later card may differ from llama.cpp's own
 estimate: where that measures a graph, it forgets on which card the first norm of its layers is."""
-KINDS = [*SHAPES, "windowed", "hybrid", "encoder"]
+KINDS = [*SHAPES, "windowed", "packed", "encoder"]
 Start = Callable[..., subprocess.Popen[str]]
 
 

@@ -74,9 +74,13 @@ def test_a_cpu_holds_everything(shape: str, mmap: bool, config: MakeConfig) -> N
     assert proof.allowed_host_buffers == ()
 
 
+def packed(_path: Path) -> Path:
+    return random_model("convolved", width=2, head=32, packed=True)
+
+
 @pytest.mark.parametrize("backend", ["cpu", "cuda"])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
-@pytest.mark.parametrize("model", ["windowed", "recurrent", other.hybrid, other.encoder])
+@pytest.mark.parametrize("model", ["windowed", "recurrent", packed, other.encoder])
 def test_memory_that_is_laid_out_in_other_ways_is_planned_and_proven(
     model: Kind | Callable[[Path], Path],
     kv_type: str,

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from tests.support.devices import other_architectures as other
 from tests.support.devices.fixtures import MakeConfig
 from tests.support.devices.loads import loaded, planned
 from tests.support.devices.tiny_gguf import Shape, write
@@ -46,7 +45,11 @@ def windowed(_path: Path) -> Path:
     return random_model("windowed", head=32)
 
 
-@pytest.mark.parametrize("shape", ["wide-heads", "grouped-q8", "tied-q4", windowed, other.hybrid])
+def packed(_path: Path) -> Path:
+    return random_model("convolved", width=2, head=32, packed=True)
+
+
+@pytest.mark.parametrize("shape", ["wide-heads", "grouped-q8", "tied-q4", windowed, packed])
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_each_layer_is_planned_and_proven_on_its_own_device(
     kv_type: str,
