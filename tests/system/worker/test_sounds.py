@@ -32,6 +32,12 @@ def sound(seed: int = 0, seconds: float = 1.0, rate: int = 16_000, form: str = "
     return file.getvalue()
 
 
+def silence(seconds: int, rate: int = 4000, form: str = "FLAC") -> bytes:
+    """As a FLAC it is small, however long it is."""
+    soundfile.write(file := io.BytesIO(), np.zeros(rate * seconds, np.int16), rate, format=form)
+    return file.getvalue()
+
+
 def loud(loudest: float) -> bytes:
     """A sound of 32-bit floats with one such sample in its second second."""
     samples = np.zeros(24_000, np.float32)
@@ -132,9 +138,8 @@ def test_all_formats_are_heard(hearing: WorkerProcess) -> None:
 def test_a_sound_that_is_longer_than_its_header_says_is_cut_at_the_bound(
     hearing: WorkerProcess,
 ) -> None:
-    """A FLAC of silence is small, however long it is, and need not tell how long that is."""
-    soundfile.write(file := io.BytesIO(), np.zeros(4000 * 1900, np.int16), 4000, format="FLAC")
-    whole = file.getvalue()
+    """A FLAC need not tell how long it is."""
+    whole = silence(1900)
     for encoded, words in ((whole, "it may take"), (untold(whole), "context length")):
         answer = hearing.post("/v1/chat/completions", about(encoded))
         assert answer.status_code == 400 and words in answer.json()["error"]["message"]
@@ -164,11 +169,9 @@ def test_a_sound_that_cannot_fit_is_refused_before_it_is_decoded(
 ) -> None:
     """Half an hour has 45,000 tokens, and to decode and prepare it takes seconds."""
     asked(hearing, about(sound(5)))  # measures how many tokens a second has
-    rate, length = (8000, 1800) if form == "MP3" else (4000, 1500)
-    encoded = io.BytesIO()
-    soundfile.write(encoded, np.zeros(rate * length, np.int16), rate, format=form)
+    encoded = silence(1800, 8000, form) if form == "MP3" else silence(1500, form=form)
     began = engine_seconds(hearing)
-    answer = hearing.post("/v1/chat/completions", about(encoded.getvalue())).json()["error"]
+    answer = hearing.post("/v1/chat/completions", about(encoded)).json()["error"]
     assert answer["code"] == "context_length_exceeded", answer
     n_tokens = int(answer["message"].split("requested ")[1].split()[0])
     assert n_tokens > (2048 if form == "MP3" else 30_000), "as many as are known"
@@ -183,8 +186,8 @@ def test_a_sound_that_fills_the_context_is_heard(hearing: WorkerProcess) -> None
 
 
 def test_no_more_of_a_long_sound_is_decoded_than_it_takes() -> None:
-    soundfile.write(file := io.BytesIO(), np.zeros(4000 * 1000, np.int16), 4000, format="FLAC")
-    for encoded, known in ((file.getvalue(), 1000.0), (untold(file.getvalue()), 101.0)):
+    whole = silence(1000)
+    for encoded, known in ((whole, 1000.0), (untold(whole), 101.0)):
         assert sounds.decode(encoded, 16_000, 100.0) == TooLong(known)
         assert isinstance(sounds.decode(encoded, 16_000, 1000.0), Sound)
 
@@ -222,9 +225,9 @@ def test_sounds_are_counted_that_do_not_fit_into_the_context(hearing: WorkerProc
 
     short, long = (counted(seconds).json()["input_tokens"] for seconds in (1, 91))
     assert long - short == 3 * 750 > 2048
-    soundfile.write(file := io.BytesIO(), np.zeros(4000 * 1320, np.int16), 4000, format="FLAC")
-    messages = about(file.getvalue())["messages"]
-    body = {"model": "x", "messages": messages * 2}
+    # The first is prepared, and leaves too little for the second, which is not.
+    messages = [*about(silence(1010))["messages"], *about(silence(1790))["messages"]]
+    body = {"model": "x", "messages": messages}
     answer = hearing.post("/v1/chat/completions/input_tokens", body)
     assert answer.status_code == 400 and "65536 of them are counted" in answer.text
 
