@@ -86,6 +86,7 @@ class WorkerProcess:
         try:
             worker.port = int(worker.wait_log("worker.listening")["port"] or 0)  # 0: a Unix socket
             if wait_ready:
+                worker.wait_log("engine.ready")  # who asks again and again takes its time from it
                 worker.wait_ready()
         except BaseException:
             worker.kill()
