@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -166,19 +167,45 @@ def test_a_reader_that_does_not_read_holds_nothing_up(start_worker: StartWorker)
         assert time.monotonic() - before < 20
 
 
+LEAVES_SOON = """\
+import threading
+from worker import lifecycle
+lifecycle.EXIT_MARGIN_SECONDS = 0.5
+if {is_stuck}:  # for ever, in what the pool manager is told once the worker is ready
+    lifecycle.Lifecycle._callback = lambda *_: threading.Event().wait()
+from worker.cli import cpu
+cpu()
+"""
+
+
+def leaving_soon(is_stuck: bool = False) -> list[str]:
+    """The installed command, but for how long a stop may take beyond its streams."""
+    return [sys.executable, "-c", LEAVES_SOON.format(is_stuck=is_stuck)]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="bounds another process")
 def test_a_stop_needs_no_new_thread(start_worker: StartWorker) -> None:
     """Where memory or processes are short, there is none; the exit by force is ready before."""
-    worker = start_worker("--drain-timeout", "0.1")
+    worker = start_worker("--drain-timeout", "0.1", command=leaving_soon())
     taken = psutil.Process(worker.pid).memory_info().vms - (10 << 20)
     resource.prlimit(worker.pid, resource.RLIMIT_AS, (taken, taken))
     worker.signal(signal.SIGTERM)
     worker.wait()
 
 
+def is_stuck(worker: WorkerProcess) -> bool:
+    try:
+        with worker.client(timeout=0.5) as client:
+            client.get("/ready")
+    except httpx.TimeoutException:
+        return True
+    return False
+
+
 def test_a_stop_needs_no_event_loop(start_worker: StartWorker) -> None:
-    command = [sys.executable, "-m", "tests.support.stuck_command"]
-    worker = start_worker("--drain-timeout", "0.1", command=command, wait_ready=False)
+    flags = ("--drain-timeout", "0.1", "--callback-url", "http://127.0.0.1:9/")
+    worker = start_worker(*flags, command=leaving_soon(is_stuck=True), wait_ready=False)
     worker.wait_log("worker.ready")
+    until(lambda: is_stuck(worker), 60, lambda: "it answers all the time")
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
