@@ -335,10 +335,14 @@ def test_what_kubernetes_puts_into_a_pod(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_variable_in_small_letters_is_told_as_it_is_given(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("llorch_port", "x")
-    assert refusal().startswith("llorch_port is 'x'; ")
+    config = tmp_path / "c.toml"
+    config.write_text('port = "x"\n')
+    monkeypatch.setenv("llorch_config", str(config))
+    assert refusal().startswith(f"port in {config} is 'x'; ")
+    monkeypatch.setenv("llorch_port", "y")
+    assert refusal().startswith("llorch_port is 'y'; ")
 
 
 def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:

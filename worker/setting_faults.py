@@ -27,6 +27,13 @@ def variable_of(name: str) -> str:
     return ENV_PREFIX + name.upper()
 
 
+def set_variables(name: str) -> list[str]:
+    """Those that set it, as they are spelled: capitals are not told from small letters, and one
+    that is empty is none."""
+    variable = variable_of(name)
+    return [each for each in os.environ if each.upper() == variable and os.environ[each]]
+
+
 def read_toml(path: Path, what: str, field: str) -> dict[str, Any]:
     """What is in a TOML file that a user writes; `what` says which file it is to the worker.
 
@@ -111,7 +118,7 @@ def _name(fault: ErrorDetails) -> str:
 def _sentence(fault: ErrorDetails, flags: Mapping[str, Any], others: Mapping[str, str]) -> str:
     name = _name(fault)
     variable = variable_of(name)
-    set_as = [each for each in os.environ if each.upper() == variable and os.environ[each]]
+    set_as = set_variables(name)
     origin = flag(name) if name in flags else set_as[0] if set_as else others.get(name, name)
     given = "a secret that cannot be sent" if name in ENV_ONLY else repr(fault["input"])
     if name.endswith("_url") and isinstance(fault["input"], str):

@@ -58,6 +58,7 @@ from worker.setting_faults import (
     ENV_PREFIX,
     explain,
     read_toml,
+    set_variables,
     variable_of,
     without_secrets,
 )
@@ -463,7 +464,7 @@ class Settings(_TableFields):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         flags = init_settings()
-        file = flags.get("config") or env_settings().get("config")
+        file = _config_file(flags)
         backend = flags.get("backend", "cpu")
         return (
             init_settings,
@@ -479,7 +480,7 @@ class Settings(_TableFields):
         try:
             return cls(**{**flags, "backend": backend})
         except ValidationError as error:
-            file = flags.get("config") or os.environ.get(variable_of("config"))
+            file = _config_file(flags)
             others = {name: f"{name} in {file}" for name in FIELDS} if file else {}
             others |= {name: each for name, each in ALIASES.items() if os.environ.get(each)}
             raise explain(error, flags, list(FIELDS), others) from None
@@ -545,6 +546,12 @@ def _aliases(backend: BackendName) -> dict[str, Any]:
     if backend == "cuda" and (device := os.environ.get("CUDA_DEVICE")):
         values["cuda_device"] = device
     return values
+
+
+def _config_file(flags: Mapping[str, Any]) -> str | None:
+    """As the flag names it, or else the variable."""
+    given: str | None = flags.get("config")
+    return given or next((os.environ[each] for each in set_variables("config")), None)
 
 
 def _file(path: Path, backend: BackendName) -> dict[str, Any]:
