@@ -16,6 +16,7 @@ import pytest
 
 from builds import pins, sdist
 from tests.support.worker import WorkerProcess, installed
+from tests.test_layout import name_of, parsed, sources
 from tools import settings_page
 from worker.api.app import DIALECTS
 from worker.api.dialects.anthropic.schema import MessagesBody
@@ -234,8 +235,8 @@ def test_messages_that_an_operator_sees_are_the_codes() -> None:
     assert quoted
     said = {
         node.value
-        for path in (ROOT / "worker").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        for path in sources()
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
     for part in (part.strip() for text in quoted for part in text.split("…")):
@@ -393,3 +394,30 @@ def _properties(schema: Any) -> set[str]:
     if not isinstance(schema, dict):
         return set()
     return set(schema.get("properties", ())).union(*map(_properties, schema.values()))
+
+
+LEVELS = {"debug", "info", "warning", "error", "critical", "exception"}
+
+
+def _is_log_call(function: ast.expr) -> bool:
+    """`log.info(…)`, or `write(…)` and `getattr(log, …)(…)` where the level is chosen first."""
+    if isinstance(function, ast.Attribute):
+        return function.attr in LEVELS
+    if isinstance(function, ast.Call):
+        return isinstance(function.func, ast.Name) and function.func.id == "getattr"
+    return isinstance(function, ast.Name) and function.id == "write"
+
+
+def test_the_page_lists_each_log_event_and_no_other() -> None:
+    """Their names are an interface: `room.step`, in small letters."""
+    logged: dict[str, str] = {}
+    for path in sources():
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Call) and node.args and _is_log_call(node.func):
+                first = node.args[0]
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    logged[first.value] = f"{name_of(path)}:{node.lineno}"
+    section = TEXTS["docs/operations.md"].partition("## Log events")[2].partition("\n## ")[0]
+    form = r"[a-z_]+\.[a-z_]+"
+    assert {name: at for name, at in logged.items() if not re.fullmatch(form, name)} == {}
+    assert set(re.findall(f"`({form})`", section)) == set(logged)
