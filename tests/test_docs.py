@@ -42,6 +42,14 @@ TEXTS = {str(page.relative_to(ROOT)): page.read_text("utf-8") for page in PAGES}
 README = TEXTS["README.md"]
 
 
+def section(page: str, heading: str) -> str:
+    return TEXTS[page].partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+OTHERS_FLAGS, _, OTHERS_FIELDS = TEXTS["docs/from-llama-server.md"].partition("\n## The fields of")
+A_FLAG = r"(?<![\w-])--?[A-Za-z][\w.-]*"
+
+
 def test_the_map_is_the_tree() -> None:
     rooms = {str(path.parent.relative_to(ROOT)) for path in ROOT.glob("worker/*/__init__.py")}
     found = re.findall(
@@ -158,8 +166,8 @@ def test_messages_that_are_shown_are_taken(worker: WorkerProcess) -> None:
 
 def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
     """And those of a clean stop and of Ctrl-C; `--help` leaves the last one out."""
-    section = TEXTS["docs/operations.md"].partition("## Exit codes")[2].partition("\n## ")[0]
-    listed = set(map(int, re.findall(r"^\| (\d+) \|", section, re.MULTILINE)))
+    rows = re.findall(r"^\| (\d+) \|", section("docs/operations.md", "Exit codes"), re.MULTILINE)
+    listed = set(map(int, rows))
     assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
     told = (_parser("cpu", None).epilog or "").partition("exit codes:")[2]
     assert {*map(int, re.findall(r"\b(\d+) ", told))} == listed - {130}
@@ -230,8 +238,7 @@ def test_each_row_of_a_plan_is_explained(tmp_path: Path) -> None:
 
 def test_messages_that_an_operator_sees_are_the_codes() -> None:
     """What the page of operations quotes; `…` stands for what differs."""
-    section = TEXTS["docs/operations.md"].partition("## When something is wrong")[2]
-    quoted = re.findall(r'"([^"]+)"', section.partition("\n## ")[0])
+    quoted = re.findall(r'"([^"]+)"', section("docs/operations.md", "When something is wrong"))
     assert quoted
     said = {
         node.value
@@ -249,8 +256,8 @@ def test_the_programs_are_found() -> None:
 
 
 def test_the_paths_that_need_no_token_are_listed() -> None:
-    section = TEXTS["docs/security.md"].partition("## Paths that need no token")[2]
-    table, _, others = section.partition("\n## ")[0].partition("All others need it")
+    shown = section("docs/security.md", "Paths that need no token")
+    table, _, others = shown.partition("All others need it")
     listed = {path.rstrip("/") or "/" for path in re.findall(r"`(/[\w/…]*)`", table)}
     every = [each for dialect in DIALECTS for each in dialect.operations]
     is_open = {each.path for each in every if each.probe or each.public}
@@ -266,9 +273,9 @@ def test_the_paths_that_need_no_token_are_listed() -> None:
 
 def test_each_path_is_on_the_page_of_the_api() -> None:
     """By itself, or as what stands behind `/v1`, or before `/input_tokens`."""
-    section = TEXTS["docs/api.md"].partition("## Paths")[2].partition("\n## ")[0]
-    named = set(re.findall(r"`(?:[A-Z]+ )?(/[^`]*)`", section))
-    assert "`/input_tokens`" in section
+    shown = section("docs/api.md", "Paths")
+    named = set(re.findall(r"`(?:[A-Z]+ )?(/[^`]*)`", shown))
+    assert "`/input_tokens`" in shown
     paths = {each.path for dialect in DIALECTS for each in dialect.operations}
     for path in paths:
         short = re.sub(r"/?\{.*", "", path).removesuffix("/input_tokens") or "/"
@@ -317,16 +324,14 @@ def test_each_flag_of_llama_server_has_an_answer() -> None:
         assert lists is not None
         declared |= set(re.findall(r'"(-[^"]+)"', lists[0]))
     assert len(declared) > 300
-    named = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", TEXTS["docs/from-llama-server.md"]))
-    assert not declared - named
+    assert not declared - set(re.findall(A_FLAG, TEXTS["docs/from-llama-server.md"]))
 
 
 def test_a_flag_of_llama_server_is_answered_with_what_the_page_says() -> None:
-    table = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")[0]
     parser = _parser("cpu", None)
-    for theirs, ours in re.findall(r"^\| (`-.*?) \| (.*) \|$", table, re.MULTILINE):
+    for theirs, ours in re.findall(r"^\| (`-.*?) \| (.*) \|$", OTHERS_FLAGS, re.MULTILINE):
         answers = re.findall(r"`(--[a-z][\w-]*)|(the variable `\w+)", ours)
-        for name in re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", theirs):
+        for name in re.findall(A_FLAG, theirs):
             if answers and name not in parser._option_string_actions:
                 hint = parser.hint(name)
                 told = hint.removeprefix("; did you mean ").removesuffix("?").split(" or ")
@@ -335,13 +340,12 @@ def test_a_flag_of_llama_server_is_answered_with_what_the_page_says() -> None:
 
 
 def test_a_flag_of_llama_server_that_is_none_here_is_not_taken_for_another() -> None:
-    page = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")[0]
     parser = _parser("cpu", None)
     known = {
         *parser._option_string_actions,
         *(each for n in parser.other_names.values() for each in n),
     }
-    unknown = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", page)) - known
+    unknown = set(re.findall(A_FLAG, OTHERS_FLAGS)) - known
     assert len(unknown) > 200
     hints = {name: hint for name in unknown if "did you" in (hint := parser.hint(name))}
     assert hints == {}
@@ -365,9 +369,7 @@ def test_each_field_of_llama_servers_routes_has_an_answer() -> None:
             found = re.findall(read, source)
             declared |= {field for a, b, field in found if (a or b) not in INTERNAL}
     assert len(declared) > 140
-    _, _, section = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")
-    missing = declared - set(re.findall(r"`(\w+)`", section))
-    assert not missing
+    assert not declared - set(re.findall(r"`(\w+)`", OTHERS_FIELDS))
 
 
 BODIES = (
@@ -382,9 +384,10 @@ def test_a_field_that_is_said_to_be_the_same_is_one() -> None:
     known: set[str] = set()
     for body in BODIES:
         known |= _properties(body.model_json_schema())
-    _, _, section = TEXTS["docs/from-llama-server.md"].partition("## The fields of its routes")
-    for theirs, ours in re.findall(r"^\| (`.*) \| the same\b.* \|$()", section, re.MULTILINE):
-        assert not set(re.findall(r"`(\w+)`", theirs)) - known, ours
+    rows = re.findall(r"^\| (`.*) \| the same\b.* \|$", OTHERS_FIELDS, re.MULTILINE)
+    assert rows
+    for theirs in rows:
+        assert not set(re.findall(r"`(\w+)`", theirs)) - known, theirs
 
 
 def _properties(schema: Any) -> set[str]:
@@ -417,7 +420,7 @@ def test_the_page_lists_each_log_event_and_no_other() -> None:
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     logged[first.value] = f"{name_of(path)}:{node.lineno}"
-    section = TEXTS["docs/operations.md"].partition("## Log events")[2].partition("\n## ")[0]
     form = r"[a-z_]+\.[a-z_]+"
     assert {name: at for name, at in logged.items() if not re.fullmatch(form, name)} == {}
-    assert set(re.findall(f"`({form})`", section)) == set(logged)
+    listed = re.findall(f"`({form})`", section("docs/operations.md", "Log events"))
+    assert set(listed) == set(logged)
