@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 
 from tests.support.worker import PATIENCE_S, until
-from worker.pool.conformance import Manager, answer_ok, send_json
+from worker.pool.conformance import Manager, send_json
+from worker.pool.conformance import answer_ok as answer_ok
 from worker.pool.rules import PoolMessage
 
 Reply = Callable[[BaseHTTPRequestHandler], int]
@@ -101,15 +102,3 @@ def hangs(handler: BaseHTTPRequestHandler) -> int:
 def hangs_up(handler: BaseHTTPRequestHandler) -> int:
     handler.close_connection = True
     return 0
-
-
-__all__ = [
-    "PoolManager",
-    "always",
-    "answer_ok",
-    "answers",
-    "answers_garbage",
-    "hangs",
-    "hangs_up",
-    "serving",
-]

@@ -21,6 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -196,10 +197,13 @@ def _write_metadata(writer: GGUFWriter, kind: Kind, n_used_experts: int, size: S
         writer.add_ssm_group_count(1)
 
 
+def _normal(random: np.random.Generator, *shape: int) -> npt.NDArray[np.float32]:
+    """Weights that keep the size of what they are applied to."""
+    return random.standard_normal(shape, dtype=np.float32) * np.float32(shape[-1] ** -0.5)
+
+
 def _tensors(kind: Kind, n_vocab: int, size: Size, random: np.random.Generator) -> Iterator[Tensor]:
-    def weights(rows: int, columns: int) -> npt.NDArray[np.float32]:
-        scale = np.float32(columns**-0.5)
-        return random.standard_normal((rows, columns), dtype=np.float32) * scale
+    weights = partial(_normal, random)
 
     def norm(n: int) -> npt.NDArray[np.float32]:
         return np.ones(n, dtype=np.float32)
@@ -255,10 +259,7 @@ def _tensors(kind: Kind, n_vocab: int, size: Size, random: np.random.Generator) 
 
 def _experts(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:
     """gpt-oss's block but for the attention's matrices: everything has a bias."""
-
-    def normal(*shape: int) -> npt.NDArray[np.float32]:
-        return random.standard_normal(shape, dtype=np.float32) * np.float32(shape[-1] ** -0.5)
-
+    normal = partial(_normal, random)
     return {
         "attn_norm.weight": np.ones(size.n_embd, dtype=np.float32),
         "post_attention_norm.weight": np.ones(size.n_embd, dtype=np.float32),
@@ -281,10 +282,7 @@ def _experts(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[n
 def _next_token(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:
     """What GLM 4.5's layer for multi-token prediction has beside its attention: experts, and a
     mixture of the token with the hidden state before it, which here is mostly the token."""
-
-    def normal(*shape: int) -> npt.NDArray[np.float32]:
-        return random.standard_normal(shape, dtype=np.float32) * np.float32(shape[-1] ** -0.5)
-
+    normal = partial(_normal, random)
     token = np.eye(size.n_embd, dtype=np.float32)
     one = np.ones(size.n_embd, dtype=np.float32)
     experts = {
@@ -308,13 +306,10 @@ def _next_token(size: Size, random: np.random.Generator) -> dict[str, npt.NDArra
 
 def _state_space(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:
     """A Mamba 2 mixer whose state decays slowly: what was read long ago still counts."""
-    width = size.inner + 2 * STATE
+    width, normal = size.inner + 2 * STATE, partial(_normal, random)
 
     def uniform(low: float, high: float, *shape: int) -> npt.NDArray[np.float32]:
         return random.uniform(low, high, shape).astype(np.float32)
-
-    def normal(rows: int, columns: int) -> npt.NDArray[np.float32]:
-        return random.standard_normal((rows, columns), dtype=np.float32) * np.float32(columns**-0.5)
 
     return {
         "ssm_in.weight": normal(size.inner + width + size.ssm_heads, size.n_embd),

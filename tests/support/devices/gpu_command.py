@@ -1,6 +1,6 @@
 """`llorch-cuda` with a device that plays the GPU: `… gpu_command PLUG_IN@host:port FLAGS…`.
 
-This process is the real command; only the children that it starts are those beside this module.
+This process is the real command; only the children that it starts are `gpu_child`.
 `LOOK_SECONDS` says how often it looks after its device.
 """
 
@@ -14,9 +14,9 @@ from worker.supervisor import engine_process, supervisor
 
 if __name__ == "__main__":
     setting = sys.argv.pop(1)
-    start = (sys.executable, "-P", "-m")
-    engine_process.ENGINE_ARGV = (*start, "tests.support.devices.gpu_engine", setting)
-    preflight.CHILD = (*start, "tests.support.devices.gpu_preflight", setting)
+    child = (sys.executable, "-P", "-m", "tests.support.devices.gpu_child")
+    engine_process.ENGINE_ARGV = (*child, "worker.engine.process", setting)
+    preflight.CHILD = (*child, "worker.devices.preflight_child", setting)
     supervisor.RESIDENCY_SECONDS = float(os.environ.get("LOOK_SECONDS", 15))
     from worker.cli import cuda
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.ports import free_port
+from tests.support.worker import PATIENCE_S, until
 from worker.devices.select import wheel_stamp
 from worker.llama import library
 
 ROOT = Path(__file__).resolve().parents[3]
 PLUGIN = "libggml-rpc.so"
-_START_SECONDS = 30.0
 
 
 def plugin_path() -> Path:
@@ -48,7 +47,7 @@ def serve(free_bytes: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        _wait(port, process)
+        until(lambda: _is_listening(port), PATIENCE_S, lambda: f"exit code {process.poll()}")
         yield f"{plugin}@127.0.0.1:{port}", process
     finally:
         process.kill()
@@ -60,13 +59,9 @@ def cuda_command(setting: str) -> list[str]:
     return [sys.executable, "-m", "tests.support.devices.gpu_command", setting]
 
 
-def _wait(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _START_SECONDS
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the test device's process ended"
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise AssertionError("the test device does not answer")
+def _is_listening(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

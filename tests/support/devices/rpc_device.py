@@ -2,8 +2,8 @@
 
 `register` adds it to ggml's registry of this process, `play_gpu` makes the worker's own code take
 it for a CUDA device. Whole processes do both by the modules beside this one: `gpu_command` in place
-of `llorch-cuda`, `gpu_engine` in place of the engine process, `gpu_preflight` in place of the
-child of `plan` and `doctor`. The product knows nothing of it, and the plug-in is never shipped.
+of `llorch-cuda`, `gpu_child` in place of its children. The product knows nothing of it, and the
+plug-in is never shipped.
 """
 
 from __future__ import annotations

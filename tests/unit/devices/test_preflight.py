@@ -14,7 +14,8 @@ from worker.devices.preflight import ChosenDevice, Findings, Library, Questions,
 from worker.errors import BackendMismatch, ConfigError, InsufficientVram
 from worker.wire.messages import LoadModel
 
-GPU_CHILD = (sys.executable, "-m", "tests.support.devices.gpu_preflight")
+OF_GPU = ("tests.support.devices.gpu_child", "worker.devices.preflight_child")
+GPU_CHILD = (sys.executable, "-m", *OF_GPU)
 BEGIN = (
     "import json, sys, os, signal, time\n"
     "library = dict(versions={}, build={}, cpu_variant=None, cpu_features=[], driver={}, "
