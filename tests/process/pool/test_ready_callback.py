@@ -76,7 +76,7 @@ def test_it_waits_for_an_engine_that_serves(start_worker: StartWorker, tmp_path:
         hold.touch()
         os.kill(running.engine_pid, signal.SIGKILL)
         until(lambda: running.get("/ready").status_code == 503, 60, lambda: "still ready")
-        time.sleep(5)
+        time.sleep(2)
         manager.reply = answers()
         time.sleep(1)
         hold.unlink()
