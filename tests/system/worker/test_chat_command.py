@@ -19,7 +19,7 @@ from rich.status import Status
 from tests.conftest import StartWorker
 from tests.support.certificate import own_certificate
 from tests.support.ports import free_port
-from tests.support.worker import WorkerProcess, environment, installed, until
+from tests.support.worker import WorkerProcess, environment, installed, run_to_exit, until
 from worker.commands.chat import Answer, print_json, take
 from worker.commands.console import Console
 
@@ -49,12 +49,9 @@ def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -
 
 
 def test_without_an_input_it_has_nothing_to_say(worker: WorkerProcess, tmp_path: Path) -> None:
-    command = [*installed(), "chat", "--port", str(worker.port)]
-    done = subprocess.run(
-        ["sh", "-c", 'exec "$@" <&-', "sh", *command],
-        capture_output=True, text=True, env=environment(tmp_path), timeout=120,
-    )  # fmt: skip
-    assert (done.returncode, done.stderr) == (0, "")
+    closed = ["sh", "-c", 'exec "$@" <&-', "sh", *installed()]
+    exit = run_to_exit("chat", "--port", str(worker.port), cache_dir=tmp_path, command=closed)
+    assert (exit.code, exit.stderr) == (0, "")
 
 
 def test_a_token_is_sent_over_https_and_its_lack_is_a_sentence(

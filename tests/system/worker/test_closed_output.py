@@ -5,89 +5,66 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.worker import WorkerProcess, environment, installed
+from tests.support.worker import WorkerProcess, environment, installed, run_to_exit
 
 QUESTION = b"What is the capital of France?\n"
 
 
-def ended(*command: str, cache: Path) -> tuple[int, bytes]:
-    """The exit code and stderr of a command whose output nobody reads."""
+def ended(stdout: int, cache: Path, program: str, *arguments: str) -> tuple[int, str]:
+    """The exit code and stderr of a command with that output."""
+    done = subprocess.run(
+        [*installed(program), *arguments],
+        input=QUESTION,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        env=environment(cache),
+        timeout=120,
+    )
+    return done.returncode, done.stderr.decode()
+
+
+@pytest.fixture
+def unread() -> Iterator[int]:
+    """An output whose reader has left."""
     reader, writer = os.pipe()
     os.close(reader)
-    try:
-        done = subprocess.run(
-            command,
-            input=QUESTION,
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            env=environment(cache),
-            timeout=120,
-        )
-    finally:
-        os.close(writer)
-    return done.returncode, done.stderr
+    yield writer
+    os.close(writer)
 
 
 @pytest.mark.parametrize("command", ["chat", "health"])
-def test_of_a_worker(command: str, worker: WorkerProcess, tmp_path: Path) -> None:
-    asked = (*installed(), command, "--port", str(worker.port))
-    assert ended(*asked, cache=tmp_path) == (141, b"")
+def test_of_a_worker(command: str, unread: int, worker: WorkerProcess, tmp_path: Path) -> None:
+    asked = ("cpu", command, "--port", str(worker.port))
+    assert ended(unread, tmp_path, *asked) == (141, "")
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments"),
-    [
-        ("cpu", "--help"),
-        ("cpu", "plan"),
-        ("convert", "list"),
-        ("ray", "--help"),
-    ],
-)
-def test_alone(program: str, arguments: str, warm_cache: Path) -> None:
-    asked = (*installed(program), *arguments.split())
-    assert ended(*asked, cache=warm_cache) == (141, b"")
+@pytest.mark.parametrize("command", ["cpu --help", "cpu plan", "convert list", "ray --help"])
+def test_alone(command: str, unread: int, warm_cache: Path) -> None:
+    assert ended(unread, warm_cache, *command.split()) == (141, "")
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments"),
-    [("cpu", "--version"), ("cpu", "--help"), ("convert", "--help"), ("ray", "--version")],
-)
-def test_on_a_full_disk(program: str, arguments: str, warm_cache: Path) -> None:
+@pytest.mark.parametrize("command", ["cpu --version", "cpu --help", "convert --help", "ray --help"])
+def test_on_a_full_disk(command: str, warm_cache: Path) -> None:
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            (*installed(program), *arguments.split()),
-            stdout=full,
-            stderr=subprocess.PIPE,
-            env=environment(warm_cache),
-            timeout=120,
-        )
-    *_, sentence = done.stderr.decode().splitlines()
-    assert done.returncode == 1 and sentence.endswith(": No space left on device")
+        code, told = ended(full.fileno(), warm_cache, *command.split())
+    assert code == 1 and told.splitlines()[-1].endswith(": No space left on device")
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "words"),
+    ("arguments", "code", "words"),
     [
-        (("cpu", "plan"), 0, ""),
-        (("cpu", "plan", "--model", "x.gguf"), 1, "The folder in which this was started is gone"),
+        (("plan",), 0, ""),
+        (("plan", "--model", "x.gguf"), 1, "The folder in which this was started is gone"),
     ],
 )
 def test_in_a_folder_that_is_gone(
-    command: tuple[str, ...], code: int, words: str, warm_cache: Path, tmp_path: Path
+    arguments: tuple[str, ...], code: int, words: str, warm_cache: Path, tmp_path: Path
 ) -> None:
-    program, *arguments = command
-    leave = ["sh", "-c", 'rmdir "$PWD"; exec "$@"', "sh", *installed(program), *arguments]
-    (tmp_path / "gone").mkdir()
-    done = subprocess.run(
-        leave,
-        cwd=tmp_path / "gone",
-        capture_output=True,
-        env=environment(warm_cache),
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == code and words in done.stderr and "Traceback" not in done.stderr
+    leave = ["sh", "-c", 'mkdir "$0"; cd "$0"; rmdir "$0"; exec "$@"', str(tmp_path / "gone")]
+    exit = run_to_exit(*arguments, cache_dir=warm_cache, command=[*leave, *installed()])
+    assert exit.code == code and words in exit.stderr and "Traceback" not in exit.stderr

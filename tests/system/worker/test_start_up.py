@@ -51,16 +51,6 @@ def test_wrong_settings(warm_cache: Path, flags: list[str], words: list[str]) ->
     refused(run_to_exit(*flags, cache_dir=warm_cache), 2, "INVALID_CONFIG", *words)
 
 
-def test_help_is_complete_and_quick(warm_cache: Path) -> None:
-    before = time.monotonic()
-    exit = run_to_exit("--help", cache_dir=warm_cache)
-    assert time.monotonic() - before < 15, "half a second on a quiet machine"
-    assert exit.code == 0 and exit.stderr == ""
-    for words in ("--model", "--callback-url", "LLORCH_WORKER_TOKEN", "exit codes", "8080"):
-        assert words in exit.stdout
-    assert "--cuda-device" not in exit.stdout
-
-
 def test_the_port_answers_first_and_phases_follow(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
