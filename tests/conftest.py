@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import pytest
 import structlog
@@ -130,19 +130,15 @@ def starting(folder: Path, warm_cache: Path, *, ends_well: bool) -> Iterator[Sta
     def start(
         *flags: str,
         env: Mapping[str, str] | None = None,
-        backend: str = "cpu",
-        command: Sequence[str] | None = None,
-        wait_ready: bool = True,
         cache_dir: Path | None = None,
+        **options: Any,
     ) -> WorkerProcess:
         running = WorkerProcess.start(
             *flags,
             folder=folder / f"worker-{next(numbers)}",
             cache_dir=cache_dir or warm_cache,
             env={"LLORCH_THREADS": "1", **(env or {})},
-            backend=backend,
-            command=command,
-            wait_ready=wait_ready,
+            **options,
         )
         started.append(running)
         return running

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,6 +177,11 @@ class WorkerProcess:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.pid).children(recursive=True)
 
+    @property
+    def processes(self) -> list[psutil.Process]:
+        """The API process, then all others."""
+        return [psutil.Process(self.pid), *self.children()]
+
     def freeze_engine(self) -> None:
         """Nothing is computed, answered or read until `thaw_engine`."""
         freeze(self.engine_pid)
@@ -229,6 +234,11 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(PATIENCE_S)
+
+
+def computed_s(processes: Iterable[psutil.Process]) -> float:
+    """The seconds that these have computed so far."""
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def _is_engine(process: psutil.Process) -> bool:

@@ -53,19 +53,6 @@ def test_ten_turns_are_kept_over_a_reload(tab: Any, worker: WorkerProcess) -> No
     expect(chat.answers.first).to_contain_text("Paris")
 
 
-def test_an_answer_is_regenerated_and_a_question_edited(tab: Any, worker: WorkerProcess) -> None:
-    chat = Chat(tab, worker.base_url)
-    chat.ask(FRANCE)
-    chat.answers.last.get_by_role("button", name="Regenerate").click()
-    expect(chat.answers.last).to_contain_text("2/2")
-    assert "Paris" in chat.complete()
-    mine = tab.get_by_label("User message with actions")
-    mine.get_by_role("button", name="Edit").click()
-    tab.locator("textarea").first.fill("What is the capital of Italy?")
-    tab.keyboard.press("Enter")
-    expect(chat.answers.last).to_contain_text("Rome")
-
-
 def test_stop_ends_the_request(tab: Any, worker: WorkerProcess) -> None:
     cancelled = 'worker_requests_total{outcome="cancelled"}'
     before = worker.metric(cancelled)

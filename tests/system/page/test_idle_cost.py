@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.support.worker import WorkerProcess
+from tests.support.worker import WorkerProcess, computed_s
 from tests.system.page.watching import hide
 
 pytestmark = pytest.mark.long
 SECONDS = 20.0
-
-
-def cpu_seconds(worker: WorkerProcess) -> float:
-    """Of both of its processes so far."""
-    times = [p.cpu_times() for p in (psutil.Process(worker.pid), *worker.children())]
-    return sum(each.user + each.system for each in times)
 
 
 def page_seconds(session: Any) -> float:
@@ -34,9 +27,9 @@ def test_an_open_page_costs_next_to_nothing(page: Any, worker: WorkerProcess, se
     if not seen:
         hide(page)
     page.wait_for_timeout(1000)
-    before = cpu_seconds(worker), page_seconds(session)
+    before = computed_s(worker.processes), page_seconds(session)
     page.wait_for_timeout(1000 * SECONDS)
-    in_worker = (cpu_seconds(worker) - before[0]) / SECONDS
+    in_worker = (computed_s(worker.processes) - before[0]) / SECONDS
     in_page = (page_seconds(session) - before[1]) / SECONDS
     print(f"{in_worker:.2%} of a core in the worker, {in_page:.2%} in the page")
     assert in_worker < 0.01 and in_page < 0.01

@@ -31,8 +31,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.process.api.test_crowd import health_times, p99
-from tests.support.worker import ROOT, WorkerProcess, new_job_id
-from tests.system.security.test_network import computed_s
+from tests.support.worker import ROOT, WorkerProcess, computed_s, new_job_id
 
 pytestmark = pytest.mark.long
 
@@ -214,10 +213,11 @@ class Window:
         self, worker: WorkerProcess, streams: Streams, meanwhile: Callable[[], object]
     ) -> None:
         with health_times(worker) as times:
-            began, computed, tokens = time.monotonic(), computed_s(worker), list(streams.tokens)
+            api, tokens = [psutil.Process(worker.pid)], list(streams.tokens)
+            began, computed = time.monotonic(), computed_s(api)
             meanwhile()
             self.seconds += time.monotonic() - began
-            self.computed += computed_s(worker) - computed
+            self.computed += computed_s(api) - computed
             new = zip(self.tokens, streams.tokens, tokens, strict=True)
             self.tokens = [sum + now - before for sum, now, before in new]
         for name, found in times.items():

@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.process.api.test_crowd import health_times, p99
 from tests.support import clock
-from tests.support.worker import WorkerProcess
+from tests.support.worker import WorkerProcess, computed_s
 
 JSON = {"Content-Type": "application/json"}
 EVIL = {"Origin": "https://evil.example"}
@@ -28,14 +28,10 @@ def post(worker: WorkerProcess, path: str, **headers: str) -> httpx.Response:
     return httpx.post(worker.base_url + path, content=content, headers=given, timeout=60)
 
 
-def computed_s(worker: WorkerProcess) -> float:
-    times = psutil.Process(worker.pid).cpu_times()
-    return times.user + times.system
-
-
 def is_healthy(worker: WorkerProcess) -> bool:
-    began = computed_s(worker)
-    return worker.get("/health").status_code == 200 and computed_s(worker) - began < HEALTH_SECONDS
+    api = [psutil.Process(worker.pid)]
+    began = computed_s(api)
+    return worker.get("/health").status_code == 200 and computed_s(api) - began < HEALTH_SECONDS
 
 
 # --- web pages ---------------------------------------------------------------------------

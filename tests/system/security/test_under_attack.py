@@ -8,7 +8,6 @@ that does other work beside.
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.process.api.test_crowd import health_times, p99
 from tests.support.worker import WorkerProcess
+from tests.system.security.test_network import HEAD, connected
 from tests.system.worker.test_embeddings import pooling_gguf
 from tests.unit.api.test_hostile_schemas import HOSTILE
 
@@ -36,7 +36,6 @@ SECONDS = 30.0
 N_ATTACKERS = 4
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT = {"messages": FRANCE, "temperature": 0, "max_tokens": 24}
-HEAD = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 PATIENCE_MS = 200.0
 """Beyond what the idle server shows. The target on a quiet machine is 20."""
 GROWTH_BYTES = 300 * 2**20
@@ -68,8 +67,7 @@ def post(worker: WorkerProcess, path: str, body: Any) -> int:
 def raw(worker: WorkerProcess, sent: bytes, wait_s: float = 0.0) -> None:
     """Bytes on a socket that is then left, with whatever it was sent unread."""
     try:
-        with socket.create_connection(("127.0.0.1", worker.port), timeout=30) as client:
-            client.sendall(sent)
+        with connected(worker, sent):
             time.sleep(wait_s)
     except OSError:
         pass  # refused, which is an answer
@@ -79,7 +77,7 @@ def idle(worker: WorkerProcess, _n: int) -> None:
     clients = []
     try:
         for _ in range(2500):
-            clients.append(socket.create_connection(("127.0.0.1", worker.port), timeout=30))
+            clients.append(connected(worker))
         time.sleep(1)
     except OSError:
         pass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -19,15 +18,13 @@ from tests.support.pool_manager import serving
 from tests.support.worker import WorkerProcess, run_to_exit, until
 from tests.system.security.test_confinement import BREAKING, breaks_out_in_vain
 from tests.system.vulkan.conftest import PATIENT, SHADER_SECONDS, StartOnCards
+from tests.system.worker.test_main_job import CASES, case_name
 from tools import survival
 from tools.gpu.cards import Cards
 from worker.wire.backends import BACKENDS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
-CASES = json.loads(
-    (Path(__file__).parents[2] / "data" / "expected_greedy.json").read_text("utf-8")
-)["cases"]
 N_STREAMS, N_TOKENS = 16, 40
 STALL_SECONDS = 40
 MARGIN_BYTES = BACKENDS["vulkan"].margin_bytes
@@ -58,7 +55,7 @@ def test_the_whole_model_is_on_the_card(worker: WorkerProcess) -> None:
     assert health["vram_bytes_used"] <= 500 << 20
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda each: str(each.get("prompt") or "chat"))
+@pytest.mark.parametrize("case", CASES, ids=case_name)
 def test_greedy_text_is_the_cpus(worker: WorkerProcess, case: dict[str, Any]) -> None:
     prompt, ids = case.get("prompt") or case["rendered"], case["token_ids"]
     stream = worker.execute(prompt, temperature=0, max_tokens=len(ids) + 1)

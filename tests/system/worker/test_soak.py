@@ -10,7 +10,6 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import httpx
-import psutil
 import pytest
 
 from tests.conftest import StartWorker
@@ -125,5 +124,4 @@ def one_request(client: httpx.Client, chance: random.Random) -> str:
 
 def memory(worker: WorkerProcess) -> int:
     """Of all processes of the worker, shared pages counted once."""
-    processes = [psutil.Process(worker.pid), *worker.children()]
-    return sum(process.memory_full_info().pss for process in processes)
+    return sum(process.memory_full_info().pss for process in worker.processes)

@@ -10,7 +10,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 import soundfile
 
@@ -18,7 +17,7 @@ from tests.conftest import StartWorker
 from tests.support.pictures import picture, question
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
-from tests.support.worker import WorkerProcess
+from tests.support.worker import WorkerProcess, computed_s
 from tests.system.worker.test_pictures import asked, llama_server, same_as_peers, send_all_damaged
 from worker.engine.media import sound as sounds
 from worker.engine.media.decoder import Sound, TooLong
@@ -156,13 +155,6 @@ def test_a_flac_need_not_tell_its_length(hearing: WorkerProcess, seconds: float)
     assert asked(hearing, about(untold(encoded))) == asked(hearing, about(encoded))
 
 
-def engine_seconds(worker: WorkerProcess) -> float:
-    """Of a processor, which the engine and the processes beside it took."""
-    engine = psutil.Process(worker.engine_pid)
-    times = [each.cpu_times() for each in (engine, *engine.children(recursive=True))]
-    return sum(each.user + each.system for each in times)
-
-
 @pytest.mark.parametrize("form", KINDS)
 def test_a_sound_that_cannot_fit_is_refused_before_it_is_decoded(
     hearing: WorkerProcess, form: str
@@ -170,12 +162,12 @@ def test_a_sound_that_cannot_fit_is_refused_before_it_is_decoded(
     """Half an hour has 45,000 tokens, and to decode and prepare it takes seconds."""
     asked(hearing, about(sound(5)))  # measures how many tokens a second has
     encoded = silence(1800, 8000, form) if form == "MP3" else silence(1500, form=form)
-    began = engine_seconds(hearing)
+    began = computed_s(hearing.children())
     answer = hearing.post("/v1/chat/completions", about(encoded)).json()["error"]
     assert answer["code"] == "context_length_exceeded", answer
     n_tokens = int(answer["message"].split("requested ")[1].split()[0])
     assert n_tokens > (2048 if form == "MP3" else 30_000), "as many as are known"
-    assert engine_seconds(hearing) - began < 1.0
+    assert computed_s(hearing.children()) - began < 1.0
 
 
 def test_a_sound_that_fills_the_context_is_heard(hearing: WorkerProcess) -> None:
