@@ -76,11 +76,10 @@ class PoolClient:
             patience = max(LEAST_ATTEMPT_SECONDS, min(ATTEMPT_SECONDS, remaining))
             told = await payload()
             deadline = time.monotonic() + remaining  # the worker's own wait is not the manager's
-            status, trouble = await self.post(url, told, patience)
-            if status is not None and 200 <= status < 300:
+            status, reason = await self.post(url, told, patience)
+            if not reason:
                 return attempt
             self._metrics.callback_failures.inc()
-            reason = trouble or f"it answered {status}"
             remaining, failure = deadline - time.monotonic(), None
             if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:
                 failure = f"refused the ready callback: {reason}"
@@ -100,7 +99,8 @@ class PoolClient:
     async def post(
         self, url: str, payload: Mapping[str, Any], timeout_seconds: float
     ) -> tuple[int | None, str]:
-        """Post JSON once; returns the status, or `None` and what went wrong. Reads no body."""
+        """Post JSON once; returns the status, or `None` without an answer, and why the manager has
+        not taken it, which is empty if it has. Reads no body."""
         try:
             client = self._client()
         except Exception as error:  # whose words do not say that it is the environment
@@ -113,7 +113,8 @@ class PoolClient:
                 async with client.stream(
                     "POST", url, json=payload, timeout=timeout_seconds
                 ) as response:
-                    return response.status_code, ""
+                    status = response.status_code
+                    return status, "" if response.is_success else f"it answered {status}"
         except TimeoutError:
             return None, f"no answer within {timeout_seconds:.1f} s"
         except Exception as error:  # of the manager, whatever it is

@@ -92,13 +92,13 @@ class Heartbeats:
             last_is_due.cancel()
 
     async def _send(self, beat: Beat) -> bool:
-        status, trouble = await self._client.post(
+        _, trouble = await self._client.post(
             self._url, beat, min(ATTEMPT_SECONDS, max(1.0, self._interval_seconds))
         )
-        accepted = status is not None and 200 <= status < 300
+        accepted = not trouble
         self._metrics.heartbeats.labels("sent" if accepted else "failed").inc()
         if not accepted and not self._is_failing:
-            _log.warning("heartbeat.failed", reason=trouble or f"it answered {status}")
+            _log.warning("heartbeat.failed", reason=trouble)
         elif accepted and self._is_failing:
             _log.info("heartbeat.recovered", sequence=beat["sequence"])
         self._is_failing = not accepted
@@ -110,8 +110,5 @@ def _is_final(beat: Beat) -> bool:
 
 
 def _is_news(now: Beat, last: Beat) -> bool:
-    """Whether a manager should know of the change at once."""
-    busy_or_ready = {now["status"], last["status"]} <= {"ready", "busy"}
-    return bool(
-        now["state"] != last["state"] or (now["status"] != last["status"] and not busy_or_ready)
-    )
+    """Whether a manager should know of the change at once. `ready` and `busy` are one state."""
+    return bool(now["state"] != last["state"])
