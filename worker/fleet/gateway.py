@@ -13,11 +13,10 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 from pydantic import AliasChoices, BaseModel
 from starlette.datastructures import Headers
@@ -201,22 +200,20 @@ class Gateway(Surface):
         # An Origin was checked here, where the host that it belongs to is known. What Connection
         # names is of the client's connection alone (RFC 9110, 7.6.1).
         done = {ORIGIN.key, CORRELATION_ID.key, REQUEST_ID.key}
-        for names in CONNECTION.all(Headers(scope=scope)):
+        for names in CONNECTION.all(request.headers):
             done |= {name.strip().lower().encode("latin-1") for name in names.split(",")}
         headers = [(name, value) for name, value in scope["headers"] if name not in done]
-        headers.append((REQUEST_ID.key, scope["state"]["correlation_id"].encode()))
+        headers.append((REQUEST_ID.key, request.state.correlation_id.encode()))
         head = Headers(raw=headers)
         is_late = "1" in LATE_HEAD.all(head)  # a proxy wants no early head
         counts_bytes = bool(CONVERSATION.all(head))
         streams = fields.get("stream") is True or JSON not in operation.answers
         is_job = operation.path in _JOBS
-        named = place.parameters.get("model")
-        for name in [] if is_job else _model_fields(operation):
-            named = fields.get(name) if named is None else named
+        in_body = [] if is_job else [fields.get(name) for name in _model_fields(operation)]
+        in_query = filter(None, request.query_params.getlist("model"))
+        given = [place.parameters.get("model"), *in_body, *in_query]
+        named = next((each for each in given if each is not None), None)
         job_id = fields.get("job_id") if is_job else None
-        query = scope["query_string"].decode("latin-1")  # as Starlette has it
-        for given in parse_qs(query).get("model", []):
-            named = given if named is None else named
         return Ask(
             method=scope["method"],
             place=place,
@@ -340,24 +337,24 @@ class Gateway(Surface):
         return Response(text, headers={"content-type": CONTENT_TYPE})
 
     async def _exposed(self) -> str:
-        workers = self._table.workers()
-        asked = (fetch(worker.address, "GET", "/metrics") for worker in workers)
+        told = await _answers(
+            self._table.workers(), lambda worker: fetch(worker.address, "GET", "/metrics")
+        )
         texts = {
             (worker.id, worker.group): answer.content.decode(errors="replace")
-            for worker, answer in zip(workers, await asyncio.gather(*asked), strict=True)
-            if answer is not None and answer.status == 200
+            for answer, worker in told
+            if answer.status == 200
         }
         return await in_background(partial(merged, texts, dict(self._by_key)))
 
     async def _holder(self, ask: Ask) -> Worker | None:
         """The worker that keeps the stream that the request names, of several the one whose began
         last; `None` if there is none."""
-        workers = self._table.all_workers()
-        heads = await asyncio.gather(*(_asked(worker, ask, "HEAD") for worker in workers))
+        heads = await _answers(self._table.all_workers(), partial(_asked, ask, "HEAD"))
         began = {
             worker: float(head.header(BEGAN.key) or 0)
-            for worker, head in zip(workers, heads, strict=True)
-            if head is not None and head.status != JobNotFound.status
+            for head, worker in heads
+            if head.status != JobNotFound.status
         }
         return max(began, key=began.__getitem__, default=None)
 
@@ -382,13 +379,7 @@ class Gateway(Surface):
     ) -> Response:
         """One answer made of theirs: joined, or that of one that has what was asked for."""
         method = "GET" if ask.method == "HEAD" else ask.method
-        several = list(workers)
-        asked = await asyncio.gather(*(_asked(worker, ask, method) for worker in several))
-        answers = [
-            (answer, worker)
-            for answer, worker in zip(asked, several, strict=True)
-            if answer is not None
-        ]
+        answers = await _answers(workers, partial(_asked, ask, method))
         if not answers:
             message = "the fleet has no worker that could answer"
             raise NotReady(message, retry_after_seconds=RETRY_AFTER_SECONDS)
@@ -423,7 +414,17 @@ def _version(file: str) -> object:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _asked(worker: Worker, ask: Ask, method: str) -> Awaitable[Exchange | None]:
+async def _answers(
+    workers: Iterable[Worker], asked: Callable[[Worker], Awaitable[Exchange | None]]
+) -> list[tuple[Exchange, Worker]]:
+    """What the workers answer that are asked at the same time; without those that do not."""
+    several = list(workers)
+    answers = await asyncio.gather(*map(asked, several))
+    pairs = zip(answers, several, strict=True)
+    return [(answer, worker) for answer, worker in pairs if answer is not None]
+
+
+def _asked(ask: Ask, method: str, worker: Worker) -> Awaitable[Exchange | None]:
     """A worker's answer to what the client asks."""
     target = ask.target.decode("latin-1")
     return fetch(worker.address, method, target, worker.headers_for(ask.headers), ask.body)

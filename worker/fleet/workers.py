@@ -120,7 +120,7 @@ class WorkerTable:
         asks for."""
         return [*self.workers(), *self._leaving.values()]
 
-    def choose(self, group: str | None, key: str | None, without: Iterable[str]) -> Worker | None:
+    def choose(self, group: str, key: str | None, without: Iterable[str]) -> Worker | None:
         """The worker for a request, not one of `without`; `None` if no other is left."""
         tried = set(without)
         left = [worker for worker in self.workers(group) if worker.id not in tried]
