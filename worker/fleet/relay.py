@@ -82,9 +82,7 @@ class Relay:
         self._refused: tuple[Exchange, Worker] | None = None
         """A full or failed worker's answer, which the client gets if no other answers."""
         self._away: tuple[Exchange, Worker] | None = None
-        """The answer of a worker that drains or loads its model again. It makes the request wait:
-        a replacement should appear soon."""
-        self._waits = False
+        """The answer of a worker that drains or loads its model again."""
         self._deadline = math.inf
         """Of all its waits, from the first on."""
 
@@ -118,8 +116,7 @@ class Relay:
             worker = self._table.choose(ask.group, ask.key, ask.tried)
             if worker is not None or self._refused is not None:
                 return worker
-            if not self._waits and self._table.workers(ask.group):
-                return None
+            # All there are were lost, or are away: a replacement should appear soon.
             now = asyncio.get_running_loop().time()
             self._deadline = min(self._deadline, now + REPLACEMENT_SECONDS)
             if now > self._deadline:
@@ -145,7 +142,6 @@ class Relay:
                     worker.aborts.discard(exchange.abort)
         except (NotReached, Lost) as error:
             worker.avoid()
-            self._waits = True
             ask.n_losses += isinstance(error, Lost)
             return False
         finally:
@@ -165,7 +161,6 @@ class Relay:
                 self._refused = exchange, worker
             else:  # it drains or loads its model again
                 self._away = exchange, worker
-                self._waits = True
                 worker.avoid()
             return False
         if exchange.status == 500 and self._ask.n_losses == 0 and self._ask.method == "POST":
