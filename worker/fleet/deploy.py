@@ -55,7 +55,7 @@ def configuration(
 
     groups = {group.name: _without_count(group) for group in fleet.workers}
     gateway = {
-        "name": "gateway",
+        "name": GATEWAY,
         "num_replicas": fleet.gateways,
         # On the head, because clients have one address.
         "ray_actor_options": {"num_cpus": 0, "resources": {"node:__internal_head__": 0.001}},
@@ -172,13 +172,13 @@ def _deployment(group: WorkerGroup) -> Config:
         "name": "worker",
         "max_surge_percent": int(group.surge),
         "ray_actor_options": group.resources,
-        "graceful_shutdown_timeout_s": group.drain_seconds + STOP_MARGIN_SECONDS,
+        "graceful_shutdown_timeout_s": group.worker.drain_timeout + STOP_MARGIN_SECONDS,
     }
     if isinstance(group.replicas, int):
         return {**settings, "num_replicas": group.replicas}
     least, most = group.replicas
     scaling = group.scaling or Scaling()
-    target = scaling.target or TARGET_OF_SLOTS * group.n_slots
+    target = scaling.target or TARGET_OF_SLOTS * group.worker.engine.slots
     return {
         **settings,
         "autoscaling_config": {

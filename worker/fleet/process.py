@@ -23,7 +23,8 @@ from worker.setting_faults import variable_of
 
 MAX_MISSES = 3
 """Failures of `/health` in a row after which the worker is killed."""
-STOP_MARGIN_SECONDS = 5.0
+EXIT_SECONDS = 5.0
+"""What the worker's exit may take beyond its drain; then it is killed."""
 _READY_EVERY_SECONDS = 0.05
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -124,7 +125,7 @@ class WorkerProcess:
         more than its drain timeout, `seconds`; then it is killed."""
         if not self.has_left:
             self._child.send_signal(signal.SIGTERM)
-        deadline = asyncio.get_running_loop().time() + seconds + STOP_MARGIN_SECONDS
+        deadline = asyncio.get_running_loop().time() + seconds + EXIT_SECONDS
         while not self.has_left and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.05)
         self.kill()

@@ -61,6 +61,7 @@ class WorkerReplica:
 
     async def __init__(self, group: dict[str, Any]) -> None:  # type: ignore[misc]
         self._group = WorkerGroup.model_validate(group)
+        settings = self._group.worker
         id = serve.get_replica_context().replica_id.unique_id
         host = _listen_at_home()
         # Made here and told to the gateways alone, so it is in no configuration, log or file.
@@ -69,7 +70,7 @@ class WorkerReplica:
         ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         self._process = WorkerProcess(
             self._group.backend, host, self._token,
-            [*self._group.arguments(ids), "--worker-id", self._id], self._group.log_level,
+            [*self._group.arguments(ids), "--worker-id", self._id], settings.log_level,
         )  # fmt: skip
         try:
             await self._process.until_ready()
@@ -80,7 +81,7 @@ class WorkerReplica:
     def whereabouts(self) -> Worker:
         """The worker as a gateway's table begins with it."""
         uri = uri_of(*self._process.address)
-        return Worker(self._id, self._group.name, uri, self._group.n_slots, self._token)
+        return Worker(self._id, self._group.name, uri, self._group.worker.engine.slots, self._token)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Serve calls this once a second if the load decides the number of workers."""
@@ -92,7 +93,7 @@ class WorkerReplica:
 
     async def __del__(self) -> None:
         # Serve calls and awaits this when it removes the replica, after the gateways know of it.
-        await self._process.stop(self._group.drain_seconds)
+        await self._process.stop(self._group.worker.drain_timeout)
 
 
 class GatewayReplica:

@@ -158,21 +158,16 @@ class WorkerGroup(BaseModel):
     @property
     def names(self) -> tuple[str, ...]:
         """The names of models that go to this group: its model's, and its adapters'."""
-        adapters = (adapter.name for adapter in self._worker_settings.adapters)
+        adapters = (adapter.name for adapter in self.worker.adapters)
         return (*self._model_names, *adapters)
 
     @property
     def _model_names(self) -> tuple[str, ...]:
-        return self._worker_settings.served_model_name or (self.name,)
+        return self.worker.served_model_name or (self.name,)
 
     @property
     def max_workers(self) -> int:
         return (self.replicas if isinstance(self.replicas, int) else self.replicas[1]) + self.surge
-
-    @property
-    def n_slots(self) -> int:
-        """The number of requests that one worker runs at once."""
-        return self._worker_settings.engine.slots
 
     @property
     def resources(self) -> dict[str, Any]:
@@ -181,28 +176,20 @@ class WorkerGroup(BaseModel):
         if device is None:
             return {"num_cpus": 0}
         if device == "GPU":
-            n_devices = len(self._worker_settings.engine.device_indices)
+            n_devices = len(self.worker.engine.device_indices)
             return {"num_cpus": 0, "num_gpus": n_devices or 1}
         if device == "CPU":
             return {"num_cpus": 1}
         return {"num_cpus": 0, "resources": {device: 1}}
 
     @property
-    def drain_seconds(self) -> float:
-        return self._worker_settings.drain_timeout
-
-    @property
-    def log_level(self) -> str:
-        """The least level of a worker's lines that its owner passes on."""
-        return self._worker_settings.log_level
-
-    @property
-    def _worker_settings(self) -> Settings:
+    def worker(self) -> Settings:
+        """The settings of each of its workers."""
         return settings_of(self.backend, self.settings)
 
     def arguments(self, reserved: Sequence[str] = ()) -> list[str]:
         """The command-line flags of a worker for which Ray has reserved GPUs of these numbers."""
-        given = {name: getattr(self._worker_settings, name) for name in self.settings}
+        given = {name: getattr(self.worker, name) for name in self.settings}
         given |= {"served_model_name": self._model_names, **self._among(reserved)}
         if self.model is not None:
             given["model"] = self.model
@@ -211,7 +198,7 @@ class WorkerGroup(BaseModel):
     def _among(self, reserved: Sequence[str]) -> dict[str, Any]:
         """The setting of the worker's devices, whose numbers count among those reserved. CUDA shows
         it no others, as Ray tells it; Vulkan does."""
-        backend, indices = BACKENDS[self.backend], self._worker_settings.engine.device_indices
+        backend, indices = BACKENDS[self.backend], self.worker.engine.device_indices
         if backend.shown_by in (None, "CUDA_VISIBLE_DEVICES") or max(indices) >= len(reserved):
             return {}
         return {backend.fields[0]: ",".join(reserved[index] for index in indices)}

@@ -62,7 +62,7 @@ model = "hf:owner/repo@main::file=model.gguf"
         "--served-model-name=small", f"--model={tmp_path}/model.gguf",
     ]  # fmt: skip
     assert small.resources == {"num_cpus": 0, "resources": {"llorch_device": 1}}
-    assert small.drain_seconds == 5
+    assert small.worker.drain_timeout == 5
     assert large.model == "hf:owner/repo@main::file=model.gguf"
     assert large.resources == {"num_cpus": 0, "num_gpus": 1}
 
