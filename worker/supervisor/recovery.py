@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
@@ -34,43 +33,39 @@ class Quarantine:
     def __init__(self, window_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._window_seconds = window_seconds
         self._clock = clock
-        self._crashes: OrderedDict[str, list[float]] = OrderedDict()
+        self._crashes: dict[str, list[float]] = {}
         """The times of each request's crashes; the latest suspect comes last."""
 
     def __contains__(self, work: Work) -> bool:
         if self._crashes:
             self._forget_old()  # a fingerprint is work that no request should have for nothing
-        return bool(self._crashes) and len(self._recent(fingerprint(work))) >= CRASHES_TO_QUARANTINE
+        return bool(self._crashes) and self._is_poison(fingerprint(work))
 
     def blame(self, suspects: Iterable[Work]) -> set[str]:
         """Record a crash, which counts once for requests that are equal; returns the fingerprints
         of those that are in quarantine now."""
-        now, poison = self._clock(), set()
-        for key in set(map(fingerprint, suspects)):
-            times = [*self._recent(key), now]
-            self._crashes[key] = times
-            self._crashes.move_to_end(key)
+        self._forget_old()
+        keys = set(map(fingerprint, suspects))
+        for key in keys:
+            self._crashes[key] = [*self._crashes.pop(key, ()), self._clock()]
             if len(self._crashes) > _SUSPECTS_KEPT:
-                self._crashes.popitem(last=False)
-            if len(times) >= CRASHES_TO_QUARANTINE:
-                poison.add(key)
-        return poison
+                del self._crashes[next(iter(self._crashes))]
+        return set(filter(self._is_poison, keys))
 
     def absolve(self, work: Work) -> None:
         """Clear a request that finished, unless it is in quarantine."""
         if self._crashes:
-            key = fingerprint(work)
-            if len(self._recent(key)) < CRASHES_TO_QUARANTINE:
+            self._forget_old()
+            if not self._is_poison(key := fingerprint(work)):
                 self._crashes.pop(key, None)
+
+    def _is_poison(self, key: str) -> bool:
+        return len(self._crashes.get(key, ())) >= CRASHES_TO_QUARANTINE
 
     def _forget_old(self) -> None:
         since = self._clock() - self._window_seconds
-        while self._crashes and next(iter(self._crashes.values()))[-1] <= since:
-            self._crashes.popitem(last=False)
-
-    def _recent(self, key: str) -> list[float]:
-        since = self._clock() - self._window_seconds
-        return [at for at in self._crashes.get(key, ()) if at > since]
+        recent = {key: [at for at in times if at > since] for key, times in self._crashes.items()}
+        self._crashes = {key: times for key, times in recent.items() if times}
 
 
 def fingerprint(work: Work) -> str:
