@@ -49,6 +49,11 @@ class Conversation:
         await self.writer.drain()
 
 
+def tells(status: int, value: object, headers: str = "") -> Script:
+    """A script that answers with this JSON, whatever is asked."""
+    return lambda conversation: conversation.json(status, value, headers)
+
+
 @dataclass
 class ScriptedWorker:
     uri: str

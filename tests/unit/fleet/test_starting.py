@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from worker.errors import ConfigError, ModelError, WorkerError
@@ -21,54 +19,42 @@ from worker.fleet.cluster import Cluster, NoCluster
 from worker.fleet.settings import Fleet
 
 FLEET = Fleet.model_validate({"workers": [{"name": "tiny"}]})
+Dashboard = Callable[..., tuple[Cluster, list[str]]]
 
 
-@contextmanager
-def dashboard(*statuses: int) -> Iterator[tuple[Cluster, list[str]]]:
-    """A client of one that answers with these statuses in turn, then with 200."""
-    left, methods = list(statuses), []
+@pytest.fixture
+def dashboard(monkeypatch: pytest.MonkeyPatch) -> Dashboard:
+    """Makes a client of one that answers with these statuses in turn, then with 200."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def answer(self) -> None:
-            methods.append(self.command)
-            self.rfile.read(int(self.headers.get("content-length", "0")))
+    def answering(*statuses: int) -> tuple[Cluster, list[str]]:
+        left, methods = list(statuses), []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            methods.append(request.method)
             status = left.pop(0) if left else 200
-            body = json.dumps({"applications": {}}).encode() if status == 200 else b"busy"
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            return httpx.Response(status, text="busy" if status != 200 else '{"applications": {}}')
 
-        do_GET = do_PUT = answer
+        client = partial(httpx.Client, transport=httpx.MockTransport(answer))
+        monkeypatch.setattr(httpx, "Client", client)
+        return Cluster({cluster.ADDRESS_VARIABLE: "http://head:8265"}), methods
 
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    client = Cluster({cluster.ADDRESS_VARIABLE: f"http://127.0.0.1:{server.server_port}"})
-    try:
-        yield client, methods
-    finally:
-        client.close()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return answering
 
 
-def test_what_ray_does_not_get_done_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ray_does_not_get_done_is_asked_again(
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds, wait=time.sleep: wait(seconds / 50))
-    with dashboard(503, 500) as (client, methods):
+    client, methods = dashboard(503, 500)
+    client.deploy({})
+    assert methods == ["PUT"] * 3
+
+
+def test_what_ray_refuses_is_said_at_once(dashboard: Dashboard) -> None:
+    client, methods = dashboard(400)
+    with pytest.raises(WorkerError, match="Ray refuses: busy"):
         client.deploy({})
-        assert methods == ["PUT"] * 3
-
-
-def test_what_ray_refuses_is_said_at_once() -> None:
-    with dashboard(400) as (client, methods):
-        with pytest.raises(WorkerError, match="Ray refuses: busy"):
-            client.deploy({})
-        assert methods == ["PUT"]
+    assert methods == ["PUT"]
 
 
 class Node:
@@ -143,16 +129,14 @@ def test_only_a_group_that_needs_a_device_waits_for_one(
 
 
 def test_down_ends_no_cluster_here_where_another_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     here = tmp_path / "llorch-worker" / "fleet"
     here.mkdir(parents=True)
     environment = {**os.environ, cluster._MARK: str(here / "ray.pid")}
-    with (
-        subprocess.Popen(["sleep", "300"], env=environment) as process,
-        dashboard() as (client, methods),
-    ):
+    client, methods = dashboard()
+    with subprocess.Popen(["sleep", "300"], env=environment) as process:
         (here / "ray.pid").write_text(str(process.pid))
         command._down(client, argparse.Namespace())
         assert process.poll() is None
@@ -170,10 +154,10 @@ def test_an_address_that_is_no_url_is_said_at_once(address: str) -> None:
         Cluster({cluster.ADDRESS_VARIABLE: address})
 
 
-def test_another_server_at_the_address_is_no_cluster() -> None:
-    with dashboard(201) as (client, _):
-        with pytest.raises(WorkerError, match="is no Ray cluster"):
-            client.details()
+def test_another_server_at_the_address_is_no_cluster(dashboard: Dashboard) -> None:
+    client, _ = dashboard(201)
+    with pytest.raises(WorkerError, match="is no Ray cluster"):
+        client.details()
 
 
 def test_applications_of_others_are_left_alone() -> None:
