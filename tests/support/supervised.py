@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from worker.errors import (
-    WorkerError,
-)
+from worker.errors import WorkerError
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.engine_process import EngineProcess
@@ -63,18 +62,34 @@ async def submit(supervisor: Supervisor, work: InferenceRequest) -> Job:
 
 
 @asynccontextmanager
+async def unstarted(
+    command: Sequence[str] | None = None, **settings: Any
+) -> AsyncIterator[Supervisor]:
+    """A supervisor without an engine yet; `command` starts another than the scripted one."""
+    engine = EngineProcess(command or scripted())
+    supervisor = Supervisor(Settings(**settings), Metrics("w"), engine)
+    try:
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+@asynccontextmanager
 async def supervised(
     *, engine_slots: int | None = None, **settings: Any
 ) -> AsyncIterator[Supervisor]:
     """`engine_slots`: of the engine that starts, where it has others than the settings say."""
-    given = Settings(**settings)
-    supervisor = Supervisor(given, Metrics("w"), EngineProcess(scripted()))
-    engine = replace(given.engine, slots=engine_slots or given.engine.slots)
-    try:
+    async with unstarted(**settings) as supervisor:
+        engine = Settings(**settings).engine
+        engine = replace(engine, slots=engine_slots or engine.slots)
         await supervisor.start(structs.replace(CONFIG, engine=engine))
         yield supervisor
-    finally:
-        await supervisor.stop()
+
+
+async def kill_engine(supervisor: Supervisor) -> None:
+    """Kill it, and wait until another is to replace it."""
+    os.kill(engine_pid(supervisor), signal.SIGKILL)
+    await until(lambda: supervisor.state == "recovering")
 
 
 def engine_pid(supervisor: Supervisor) -> int:

@@ -18,6 +18,7 @@ from tests.support.supervised import (
     all_of,
     engine_pid,
     failure_of,
+    kill_engine,
     request,
     submit,
     supervised,
@@ -40,11 +41,6 @@ from worker.wire.sampling import Sampling
 from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
-
-
-def kill_engine(supervisor: Supervisor) -> None:
-    pid = engine_pid(supervisor)
-    os.kill(pid, signal.SIGKILL)
 
 
 def text_of(events: list[StreamEvent]) -> str:
@@ -71,8 +67,7 @@ async def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost()
         await until(lambda: supervisor.status().queued == 3)
         first_pid = engine_pid(supervisor)
         await asyncio.sleep(0.05)
-        kill_engine(supervisor)
-        await until(lambda: supervisor.state == "recovering")
+        await kill_engine(supervisor)
         assert isinstance(await failure_of(submit(supervisor, request("say x"))), NotReady)
         await until(lambda: supervisor.state == "ready")
         assert engine_pid(supervisor) != first_pid
@@ -95,8 +90,7 @@ async def test_a_request_of_several_jobs_is_taken_whole_whatever_comes_between_t
         inbox = Inbox()
         first = supervisor.open(request("hold", "a"), inbox=inbox)
         await until(lambda: first.has_slot)
-        kill_engine(supervisor)
-        await until(lambda: supervisor.state == "recovering")
+        await kill_engine(supervisor)
         other = supervisor.open(request("say x", "b"), inbox=inbox)
         await until(lambda: other.has_ended)
         assert text_of(inbox.events) == "x"
@@ -118,7 +112,7 @@ async def test_a_stream_without_an_engine_has_nothing_in_cells() -> None:
         stream.cached_tokens = 2
         (now,) = supervisor.activities(9)
         assert (now.doing, now.cached_tokens, now.computed_tokens) == ("decoding", 2, 3)
-        kill_engine(supervisor)
+        await kill_engine(supervisor)
         await until(lambda: supervisor.activities(9)[0].doing == "waiting")
         (now,) = supervisor.activities(9)
         assert (now.cached_tokens, now.computed_tokens) == (0, 0)
@@ -133,8 +127,7 @@ async def test_a_stream_survives_so_many_crashes_and_no_more() -> None:
         for letter in "abc":
             text = text_of(await next_token(stream))
             assert text == letter, "each token once"
-            kill_engine(supervisor)
-            await until(lambda: supervisor.state != "ready")
+            await kill_engine(supervisor)
             if letter != "c":
                 await until(lambda: supervisor.state == "ready")
         last = (await all_of(stream))[-1]
@@ -146,8 +139,7 @@ async def test_a_deterministic_stream_is_computed_again_and_compared() -> None:
     async with supervised() as supervisor:
         stream = await submit(supervisor, request("tell a b", deterministic=True))
         events = await next_token(stream)
-        kill_engine(supervisor)
-        await until(lambda: supervisor.state == "recovering")
+        await kill_engine(supervisor)
         await until(lambda: supervisor.state == "ready")
         # The engine tells its first word again, which is not passed on.
         await until(lambda: stream.stage == Stage.PRODUCING)
@@ -181,11 +173,10 @@ async def test_equal_requests_are_suspected_once_of_a_crash_and_end_together() -
     async with supervised() as supervisor:
         twins = [await submit(supervisor, request("hold", name)) for name in "ab"]
         await until(lambda: supervisor.status().running == 2)
-        kill_engine(supervisor)
-        await until(lambda: supervisor.state == "recovering")
+        await kill_engine(supervisor)
         await until(lambda: supervisor.status().running == 1)
         assert not any(job.has_ended for job in twins)
-        kill_engine(supervisor)
+        await kill_engine(supervisor)
         for job in twins:
             assert isinstance((await all_of(job))[-1], Failed)
         await until(lambda: supervisor.state == "ready")

@@ -21,9 +21,9 @@ from tests.support.supervised import (
     engine_pid,
     failure_of,
     request,
-    scripted,
     submit,
     supervised,
+    unstarted,
     until,
 )
 from worker.errors import (
@@ -40,10 +40,6 @@ from worker.errors import (
     ShuttingDown,
     WorkerError,
 )
-from worker.observability.metrics import Metrics
-from worker.settings import Settings
-from worker.supervisor.engine_process import EngineProcess
-from worker.supervisor.supervisor import Supervisor
 from worker.wire.messages import Failed, Finished, Started, Token
 from worker.wire.work import Tokenize, Tokenized
 
@@ -140,11 +136,10 @@ async def test_calls_get_their_own_replies_or_errors() -> None:
 
 
 async def test_a_path_that_is_no_text_is_refused() -> None:
-    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
-    config = replace(CONFIG, model_path="/models/\udcff.gguf")
-    error = await failure_of(supervisor.start(config))
+    async with unstarted() as supervisor:
+        config = replace(CONFIG, model_path="/models/\udcff.gguf")
+        error = await failure_of(supervisor.start(config))
     assert isinstance(error, ConfigError) and "not UTF-8" in error.message
-    await supervisor.stop()
 
 
 @pytest.mark.parametrize(
@@ -159,12 +154,10 @@ async def test_a_failed_start_is_raised(
     script: Callable[..., None], start: str, kind: type[WorkerError], words: str
 ) -> None:
     script(start)
-
-    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
-    error = await failure_of(supervisor.start(CONFIG))
-    assert isinstance(error, kind) and words in error.message
-    assert supervisor.state == "failed"
-    await supervisor.stop()
+    async with unstarted() as supervisor:
+        error = await failure_of(supervisor.start(CONFIG))
+        assert isinstance(error, kind) and words in error.message
+        assert supervisor.state == "failed"
 
 
 async def test_an_engine_may_die_after_its_start_was_given_up(
@@ -172,45 +165,42 @@ async def test_an_engine_may_die_after_its_start_was_given_up(
 ) -> None:
     """As where a stop of all of a service's processes reaches both at once."""
     script("hang")
-    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
-    starting = asyncio.create_task(supervisor.start(CONFIG))
-    await until(lambda: supervisor.status().progress.phase == "load")
-    starting.cancel()
-    await asyncio.wait({starting})
-    pid = supervisor._guardian.engine.pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-    assert (await supervisor.fatal).exit_code == 5
-    await supervisor.stop()
+    async with unstarted() as supervisor:
+        starting = asyncio.create_task(supervisor.start(CONFIG))
+        await until(lambda: supervisor.status().progress.phase == "load")
+        starting.cancel()
+        await asyncio.wait({starting})
+        pid = supervisor._guardian.engine.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert (await supervisor.fatal).exit_code == 5
     assert "guardian_failed" not in capsys.readouterr().out
 
 
 async def test_an_engine_that_cannot_be_spawned_is_no_fault_of_the_model() -> None:
-    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(["/no/such/program"]))
-    n_open = len(os.listdir("/dev/fd"))
-    error = await failure_of(supervisor.start(CONFIG))
-    assert type(error) is WorkerError and "/no/such/program: No such file" in error.message
-    assert len(os.listdir("/dev/fd")) <= n_open, "though its error keeps it"
-    await supervisor.stop()
+    async with unstarted(["/no/such/program"]) as supervisor:
+        n_open = len(os.listdir("/dev/fd"))
+        error = await failure_of(supervisor.start(CONFIG))
+        assert type(error) is WorkerError and "/no/such/program: No such file" in error.message
+        assert len(os.listdir("/dev/fd")) <= n_open, "though its error keeps it"
 
 
 async def test_progress_is_seen_until_ready_and_nothing_is_accepted_before() -> None:
-    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess(scripted()))
-    assert supervisor.state == "loading"
-    assert isinstance(await failure_of(submit(supervisor, request("say x"))), NotReady)
-    phases: list[str] = []
+    async with unstarted() as supervisor:
+        assert supervisor.state == "loading"
+        assert isinstance(await failure_of(submit(supervisor, request("say x"))), NotReady)
+        phases: list[str] = []
 
-    async def watch() -> None:
-        async for progress in supervisor.watch_progress():
-            phases.append(progress.phase)
+        async def watch() -> None:
+            async for progress in supervisor.watch_progress():
+                phases.append(progress.phase)
 
-    watcher = asyncio.create_task(watch())
-    await asyncio.sleep(0)
-    await supervisor.start(CONFIG)
-    await watcher
-    assert phases[0] == "starting" and phases[-1] == "ready"
-    assert supervisor.info is not None
-    await supervisor.stop()
+        watcher = asyncio.create_task(watch())
+        await asyncio.sleep(0)
+        await supervisor.start(CONFIG)
+        await watcher
+        assert phases[0] == "starting" and phases[-1] == "ready"
+        assert supervisor.info is not None
 
 
 async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
