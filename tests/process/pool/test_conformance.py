@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support.pool_manager import serving
 from tests.support.worker import ROOT, until
 from worker.pool import conformance
 from worker.pool.rules import CALLBACK_FIELDS, HEARTBEAT_FIELDS, PoolMessage, judge
@@ -137,25 +138,21 @@ def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWork
 
 @pytest.mark.parametrize("body", [b"[" * 100_000, b'{"uri": "http://\\ud800/"}'])
 def test_odd_bodies_are_answered(body: bytes) -> None:
-    with conformance.Manager() as manager:
-        threading.Thread(target=manager.serve_forever, args=(0.02,), daemon=True).start()
+    with serving() as manager:
         assert httpx.post(f"{manager.url}/ready", content=body).status_code == 200
         # What a message says is judged once it is answered.
         verdict = f"{manager.url}/verdict"
         until(lambda: not httpx.get(verdict).json()["conforms"], 20, lambda: "it conforms")
-        manager.shutdown()
 
 
 @pytest.mark.parametrize("length", ["\u00b2", "9" * 5000])
 def test_a_length_that_is_none_is_refused(length: str) -> None:
-    with conformance.Manager() as manager:
-        threading.Thread(target=manager.serve_forever, args=(0.02,), daemon=True).start()
+    with serving() as manager:
         port = int(manager.server_address[1])
         with socket.create_connection(("127.0.0.1", port), 60) as worker:
             head = f"POST /ready HTTP/1.1\r\nHost: m\r\nContent-Length: {length}\r\n\r\n"
             worker.sendall(head.encode("latin-1"))
             assert b" 400 " in worker.recv(100)
-        manager.shutdown()
 
 
 def test_a_worker_whose_answers_have_no_end_is_judged() -> None:

@@ -58,8 +58,19 @@ def test_exactly_one_after_ready_with_the_whole_payload(start_worker: StartWorke
     assert manager.verdict() == []
 
 
-async def payload() -> dict[str, Any]:
-    return {"worker_id": "w"}
+async def announced(url: str, *, has_served: bool = False, **settings: Any) -> Metrics:
+    """What is counted of a callback by the client that the worker has for it."""
+
+    async def payload() -> dict[str, Any]:
+        return {"worker_id": "w"}
+
+    metrics = Metrics("w")
+    pool = PoolClient(Settings(callback_url=url, **settings), metrics)
+    try:
+        await pool.announce(payload, lambda: has_served)
+    finally:
+        await pool.close()
+    return metrics
 
 
 def wait_until_accepted(manager: PoolManager) -> None:
@@ -106,14 +117,10 @@ def test_it_is_sent_again_until_it_is_taken(start_worker: StartWorker) -> None:
 @pytest.mark.anyio
 @pytest.mark.parametrize("reply", [answers_garbage, hangs_up])
 async def test_what_is_no_answer_is_not_taken_for_one(reply: Any) -> None:
-    """By the client that the worker has for it."""
     replies = [reply, reply, answer_ok]
     with serving() as manager:
         manager.reply = lambda handler: replies.pop(0)(handler)
-        metrics = Metrics("w")
-        pool = PoolClient(Settings(callback_url=f"{manager.url}/ready"), metrics)
-        await pool.announce(payload, lambda: False)
-        await pool.close()
+        metrics = await announced(f"{manager.url}/ready")
         until(lambda: len(manager.callbacks) == 3, 60, lambda: f"{manager.callbacks}")
         assert [m.accepted for m in manager.callbacks] == [False, False, True]
         assert metrics.callback_failures._value.get() == 2
@@ -141,11 +148,7 @@ async def test_a_manager_has_all_of_its_time(monkeypatch: pytest.MonkeyPatch) ->
         manager.reply = lambda handler: answers(503 if time.monotonic() < began + 2.2 else 200)(
             handler
         )
-        pool = PoolClient(
-            Settings(callback_url=f"{manager.url}/ready", callback_timeout=3), Metrics("w")
-        )
-        await pool.announce(payload, lambda: False)
-        await pool.close()
+        await announced(f"{manager.url}/ready", callback_timeout=3)
         wait_until_accepted(manager)
 
 
@@ -153,12 +156,10 @@ async def test_a_manager_has_all_of_its_time(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_manager_that_is_away_is_given_up_in_time() -> None:
     with serving() as manager:
         url = f"{manager.url}/ready"
-    pool = PoolClient(Settings(callback_url=url, callback_timeout=1), Metrics("w"))
     before = time.monotonic()
     with pytest.raises(CallbackFailed, match="within 1 s"):
-        await pool.announce(payload, lambda: False)
-    await pool.announce(payload, lambda: True)  # whom clients have found without it
-    await pool.close()
+        await announced(url, callback_timeout=1)
+    await announced(url, callback_timeout=1, has_served=True)  # clients have found it without
     assert time.monotonic() - before < 60, "2 s on a quiet machine; otherwise it has no end"
 
 
@@ -166,11 +167,7 @@ async def test_a_manager_that_is_away_is_given_up_in_time() -> None:
 async def test_an_optional_callback_ends_nothing() -> None:
     with serving() as manager:
         manager.reply = answers(404)
-        settings = Settings(callback_url=f"{manager.url}/ready", callback_optional=True)
-        metrics = Metrics("w")
-        pool = PoolClient(settings, metrics)
-        await pool.announce(payload, lambda: False)
-        await pool.close()
+        metrics = await announced(f"{manager.url}/ready", callback_optional=True)
         manager.wait_for(n_callbacks=1)
         assert [m.accepted for m in manager.callbacks] == [False]
         assert metrics.callback_failures._value.get() == 1
