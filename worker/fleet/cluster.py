@@ -34,16 +34,13 @@ REST_SECONDS = 900.0
 """Timeout of a REST call: Serve answers a deletion only after the last stream has ended."""
 TROUBLE_SECONDS = 60.0
 """How long a call is repeated that Ray does not get done, as on a machine that is busy."""
-NODE_ENVIRONMENT = {
-    # A node counts as dead after five failed checks. Until then Ray may send the workers that
-    # replace its own to that node again, where they wait: with checks every 3 s for 15 s.
+LOCAL_ENVIRONMENT = {
+    # These two are for the nodes of any cluster. A node counts as dead after five failed checks.
+    # Until then Ray may send the workers that replace its own to that node again, where they wait:
+    # with checks every 3 s for 15 s.
     "RAY_health_check_period_ms": "1000",
     # Ray would end the fleet's processes when the machine's memory is full, whoever fills it.
     "RAY_memory_monitor_refresh_ms": "0",
-}
-"""Environment that every node of a cluster should be started with."""
-LOCAL_ENVIRONMENT = {
-    **NODE_ENVIRONMENT,
     # Keeps a cluster of one machine on its loopback address.
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_USAGE_STATS_ENABLED": "0",

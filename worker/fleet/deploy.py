@@ -53,7 +53,8 @@ def configuration(
             "deployments": [{**_COMMON, **deployment}],
         }
 
-    groups = {group.name: _without_count(group) for group in fleet.workers}
+    counts = {"replicas", "scaling", "surge"}  # a change of these must roll no worker
+    groups = {each.name: each.model_dump(mode="json", exclude=counts) for each in fleet.workers}
     gateway = {
         "name": GATEWAY,
         "num_replicas": fleet.gateways,
@@ -158,11 +159,6 @@ def _copied(config: Config, name: str) -> tuple[Config, Config]:
         raise ConfigError(f"The fleet has no workers named {name!r}; it has {there}.")
     copied = deepcopy(config)
     return copied, next(app for app in copied["applications"] if app["name"] == name)
-
-
-def _without_count(group: WorkerGroup) -> Config:
-    """The group's settings without those whose change must not roll it."""
-    return group.model_dump(mode="json", exclude={"replicas", "scaling", "surge"})
 
 
 def _deployment(group: WorkerGroup) -> Config:

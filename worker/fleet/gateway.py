@@ -77,7 +77,6 @@ UNSEEN_SECONDS = 0.05
 MAX_HELD_BYTES = 256 * 2**20
 """Of the bodies of all requests whose answers have not begun: another worker may need them."""
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream", "/cancel"))
-_UNREADABLE = (OSError, ValueError, ConfigError)
 _NO_STATE: Any = None
 """Of a worker, for operations that need none."""
 
@@ -119,10 +118,7 @@ class Gateway(Surface):
         """Serve this fleet from now on. Raises `ConfigError` if its token or its keys cannot be
         read; then nothing has changed."""
         key_files = _key_files(fleet)
-        try:
-            self._read_keys(fleet)
-        except _UNREADABLE as error:
-            raise ConfigError(f"The clients' token or keys cannot be read: {error}") from None
+        self._read_keys(fleet)
         self._fleet, self._key_files = fleet, key_files
         self._groups: dict[str, str] = {}
         for group in fleet.workers:
@@ -130,14 +126,16 @@ class Gateway(Surface):
                 self._groups.setdefault(name, group.name)
 
     def _read_keys(self, fleet: Fleet) -> None:
-        """Raises one of `_UNREADABLE`."""
-        token, path = None, fleet.token_file
-        if path is not None and not (token := Path(path).read_text("utf-8").strip()):
-            raise ValueError("the token's file is empty")
-        first = fleet.workers[0]
-        given = {"host": fleet.host, "worker_token": token, "api_key_file": fleet.api_key_file}
-        settings = settings_of(first.backend, {**first.settings, **given})
-        self.gate = Gate(settings)
+        """Raises `ConfigError` if it cannot; then those that were read before hold."""
+        token, path, first = None, fleet.token_file, fleet.workers[0]
+        try:
+            if path is not None and not (token := Path(path).read_text("utf-8").strip()):
+                raise ValueError("the token's file is empty")
+            given = {"host": fleet.host, "worker_token": token, "api_key_file": fleet.api_key_file}
+            settings = settings_of(first.backend, {**first.settings, **given})
+            self.gate = Gate(settings)
+        except (OSError, ValueError, ConfigError) as error:
+            raise ConfigError(f"The clients' token or keys cannot be read: {error}") from None
         self.routes = Routes([*(pages() if settings.page else []), *DIALECTS, _FEED])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,8 +143,8 @@ class Gateway(Surface):
             self._key_files = key_files
             try:
                 self._read_keys(self._fleet)
-            except _UNREADABLE as error:  # what was read before holds, as while one is replaced
-                log.warning("keys.unreadable", message=str(error))
+            except ConfigError as error:  # as while one is replaced
+                log.warning("keys.unreadable", message=error.message)
         await super().__call__(scope, receive, send)
 
     def admitted(self, key: str) -> None:

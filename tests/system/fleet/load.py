@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from worker.fleet.upstream import Exchange, Lost, NotReached
+from worker.fleet.upstream import Exchange, Lost, NotReached, fetch
 
 _NUMBERS = itertools.count()
 
@@ -115,13 +115,7 @@ def counted(outcomes: list[Outcome]) -> dict[str, int]:
 async def get(uri: str, path: str) -> Any:
     """A GET's JSON; `None` without one."""
     parts = urlsplit(uri)
-    with suppress(NotReached, Lost, ValueError, TimeoutError):
-        async with asyncio.timeout(10):
-            begun = Exchange.begin(
-                parts.hostname or "", parts.port or 80, "GET", path.encode(),
-                [(b"host", parts.netloc.encode())], b"",
-            )  # fmt: skip
-            async with begun as exchange:
-                await exchange.head()
-                return json.loads(await exchange.body())
+    answer = await fetch((parts.hostname or "", parts.port or 80), "GET", path)
+    with suppress(ValueError):
+        return json.loads(answer.content) if answer is not None else None
     return None
