@@ -368,18 +368,6 @@ async def test_a_client_that_leaves_frees_its_worker() -> None:
         assert table.workers()[0].running == []
 
 
-async def test_a_silent_worker_loses_its_requests() -> None:
-    async with fleet_of(hangs, answers) as (gateway, table, (silent, _)):
-        table.workers()[1].running.append(None)
-        waiting = asyncio.ensure_future(call(gateway, "/execute", {"job_id": "j"}))
-        await until(lambda: bool(silent.requests))
-        table.workers()[0].misses = table_of_workers.MAX_MISSES - 1
-        table.workers()[0].uri = "http://127.0.0.1:1"
-        await table_of_workers.probe(table.workers()[0])
-        got = await waiting
-    assert (got.status, got.headers["x-llorch-worker"]) == (200, "tiny-1")
-
-
 @pytest.mark.parametrize("factor", [0.02, pytest.param(1, marks=pytest.mark.long)])
 async def test_one_that_takes_connections_and_says_nothing_is_found(
     factor: float, monkeypatch: pytest.MonkeyPatch
@@ -391,7 +379,8 @@ async def test_one_that_takes_connections_and_says_nothing_is_found(
         table.workers()[1].running.append(None)  # so that the silent one is first
         watching = asyncio.create_task(table_of_workers.watch(table))
         began = time.monotonic()
-        got = await call(gateway, "/execute", {"job_id": "j"})
+        async with asyncio.timeout(max(60 * factor, 20)):
+            got = await call(gateway, "/execute", {"job_id": "j"})
         seconds = time.monotonic() - began
         watching.cancel()
         assert got.status == 200 and got.body.endswith(TOKEN + END)
@@ -735,18 +724,6 @@ async def test_states() -> None:
         assert (await call(gateway, "/health")).status == 200
 
 
-async def test_bodies_that_come_at_once_are_bounded_in_bytes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(body_module, "MAX_BODY_BYTES_AT_ONCE", 5_000_000)
-    async with fleet_of(answers) as (gateway, _, _):
-        gateway.body_bytes = 4_999_990
-        got = await call(gateway, "/execute", {"job_id": "j", "prompt": "x" * 10_000})
-        assert (got.status, got.json["code"]) == (503, "QUEUE_FULL")
-        assert int(got.headers["retry-after"]) >= 1
-        assert gateway.body_bytes == 4_999_990
-
-
 async def test_bodies_that_wait_for_their_parser_are_bounded_in_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -760,7 +737,8 @@ async def test_bodies_that_wait_for_their_parser_are_bounded_in_bytes(
         refused = asyncio.create_task(call(gateway, "/execute", body))
         await asyncio.wait({refused}, timeout=10)
         free.set()
-        assert ((await refused).status, refused.result().json["code"]) == (503, "QUEUE_FULL")
+        got = await refused
+        assert (got.status, got.json["code"]) == (503, "QUEUE_FULL") and got.headers["retry-after"]
         assert (await waiting).status == 200 and await busy
         assert gateway.body_bytes == 0
 
