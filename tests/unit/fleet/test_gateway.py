@@ -42,6 +42,8 @@ pytestmark = pytest.mark.anyio
 TOKEN = b'event: token\ndata: {"type":"token","t":"a","i":0}\n\n'
 END = b'event: end\ndata: {"type":"end"}\n\n'
 JOB = {"job_id": "j", "prompt": "Once"}
+KEYLESS = {"job_id": "j"}
+"""Of idle workers, it goes to the one with the first name."""
 is_full = tells(
     503, {"code": "QUEUE_FULL", "message": "full", "retriable": True}, "retry-after: 7\r\n"
 )
@@ -157,19 +159,16 @@ async def test_metrics_of_many_workers_hold_up_nobody() -> None:
 
 async def test_what_fails_before_the_first_token_is_tried_elsewhere() -> None:
     for fails in (vanishes, is_full, drains, crashes):
-        async with fleet_of(fails, fails, answers) as (gateway, table, workers):
-            table.replace("tiny", at({"a": workers[0].uri, "b": workers[2].uri}))
-            table.workers()[1].running.append(None)  # so that the failing one is first
-            got = await call(gateway, "/execute", {"job_id": "j"})
+        async with fleet_of(fails, answers) as (gateway, _, (first, _)):
+            got = await call(gateway, "/execute", KEYLESS)
         assert (got.status, got.body) == (200, TOKEN + END), fails
-        assert len(workers[0].requests) == 1, fails
+        assert len(first.requests) == 1, fails
 
 
 async def test_nobody_listening_is_tried_elsewhere() -> None:
     async with fleet_of(answers) as (gateway, table, (worker,)):
         table.replace("tiny", at({"a": "http://127.0.0.1:1", "b": worker.uri}))
-        table.workers()[1].running.append(None)
-        got = await call(gateway, "/execute", {"job_id": "j"})
+        got = await call(gateway, "/execute", KEYLESS)
         assert got.status == 200
         assert not table.workers()[0].is_well
 
@@ -203,7 +202,7 @@ async def test_a_full_fleet_says_so_at_once_in_the_callers_dialect(path: str) ->
     is_full = tells(503, told, "retry-after: 7\r\n")
     async with fleet_of(is_full, is_full, drains) as (gateway, _, workers):
         async with asyncio.timeout(relay.REPLACEMENT_SECONDS / 2):
-            got = await call(gateway, path, {"job_id": "j"})
+            got = await call(gateway, path, KEYLESS)
     assert (got.status, got.headers["retry-after"]) == (503, "7")
     assert got.json == told
     assert got.headers["x-llorch-worker"] in ("tiny-0", "tiny-1")
@@ -272,9 +271,8 @@ async def test_a_comment_of_the_gateway_does_not_bind_a_request_to_its_worker(
         await conversation.stream(*sent)
         await asyncio.sleep(0.05)
 
-    async with fleet_of(*[is_lost] * n_lost, answers) as (gateway, table, workers):
-        table.workers()[-1].running.append(None)  # so that those that are lost are first
-        got = await call(gateway, "/execute", {"job_id": "j"})
+    async with fleet_of(*[is_lost] * n_lost, answers) as (gateway, _, workers):
+        got = await call(gateway, "/execute", KEYLESS)
     assert (got.status, got.ended, got.chunks[0]) == (200, True, KEEPALIVE)
     assert all(len(worker.requests) == 1 for worker in workers[:-1])
     events = got.body.replace(KEEPALIVE, b"")
@@ -293,10 +291,9 @@ async def test_any_bytes_of_a_worker_bind_a_request_to_it() -> None:
         await conversation.stream(KEEPALIVE)
         await asyncio.sleep(0.05)
 
-    async with fleet_of(is_lost, answers) as (gateway, table, (_, other)):
-        table.workers()[1].running.append(None)
+    async with fleet_of(is_lost, answers) as (gateway, _, (_, other)):
         headers = {"x-conversation-id": "c"}
-        got = await call(gateway, "/execute", {"job_id": "j"}, headers=headers)
+        got = await call(gateway, "/execute", KEYLESS, headers=headers)
     assert got.body.startswith(KEEPALIVE + b"event: error\n") and not other.requests
 
 
@@ -334,10 +331,9 @@ async def test_an_empty_stream_is_tried_elsewhere() -> None:
         await conversation.stream()
         await conversation.end()
 
-    async with fleet_of(says_nothing, answers) as (gateway, table, _):
-        table.workers()[1].running.append(None)
-        got = await call(gateway, "/execute", JOB)
-    assert got.body == TOKEN + END
+    async with fleet_of(says_nothing, answers) as (gateway, _, (first, _)):
+        got = await call(gateway, "/execute", KEYLESS)
+    assert got.body == TOKEN + END and first.requests
 
 
 async def test_who_goes_on_behind_the_last_event_gets_nothing_more() -> None:
@@ -376,11 +372,10 @@ async def test_one_that_takes_connections_and_says_nothing_is_found(
     for module, name in ((table_of_workers, "PROBE_EVERY_SECONDS"), (upstream, "FETCH_SECONDS")):
         monkeypatch.setattr(module, name, factor * getattr(module, name))
     async with fleet_of(hangs, answers) as (gateway, table, (silent, other)):
-        table.workers()[1].running.append(None)  # so that the silent one is first
         watching = asyncio.create_task(table_of_workers.watch(table))
         began = time.monotonic()
         async with asyncio.timeout(max(60 * factor, 20)):
-            got = await call(gateway, "/execute", {"job_id": "j"})
+            got = await call(gateway, "/execute", KEYLESS)
         seconds = time.monotonic() - began
         watching.cancel()
         assert got.status == 200 and got.body.endswith(TOKEN + END)
