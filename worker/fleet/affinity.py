@@ -3,7 +3,7 @@
 Rendezvous hashing (Thaler and Ravishankar, 1998) over the prompt's first block: each worker gets a
 weight from the key and its own name, and the highest weight wins. When a worker joins or leaves,
 only its own keys move. A bound on each worker's share of the load (after Mirrokni, Thorup and
-Zadimoghaddam, 2018) sends requests above it to the next choice. Pure functions, which `table` uses.
+Zadimoghaddam, 2018) sends requests above it to the next choice. Pure functions, for `workers`.
 """
 
 from __future__ import annotations

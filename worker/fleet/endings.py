@@ -26,7 +26,7 @@ class Tail:
         self._form = form
         self._partial = bytearray()
         self._first = self._last = b""
-        """Events, with the end of their last line. Comments say nothing of a stream."""
+        """The first and the latest event, each with its last line's end; comments are none."""
 
     def whole(self, chunk: bytes) -> bytes:
         """The events that this chunk completes; an incomplete event is held back."""

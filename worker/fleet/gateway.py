@@ -73,7 +73,7 @@ FEED_SECONDS = 15.0
 """How long the feed of changes stays open. A browser has six connections for all of its tabs."""
 METRICS_SECONDS = 0.5
 UNSEEN_SECONDS = 0.05
-"""After which a worker is asked again that has been sent a job and does not know it yet."""
+"""After this long, a worker that was sent a job and does not know it yet is asked again."""
 MAX_HELD_BYTES = 256 * 2**20
 """Of the bodies of all requests whose answers have not begun: another worker may need them."""
 _JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream", "/cancel"))
@@ -82,8 +82,8 @@ _NO_STATE: Any = None
 
 
 async def _changes(request: Request, state: Any) -> Response:
-    """The chat page listens to it where it has several models to choose from, and asks again a
-    second after its end. It reads anew which models there are when its list is opened."""
+    """A feed in which nothing comes. The chat page opens it where there are several models, and
+    again a second after its end; it asks for the models when their list is opened."""
 
     async def nothing() -> AsyncIterator[bytes]:
         await asyncio.sleep(FEED_SECONDS)
@@ -399,7 +399,7 @@ class Gateway(Surface):
 
 
 def _key_files(fleet: Fleet) -> list[object]:
-    """Of the files of the clients' token and keys, what changes when one of them does."""
+    """What changes when a file of the clients' token or keys does."""
     files = (fleet.token_file, fleet.api_key_file)
     return [_version(file) for file in files if file is not None]
 
@@ -443,7 +443,7 @@ async def _disconnected(receive: Receive) -> None:
 
 
 def _target(scope: Scope, place: Place) -> bytes:
-    """As the worker gets it, which may have no page."""
+    """The path and query for a worker, which may have no page: what is above the API is cut off."""
     path: bytes = scope["raw_path"].removeprefix(place.above.encode())
     query: bytes = scope["query_string"]
     return path + (b"?" + query if query else b"")

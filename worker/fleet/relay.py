@@ -50,17 +50,17 @@ class Ask:
     """Empty once its answer has begun."""
     group: str
     names_model: bool
-    """Whether it names the group, which is else the first."""
+    """Whether it names a model; one that names none goes to the first group."""
     key: str | None
     job_id: str | None
     wants_stream: bool
     """Whether its client may get a comment while nothing has come of a stream."""
     counts_bytes: bool
-    """Whether its client may go on at a byte of the stream: it gets the worker's bytes as the
-    worker writes them, from the prompt's progress on, and none besides."""
+    """Whether its client may go on at a byte of the stream. It then gets exactly the worker's
+    bytes, from the prompt's progress on, and no comment of the gateway's."""
     check_deadline: Callable[[], object]
-    """Raises what a worker would if the client's deadline has passed. That counts by the worker's
-    clock; this gateway asks where there is no worker."""
+    """Raises what a worker would if the client's deadline has passed. A worker looks at the
+    deadline itself; the gateway does while it has no worker for the request."""
     only: Worker | None = None
     """The one worker that may answer this request; `None` if any may."""
     worker: Worker | None = None

@@ -57,6 +57,7 @@ OURS = frozenset(
 )
 """Settings of a worker that the fleet chooses; the file's `settings` may not name them."""
 _CHOSEN = {name: FIELDS[name].get_default(call_default_factory=True) for name in OURS - {"config"}}
+# Fields and settings that name a place; a relative one is relative to the fleet's file.
 _REFERENCES = ("model", "draft")
 _READ = ("chat_template", "models_file")
 KEY_FILES = ("token_file", "api_key_file")
@@ -66,7 +67,6 @@ _SCALED: Mapping[str, Callable[[str], Adapter | ControlVector]] = {
     "lora": parse_adapter,
     "control_vector": parse_control_vector,
 }
-"""Fields and settings that name a place; a relative one is relative to the fleet's file."""
 
 
 def settings_of(backend: BackendName, given: Mapping[str, Any]) -> Settings:

@@ -127,7 +127,7 @@ def _drop_empty(logger: WrappedLogger, name: str, event: EventDict) -> EventDict
 
 
 def _show_controls(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """What clients have in a path or an id may not command the terminal of who reads it."""
+    """Escape control characters: a client's path or id may not command the reader's terminal."""
     return {key: _printable(value) for key, value in event.items()}
 
 
@@ -140,7 +140,7 @@ def _printable(value: object) -> object:
 
 
 def _drop_failure(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """A person reads the sentence behind it, which says the same."""
+    """Drop `worker.failed`: a person reads the sentence behind it, which says the same."""
     if event["event"] == "worker.failed":
         raise structlog.DropEvent
     return event

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 ATTEMPT_SECONDS = 10.0
 """Limit of a whole exchange, even if its answer comes byte by byte."""
 LEAST_ATTEMPT_SECONDS = 1.0
-"""Also of one that begins when its time is nearly over."""
+"""The least limit, for an attempt that begins when the time is nearly over."""
 FIRST_DELAY_SECONDS = 0.25
 LONGEST_DELAY_SECONDS = 10.0
 _READ_BY_HTTPX = frozenset({
     "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"
 })  # fmt: skip
-"""Variables, in capitals or not."""
+"""Variables of the environment, in capitals or not."""
 _RETRIED_4XX = frozenset({408, 425, 429})
 
 

@@ -140,7 +140,7 @@ class Job:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     computed_tokens: int = 0
-    """Of the prompt, reused ones too."""
+    """Tokens of the prompt that are in the cells, reused ones too."""
     started_at_unix: float | None = None
     """When it first got a slot; `None` while it waits."""
     engine_restarts: int = 0
@@ -166,7 +166,7 @@ class Job:
     """Whether the prompt's log-probabilities were sent."""
     _sent_ids: list[int] = field(default_factory=list)
     _n_unsent: int = 0
-    """Tokens of its end that no text came of: those of a stop."""
+    """Tokens at its end that have no text, as those of a stop."""
     _learned: tuple[float, ...] = ()
     """The state of its sampler after those."""
     _to_replay: list[int] = field(default_factory=list)
@@ -252,7 +252,7 @@ class Job:
         self.stage_since = time.monotonic()
 
     def accept(self, event: Accepted) -> None:
-        """Record that the engine accepted the job, as each one that replaces another does again."""
+        """Record that an engine accepted the job; after a crash, the next one does so again."""
         self.enter(Stage.ACCEPTED)
         self.prompt_tokens = event.prompt_tokens
         self._prompt_ids = event.prompt_ids

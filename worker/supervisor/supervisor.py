@@ -1,8 +1,8 @@
 """The engine as the rest of the API process sees it: requests in, streams of events out.
 
 It passes requests to the engine and the engine's events to their jobs. `guardian` owns the process,
-`job_table` the jobs. Of requests, `ask` alone waits for the engine here, until it answers; who
-opens a job waits at that job.
+`job_table` the jobs. Only `ask` waits here until the engine answers; whoever opens a job waits on
+that job.
 """
 
 from __future__ import annotations
@@ -132,8 +132,8 @@ class Supervisor:
         return [job.activity for job in [j for j in clients if j.has_slot] + waiting]
 
     async def watch_progress(self, silence_seconds: float = 0.0) -> AsyncIterator[Progress]:
-        """The current phase and each later one, until the worker is ready or has failed; one that
-        lasts for longer than `silence_seconds`, if this is not 0, comes again."""
+        """The current phase and each later one, until the worker is ready or has failed. One that
+        lasts longer than `silence_seconds` comes again; with 0, none does."""
         while True:
             changed = self.changed
             yield self._progress
@@ -187,8 +187,8 @@ class Supervisor:
         """Admit the work and send it to the engine; raises if it is not admitted.
 
         `deadline` is a time of `time.monotonic()`; an `InferenceRequest` has its own. Without an
-        `inbox`, the job has one of its own. A job goes on with a request that has others in its
-        `inbox`, whatever has happened to their engine meanwhile.
+        `inbox`, the job has one of its own. Where jobs of its `inbox` run, it is a further one of
+        their request, and is admitted whatever has happened to their engine meanwhile.
         """
         inbox, condition = inbox or Inbox(), self._guardian.condition
         self._check_admission(work, goes_on=bool(inbox.n_running) and condition != "failed")

@@ -21,7 +21,7 @@ class Adapter:
     scale: float = 1.0
     """Where a request names it."""
     is_default: bool = False
-    """Whether requests have it that say nothing of adapters."""
+    """Whether requests that say nothing of adapters have it."""
     size_bytes: int = 0
 
 
