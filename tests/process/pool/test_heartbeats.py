@@ -103,23 +103,19 @@ def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> 
     with serving() as manager:
         running = start_worker(*manager.heartbeat_flags())
         manager.wait_for_status("ready")
+
+        def wait_logged(name: str, times: int) -> None:
+            until(lambda: len(running.logs(name)) == times, 60, lambda: running.stderr)
+
         replies: list[Any] = [answers(*[500] * 4), answers_garbage, hangs_up, hangs]
         for number, reply in enumerate(replies, 1):
             manager.reply = reply
-            until(
-                lambda n=number: len(running.logs("heartbeat.failed")) == n,
-                60,
-                lambda: running.stderr,
-            )
+            wait_logged("heartbeat.failed", number)
             assert running.execute("Once", max_tokens=5, ignore_eos=True).end["tokens_out"] >= 1
             assert running.is_ready() and running.get("/health").status_code == 200
             time.sleep(0.2)
             manager.reply = answer_ok
-            until(
-                lambda n=number: len(running.logs("heartbeat.recovered")) == n,
-                60,
-                lambda: running.stderr,
-            )
+            wait_logged("heartbeat.recovered", number)
             assert len(running.logs("heartbeat.failed")) == number, "a change is logged, no more"
         assert running.metric('worker_heartbeats_total{result="failed"}') >= len(replies)
         manager.reply = hangs
