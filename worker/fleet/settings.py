@@ -75,10 +75,14 @@ def settings_of(backend: BackendName, given: Mapping[str, Any]) -> Settings:
     return Settings.load(backend, {**_CHOSEN, **given})
 
 
-class Scaling(BaseModel):
-    """How a group chooses its number of workers between the least and the most."""
+class Table(BaseModel):
+    """A table of the file: closed, and of values that have their types already."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Scaling(Table):
+    """How a group chooses its number of workers between the least and the most."""
 
     target: Annotated[float, Field(gt=0, le=10_000)] | None = None
     """Requests, waiting and running, that each worker should have; by default 0.8 of its slots."""
@@ -88,10 +92,8 @@ class Scaling(BaseModel):
     """Workers are drained after there were too few requests for this many seconds."""
 
 
-class WorkerGroup(BaseModel):
+class WorkerGroup(Table):
     """Identical workers: one model on one kind of device, `replicas` times."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     name: Name
     """Clients name it as `model`, unless `settings` has a `served_model_name`."""
@@ -204,10 +206,8 @@ class WorkerGroup(BaseModel):
         return {backend.fields[0]: ",".join(reserved[index] for index in indices)}
 
 
-class Fleet(BaseModel):
+class Fleet(Table):
     """The whole file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     host: Text = "127.0.0.1"
     """The address that clients connect to."""

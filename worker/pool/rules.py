@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -98,18 +99,16 @@ def _shape(payload: Any, fields: _Fields) -> Iterator[str]:
 
 
 def _judge_callbacks(incarnation: str, received: list[PoolMessage]) -> Iterator[Breach]:
-    accepted = [message for message in received if message.accepted]
-    if len(accepted) > 1:
-        detail = f"{len(accepted)} ready callbacks of incarnation {incarnation!r}"
-        yield Breach("callback once", detail)
-    for index, message in enumerate(received):
+    for message in received:
         if message.ready_status not in (None, 200):
             detail = f"/ready answered {message.ready_status} at the callback"
             yield Breach("callback after ready", detail)
-        if index and received[index - 1].accepted:
-            yield Breach("callback once", "sent again after it had been taken")
         if message.payload["protocol"] != "sse":
             yield Breach("callback payload", f"protocol is {message.payload['protocol']!r}")
+    for before, _ in pairwise(received):
+        if before.accepted:
+            detail = f"that of incarnation {incarnation!r} was sent again after it had been taken"
+            yield Breach("callback once", detail)
 
 
 def _judge_beats(
@@ -118,7 +117,7 @@ def _judge_beats(
     worker_ids = {message.payload["worker_id"] for message in [*received, *callbacks]}
     if len(worker_ids) > 1:
         yield Breach("identity", f"incarnation {incarnation!r} has the ids {sorted(worker_ids)}")
-    for before, after in zip(received, received[1:], strict=False):
+    for before, after in pairwise(received):
         if after.payload["sequence"] <= before.payload["sequence"]:
             numbers = f"{before.payload['sequence']} → {after.payload['sequence']}"
             yield Breach("sequence", f"does not grow: {numbers}")

@@ -109,20 +109,15 @@ async def test_waiting_prompt_tokens_are_bounded_too() -> None:
         assert isinstance(error, QueueFull)
 
 
-@pytest.mark.parametrize("order", ["hold", "queue"])
+@pytest.mark.parametrize("order", ["hold", "queue", "ignore"])
 async def test_a_deadline_ends_what_the_engine_forgets(order: str) -> None:
+    """Also what it has not even accepted."""
     async with supervised() as supervisor:
         deadline = time.monotonic() + 1
-        job = await submit(supervisor, request(order, deadline=deadline))
+        job = supervisor.open(request(order, deadline=deadline))
         last = (await all_of(job))[-1]
         assert isinstance(last, Failed) and isinstance(last.error, InferenceTimeout)
         assert time.monotonic() - deadline < 10
-
-
-async def test_a_deadline_also_ends_one_that_was_never_accepted() -> None:
-    async with supervised() as supervisor:
-        late = submit(supervisor, request("ignore", deadline=time.monotonic() + 0.1))
-        assert isinstance(await failure_of(late), InferenceTimeout)
 
 
 async def test_calls_get_their_own_replies_or_errors() -> None:
