@@ -7,6 +7,7 @@ on the owner's event loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import sys
 import threading
 from collections import deque
 
-from worker.errors import WorkerError
+from worker.errors import QueueFull, WorkerError
 from worker.fleet.endings import json_object
 from worker.fleet.settings import OURS
 from worker.fleet.upstream import Exchange, fetch
@@ -94,27 +95,34 @@ class WorkerProcess:
             if self.has_left:
                 self._log_reader.join(timeout=5)
                 raise WorkerError(self._last_words())
-            if (answer := await self.ask("/ready")) is not None and answer.status == 200:
-                return
+            with contextlib.suppress(QueueFull):
+                if (answer := await self.ask("/ready")) is not None and answer.status == 200:
+                    return
             await asyncio.sleep(_READY_EVERY_SECONDS)
 
     async def ask(self, path: str) -> Exchange | None:
-        """The answer to a GET; `None` if the worker does not answer in five seconds."""
+        """The answer to a GET; `None` if the worker does not answer in five seconds.
+
+        Raises `QueueFull` if this process has nothing left for a connection.
+        """
         return await fetch(self.address, "GET", path) if self._port else None
 
     async def n_requests(self) -> int | None:
-        """The worker's requests, waiting and running; `None` if it does not answer."""
-        answer = await self.ask("/health")
-        if answer is None:
-            return None
-        state: dict[str, int] = json.loads(answer.content)
-        return state["running"] + state["queued"]
+        """The worker's requests, waiting and running; `None` if they cannot be asked for."""
+        with contextlib.suppress(QueueFull):
+            if (answer := await self.ask("/health")) is not None:
+                state: dict[str, int] = json.loads(answer.content)
+                return state["running"] + state["queued"]
+        return None
 
     async def check(self) -> None:
         """Raises `WorkerError` if the worker has ended, or failed so often that it is killed."""
         if self.has_left:
             raise WorkerError(f"the worker has left. {self._last_words()}")
-        answer = await self.ask("/health")
+        try:
+            answer = await self.ask("/health")
+        except QueueFull:  # of this process, not of the worker
+            return
         self._misses = 0 if answer is not None and answer.status == 200 else self._misses + 1
         if self._misses >= MAX_MISSES:
             self.kill()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 
 import pytest
 
-from worker.fleet.process import WorkerProcess
+from worker.fleet.process import MAX_MISSES, WorkerProcess
+
+pytestmark = pytest.mark.anyio
+FLAGS = ["--slots", "2", "--threads", "1"]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("level", ["info", "error"])
 async def test_an_owner_finds_its_worker_whatever_it_logs(
     level: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -23,8 +26,7 @@ async def test_an_owner_finds_its_worker_whatever_it_logs(
         "MODEL_PATH": "/no",
     }.items():
         monkeypatch.setenv(name, value)
-    line = ["--slots", "2", "--threads", "1"]
-    process = WorkerProcess("cpu", "127.0.0.1", "secret", line, level)
+    process = WorkerProcess("cpu", "127.0.0.1", "secret", FLAGS, level)
     try:
         async with asyncio.timeout(120):
             await process.until_ready()
@@ -34,3 +36,28 @@ async def test_an_owner_finds_its_worker_whatever_it_logs(
         process.kill()
     levels = {json.loads(each)["level"] for each in capsys.readouterr().err.splitlines()}
     assert ("info" in levels) == (level == "info")
+
+
+async def test_an_owner_without_a_file_left_blames_no_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Serve would replace it, and with it every worker of a machine that is short of memory."""
+
+    async def refused(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    process = WorkerProcess("cpu", "127.0.0.1", "secret", FLAGS)
+    try:
+        async with asyncio.timeout(120):
+            await process.until_ready()
+            with monkeypatch.context() as short:
+                short.setattr(asyncio, "open_connection", refused)
+                waiting = asyncio.create_task(process.until_ready())
+                for _ in range(MAX_MISSES):
+                    await process.check()
+                assert await process.n_requests() is None
+                assert not waiting.done()
+            await waiting
+        assert await process.n_requests() == 0
+    finally:
+        process.kill()
