@@ -36,8 +36,9 @@ class JobTable:
         """The jobs in order of submission; a copy, so that jobs may end during the iteration."""
         return iter(list(self.by_id.values()))
 
-    def __len__(self) -> int:
-        """The number of clients' jobs."""
+    @property
+    def n_clients(self) -> int:
+        """The number of jobs that clients wait for."""
         return sum(not job.is_internal for job in self.by_id.values())
 
     @property
@@ -80,7 +81,7 @@ class JobTable:
         """
         limits = self._limits
         if not job.is_internal:
-            if len(self) >= self.slots + limits.max_queued_requests:
+            if self.n_clients >= self.slots + limits.max_queued_requests:
                 raise self._full(f"{limits.max_queued_requests} requests")
             if self.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
                 raise self._full(f"{limits.max_queued_prompt_tokens} prompt tokens")

@@ -259,7 +259,7 @@ class Supervisor:
         self._jobs.end(job, events)
         if not job.is_internal:
             self._used_at = time.monotonic()
-        if self.draining and not self._jobs:
+        if self.draining and not self._jobs.n_clients:
             self._drained.set()
 
     # --- the engine's life, reported by the guardian ------------------------------------------
@@ -276,7 +276,7 @@ class Supervisor:
         """Sleep whenever no client has asked for anything for so long."""
         while True:
             left = self._used_at + seconds - time.monotonic()
-            if left > 0 or self.state != "ready" or self._jobs:
+            if left > 0 or self.state != "ready" or self._jobs.n_clients:
                 await asyncio.sleep(max(left, min(1.0, seconds)))
             else:
                 self.sleep()
@@ -290,9 +290,10 @@ class Supervisor:
         state = "waking" if self._guardian.wakes else self.state
         if state == "sleeping":
             return
-        if state != "ready" or self._jobs:
-            many = "a request" if len(self._jobs) == 1 else f"{len(self._jobs)} requests"
-            why = f"it has {many}" if self._jobs else f"it is {state}"
+        n_jobs = self._jobs.n_clients
+        if state != "ready" or n_jobs:
+            many = "a request" if n_jobs == 1 else f"{n_jobs} requests"
+            why = f"it has {many}" if n_jobs else f"it is {state}"
             raise NotReady(f"The worker cannot sleep now: {why}.")
         self._guardian.sleep()
         self.set_progress(Progress("sleeping", 0.0))
@@ -325,7 +326,7 @@ class Supervisor:
         """Take no new work from now on; accepted requests go on."""
         self.draining = True
         self.set_progress(self._progress)
-        if not self._jobs:
+        if not self._jobs.n_clients:
             self._drained.set()
 
     async def drain(self, timeout_seconds: float) -> None:
