@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -105,8 +105,9 @@ def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
 
 
 def _status(cluster: Cluster, arguments: argparse.Namespace) -> None:
-    _running_fleet(cluster)
-    states = deploy.states(cluster.details())
+    details = cluster.details()
+    _running_fleet(details)
+    states = deploy.states(details)
     if arguments.json:
         print(json.dumps([asdict(state) for state in states]))
         return
@@ -119,13 +120,13 @@ def _status(cluster: Cluster, arguments: argparse.Namespace) -> None:
 
 
 def _scale(cluster: Cluster, arguments: argparse.Namespace) -> None:
-    config = _running_fleet(cluster)
+    config = _running_fleet(cluster.details())
     cluster.deploy(deploy.scaled(config, _group(config, arguments), arguments.count))
     _wait(cluster)
 
 
 def _roll(cluster: Cluster, arguments: argparse.Namespace) -> None:
-    config = _running_fleet(cluster)
+    config = _running_fleet(cluster.details())
     group = _group(config, arguments)
     cluster.deploy(deploy.rolled(config, group))
     _wait(cluster)
@@ -242,9 +243,8 @@ def _wait(cluster: Cluster, *, unless_for_a_device: bool = False) -> None:
         time.sleep(POLL_SECONDS)
 
 
-def _running_fleet(cluster: Cluster) -> deploy.Config:
-    config = deploy.running_config(cluster.details())
-    if config is None:
+def _running_fleet(details: Mapping[str, object]) -> deploy.Config:
+    if (config := deploy.running_config(details)) is None:
         raise ConfigError("No fleet runs on this cluster; `llorch-ray up FILE` starts one.")
     return config
 

@@ -59,9 +59,8 @@ OURS = frozenset(
 _CHOSEN = {name: FIELDS[name].get_default(call_default_factory=True) for name in OURS - {"config"}}
 # Fields and settings that name a place; a relative one is relative to the fleet's file.
 _REFERENCES = ("model", "draft")
-_READ = ("chat_template", "models_file")
 KEY_FILES = ("token_file", "api_key_file")
-_GATEWAYS = ("ssl_certfile", "ssl_keyfile", *KEY_FILES)
+_READ = ("chat_template", "models_file", "ssl_certfile", "ssl_keyfile", *KEY_FILES)
 _WRITTEN = ("kv_store", "cache_dir")
 _SCALED: Mapping[str, Callable[[str], Adapter | ControlVector]] = {
     "lora": parse_adapter,
@@ -305,11 +304,11 @@ def _make_absolute(table: dict[str, Any], folder: Path, place: str) -> None:
             return given  # an alias, or a model on the hub
         if name not in _WRITTEN and not is_there and not os.path.isabs(os.path.expanduser(given)):
             raise ConfigError(f"{place}{name}: there is no file {local}")
-        if name in (*_READ, *_GATEWAYS) and os.path.isdir(local):
+        if name in _READ and os.path.isdir(local):
             raise ConfigError(f"{place}{name}: {local} is a folder, where a file is needed")
         return str(local)
 
-    for name in (*_REFERENCES, *_READ, *_WRITTEN, *_GATEWAYS):
+    for name in (*_REFERENCES, *_READ, *_WRITTEN):
         if isinstance(given := table.get(name), str) and given:
             table[name] = absolute(given, name)
     for name, parsed in _SCALED.items():

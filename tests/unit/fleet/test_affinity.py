@@ -58,7 +58,7 @@ def test_no_body_is_too_strange(value: object) -> None:
         key_of({name: value, "messages": [value, {"content": value}], "input": [value]})
 
 
-def fleet_of(n_workers: int, n_slots: int = 4) -> WorkerTable:
+def table_with(n_workers: int, n_slots: int = 4) -> WorkerTable:
     table = WorkerTable()
     table.replace(
         "tiny", at({f"w{n}": f"http://127.0.0.1:{n}" for n in range(n_workers)}, n_slots=n_slots)
@@ -77,7 +77,7 @@ def chosen(table: WorkerTable, key: str) -> Worker:
 def test_one_beginning_that_all_share_is_spread(
     n_workers: int, n_slots: int, n_requests: int
 ) -> None:
-    table = fleet_of(n_workers, n_slots)
+    table = table_with(n_workers, n_slots)
     for n in range(1, n_requests + 1):
         chosen(table, "shared").running.append("shared")
         loads = [len(worker.running) for worker in table.workers()]
@@ -90,7 +90,7 @@ def test_conversations_that_fit_the_slots_stay_where_they_are(
     n_workers: int, n_slots: int, random: Random
 ) -> None:
     """In whichever order their turns come, also several at once."""
-    table = fleet_of(n_workers, n_slots)
+    table = table_with(n_workers, n_slots)
     names = [f"conversation {n}" for n in range(n_workers * n_slots)]
     homes: dict[str, str] = {}
     running: dict[str, Worker] = {}
@@ -108,7 +108,7 @@ def test_conversations_that_fit_the_slots_stay_where_they_are(
 
 
 def test_what_was_left_alone_for_longest_makes_room() -> None:
-    table = fleet_of(2, n_slots=1)
+    table = table_with(2, n_slots=1)
     first, second = chosen(table, "a"), chosen(table, "b")
     assert first is not second
     assert chosen(table, "a") is first
