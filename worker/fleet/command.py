@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from worker.api.http.gate import is_loopback
 from worker.arguments import Parser, add_command
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.fleet import deploy
@@ -187,7 +188,7 @@ def _protected(fleet: Fleet, running: deploy.Config | None) -> Fleet:
         if getattr(fleet, name) is None:
             print(f"The fleet keeps its {name}, {file}; `llorch-ray down` forgets it.")
             fleet = fleet.model_copy(update={name: file})
-    if fleet.is_open and not fleet.is_local:
+    if fleet.is_open and not is_loopback(fleet.host):
         print(
             f"llorch-ray: without {TOKEN_VARIABLE}, token_file or api_key_file, whoever reaches "
             f"{fleet.uri} may use the models.",

@@ -6,6 +6,7 @@ Pure functions over Prometheus's own parser and writer.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from prometheus_client import Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -22,14 +23,15 @@ def merged(texts: Mapping[tuple[str, str], str], keys: Mapping[str, int]) -> str
     return generate_latest(_Families(texts, keys)).decode()
 
 
+@dataclass
 class _Families(Collector):
-    def __init__(self, texts: Mapping[tuple[str, str], str], keys: Mapping[str, int]) -> None:
-        self._texts, self._keys = texts, keys
+    texts: Mapping[tuple[str, str], str]
+    keys: Mapping[str, int]
 
     def collect(self) -> Iterator[Metric]:
         """Each family once, with the samples of all workers."""
         families: dict[str, Metric] = {}
-        for (worker, model), text in self._texts.items():
+        for (worker, model), text in self.texts.items():
             try:
                 found = list(text_string_to_metric_families(text))
             except ValueError as error:  # the other workers' are as good as before
@@ -44,7 +46,7 @@ class _Families(Collector):
                     for sample in read.samples
                 ]
         name = "worker_key_requests"  # as a worker counts them
-        for key, count in self._keys.items():
+        for key, count in self.keys.items():
             family = families.setdefault(name, Metric(name, "Requests by key.", "counter"))
             labels = {"worker": "gateway", "model": "", "key": key}
             family.add_sample(f"{name}_total", labels, count)

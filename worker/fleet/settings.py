@@ -15,7 +15,6 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from worker.api.http.gate import is_loopback
 from worker.errors import ConfigError, WorkerError
 from worker.expectations import closest
 from worker.models.reference import parse
@@ -242,11 +241,6 @@ class Fleet(Table):
     def is_open(self) -> bool:
         """Whether clients need neither a token nor a key."""
         return self.token_file is None and self.api_key_file is None
-
-    @property
-    def is_local(self) -> bool:
-        """Whether only this machine reaches it."""
-        return is_loopback(self.host)
 
     @property
     def uri(self) -> str:

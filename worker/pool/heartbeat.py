@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -29,26 +30,20 @@ Beat = Mapping[str, Any]
 """Everything that a manager needs; it need not remember earlier beats."""
 
 
+@dataclass
 class Heartbeats:
     """Sends beats to one URL until the last one was accepted."""
 
-    def __init__(
-        self,
-        client: PoolClient,
-        metrics: Metrics,
-        url: str,
-        interval_seconds: float,
-        compose: Callable[[], Beat],
-        changed: Callable[[], asyncio.Event],
-    ) -> None:
-        """`compose` makes a beat of the state now; `changed` gives an event that is set at the
-        next change of it."""
-        self._client = client
-        self._metrics = metrics
-        self._url = url
-        self._interval_seconds = interval_seconds
-        self._compose = compose
-        self._changed = changed
+    client: PoolClient
+    metrics: Metrics
+    url: str
+    interval_seconds: float
+    compose: Callable[[], Beat]
+    """Makes a beat of the state now."""
+    changed: Callable[[], asyncio.Event]
+    """Gives an event that is set at the next change of the state."""
+
+    def __post_init__(self) -> None:
         self._is_failing = False
         self._task = asyncio.create_task(self._run())
 
@@ -59,13 +54,13 @@ class Heartbeats:
 
     async def _run(self) -> None:
         for sequence in count(1):
-            beat = {**self._compose(), "sequence": sequence}
+            beat = {**self.compose(), "sequence": sequence}
             sent_at = time.monotonic()
             accepted = await self._send_unless_outdated(beat)
             if _is_final(beat) and accepted:
                 return
-            is_urgent = _is_final(self._compose())
-            pause = _LAST_BEAT_RETRY_SECONDS if is_urgent else self._interval_seconds
+            is_urgent = _is_final(self.compose())
+            pause = _LAST_BEAT_RETRY_SECONDS if is_urgent else self.interval_seconds
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(sent_at + pause - time.monotonic()):
                     await self._until(partial(_is_news, last=beat))
@@ -73,8 +68,8 @@ class Heartbeats:
     async def _until(self, holds: Callable[[Beat], bool]) -> None:
         """Wait until the state is as `holds` says."""
         while True:
-            changed = self._changed()
-            if holds(self._compose()):
+            changed = self.changed()
+            if holds(self.compose()):
                 return
             await changed.wait()
 
@@ -92,11 +87,11 @@ class Heartbeats:
             last_is_due.cancel()
 
     async def _send(self, beat: Beat) -> bool:
-        _, trouble = await self._client.post(
-            self._url, beat, min(ATTEMPT_SECONDS, max(1.0, self._interval_seconds))
+        _, trouble = await self.client.post(
+            self.url, beat, min(ATTEMPT_SECONDS, max(1.0, self.interval_seconds))
         )
         accepted = not trouble
-        self._metrics.heartbeats.labels("sent" if accepted else "failed").inc()
+        self.metrics.heartbeats.labels("sent" if accepted else "failed").inc()
         if not accepted and not self._is_failing:
             _log.warning("heartbeat.failed", reason=trouble)
         elif accepted and self._is_failing:
