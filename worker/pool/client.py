@@ -33,13 +33,13 @@ _READ_BY_HTTPX = frozenset({
 })  # fmt: skip
 """Variables of the environment, in capitals or not."""
 _RETRIED_4XX = frozenset({408, 425, 429})
+_log = get_logger()
 
 
 class PoolClient:
     def __init__(self, settings: Settings, metrics: Metrics) -> None:
         self._settings = settings
         self._metrics = metrics
-        self._log = get_logger()
         self._http: httpx.AsyncClient | None = None
 
     async def announce(
@@ -59,9 +59,9 @@ class PoolClient:
         except CallbackFailed as error:
             if not (self._settings.callback_optional or has_served()):
                 raise
-            self._log.warning("callback.given_up", message=error.message, **error.details)
+            _log.warning("callback.given_up", message=error.message, **error.details)
         else:
-            self._log.info("callback.accepted", url=without_secrets(url), attempts=attempts)
+            _log.info("callback.accepted", url=without_secrets(url), attempts=attempts)
 
     async def _post_until_taken(
         self, url: str, payload: Callable[[], Awaitable[Mapping[str, Any]]]
@@ -93,7 +93,7 @@ class PoolClient:
             # Full jitter: from 0 to a bound that doubles, and close up to the end of the time.
             longest = min(LONGEST_DELAY_SECONDS, FIRST_DELAY_SECONDS * 2**attempt)
             delay = min(random.uniform(0, longest), remaining / 2)
-            self._log.warning("callback.retry", attempt=attempt, reason=reason, delay=delay)
+            _log.warning("callback.retry", attempt=attempt, reason=reason, delay=delay)
             await asyncio.sleep(delay)
 
     async def post(

@@ -65,8 +65,6 @@ class EngineProcess:
         self.error: WorkerError | None = None
         """Its own report of why it could not start, or not go on."""
         self.kill_reason: str | None = None
-        self.is_lost = False
-        """Whether its end of the pipe is closed."""
 
     def successor(self) -> EngineProcess:
         """The next incarnation, by the same command."""
@@ -110,19 +108,16 @@ class EngineProcess:
 
         from worker.wire.async_channel import AsyncChannel
 
-        self._gone = asyncio.Event()
+        self.lost = asyncio.Event()
+        """Set once its end of the pipe is closed."""
         self.connected_at = self.heard_at = time.monotonic()
         with _told():
             self._channel = await AsyncChannel.open(self._pipe, on_frame, self._on_lost)
 
     def _on_lost(self) -> None:
-        self.is_lost = True
         if self._channel is not None and self._channel.fault is not None:
             self.kill_reason = self._channel.fault
-        self._gone.set()
-
-    async def until_lost(self) -> None:
-        await self._gone.wait()
+        self.lost.set()
 
     @property
     def pid(self) -> int | None:

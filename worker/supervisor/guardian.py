@@ -28,6 +28,7 @@ Condition = Literal["loading", "ready", "sleeping", "recovering", "failed"]
 
 _LEAVING_SECONDS = 5.0
 """An engine that is still there so long after it was told to leave is killed."""
+_log = get_logger()
 
 
 class Guardian:
@@ -43,7 +44,6 @@ class Guardian:
         self._settings = settings
         self._metrics = metrics
         self._supervisor = supervisor
-        self._log = get_logger()
         self._woken: asyncio.Event | None = None
         """Set when a sleeping worker is to have an engine again; `None` while it is awake."""
         self._first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
@@ -56,7 +56,7 @@ class Guardian:
         if self._woken is not None:
             return "sleeping"
         engine = self.engine
-        if engine.ready_at is not None and not engine.is_lost:
+        if engine.ready_at is not None and not engine.lost.is_set():
             return "ready"
         return "loading" if self._supervisor.info is None else "recovering"
 
@@ -70,7 +70,7 @@ class Guardian:
         self._woken = asyncio.Event()
         self.engine.send(Stop())
         asyncio.get_running_loop().call_later(_LEAVING_SECONDS, self.engine.kill)
-        self._log.info("engine.sleeps", pid=self.engine.pid)
+        _log.info("engine.sleeps", pid=self.engine.pid)
 
     def wake(self) -> None:
         """Start an engine if the worker sleeps. It is awake once that engine is ready."""
@@ -97,7 +97,7 @@ class Guardian:
         await asyncio.gather(*tasks, return_exceptions=True)
         if tasks and self.engine.pid is not None:
             self.engine.send(Stop())
-            self._log.info("engine.stopped", how=await self.engine.end())
+            _log.info("engine.stopped", how=await self.engine.end())
 
     def run(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task that ends with the guardian; if it fails, the worker must leave."""
@@ -108,7 +108,7 @@ class Guardian:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._log.error("engine.guardian_failed", exc_info=error)
+            _log.error("engine.guardian_failed", exc_info=error)
             self.fail(CrashLoop(f"The engine could not be looked after: {error}."))
 
     # --- spawn, replace, give up ---
@@ -151,10 +151,10 @@ class Guardian:
             engine.error = trouble
         else:
             engine.send(config)
-            self._log.info("engine.spawned", pid=engine.pid)
+            _log.info("engine.spawned", pid=engine.pid)
             if self._supervisor.info is not None and self._woken is None:
                 self._metrics.respawns.inc()
-            await engine.until_lost()
+            await engine.lost.wait()
         if engine.ready_at is None:
             self._woken = None  # it was to wake the worker, and could not
         if self._supervisor.info is not None:
@@ -173,7 +173,7 @@ class Guardian:
         crash = Crash(cause, engine.ready_seconds, engine.has_served)
         self.crashes.record(crash)
         self._metrics.crashes.inc()
-        self._log.error(
+        _log.error(
             "engine.crashed",
             how=how,
             reason=engine.kill_reason,
@@ -203,7 +203,7 @@ class Guardian:
                 self._woken = None
                 seconds = engine.ready_at - engine.connected_at
                 self._metrics.load.observe(seconds)
-                self._log.info("engine.ready", pid=info.pid, seconds=round(seconds, 3))
+                _log.info("engine.ready", pid=info.pid, seconds=round(seconds, 3))
                 self._supervisor.on_ready(info)
                 if not self._first_ready.done():
                     self._first_ready.set_result(info)
@@ -233,7 +233,7 @@ class Guardian:
     def _kill(self, reason: str) -> None:
         if self.engine.pid is not None and self.engine.kill_reason is None:
             self.engine.kill_reason = reason
-            self._log.error("engine.stalled", pid=self.engine.pid, reason=reason)
+            _log.error("engine.stalled", pid=self.engine.pid, reason=reason)
             self.engine.kill()
 
 

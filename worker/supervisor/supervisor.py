@@ -54,6 +54,7 @@ RESIDENCY_SECONDS = 15.0
 """Between two proofs that the model is still where it was placed."""
 DEADLINE_GRACE_SECONDS = 0.25
 """The engine enforces deadlines between two steps; the supervisor does so this much later."""
+_log = get_logger()
 
 
 class Supervisor:
@@ -69,7 +70,6 @@ class Supervisor:
         self._residency_lost: str | None = None
         self._settings = settings
         self._metrics = metrics
-        self._log = get_logger()
         self.draining = False
         self._drained = asyncio.Event()
         self.changed = asyncio.Event()
@@ -239,7 +239,7 @@ class Supervisor:
         try:
             self._guardian.engine.send(Submit(job.request_id, job.submission()))
         except (ValueError, TypeError, RecursionError) as error:
-            self._log.warning("request.unsendable", job_id=job.job_id, reason=str(error))
+            _log.warning("request.unsendable", job_id=job.job_id, reason=str(error))
             self._end(job, InvalidRequest("The request is nested too deeply or too large."))
         else:
             job.enter(Stage.SENT)
@@ -311,11 +311,11 @@ class Supervisor:
             try:
                 await self.ask(ProveResidency())
             except ResidencyViolation as error:
-                self._log.error("residency.lost", message=error.message, **error.details)
+                _log.error("residency.lost", message=error.message, **error.details)
                 self._residency_lost = error.message
                 self.fail(error)
             except WorkerError as error:  # not ready, or just crashed: ask again later
-                self._log.debug("residency.unasked", reason=error.message)
+                _log.debug("residency.unasked", reason=error.message)
 
     def fail(self, error: WorkerError) -> None:
         """Make the worker leave with `error`."""
