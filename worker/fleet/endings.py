@@ -16,6 +16,8 @@ from worker.errors import InvalidRequest, WorkerError, error_of
 
 _NO_DETAILS = frozenset(("message", "code", "type", "param", "retriable", "correlation_id"))
 """Fields of an error that every error has."""
+_NO_EVENTS = (b"", KEEPALIVE.rstrip())
+"""What may stand between two boundaries besides."""
 
 
 class Tail:
@@ -36,17 +38,12 @@ class Tail:
         if cut < 0:
             return b""
         cut += len(self._boundary)
-        events = data = bytes(self._partial[:cut])
+        whole = bytes(self._partial[:cut])
         del self._partial[:cut]
-        while events.startswith(KEEPALIVE):
-            events = events.removeprefix(KEEPALIVE)
-        while events.endswith(KEEPALIVE):
-            events = events.removesuffix(KEEPALIVE)
-        if events:
-            events = events.removesuffix(self._boundary)
-            self._first = self._first or events.partition(self._boundary)[0] + b"\n"
-            self._last = events.rpartition(self._boundary)[2] + b"\n"
-        return data
+        if events := [each for each in whole.split(self._boundary) if each not in _NO_EVENTS]:
+            self._first = self._first or events[0] + b"\n"
+            self._last = events[-1] + b"\n"
+        return whole
 
     @property
     def has_ended(self) -> bool:
