@@ -33,12 +33,11 @@ from urllib.parse import urlsplit
 
 import pydantic_core
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     ValidationError,
-    ValidationInfo,
     create_model,
-    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
@@ -131,6 +130,77 @@ def _object(value: Any) -> Any:
         raise ValueError('must be a JSON object such as {"name": 1}') from error
 
 
+def _overrides(value: Any) -> tuple[str, ...]:
+    texts = value if isinstance(value, list | tuple) else [value]
+    each = tuple(one for text in texts for one in separated(str(text)))
+    _named_once("key", [parse_override(text)[0] for text in each])
+    return each
+
+
+def _adapters(given: tuple[str, ...]) -> tuple[str, ...]:
+    _named_once("adapter", [parse_adapter(each).name for each in given])
+    return given
+
+
+def _named_once(kind: str, names: list[str]) -> None:
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"must name each {kind} once; {twice[0]!r} is there twice")
+
+
+def _each(check: Callable[[str], object]) -> AfterValidator:
+    """Keep texts as they are, each of which `check` can read; it raises `ValueError` otherwise."""
+
+    def checked(given: tuple[str, ...]) -> tuple[str, ...]:
+        for each in given:
+            check(each)
+        return given
+
+    return AfterValidator(checked)
+
+
+def _http_url(url: str) -> str:
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        is_http = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if is_http and url.isprintable() and " " not in url:
+            return url
+    raise ValueError("must be a URL such as http://manager:9200/ready")
+
+
+def _off_or_in_range(interval_ms: int) -> int:
+    if interval_ms != 0 and not 250 <= interval_ms <= 1000:
+        raise ValueError("must be 0 (off) or from 250 to 1000 milliseconds")
+    return interval_ms
+
+
+def _media_host(text: str) -> tuple[str, int | None]:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port = None, None
+    if not host or parts.netloc != text or parts.username is not None:
+        raise ValueError(f"must be HOST or HOST:PORT, such as pictures.example; {text!r} is not")
+    return host.removesuffix("."), port
+
+
+def check_host(text: str) -> str:
+    """Raises `ValueError` for what is neither a host's name nor an address."""
+    try:
+        if not _HOST_NAME.fullmatch(text):
+            ip_address(text)
+    except ValueError:
+        what = "must be a host name or an address, without scheme and port"
+        raise ValueError(f"{what}; {text!r} is not") from None
+    return text
+
+
+def _check_origin(text: str) -> None:
+    scheme, _, host = text.rstrip("/").partition("://")
+    if text != "*" and not (scheme and host and "/" not in host):
+        raise ValueError(f"must be an origin such as https://chat.example, or *; {text!r} is not")
+
+
 def _pair(value: Any) -> Any:
     """Read `1,9`, or a list of both; `None` is no pair."""
     if value is None:
@@ -159,6 +229,7 @@ Range = Annotated[
     NoDecode,
     BeforeValidator(_pair),
 ]
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
 JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_object)]
 Order = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_order)]
 OutputType = Literal[
@@ -170,9 +241,12 @@ OutputType = Literal[
 
 _READ_FROM_TEXT: Mapping[Any, Any] = {
     tuple[int, ...]: Indices,
-    tuple[str, ...]: Names,
     tuple[int, int] | None: Range,
+    "control_vector": Annotated[Names, _each(parse_control_vector)],
+    "override_kv": Annotated[tuple[str, ...], NoDecode, BeforeValidator(_overrides)],
 }
+"""The types of the engine's settings that need more than pydantic's own reading, by their type
+there or by their name."""
 _ENGINE_FIELDS = {each.name: each for each in dataclasses.fields(EngineSettings)}
 if TYPE_CHECKING:
     _TableFields = BaseSettings
@@ -184,7 +258,7 @@ else:
         __base__=BaseSettings,
         **{
             name: (
-                _READ_FROM_TEXT.get(annotation, annotation),
+                _READ_FROM_TEXT.get(name, _READ_FROM_TEXT.get(annotation, annotation)),
                 Field(_ENGINE_FIELDS[name].default, **_ENGINE_FIELDS[name].metadata),
             )
             for name, annotation in get_type_hints(EngineSettings).items()
@@ -221,7 +295,7 @@ class Settings(_TableFields):
 
     # fmt: off
     model: Name | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
-    lora: Names = _setting((), "model", "[NAME=]FILE[:SCALE], repeatable: a LoRA adapter, a GGUF or a folder of PEFT's, for requests that ask for NAME as their model; without a name, for all that ask for none; scale 1 without it")
+    lora: Annotated[Names, AfterValidator(_adapters)] = _setting((), "model", "[NAME=]FILE[:SCALE], repeatable: a LoRA adapter, a GGUF or a folder of PEFT's, for requests that ask for NAME as their model; without a name, for all that ask for none; scale 1 without it")
     draft: Name | None = _setting(None, "model", "a small model of the same vocabulary, named as --model's, that guesses ahead for a stream that runs alone")
     mmproj: Name | None = _setting(None, "model", "FILE: the projector with which the model sees and hears; without it the smallest of the model's repository, or the only one beside the model that fits; none or --no-mmproj: text only")
     models_file: File | None = _setting(None, "model", "the models.toml to look aliases up in; without it that of the working folder, else the one that ships")
@@ -241,28 +315,28 @@ class Settings(_TableFields):
     reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "chat", "tokens of reasoning in a chat's answer at most, where a request says nothing; 0 = none, -1 = any number")
     reasoning_budget_message: str = _setting("", "chat", "a text that ends reasoning whose budget is spent", max_length=4096)
     chat_template_kwargs: JsonObject | None = _setting(None, "chat", "a JSON object: variables of the chat template, where a request says nothing of them")
-    allow_host: Names = _setting((), "server", "a host name, repeatable, that Host may have besides the worker's own names")
-    allow_origin: Names = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
-    allow_media_host: Names = _setting((), "server", "HOST or HOST:PORT, repeatable, from which pictures and sounds that a request names by an http(s) URL are fetched; * is any; an address of a private network must be named itself")
+    allow_host: Annotated[Names, _each(check_host)] = _setting((), "server", "a host name, repeatable, that Host may have besides the worker's own names")
+    allow_origin: Annotated[Names, _each(_check_origin)] = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
+    allow_media_host: Annotated[Names, _each(_media_host)] = _setting((), "server", "HOST or HOST:PORT, repeatable, from which pictures and sounds that a request names by an http(s) URL are fetched; * is any; an address of a private network must be named itself")
     worker_token: str | None = _setting(None, "server", "bearer token that clients must send", repr=False, pattern=_SENDABLE)
     api_key_file: Name | None = _setting(None, "server", "a file of keys beside the token, a line each: NAME:KEY; logs and metrics have the name")
     drain_timeout: Annotated[float, Field(ge=0, le=86400)] = _setting(30.0, "server", "seconds that running streams get to finish on a stop")
     page: bool = _setting(True, "server", "serve the pages: the worker's state at /, a chat at /chat/, the API at /docs/")
     keepalive: Annotated[float, Field(ge=0, le=3600)] = _setting(15.0, "server", "seconds between comment lines on a silent stream; 0 = off")
     slow_reader_timeout: Seconds = _setting(30.0, "server", "seconds a client may leave its answer unread before it is cut off")
-    metrics_interval_ms: int = _setting(500, "server", "milliseconds between metrics events of a stream, 250 to 1000; 0 = off")
+    metrics_interval_ms: Annotated[int, AfterValidator(_off_or_in_range)] = _setting(500, "server", "milliseconds between metrics events of a stream, 250 to 1000; 0 = off")
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "server", "log this level and those above it")
     log_format: Literal["auto", "json", "console"] = _setting("auto", "server", "auto: JSON lines, but on a terminal the start's progress and then warnings; console: readable lines")
     config: File | None = _setting(None, "server", "TOML file with any of these settings")
     samplers: Order | None = _setting(None, "sampling", "the samplers that are used, in their order: names between ;, or llama.cpp's letters")
 
-    callback_url: str | None = _setting(None, "pool", "where the pool manager takes the ready callback")
+    callback_url: HttpUrl | None = _setting(None, "pool", "where the pool manager takes the ready callback")
     callback_token: str | None = _setting(None, "pool", "bearer token for the pool manager", repr=False, pattern=_SENDABLE)
     callback_timeout: Seconds = _setting(60.0, "pool", "seconds to keep trying the callback")
     callback_optional: bool = _setting(False, "pool", "serve even if the callback fails for good")
-    heartbeat_url: str | None = _setting(None, "pool", "where the pool manager takes heartbeats")
+    heartbeat_url: HttpUrl | None = _setting(None, "pool", "where the pool manager takes heartbeats")
     heartbeat_interval: Seconds = _setting(15.0, "pool", "seconds between heartbeats")
-    advertise_host: Name | None = _setting(None, "pool", "host name that the pool manager should use in place of --host")
+    advertise_host: Annotated[Name, AfterValidator(check_host)] | None = _setting(None, "pool", "host name that the pool manager should use in place of --host")
 
     n_gpu_layers: str | None = _setting(None, "device", "layers on the device: \"all\" on a GPU, \"0\" on a CPU, nothing between")
     max_queued_requests: Count = _setting(256, "limits", "requests that may wait for a slot")
@@ -325,58 +399,6 @@ class Settings(_TableFields):
     def media_hosts(self) -> tuple[tuple[str, int | None], ...]:
         """Name or address and port of each of `allow_media_host`."""
         return tuple(map(_media_host, self.allow_media_host))
-
-    @field_validator("allow_media_host", "allow_origin", "control_vector", check_fields=False)
-    @classmethod
-    def _can_be_read(cls, given: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        readers = {"allow_media_host": _media_host, "allow_origin": _check_origin}
-        for each in given:
-            readers.get(str(info.field_name), parse_control_vector)(each)
-        return given
-
-    @field_validator("lora")
-    @classmethod
-    def _are_adapters(cls, given: tuple[str, ...]) -> tuple[str, ...]:
-        names = [parse_adapter(each).name for each in given]
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"must name each adapter once; {twice[0]!r} is there twice")
-        return given
-
-    @field_validator("override_kv", mode="before", check_fields=False)
-    @classmethod
-    def _are_overrides(cls, given: Any) -> tuple[str, ...]:
-        texts = given if isinstance(given, list | tuple) else [given]
-        each = [one for text in texts for one in separated(str(text))]
-        keys = [parse_override(text)[0] for text in each]
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise ValueError(f"must name each key once; {twice[0]!r} is there twice")
-        return tuple(each)
-
-    @field_validator("callback_url", "heartbeat_url")
-    @classmethod
-    def _is_http_url(cls, url: str | None) -> str | None:
-        if url is None:
-            return None
-        with contextlib.suppress(ValueError):
-            parts = urlsplit(url)
-            is_http = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-            if is_http and url.isprintable() and " " not in url:
-                return url
-        raise ValueError("must be a URL such as http://manager:9200/ready")
-
-    @field_validator("advertise_host", "allow_host")
-    @classmethod
-    def _are_hosts(cls, given: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
-        for each in (given,) if isinstance(given, str) else given or ():
-            check_host(each)
-        return given
-
-    @field_validator("metrics_interval_ms")
-    @classmethod
-    def _is_off_or_in_range(cls, interval_ms: int) -> int:
-        if interval_ms != 0 and not 250 <= interval_ms <= 1000:
-            raise ValueError("must be 0 (off) or from 250 to 1000 milliseconds")
-        return interval_ms
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -484,34 +506,6 @@ class Settings(_TableFields):
             others = {name: f"{name} in {file}" for name in FIELDS} if file else {}
             others |= {name: each for name, each in ALIASES.items() if os.environ.get(each)}
             raise explain(error, flags, list(FIELDS), others) from None
-
-
-def _media_host(text: str) -> tuple[str, int | None]:
-    try:
-        parts = urlsplit(f"//{text}")
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port = None, None
-    if not host or parts.netloc != text or parts.username is not None:
-        raise ValueError(f"must be HOST or HOST:PORT, such as pictures.example; {text!r} is not")
-    return host.removesuffix("."), port
-
-
-def check_host(text: str) -> None:
-    """Raises `ValueError` for what is neither a host's name nor an address."""
-    if _HOST_NAME.fullmatch(text):
-        return
-    try:
-        ip_address(text)
-    except ValueError:
-        what = "must be a host name or an address, without scheme and port"
-        raise ValueError(f"{what}; {text!r} is not") from None
-
-
-def _check_origin(text: str) -> None:
-    scheme, _, host = text.rstrip("/").partition("://")
-    if text != "*" and not (scheme and host and "/" not in host):
-        raise ValueError(f"must be an origin such as https://chat.example, or *; {text!r} is not")
 
 
 FIELDS: Mapping[str, FieldInfo] = {
