@@ -74,7 +74,7 @@ class ByHand:
             compute=tuple(ROW * options.n_ubatch + number for number in range(len(self._layers))),
             host_compute=HOST_ROW * options.n_ubatch,
             output=OUT * options.n_batch,
-            largest_kv=CELL * options.n_ctx // 10,
+            largest_kv=self.cell * options.n_ctx // 10,
             memory_kind=self.kind,
         )
 
@@ -421,7 +421,7 @@ def test_recurrent_sequences_share_no_cells(
     assert (plan.kv_cells, plan.context_length) == (8 * 1024, 1024)
     assert plan.kv_unified == bool(unified) and not plan.kv_divisions
     assert "8 slots × 1,024 tokens" in plan.kv_reason
-    ByHand.cell = 1  # some layers have attention
+    ByHand.cell = CELL  # some layers have attention
     cells = planned(header, *devices, **chosen).kv_cells
     assert cells == (2048 if unified is False else 1024)
 

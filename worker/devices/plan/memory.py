@@ -238,7 +238,8 @@ class _Planner:
             of_each = f" divided by --slots ({slots})" if unified is False else ""
             why = f"which is more than --kv-cells ({cells}){of_each}; it may be {most} at most"
             raise wrong_value("context_length", length, why)
-        if slots * length > cells and self._takes_no_cells(cells):
+        # Where all memory is recurrent, a sequence has one state, however long it is.
+        if slots * length > cells and not self._layout(cells, slots, True).largest_kv:
             reason = f"{slots} slots × {length:,} tokens, which take no cells"
             return replace(a_part_each(settings, length), reason=reason)
         if unified is None:
@@ -254,14 +255,6 @@ class _Planner:
         reason = f"{cells:,} cells in one pool, of which a sequence may have {length:,}"
         divisions = divisions_of(cells, slots) if settings.kv_unified is None else ()
         return KvCache(cells, length, True, reason, divisions)
-
-    def _takes_no_cells(self, cells: int) -> bool:
-        """Whether all memory is recurrent: a sequence has one state, however long it is, and takes
-        nothing from the others."""
-        layout = self._layout(cells, self._settings.slots, True)
-        if not layout.memory_kind.recurrent:
-            return False
-        return self._layout(2 * cells, self._settings.slots, True).kv == layout.kv
 
     def _with_host_room(self, plan: Plan) -> Plan:
         """Check that the host has the memory that a GPU worker needs there."""
@@ -455,10 +448,6 @@ class _Planner:
         tensor = layout.largest_kv
         if not tensor:
             return _ANY_CELLS
-        if layout.memory_kind.recurrent:
-            twice = replace(options, n_ctx=2 * options.n_ctx)
-            if self._model.lay_out(twice).kv == layout.kv:  # it takes no cells
-                return _ANY_CELLS
         return placement.largest_tensor_bytes(self._devices) * least // tensor // least * least
 
     # --- what fits -----------------------------------------------------------------------
