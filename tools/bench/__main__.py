@@ -13,19 +13,16 @@ from functools import cache
 from pathlib import Path
 
 from builds import pins, store
-from tools.bench import agents, beside, chart, forms, report, texts
+from tools.bench import chart, report
 from tools.bench.errors import BenchError, exit_code
-from tools.bench.loads import JOIN_SHAPE, LOADS, SAMPLINGS, STREAMS_SHAPE
+from tools.bench.loads import JOIN_SHAPE, SAMPLINGS, STREAMS_SHAPE
 from tools.bench.model import SIZES, bench_model
 from tools.bench.peer_build import Peers, build_peers
-from tools.bench.runner import OPEN, STARTS, Runner, Subject
+from tools.bench.runner import ALL, OPEN, STARTS, Runner, Subject
 from tools.bench.servers import example_kind, llama_server_kind, patient, worker_kind
 
 PEERS = ("worker", "worker-execute", "llama-server", "example-server", report.LIMIT)
-ALL_LOADS = (
-    *("start", *STARTS, *LOADS, *OPEN),
-    *(*agents.LOADS, *forms.LOADS, *beside.LOADS, *texts.LOADS, "cancel"),
-)
+ALL_LOADS = ("start", *STARTS, *ALL, *OPEN, "cancel")
 SHORT = ("streams1", "streams4", "streams16")
 
 

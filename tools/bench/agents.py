@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tools.bench.client import Body, Recording, Request
-from tools.bench.errors import BenchError
-from tools.bench.loads import Flavour, Load, Metrics, Prompt, read_throughput, text_of
+from tools.bench.loads import Load, Metrics, Prompt, by_name, read_throughput, text_of
 from tools.bench.model import BIG_VOCABULARY, INSTRUCT, MEMORY_KINDS
 from tools.bench.servers import Shape
 from tools.bench.stats import percentile
@@ -64,15 +63,8 @@ class Talk:
         return prompts
 
     def requests_of(
-        self,
-        prompts: list[Prompt],
-        flavour: Flavour,
-        model_id: str,
-        sampling: dict[str, Any],
-        tag: str,
+        self, prompts: list[Prompt], model_id: str, sampling: dict[str, Any]
     ) -> list[Request]:
-        if flavour != "completions":
-            raise BenchError("Agents speak OpenAI's dialect alone.")
         requests = []
         for index, prompt in enumerate(prompts):
             first = index - index % self.n_turns
@@ -134,16 +126,13 @@ def _load(name: str, talk: Talk, shape: Shape | None, model: str) -> Load:
 
 
 _OF_EIGHT_HUNDRED = Talk(6, n_turns=5, n_first_words=800, n_words=120)
-LOADS = {
-    load.name: load
-    for load in (
-        _load("agents", Talk(SHAPE.slots), SHAPE, BIG_VOCABULARY),
-        _load("agents20", Talk(20), SHAPE, "dense"),
-        *(_load(f"agents-{kind}", Talk(SHAPE.slots), SHAPE, kind) for kind in MEMORY_KINDS),
-        _load("agents6", _OF_EIGHT_HUNDRED, None, INSTRUCT),
-        _load("agents6-long", replace(_OF_EIGHT_HUNDRED, n_long_words=5400), None, INSTRUCT),
-    )
-}
+LOADS = by_name(
+    _load("agents", Talk(SHAPE.slots), SHAPE, BIG_VOCABULARY),
+    _load("agents20", Talk(20), SHAPE, "dense"),
+    *(_load(f"agents-{kind}", Talk(SHAPE.slots), SHAPE, kind) for kind in MEMORY_KINDS),
+    _load("agents6", _OF_EIGHT_HUNDRED, None, INSTRUCT),
+    _load("agents6-long", replace(_OF_EIGHT_HUNDRED, n_long_words=5400), None, INSTRUCT),
+)
 """`agents20` has more conversations than slots; those behind it are on each kind of memory.
 
 `agents6` are SmolLM2's on defaults: 800 words each to begin with and four turns of 120; beside them

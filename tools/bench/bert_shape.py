@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from tools.bench.gemma_shape import copy_tokenizer
+from tests.support.gguf_file import finish
+from tools.bench.gguf_files import copy_tokenizer, describe
 
 N_LAYERS, N_EMBD, N_FF, N_HEADS, CONTEXT_LENGTH = 6, 384, 1536, 12, 512
 _ADDED = ("position_embd", "token_types")
@@ -29,12 +30,9 @@ def _generate(vocabulary: Path, path: Path, *, ranks: bool) -> None:
     from gguf import GGUFWriter, PoolingType
 
     writer = GGUFWriter(str(path), "bert")
-    writer.add_name("random-ranker" if ranks else "random-embedder")
-    writer.add_context_length(CONTEXT_LENGTH)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(N_LAYERS)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEADS)
+    sizes = {"n_layers": N_LAYERS, "n_embd": N_EMBD, "n_ff": N_FF, "n_heads": N_HEADS}
+    name = "random-ranker" if ranks else "random-embedder"
+    describe(writer, name, context_length=CONTEXT_LENGTH, **sizes)
     writer.add_layer_norm_eps(1e-12)
     writer.add_causal_attention(False)
     writer.add_pooling_type(PoolingType.RANK if ranks else PoolingType.MEAN)
@@ -49,10 +47,7 @@ def _generate(vocabulary: Path, path: Path, *, ranks: bool) -> None:
         if has_weight:
             writer.add_tensor(f"{name}.weight", np.ones(width, dtype=np.float32))
         writer.add_tensor(f"{name}.bias", np.zeros(width, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 def _matrices(n_vocab: int, *, ranks: bool) -> Iterator[tuple[str, tuple[int, int]]]:

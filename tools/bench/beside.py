@@ -16,6 +16,7 @@ from tools.bench.loads import (
     Load,
     Metrics,
     Prompt,
+    by_name,
     distinct,
     read_join,
     read_throughput,
@@ -73,11 +74,8 @@ def read_again(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
 
 
 _CHAT = requests_with({})
-LOADS = {
-    load.name: load
-    for load in (
-        Load("pictures", JOIN_SHAPE, _joining, read_join, 300, model=SEEING, requests_of=_CHAT),
-        Load("again", JOIN_SHAPE, _twice, read_again, 300, model=SEEING, requests_of=_CHAT),
-        Load("adapters16", STREAMS_SHAPE, _adapted, read_throughput, 300, model=ADAPTED),
-    )
-}
+LOADS = by_name(
+    Load("pictures", JOIN_SHAPE, _joining, read_join, 300, model=SEEING, requests_of=_CHAT),
+    Load("again", JOIN_SHAPE, _twice, read_again, 300, model=SEEING, requests_of=_CHAT),
+    Load("adapters16", STREAMS_SHAPE, _adapted, read_throughput, 300, model=ADAPTED),
+)

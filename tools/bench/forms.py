@@ -12,7 +12,7 @@ from typing import Any
 
 from tools.bench.client import Request
 from tools.bench.errors import BenchError
-from tools.bench.loads import Flavour, Load, Metrics, Prompt, request_of, text_of
+from tools.bench.loads import Load, Metrics, Prompt, RequestsOf, request_of, text_of
 from tools.bench.model import INSTRUCT
 from tools.bench.streams import TokenStream
 
@@ -94,12 +94,10 @@ def _asking(
     return make
 
 
-def requests_with(form: dict[str, Any]) -> Callable[..., list[Request]]:
+def requests_with(form: dict[str, Any]) -> RequestsOf:
     def requests_of(
-        prompts: list[Prompt], flavour: Flavour, model_id: str, sampling: dict[str, Any], tag: str
+        prompts: list[Prompt], model_id: str, sampling: dict[str, Any]
     ) -> list[Request]:
-        if flavour != "completions":
-            raise BenchError("Forms are asked for in OpenAI's dialect alone.")
         requests = []
         for prompt in prompts:
             body = {

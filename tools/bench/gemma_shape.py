@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from gguf import GGUFWriter
+from tests.support.gguf_file import finish
+from tools.bench.gguf_files import copy_tokenizer, describe
 
 N_LAYERS, N_EMBD, N_FF, N_HEADS, N_KV_HEADS, HEAD = 18, 640, 2048, 4, 1, 256
 CONTEXT_LENGTH, WINDOW = 32_768, 512
@@ -23,7 +22,14 @@ def generate(vocabulary: Path, path: Path) -> None:
     from gguf import GGMLQuantizationType, GGUFWriter, quants
 
     writer = GGUFWriter(str(path), "gemma3")
-    _describe(writer)
+    sizes = {"n_layers": N_LAYERS, "n_embd": N_EMBD, "n_ff": N_FF, "n_heads": N_HEADS}
+    describe(writer, "random-gemma-shape", context_length=CONTEXT_LENGTH, **sizes)
+    writer.add_head_count_kv(N_KV_HEADS)
+    writer.add_key_length(HEAD)
+    writer.add_value_length(HEAD)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_sliding_window(WINDOW)
+    writer.add_file_type(7)
     n_vocab = copy_tokenizer(writer, vocabulary)
     random = np.random.default_rng(0)
     for name, shape in _tensors(n_vocab):
@@ -33,38 +39,7 @@ def generate(vocabulary: Path, path: Path) -> None:
         values = random.standard_normal(shape, dtype=np.float32) * np.float32(shape[1] ** -0.5)
         q8_0 = GGMLQuantizationType.Q8_0
         writer.add_tensor(name, quants.quantize(values, q8_0), raw_dtype=q8_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def copy_tokenizer(writer: GGUFWriter, vocabulary: Path) -> int:
-    """Give a file the tokenizer of another GGUF; returns the number of its tokens."""
-    from gguf import GGUFReader, GGUFValueType
-
-    fields = GGUFReader(str(vocabulary)).fields
-    for name, field in fields.items():
-        if name.startswith("tokenizer."):
-            kind, *items = field.types
-            sub_type = items[0] if kind == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, field.contents(), kind, sub_type)
-    return len(fields["tokenizer.ggml.tokens"].data)
-
-
-def _describe(writer: GGUFWriter) -> None:
-    writer.add_name("random-gemma-shape")
-    writer.add_context_length(CONTEXT_LENGTH)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(N_LAYERS)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEADS)
-    writer.add_head_count_kv(N_KV_HEADS)
-    writer.add_key_length(HEAD)
-    writer.add_value_length(HEAD)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_sliding_window(WINDOW)
-    writer.add_file_type(7)
+    finish(writer)
 
 
 def _tensors(n_vocab: int) -> Iterator[tuple[str, tuple[int, ...]]]:

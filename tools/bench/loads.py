@@ -48,7 +48,8 @@ class Prompt:
     """More of the request's body, or in place of what the load has there."""
 
 
-RequestsOf = Callable[[list[Prompt], Flavour, str, dict[str, Any], str], list[Request]]
+RequestsOf = Callable[[list[Prompt], str, dict[str, Any]], list[Request]]
+"""Of prompts, a model's id and the fields of the sampling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,28 @@ class Load:
     busy: bool = False
     """Beside processes that burn half of the cores."""
     requests_of: RequestsOf | None = None
+    """Of a load that is asked for in one way alone; otherwise each dialect has its own."""
     parse: Callable[[Recording], TokenStream] = token_stream
     divisible: bool = False
     """A quarter of its prompts is a load of its kind, too."""
+
+    def requests(
+        self,
+        prompts: list[Prompt],
+        model_id: str,
+        sampling: dict[str, Any],
+        flavour: Flavour = "completions",
+        tag: str = "",
+    ) -> list[Request]:
+        """The requests to a server; jobs of `/execute` have ids that begin with the tag."""
+        if self.requests_of is not None:
+            return self.requests_of(prompts, model_id, sampling)
+        return [
+            _completion(prompt, model_id, sampling)
+            if flavour == "completions"
+            else _job(prompt, f"{tag}-{index}", sampling)
+            for index, prompt in enumerate(prompts)
+        ]
 
     def quick(self) -> Load:
         """The same with fewer tokens, sooner: it shows what has become slow, not by how much."""
@@ -238,84 +258,90 @@ def read_join(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
     }
 
 
-LOADS: dict[str, Load] = {
-    load.name: load
-    for load in (
-        Load("streams1", STREAMS_SHAPE, distinct(1, 128, 64), read_throughput),
-        Load("streams4", STREAMS_SHAPE, distinct(4, 128, 64), read_throughput),
-        Load("streams16", STREAMS_SHAPE, distinct(16, 128, 64), read_throughput),
-        Load("streams64", MANY_SHAPE, distinct(64, 128, 64), read_throughput, 600),
-        Load("shared", STREAMS_SHAPE, shared(16, 512, 0.9, 32), read_throughput),
-        Load("steady", STREAMS_SHAPE, shared(16, 512, 0.9, 128), read_steady, 300),
-        *(
-            Load(f"busy{n}", STREAMS_SHAPE, distinct(n, 128, 64), read_throughput, 600, busy=True)
-            for n in (1, 4, 16)
-        ),
-        *(
-            Load(name, STREAMS_SHAPE, distinct(16, 128, 64), read_throughput, sampling=name)
-            for name in ("temperature", "nucleus", "logprobs")
-        ),
+def by_name(*loads: Load) -> dict[str, Load]:
+    return {load.name: load for load in loads}
+
+
+LOADS = by_name(
+    Load("streams1", STREAMS_SHAPE, distinct(1, 128, 64), read_throughput),
+    Load("streams4", STREAMS_SHAPE, distinct(4, 128, 64), read_throughput),
+    Load("streams16", STREAMS_SHAPE, distinct(16, 128, 64), read_throughput),
+    Load("streams64", MANY_SHAPE, distinct(64, 128, 64), read_throughput, 600),
+    Load("shared", STREAMS_SHAPE, shared(16, 512, 0.9, 32), read_throughput),
+    Load("steady", STREAMS_SHAPE, shared(16, 512, 0.9, 128), read_steady, 300),
+    *(
+        Load(f"busy{n}", STREAMS_SHAPE, distinct(n, 128, 64), read_throughput, 600, busy=True)
+        for n in (1, 4, 16)
+    ),
+    *(
+        Load(name, STREAMS_SHAPE, distinct(16, 128, 64), read_throughput, sampling=name)
+        for name in ("temperature", "nucleus", "logprobs")
+    ),
+    Load(
+        "vocabulary",
+        STREAMS_SHAPE,
+        distinct(16, 128, 64),
+        read_throughput,
+        timeout_s=300,
+        model=BIG_VOCABULARY,
+        sampling="temperature",
+    ),
+    *(
+        Load(f"{name}-{n}", None, distinct(n, 128, 64), read_throughput, 300, model=name)
+        for name in (INSTRUCT, RANDOM)
+        for n in (1, 4, 16)
+    ),
+    *(
+        Load(f"guessed{n}", STREAMS_SHAPE, distinct(n, 128, 64), read_throughput, 300, GUESSABLE)
+        for n in (1, 4, 16)
+    ),
+    *(
         Load(
-            "vocabulary",
-            STREAMS_SHAPE,
-            distinct(16, 128, 64),
+            name,
+            None,
+            arriving(20, rate),
             read_throughput,
-            timeout_s=300,
-            model=BIG_VOCABULARY,
-            sampling="temperature",
-        ),
-        *(
-            Load(f"{name}-{n}", None, distinct(n, 128, 64), read_throughput, 300, model=name)
-            for name in (INSTRUCT, RANDOM)
-            for n in (1, 4, 16)
-        ),
-        *(
-            Load(
-                f"guessed{n}", STREAMS_SHAPE, distinct(n, 128, 64), read_throughput, 300, GUESSABLE
-            )
-            for n in (1, 4, 16)
-        ),
-        *(
-            Load(
-                name,
-                None,
-                arriving(20, rate),
-                read_throughput,
-                900,
-                model=INSTRUCT,
-                divisible=True,
-            )
-            for name, rate in (
-                ("arrivals", 0.5),
-                ("arrivals-0.1", 0.1),
-                ("arrivals-0.25", 0.25),
-                ("arrivals-1", 1.0),
-            )
-        ),
-        Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),
-        Load("stranger", None, stranger(8, 700), read_stranger, 300, model=INSTRUCT),
-        Load("join", JOIN_SHAPE, joining(4000, 64), read_join),
-    )
-}
+            900,
+            model=INSTRUCT,
+            divisible=True,
+        )
+        for name, rate in (
+            ("arrivals", 0.5),
+            ("arrivals-0.1", 0.1),
+            ("arrivals-0.25", 0.25),
+            ("arrivals-1", 1.0),
+        )
+    ),
+    Load("repetition", None, repeating(24, 6, 128), read_throughput, 300, model=INSTRUCT),
+    Load("stranger", None, stranger(8, 700), read_stranger, 300, model=INSTRUCT),
+    Load("join", JOIN_SHAPE, joining(4000, 64), read_join),
+)
 
 
-def requests_of(
-    prompts: list[Prompt], flavour: Flavour, model_id: str, sampling: dict[str, Any], tag: str
-) -> list[Request]:
-    requests = []
-    for index, prompt in enumerate(prompts):
-        body: dict[str, Any] = {"prompt": prompt.text, "max_tokens": prompt.n_out, **sampling}
-        if flavour == "execute":
-            body |= {"job_id": f"{tag}-{index}", "ignore_eos": True}
-            path = "/execute"
-        else:
-            options = {"include_usage": True}
-            body |= {"model": model_id, "stream": True, "stream_options": options}
-            # A trained model would end where it likes, and the same work is to be measured.
-            body |= {"ignore_eos": True}
-            path = "/v1/completions"
-        requests.append(request_of(path, body, prompt))
-    return requests
+OPEN_SHAPE = Shape(slots=16, context_per_slot=1536)
+
+
+def capacity_load(count: int) -> Load:
+    """All at once: it tells how many requests a second a server can bear."""
+    return Load("capacity", OPEN_SHAPE, arriving(count, None), read_throughput, timeout_s=600)
+
+
+def open_load(percent: int, count: int, capacity: float) -> Load:
+    """`percent` of a capacity in requests a second, which come whether or not others are done."""
+    make = arriving(count, capacity * percent / 100)
+    return Load(f"open{percent}", OPEN_SHAPE, make, read_throughput, timeout_s=900)
+
+
+def _completion(prompt: Prompt, model_id: str, sampling: dict[str, Any]) -> Request:
+    body = {"prompt": prompt.text, "max_tokens": prompt.n_out, **sampling, "model": model_id}
+    # A trained model would end where it likes, and the same work is to be measured.
+    body |= {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
+    return request_of("/v1/completions", body, prompt)
+
+
+def _job(prompt: Prompt, job_id: str, sampling: dict[str, Any]) -> Request:
+    body = {"prompt": prompt.text, "max_tokens": prompt.n_out, **sampling, "job_id": job_id}
+    return request_of("/execute", body | {"ignore_eos": True}, prompt)
 
 
 def request_of(path: str, body: dict[str, Any], prompt: Prompt) -> Request:

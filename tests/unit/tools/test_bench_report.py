@@ -18,13 +18,13 @@ from tools.bench.errors import BenchError
 from tools.bench.loads import (
     LOADS,
     Prompt,
+    open_load,
     read_join,
     read_steady,
     read_stranger,
     read_throughput,
 )
 from tools.bench.model import is_whole_text
-from tools.bench.open_arrivals import open_load
 from tools.bench.stats import medians, paired_errors, paired_ratios, percentile
 from tools.bench.streams import TokenStream
 
@@ -141,7 +141,7 @@ def test_open_arrivals_come_at_their_rate_and_a_third_begin_alike() -> None:
 def test_a_turn_says_what_was_said_before() -> None:
     talk = agents.Talk(8, n_long_words=500)
     prompts = talk.make(random.Random(1), WORDS)
-    requests = talk.requests_of(prompts, "completions", "m", {}, "tag")
+    requests = talk.requests_of(prompts, "m", {})
     assert [request.after_end for request in requests[:12]] == [None, *range(9), None, 10]
     answer = b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices":[{"delta":{"content":"Yes."}}]}\n\n'
     body = requests[1].body
