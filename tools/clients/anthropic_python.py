@@ -7,9 +7,9 @@ from typing import Any
 import anthropic
 
 from tools.clients.actions import Server, action
+from tools.clients.asked import USER, refused
 
 NAME = "anthropic"
-USER: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 WEATHER: Any = {
     "name": "get_weather",
     "description": "Weather of a city",
@@ -101,9 +101,8 @@ def count_tokens(server: Server) -> None:
 
 @action(NAME, "a bad request is Anthropic's error")
 def bad_request(server: Server) -> None:
-    try:
+    def is_theirs(error: anthropic.BadRequestError) -> bool:
+        return isinstance(error.body, dict) and error.body["type"] == "error"
+
+    with refused(anthropic.BadRequestError, is_theirs):
         create(server, messages=[])
-    except anthropic.BadRequestError as error:
-        assert isinstance(error.body, dict) and error.body["type"] == "error"
-    else:
-        raise AssertionError("answered")

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 
 from tools.clients.actions import Server, action
+from tools.clients.asked import USER
 
-USER: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 TOOL: Any = {
     "type": "function",
     "function": {

@@ -8,25 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from pydantic import BaseModel
-
 from tools.clients.actions import Server, action
-
-USER: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
-    },
-}
-
-
-class City(BaseModel):
-    name: str
-    people: int
-
+from tools.clients.asked import USER, WEATHER, City
 
 # --- litellm ---
 

@@ -10,24 +10,12 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from llama_index.llms.openai_like import OpenAILike
-from pydantic import BaseModel
 
 from tools.clients.actions import Server, action
+from tools.clients.asked import City, get_weather, refused
 
 NAME = "llama-index"
 HELLO = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Hello")]
-
-
-class City(BaseModel):
-    """A city."""
-
-    name: str
-    people: int
-
-
-def get_weather(city: str) -> str:
-    """Weather of a city."""
-    return f"It is sunny in {city}."
 
 
 def llm(server: Server, **fields: Any) -> OpenAILike:
@@ -106,9 +94,9 @@ def embeddings(server: Server) -> None:
     api = OpenAILikeEmbedding(
         model_name=server.model, api_base=server.v1, api_key="any", max_retries=0
     )
-    try:
+
+    def is_of_the_model(error: openai.BadRequestError) -> bool:
+        return error.param == "model" and "embeddings" in str(error)
+
+    with refused(openai.BadRequestError, is_of_the_model):
         api.get_text_embedding("Hello")
-    except openai.BadRequestError as error:
-        assert error.param == "model" and "embeddings" in str(error)
-    else:
-        raise AssertionError("answered")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from contextlib import AbstractContextManager
 from typing import Any
 
 import httpx
@@ -14,32 +15,13 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.tools import FunctionTool
 from llama_index.embeddings.ollama import OllamaEmbedding
 from llama_index.llms.ollama import Ollama
-from pydantic import BaseModel
 
 from tools.clients.actions import Server, action
+from tools.clients.asked import USER, City, get_weather, refused
 
 PYTHON, OPEN_WEBUI = "ollama-python", "open-webui"
 LANGCHAIN, LLAMA_INDEX = "langchain-ollama", "llama-index-ollama"
-USER: Any = [{"role": "user", "content": "What is the capital of France?"}]
 SHORT: Any = {"num_predict": 12, "num_ctx": 4096, "temperature": 0}
-
-
-class City(BaseModel):
-    """A city."""
-
-    name: str
-    people: int
-
-
-def get_weather(city: str) -> str:
-    """Weather of a city.
-
-    Args:
-        city: its name
-    """
-    return f"It is sunny in {city}."
-
-
 CALL = {"function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
 RESULT: Any = [
     *USER,
@@ -53,6 +35,13 @@ RESULT: Any = [
 
 def client(server: Server) -> ollama.Client:
     return ollama.Client(server.url, timeout=50)
+
+
+def ollama_refuses(word: str) -> AbstractContextManager[None]:
+    """A fault of the request, in a sentence with this word."""
+    return refused(
+        ollama.ResponseError, lambda error: error.status_code == 400 and word in error.error
+    )
 
 
 @action(PYTHON, "list, show, ps")
@@ -156,22 +145,14 @@ def logprobs(server: Server) -> None:
 
 @action(PYTHON, "an image is refused by name")
 def image(server: Server) -> None:
-    try:
+    with ollama_refuses("images"):
         client(server).chat(server.model, [USER[0] | {"images": ["aGVsbG8="]}])
-    except ollama.ResponseError as error:
-        assert error.status_code == 400 and "images" in error.error
-    else:
-        raise AssertionError("answered")
 
 
 @action(PYTHON, "embeddings of a model that makes none are refused in words", "bundled")
 def embed(server: Server) -> None:
-    try:
+    with ollama_refuses("embeddings"):
         client(server).embed(server.model, "Hello")
-    except ollama.ResponseError as error:
-        assert error.status_code == 400 and "embeddings" in error.error
-    else:
-        raise AssertionError("answered")
 
 
 # --- LangChain -----------------------------------------------------------------------------
@@ -237,12 +218,8 @@ def langchain_text(server: Server) -> None:
 
 @action(LANGCHAIN, "OllamaEmbeddings are refused in words", "bundled")
 def langchain_embeddings(server: Server) -> None:
-    try:
+    with ollama_refuses("embeddings"):
         OllamaEmbeddings(model=server.model, base_url=server.url).embed_query("Hello")
-    except ollama.ResponseError as error:
-        assert "embeddings" in error.error
-    else:
-        raise AssertionError("answered")
 
 
 # --- LlamaIndex ----------------------------------------------------------------------------
@@ -292,12 +269,8 @@ def index_tools(server: Server) -> None:
 
 @action(LLAMA_INDEX, "OllamaEmbedding is refused in words", "bundled")
 def index_embedding(server: Server) -> None:
-    try:
+    with ollama_refuses("embeddings"):
         OllamaEmbedding(server.model, base_url=server.url).get_text_embedding("Hello")
-    except ollama.ResponseError as error:
-        assert "embeddings" in error.error
-    else:
-        raise AssertionError("answered")
 
 
 # --- Open WebUI: the requests of its router --------------------------------------------------

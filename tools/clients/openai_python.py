@@ -10,34 +10,16 @@ from openai import OpenAI
 from pydantic import BaseModel, Field
 
 from tools.clients.actions import Server, action
+from tools.clients.asked import USER, WEATHER, Person, refused
 
 NAME = "openai"
-USER: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 ONE_SENTENCE: dict[str, Any] = {
     "messages": [{"role": "system", "content": "You are a helpful assistant."}, *USER],
     "stop": ["."],
     "temperature": 0,
 }
 """With its template's own system message SmolLM2 may never come to an end."""
-WEATHER: Any = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "unit": {"enum": ["c", "f"]}},
-            "required": ["city"],
-            "additionalProperties": False,
-        },
-    },
-}
 FLAT_WEATHER: Any = {"type": "function", **WEATHER["function"], "strict": True}
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 class Judgement(BaseModel):
@@ -139,12 +121,8 @@ accepted("a long prompt", messages=[{"role": "user", "content": "word " * 5000}]
 
 @action(NAME, "chat: more prompt than the context is context_length_exceeded")
 def over_the_context(server: Server) -> None:
-    try:
+    with refused(openai.BadRequestError, lambda error: error.code == "context_length_exceeded"):
         chat(server, messages=[{"role": "user", "content": "word " * 60000}])
-    except openai.BadRequestError as error:
-        assert error.code == "context_length_exceeded", error
-    else:
-        raise AssertionError("answered")
 
 
 @action(NAME, "chat: the bundled model knows", "bundled")

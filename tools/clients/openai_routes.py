@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tools.clients.actions import Server, action
-from tools.clients.openai_python import FLAT_WEATHER, NAME, USER, Person, client
+from tools.clients.asked import USER, Person
+from tools.clients.openai_python import FLAT_WEATHER, NAME, client
 
 
 def complete(server: Server, **fields: Any) -> Any:
@@ -15,26 +16,17 @@ def complete(server: Server, **fields: Any) -> Any:
 
 @action(NAME, "completions: defaults")
 def completion(server: Server) -> None:
-    answer = client(server).completions.create(
-        model=server.model, prompt="Once upon a time", max_tokens=8
-    )
-    assert answer.choices[0].text
+    assert complete(server, prompt="Once upon a time").choices[0].text
 
 
 @action(NAME, "completions: a list of prompts")
 def completion_batch(server: Server) -> None:
-    answer = client(server).completions.create(
-        model=server.model, prompt=["One", "Two"], max_tokens=4
-    )
-    assert len(answer.choices) == 2
+    assert len(complete(server, prompt=["One", "Two"], max_tokens=4).choices) == 2
 
 
 @action(NAME, "completions: streamed")
 def completion_streamed(server: Server) -> None:
-    api = client(server)
-    assert list(
-        api.completions.create(model=server.model, prompt="Once", max_tokens=8, stream=True)
-    )
+    assert list(complete(server, stream=True))
 
 
 @action(NAME, "completions: echo with the prompt's logprobs and no token")

@@ -7,16 +7,11 @@ from typing import Any, Literal
 
 import openai
 import outlines
-from pydantic import BaseModel
 
 from tools.clients.actions import Server, action
+from tools.clients.asked import Person
 
 NAME = "outlines"
-
-
-class Person(BaseModel):
-    name: str
-    age: int
 
 
 class Colour(Enum):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.models.openai import OpenAIChatModel
@@ -13,14 +12,10 @@ from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tools.clients.actions import Server, action
+from tools.clients.asked import City
 
 EXACTLY: Any = {"max_tokens": 200, "temperature": 0}
 """A tiny model that draws its tokens may write a name without end."""
-
-
-class City(BaseModel):
-    name: str
-    people: int
 
 
 def pydantic_model(server: Server) -> Any:
