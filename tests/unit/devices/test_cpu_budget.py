@@ -68,30 +68,24 @@ def threads(host: Host) -> int:
     return cpu_budget(None, host.root).threads
 
 
-def test_without_limits_every_core_computes(host: Host) -> None:
-    assert threads(host) == 16
-
-
-def test_hardware_threads_of_one_core_count_once(tmp_path: Path) -> None:
-    budget = cpu_budget(None, Host(tmp_path, smt=True).root)
-    assert budget.threads == 8
-    assert "16 CPUs allowed, 8 physical cores" in budget.derivation
-
-
-def test_two_threads_of_one_core_are_one_core(tmp_path: Path) -> None:
-    host = Host(tmp_path, smt=True)
-    host.allow("3,11")
-    assert threads(host) == 1
-
-
-def test_a_cpuset_limits(host: Host) -> None:
-    host.allow("2-4,9")
-    assert threads(host) == 4
-
-
-def test_cpus_that_are_offline_do_not_count(host: Host) -> None:
-    host.allow("0-127")
-    assert threads(host) == 16
+@pytest.mark.parametrize(
+    ("smt", "allowed", "n_cpus", "n_cores"),
+    [
+        (False, "0-15", 16, 16),
+        (False, "2-4,9", 4, 4),
+        (False, "0-127", 16, 16),  # most of them are offline
+        (True, "0-15", 16, 8),
+        (True, "3,11", 2, 1),  # two threads of one core
+    ],
+)
+def test_each_allowed_core_counts_once(
+    smt: bool, allowed: str, n_cpus: int, n_cores: int, tmp_path: Path
+) -> None:
+    host = Host(tmp_path, smt=smt)
+    host.allow(allowed)
+    budget = cpu_budget(None, host.root)
+    assert budget.threads == n_cores
+    assert f"{n_cpus} CPUs allowed, {n_cores} physical cores" in budget.derivation
 
 
 @pytest.mark.parametrize(
@@ -116,14 +110,10 @@ def test_the_smallest_quota_along_the_path_counts(host: Host) -> None:
     assert "pod7/cpu.max" in budget.derivation
 
 
-def test_a_container_that_sees_its_group_as_the_root(host: Host) -> None:
-    host.v2("/docker/4f2a", mount_root="/docker/4f2a")
-    host.write("sys/fs/cgroup/cpu.max", "400000 100000\n")
-    assert threads(host) == 4
-
-
-def test_a_group_outside_of_the_mount_still_reads_the_mount(host: Host) -> None:
-    host.v2("/../other", mount_root="/docker/4f2a")
+@pytest.mark.parametrize("group", ["/docker/4f2a", "/../other"])
+def test_a_container_that_sees_a_group_as_the_root(host: Host, group: str) -> None:
+    """Its own, or one that its own is outside of."""
+    host.v2(group, mount_root="/docker/4f2a")
     host.write("sys/fs/cgroup/cpu.max", "400000 100000\n")
     assert threads(host) == 4
 

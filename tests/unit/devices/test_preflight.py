@@ -79,38 +79,32 @@ def test_a_missing_gpu_is_told_in_time(config: MakeConfig) -> None:
     assert findings.step == "device"
 
 
-def test_an_illegal_instruction_is_an_answer(config: MakeConfig) -> None:
-    findings = died(config, "os.kill(os.getpid(), signal.SIGILL)")
-    assert findings.error is not None and findings.error.exit_code == 4
-    assert "SIGILL" in findings.error.message and "all CPU variants" in findings.error.message
-
-
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        ("os.abort()", "SIGABRT"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
-        ("print('the last words', file=sys.stderr); os._exit(70)", "exit code 70"),
+        ("os.kill(os.getpid(), signal.SIGILL)", ("SIGILL", "all CPU variants")),
+        ("os.abort()", ("SIGABRT",)),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", ("SIGSEGV",)),
+        (
+            "print('CUDA error: oh no', file=sys.stderr); os._exit(70)",
+            ("exit code 70", "CUDA error: oh no"),
+        ),
+        # Half a message is no message.
+        ("sys.stdout.write('{\"step\": '); sys.stdout.flush(); os.abort()", ("SIGABRT",)),
     ],
 )
-def test_other_deaths_name_the_step(code: str, told: str, config: MakeConfig) -> None:
+def test_a_death_names_the_step_and_the_last_words(
+    code: str, told: tuple[str, ...], config: MakeConfig
+) -> None:
     error = died(config, code).error
-    assert error is not None
-    assert told in error.message and "while devices were looked for" in error.message
-
-
-def test_last_words_are_passed_on(config: MakeConfig) -> None:
-    error = died(config, "sys.stderr.write('CUDA error: oh no\\n'); os._exit(1)").error
-    assert error is not None and "CUDA error: oh no" in error.message
+    assert error is not None and error.exit_code == 4
+    for words in (*told, "while devices were looked for"):
+        assert words in error.message
 
 
 def test_a_path_that_is_no_text_is_refused(config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match="not UTF-8; give the file or its folder another name"):
         ask(Questions(config("cpu").settings, "/models/\udcff.gguf"))
-
-
-def test_half_a_message_is_no_message(config: MakeConfig) -> None:
-    died(config, "sys.stdout.write('{\"step\": '); sys.stdout.flush(); os.abort()")
 
 
 def test_a_driver_that_hangs_is_not_waited_for(config: MakeConfig) -> None:

@@ -6,6 +6,8 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -38,14 +40,18 @@ def test_a_long_text_has_the_tokens_of_its_whole_in_every_vocabulary(names: list
         model.close()
 
 
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    with closing(Model(str(bundled_gguf("f32")), LoadOptions(vocab_only=True))) as model:
+        yield model
+
+
 @pytest.mark.parametrize("text", ["<|im_end|>", "<|im_end|> \n", "a<|im_start|> b ", "é<|im_end|>"])
-def test_a_long_text_costs_no_more_than_its_length(text: str) -> None:
+def test_a_long_text_costs_no_more_than_its_length(model: Model, text: str) -> None:
     """llama.cpp searches the whole rest of a text again behind each special token."""
-    model = Model(str(bundled_gguf("f32")), LoadOptions(vocab_only=True))
     began = time.process_time()
     model.tokenize(text * (200_000 // len(text)), add_special=False, parse_special=True)
     assert time.process_time() - began < 3
-    model.close()
 
 
 TOKENISE = """
@@ -65,13 +71,11 @@ RECURSING = (
     "gpt-2 llama-bpe qwen2 deepseek-llm deepseek-coder deepseek-v3 falcon bloom command-r tekken "
     "gpt-4o chatglm-bpe kimi-k2 seed-coder jais-2 exaone-moe minicpm5"
 ).split()
-"""Pre-tokenizers; the regular expressions of most of them do."""
+"""Pre-tokenizers; the regular expressions of most of them recurse."""
 
 
 def test_no_word_is_so_long_that_it_ends_the_process() -> None:
-    command = [sys.executable, "-c", TOKENISE, str(bundled_gguf("f32")), *RECURSING]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-    assert ended.returncode == 0, f"{ended.stdout.split()[-1]}: {ended.stderr[-300:]}"
+    ends_well(TOKENISE, *RECURSING)
 
 
 FORCED = """
@@ -89,17 +93,20 @@ for text in ("-" * 40_000, "ü" * 40_000):
 
 
 def test_no_forced_text_is_so_long_that_it_ends_the_process() -> None:
-    command = [sys.executable, "-c", FORCED, str(bundled_gguf("f32"))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert ended.returncode == 0, ended.stderr[-300:]
+    ends_well(FORCED)
+
+
+def ends_well(code: str, *arguments: str) -> None:
+    """Run code on the bundled model in a process of its own."""
+    command = [sys.executable, "-c", code, str(bundled_gguf("f32")), *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
+    assert ended.returncode == 0, ended.stdout[-30:] + ended.stderr[-300:]
 
 
 @pytest.mark.parametrize("separator", [",", ";--", "/"])
-def test_a_long_word_of_shorter_ones_is_cut_between_them(separator: str) -> None:
-    model = Model(str(bundled_gguf("f32")), LoadOptions(vocab_only=True))
+def test_a_long_word_of_shorter_ones_is_cut_between_them(model: Model, separator: str) -> None:
     text = separator.join(f"word{i}<|im_end|>" if i < 50 else "longer" for i in range(5000))
     assert len(text) > 5 * LONGEST_WORD
     for parse_special in (False, True):
         whole = model.tokenize_bytes(text.encode(), False, parse_special)
         assert model.tokenize(text, add_special=False, parse_special=parse_special) == whole
-    model.close()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import io
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import psutil
@@ -31,31 +33,51 @@ DATA = Path(__file__).parents[2] / "data/pictures"
 NAMES = sorted(folder.name for folder in DATA.iterdir())
 
 
+@contextmanager
+def projecting(
+    path: Path,
+    threads: int = 1,
+    *,
+    beside: Path | None = None,
+    among_nan: bool = False,
+    **options: Any,
+) -> Iterator[Projector]:
+    """A projector beside a model, a random one of the usual width unless it is given; `among_nan`:
+    in memory that held NaN before."""
+    model = Model(str(beside or random_model("dense")), LoadOptions(mmap=False))
+    line_break = line_break_of(read_header(path))  # else memory as it lies there decides
+    with closing(model):
+        if among_nan:
+            _leave_nan_in_free_memory()
+        projector = Projector(model, str(path), None, threads, line_break=line_break, **options)
+        with closing(projector):
+            yield projector
+
+
+def chunks_of(projector: Projector, width: int, height: int) -> list[MediaChunk]:
+    """Of a black picture."""
+    pieces = projector.picture(width, height, bytes(3 * width * height))
+    return [piece for piece in pieces if isinstance(piece, MediaChunk)]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_embeddings_are_those_of_transformers(name: str) -> None:
     """Of the file that `llorch-convert --mmproj` made of the checkpoint."""
     expected = np.load(DATA / name / "expected.npz")
     pixels, wanted = expected["pixels"], expected["rows"]
     architecture = "qwen3vl" if wanted.shape[1] > 64 else None
-    path = random_model("dense", renamed=AROUND_TILES, architecture=architecture)
-    model = Model(str(path), LoadOptions(mmap=False))
-    file = DATA / name / "mmproj.gguf"
-    line_break = line_break_of(read_header(file))  # else memory as it lies there decides
-    _leave_nan_in_free_memory()
-    projector = Projector(model, str(file), None, 1, line_break=line_break)
+    beside = random_model("dense", renamed=AROUND_TILES, architecture=architecture)
     height, width, _ = pixels.shape
-    pieces = projector.picture(width, height, pixels.tobytes())
-    chunks = [piece for piece in pieces if isinstance(piece, MediaChunk)]
-    for chunk in chunks:
-        rows = projector.encode(chunk)
-        if name == "pixtral":  # each line but the last ends with a row that the model knows
-            rows = np.delete(rows, slice(width // 8, None, width // 8 + 1), axis=0)
-        difference = np.abs(rows - wanted).max() / np.abs(wanted).max()
-        print(f"{name}: {rows.shape}, {difference:.1e}")
-        assert difference <= 1e-3
-    assert chunks
-    projector.close()
-    model.close()
+    with projecting(DATA / name / "mmproj.gguf", beside=beside, among_nan=True) as projector:
+        pieces = projector.picture(width, height, pixels.tobytes())
+        chunks = [piece for piece in pieces if isinstance(piece, MediaChunk)]
+        assert chunks
+        for rows in map(projector.encode, chunks):
+            if name == "pixtral":  # each line but the last ends with a row that the model knows
+                rows = np.delete(rows, slice(width // 8, None, width // 8 + 1), axis=0)
+            difference = np.abs(rows - wanted).max() / np.abs(wanted).max()
+            print(f"{name}: {rows.shape}, {difference:.1e}")
+            assert difference <= 1e-3
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -79,20 +101,11 @@ def test_breaks_between_lines_are_known_whatever_lay_in_memory(seed: int) -> Non
 
 def test_a_picture_is_encoded_where_memory_held_nan() -> None:
     path = random_projector("pixtral", width=256)
-    line_break = line_break_of(read_header(path))
-    model = Model(str(random_model("dense")), LoadOptions(mmap=False))
-    _leave_nan_in_free_memory()
-    projector = Projector(model, str(path), None, 1, line_break=line_break)
-    [chunk] = [
-        piece
-        for piece in projector.picture(300, 200, bytes(3 * 300 * 200))
-        if isinstance(piece, MediaChunk)
-    ]
-    rows = projector.encode(chunk)
-    n_lines = int((rows == line_break).all(axis=1).sum()) + 1
+    with projecting(path, among_nan=True) as projector:
+        [chunk] = chunks_of(projector, 300, 200)
+        rows = projector.encode(chunk)
+    n_lines = int((rows == line_break_of(read_header(path))).all(axis=1).sum()) + 1
     assert n_lines > 1 and (len(rows) + 1) % n_lines == 0
-    projector.close()
-    model.close()
 
 
 def _leave_nan_in_free_memory() -> None:
@@ -110,22 +123,15 @@ def _leave_nan_in_free_memory() -> None:
 @pytest.mark.parametrize("kind", ["pixtral", "gemma3"])
 def test_what_a_picture_of_any_size_takes_is_planned(kind: ProjectorKind) -> None:
     path = random_projector(kind, width=256)
-    header = read_header(path)
-    model = Model(str(random_model("dense")), LoadOptions(mmap=False))
-    projector = Projector(model, str(path), None, 2, line_break=line_break_of(header))
-    pieces = projector.picture(900, 700, bytes(3 * 900 * 700))
-    [chunk] = [piece for piece in pieces if isinstance(piece, MediaChunk)]
-    process = psutil.Process()
-    before = process.memory_info().rss
-    projector.encode(chunk)
-    grown, planned = (
-        process.memory_info().rss - before,
-        device_bytes(header, 4096) - header.tensor_bytes,
-    )
+    header, process = read_header(path), psutil.Process()
+    planned = device_bytes(header, 4096) - header.tensor_bytes
+    with projecting(path, threads=2) as projector:
+        [chunk] = chunks_of(projector, 900, 700)
+        before = process.memory_info().rss
+        projector.encode(chunk)
+        grown = process.memory_info().rss - before
     print(f"{kind}: {chunk.n_tokens} tokens, {grown:,} of {planned:,}")
     assert grown <= planned
-    projector.close()
-    model.close()
 
 
 def test_a_pictures_tokens_are_bounded_by_kind_file_and_context() -> None:
@@ -141,17 +147,9 @@ def test_a_pictures_tokens_are_bounded_by_kind_file_and_context() -> None:
     dots: dict[str, int | str] = {"projector_type": "dots_ocr", "image_max_pixels": 8 * 8 * 40_000}
     assert planned(1 << 17, **dots) > 9 * planned(1024, **dots)
     assert planned(1 << 17, **dots, spatial_merge_size=1) == planned(1 << 17, **dots)
-
-    model = Model(str(random_model("dense")), LoadOptions(mmap=False))
-    projector = Projector(model, str(header.path), None, 1, most_tokens=64)
-    [chunk] = [
-        piece
-        for piece in projector.picture(900, 700, bytes(3 * 900 * 700))
-        if isinstance(piece, MediaChunk)
-    ]
+    with projecting(header.path, most_tokens=64) as projector:
+        [chunk] = chunks_of(projector, 900, 700)
     assert chunk.n_tokens <= 64 + 8  # a row at each line's end beside the picture's own
-    projector.close()
-    model.close()
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
@@ -165,17 +163,12 @@ def test_an_mp3_ends_where_its_tag_says(share: float) -> None:
     encoded[at : at + 4] = round(share * n_frames).to_bytes(4, "big")
     heard = sounds.decode(bytes(encoded), 16_000, 60.0)
     assert isinstance(heard, Sound)
-
-    model = Model(str(random_model("dense")), LoadOptions(mmap=False))
-    projector = Projector(model, str(random_projector("qwen2a")), None, 1)
-    data = (ctypes.c_uint8 * len(encoded)).from_buffer_copy(encoded)
-    mtmd = _bindings()
-    bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(projector.pointer, data, len(data), False)
+    data, mtmd = (ctypes.c_uint8 * len(encoded)).from_buffer_copy(encoded), _bindings()
+    with projecting(random_projector("qwen2a")) as projector:
+        bitmap = mtmd.mtmd_helper_bitmap_init_from_buf(projector.pointer, data, len(data), False)
     theirs = getattr(bitmap, "bitmap", bitmap)
     assert len(heard.samples) == mtmd.mtmd_bitmap_get_n_bytes(theirs)
     mtmd.mtmd_bitmap_free(theirs)
-    projector.close()
-    model.close()
 
 
 @pytest.mark.parametrize("told", [0, 2**31 - 1, 2**32 - 1])
@@ -198,23 +191,20 @@ def test_decoded_media_that_wait_are_bounded() -> None:
         def decode(self, medium: Medium, sample_rate: int, most_seconds: float) -> Picture:
             return Picture(64, 64, bytes(3 * 64 * 64))
 
-    model = Model(str(random_model("dense")), LoadOptions(mmap=False))
-    projector = Projector(model, str(random_projector("gemma3")), None, 1)
-    reader = MediaReader(projector, cast(Decoder, Decoded()), 512, -MOST_WAITING_TOKENS + 600)
-    waiting: list[PromptTokens] = []
-    with pytest.raises(QueueFull):
-        for number in range(1000):
-            prompt = PromptTokens()
-            reader.read(Medium("image", bytes([number % 256]), "messages"), prompt, 1000)
-            waiting.append(prompt)
-    n_tokens = sum(span.n_tokens for prompt in waiting for span in prompt.spans)
-    assert 600 <= n_tokens < 600 + waiting[0].spans[0].n_tokens
-    counted = PromptTokens(is_counted=True)
-    reader.read(Medium("image", b"", "messages"), counted, 1000)
-    assert len(counted.ids) > 0 == len(counted.spans), "what is counted does not wait"
-    waiting.pop()
-    prompt = PromptTokens()
-    reader.read(Medium("image", b"", "messages"), prompt, 1000)
-    assert prompt.spans
-    projector.close()
-    model.close()
+    with projecting(random_projector("gemma3")) as projector:
+        reader = MediaReader(projector, cast(Decoder, Decoded()), 512, -MOST_WAITING_TOKENS + 600)
+        waiting: list[PromptTokens] = []
+        with pytest.raises(QueueFull):
+            for number in range(1000):
+                prompt = PromptTokens()
+                reader.read(Medium("image", bytes([number % 256]), "messages"), prompt, 1000)
+                waiting.append(prompt)
+        n_tokens = sum(span.n_tokens for prompt in waiting for span in prompt.spans)
+        assert 600 <= n_tokens < 600 + waiting[0].spans[0].n_tokens
+        counted = PromptTokens(is_counted=True)
+        reader.read(Medium("image", b"", "messages"), counted, 1000)
+        assert len(counted.ids) > 0 == len(counted.spans), "what is counted does not wait"
+        waiting.pop()
+        prompt = PromptTokens()
+        reader.read(Medium("image", b"", "messages"), prompt, 1000)
+        assert prompt.spans
