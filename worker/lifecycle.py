@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from worker.api.app import build_schemas, create_app
-from worker.api.http.gate import is_loopback as is_loopback_name
+from worker.api.http.gate import is_loopback
 from worker.api.http.page import CHAT, NO_CHAT, has_chat
 from worker.api.http.server import Server, server_for
 from worker.api.http.state import AppState
@@ -43,7 +43,7 @@ from worker.observability.terminal import LiveLine, first_request, ready_text
 from worker.pool.client import PoolClient
 from worker.pool.heartbeat import Heartbeats
 from worker.settings import Settings
-from worker.sockets import is_loopback, is_wildcard, listen_at, listen_on, uri_of
+from worker.sockets import is_local, is_wildcard, listen_at, listen_on, uri_of
 from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_info import EngineInfo
@@ -315,18 +315,18 @@ class Lifecycle:
             backend=settings.backend,
             version=own_version(),
         )
-        if not settings.needs_key and not all(map(is_loopback, self._listeners)):
+        if not settings.needs_key and not all(map(is_local, self._listeners)):
             self._log.warning(
                 "worker.unprotected",
                 message=f"Listening on {', '.join(settings.host)} without LLORCH_WORKER_TOKEN "
                 "or --api-key-file: whoever reaches the port may use the model.",
             )
         managers = [url for url in (settings.callback_url, settings.heartbeat_url) if url]
-        is_local = is_loopback(self._listeners[0])
-        is_far = any(not is_loopback_name(urlsplit(url).hostname or "") for url in managers)
-        is_unreachable = (managers and is_wildcard(self._listeners[0])) or (is_far and is_local)
+        told = self._listeners[0]
+        is_far = any(not is_loopback(urlsplit(url).hostname or "") for url in managers)
+        is_unreachable = (managers and is_wildcard(told)) or (is_far and is_local(told))
         if is_unreachable and settings.advertise_host is None:
-            remedy = "another --host" if is_local else "--advertise-host"
+            remedy = "another --host" if is_local(told) else "--advertise-host"
             self._log.warning(
                 "worker.unreachable_uri",
                 message=f"The pool manager is told {self._uri}, which no other machine can use; "
@@ -355,7 +355,7 @@ class Lifecycle:
         self._stop.set()
 
     def _leave_by_force(self) -> None:
-        """End the process so long after the stop has begun, whatever the event loop does.
+        """End the process once the time for a stop is over, whatever the event loop does.
 
         On a thread that is made at the start: when it is needed, there may be none to be had.
         """

@@ -47,7 +47,7 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
                     from worker.observability import logs
 
                     logs.configure()
-                    return _report(f"llorch-{backend}", error)
+                    return _report(backend, error)
             return _obey(backend, name, argv[1:] if name else argv, engine)
     except KeyboardInterrupt:
         return 0 if name is None else 130
@@ -65,18 +65,17 @@ def _obey(
         gc.enable()
         return act() or 0
     except WorkerError as error:
-        return _report(f"llorch-{backend}", error)
+        failure = error
     except UnicodeEncodeError as error:
-        return _report(f"llorch-{backend}", not_utf8(error))
+        failure = not_utf8(error)
     except BrokenPipeError:  # `cli` knows what to do
         raise
     except OSError as error:  # a full disk, a folder that is gone
-        return _report(f"llorch-{backend}", WorkerError(system_words(error)))
+        failure = WorkerError(system_words(error))
     except Exception as error:  # a bug: the log gets the trace, the user a sentence
         logs.get_logger().error("worker.bug", exc_info=error)
-        return _report(
-            f"llorch-{backend}", WorkerError(f"Unexpected {type(error).__name__}: {error}")
-        )
+        failure = WorkerError(f"Unexpected {type(error).__name__}: {error}")
+    return _report(backend, failure)
 
 
 def _prepared(
@@ -117,7 +116,7 @@ def _room_bytes(settings: Settings) -> int:
     return room_bytes(settings.engine)
 
 
-def _report(command: str, error: WorkerError) -> int:
+def _report(backend: BackendName, error: WorkerError) -> int:
     """Turn an error into a log line, a sentence and an exit code."""
     from worker.observability import logs
 
@@ -125,5 +124,5 @@ def _report(command: str, error: WorkerError) -> int:
     details = {key: value for key, value in error.details.items() if key not in ("errors", "event")}
     logs.get_logger().error("worker.failed", **(details | known))
     with contextlib.suppress(OSError):  # without a reader, the exit code still tells
-        print(f"{command}: {error.message}", file=sys.stderr, flush=True)
+        print(f"llorch-{backend}: {error.message}", file=sys.stderr, flush=True)
     return error.exit_code

@@ -7,6 +7,7 @@ import os
 import socket
 import stat
 from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, NamedTuple
 
 from worker.errors import ConfigError, PortInUse, wrong_value
@@ -68,7 +69,7 @@ class _Place(NamedTuple):
 def _listen(
     place: _Place, port: int, *, shared: bool = False, beside_others: bool = False
 ) -> socket.socket:
-    """One that is `beside_others` leaves them the addresses of IPv4 if it has those of IPv6."""
+    """`beside_others`: a socket for IPv6 leaves the addresses of IPv4 to the others."""
     listener = socket.socket(place.family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -147,16 +148,18 @@ def _explain(error: OSError, host: str, port: int) -> PortInUse | ConfigError:
     return wrong_value("host", host, f"which cannot be listened on: {error.strerror}")
 
 
-def is_loopback(listener: socket.socket) -> bool:
-    if listener.family == socket.AF_UNIX:
-        return True
-    host = str(listener.getsockname()[0])
-    return host == "::1" or host.startswith("127.")
+def is_local(listener: socket.socket) -> bool:
+    """Whether no other machine can reach it."""
+    return listener.family == socket.AF_UNIX or _address_of(listener).is_loopback
 
 
 def is_wildcard(listener: socket.socket) -> bool:
     """Whether it has all addresses of this machine, whatever name it was given for them."""
-    return listener.family != socket.AF_UNIX and listener.getsockname()[0] in _WILDCARDS
+    return listener.family != socket.AF_UNIX and _address_of(listener).is_unspecified
+
+
+def _address_of(listener: socket.socket) -> IPv4Address | IPv6Address:
+    return ip_address(listener.getsockname()[0])
 
 
 def uri_of(host: str, port: int, *, is_secure: bool = False) -> str:

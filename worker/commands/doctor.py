@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -117,13 +117,11 @@ def run(settings: Settings, *, as_json: bool) -> int:
     return found.exit_code
 
 
-def diagnose(
-    settings: Settings, *, child: Sequence[str] | None = None, root: Path = Path("/")
-) -> Diagnosis:
+def diagnose(settings: Settings, *, child: Sequence[str] | None = None) -> Diagnosis:
     """Check everything that a start needs, in order."""
-    found = Diagnosis(f"llorch-{settings.backend}")
-    budget = cpu_budget(settings.engine.threads, root)
-    told = machine.findings(budget, root)
+    found = Diagnosis(settings.command)
+    budget = cpu_budget(settings.engine.threads)
+    told = machine.findings(budget)
     with found.check("machine"):
         try:
             instructions.check()
@@ -141,9 +139,8 @@ def diagnose(
         found.ok("cache", f"{cache_fault}; these files need none")
     else:  # what needs it has failed with the error that a start would end with
         found.checks.append(Check("cache", "failed", cache_fault))
-    with found.check("port"):
-        found.ok("port", _port(settings))
-    for name, check in settings.file_checks():
+    port: tuple[str, Callable[[], str]] = ("port", partial(_port, settings))
+    for name, check in (port, *settings.file_checks()):
         with found.check(name):
             found.ok(name, check())
     # As patient with a driver that compiles its shaders as the worker itself is told to be.

@@ -44,12 +44,12 @@ def cpu_features(system_info: str) -> list[str]:
     return re.findall(r"(\w+) = 1", system_info)
 
 
-def findings(budget: CpuBudget, root: Path = Path("/")) -> dict[str, str]:
+def findings(budget: CpuBudget) -> dict[str, str]:
     """What `doctor` and a worker's `/info` say of this machine, by the names of doctor's checks."""
     limit = budget.memory_limit_bytes
     available = f"{budget.memory_available_bytes / _GIB:.1f} GiB available"
     return {
-        "machine": f"{platform.platform()}, {cpu_model(root)}",
+        "machine": f"{platform.platform()}, {cpu_model()}",
         "threads": budget.derivation,
         "memory": f"{available} ({budget.memory_derivation}), "
         + (f"limit {limit / _GIB:.1f} GiB" if limit else "no limit set"),
