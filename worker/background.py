@@ -49,10 +49,10 @@ def in_daemon_thread(work: Callable[[], _T]) -> Future[_T]:
 
 
 def die_with_parent(by: signal.Signals = signal.SIGKILL, parent: int | None = None) -> None:
-    """Have the kernel send this process a signal when its parent ends, however that ends; SIGKILL
-    ends even one that is stopped. It holds for the program that this process becomes, too. Where
-    there is no Linux, a child notices the end of its pipe at best. `parent` is the id of a parent
-    that may have ended before this call."""
+    """Have the kernel send this process a signal when its parent ends, however that ends. SIGKILL
+    ends even a stopped process. A program that this process becomes gets the signal, too. Without
+    Linux nothing happens: a child notices the end of its pipe at best. `parent` is the id of a
+    parent that may have ended before this call."""
     if sys.platform == "linux":
         parent = parent or os.getppid()
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)

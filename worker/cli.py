@@ -38,9 +38,9 @@ def interrupted_later() -> Iterator[None]:
 
 
 def _command(module: str, function: str, *first: str) -> NoReturn:
-    """Run a function of a module, which takes the arguments behind `first` and returns the exit
-    code. Who reads the output may leave at any time, as `head` does: that ends each command. One
-    whose output cannot be written has failed."""
+    """Run a function of a module with `first` and the command line, and exit with the code that it
+    returns. A reader that leaves, as `head` does, ends the command without a word. A command whose
+    output cannot be written has failed."""
     try:
         with interrupted_later():
             run = getattr(importlib.import_module(module), function)

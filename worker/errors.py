@@ -247,13 +247,13 @@ def flag(field: str) -> str:
 
 
 def wrong_value(field: str, value: object, why: str) -> ConfigError:
-    """For the value of a setting; `why` goes on behind it, as in "which cannot be read"."""
+    """The error for a setting's value; `why` ends its sentence, as in "which cannot be read"."""
     return ConfigError(f"{flag(field)} is {value!r}, {why}.", field=field)
 
 
 @contextmanager
 def of_flag(name: str) -> Iterator[None]:
-    """Let a failure name the flag whose value leads to it."""
+    """Have an error inside the block name the flag whose value led to it."""
     try:
         yield
     except WorkerError as error:
@@ -269,7 +269,7 @@ def not_utf8(error: UnicodeEncodeError) -> ConfigError:
 
 @contextmanager
 def of_file(path: Path) -> Iterator[None]:
-    """Let what the system refuses name the file, also where it was asked about an open one."""
+    """Have an `OSError` inside the block name the file, also one that an open file raises."""
     try:
         yield
     except OSError as error:

@@ -117,7 +117,7 @@ def _ended(process: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    """The variables without settings in any form, but for the token."""
+    """This process's environment without any setting but the token."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(ENV_PREFIX)}
     for alias in ALIASES.values():
         kept.pop(alias, None)
@@ -127,7 +127,7 @@ def _environment(settings: Settings) -> dict[str, str]:
 
 
 def _flags(settings: Settings, n_slots: int) -> list[str]:
-    """What is served is the same, for no pool, at an address of its own."""
+    """Flags that serve the same model alike, to no pool, at an address of its own."""
     served = {
         name: getattr(settings, name)
         for name, info in FIELDS.items()

@@ -82,7 +82,7 @@ class Walls:
 
 
 def forbid_core_dumps() -> str:
-    """There would be prompts in them. Returns what forbids them."""
+    """A core dump would have prompts in it. Returns what forbids it."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform != "linux":
         return "a limit of 0 bytes"

@@ -442,8 +442,8 @@ def _step(name: str, sampling: Sampling, changes: Mapping[str, Step]) -> Step | 
 
 
 def _taken_over(steps: list[Step]) -> Plain:
-    """The end, with what it can do itself taken from the steps: no sum over a vocabulary then takes
-    two passes, and no cut is made of which one token is used."""
+    """The end, which takes over the steps that it can do itself: a temperature at the end costs no
+    second pass over the vocabulary, and nothing is cut where only the likeliest token is used."""
     for at, step in enumerate(steps):
         if _is(step, temperature) and step.args[0] < COLDEST:
             del steps[at:]

@@ -25,9 +25,9 @@ from worker.wire.messages import DecodeOutcome
 
 _OUTCOMES: dict[int, DecodeOutcome] = {0: "ok", 1: "no_room", 2: "aborted"}
 _LOGITS_BYTES = 64 << 20
-"""Of all rows with logits in one batch…"""
+"""Of all logits of one batch at most."""
 _LEAST_ROWS = 8
-"""…if each sequence can have this many."""
+"""Rows with logits that each sequence may have, whatever that limit is."""
 
 _COUNT_BYTES = 4
 _N_PARTS = slice(8, 12)
@@ -36,13 +36,15 @@ sequence. For each part there follow the number of its cells and, unless that is
 (`llama_kv_cache::state_write`)."""
 _HEAD_BYTES = _N_PARTS.stop
 _AT_ONCE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_POPULATE", 0)
-"""Memory whose pages are all there when it is given, on Linux: to come upon each of them takes half
-as long again, and the huge pages that NumPy asks for several times as long where none are free."""
+"""On Linux, all pages are mapped at once. One page fault after another takes half as long again,
+and NumPy's huge pages take several times as long where none are free."""
 _MAPPED_BYTES = 4 << 20
-"""From this size on NumPy asks for them. A process may have some 65,000 mappings."""
+"""From this size on, NumPy asks for huge pages. A process may have some 65,000 mappings, which
+smaller states would use up."""
 _TAIL_BYTES = 256 * _COUNT_BYTES
-"""Of zeros, with which a state ends here: counts of empty parts. llama.cpp is given as many as a
-split cache has besides the sequence's own. To add them when a state is restored would copy it."""
+"""Of zeros at the end of each state: counts of empty parts. llama.cpp is given as many of them as
+a split cache has parts besides the sequence's own. To append them at a restore would copy the
+state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ class Context:
         self.memory_kind = self._memory_kind()
         is_split = self.memory_kind.moves_states and not options.kv_unified
         self._n_empty_parts = options.n_seq_max - 1 if is_split else 0
-        """The parts of a split cache of which a state says only that they are empty."""
+        """The parts of a split cache besides a sequence's own: its state has a 0 for each."""
         if not self.memory_kind.recurrent:
             # Half-updated recurrent state cannot be rolled back, so such a model is never aborted.
             flat.llama_set_abort_callback(
@@ -241,7 +243,7 @@ class Context:
         self, slot: int, length: int, snapshot: bytes | None = None, *, is_recent: bool = False
     ) -> bool:
         """Keep the first `length` positions of a sequence, with a snapshot of that length if one is
-        given. `is_recent`: the last pass has computed the newest of them and all that go.
+        given. `is_recent`: the last pass computed the last position that stays and all that go.
 
         Returns false if the memory cannot be cut there. A cut to 0 always works.
         """
@@ -346,7 +348,7 @@ class Context:
         return int(self._flat.llama_memory_seq_pos_max(self._memory, slot))
 
     def clear(self, *, zero: bool = False) -> None:
-        """Free all cells. `zero`: also what was in them, as masks let NaN through."""
+        """Free all cells. `zero` overwrites their contents: masks let NaN through."""
         self._flat.llama_memory_clear(self._memory, zero)
 
 
@@ -384,7 +386,7 @@ def _params(options: ContextOptions, n_vocab: int) -> Any:
 
 
 def _room(n_bytes: int) -> memoryview:
-    """Memory that is written next."""
+    """Memory of any content; the caller writes all of it."""
     if n_bytes < _MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8).data
     return memoryview(mmap.mmap(-1, n_bytes, flags=_AT_ONCE))

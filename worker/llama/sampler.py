@@ -123,8 +123,8 @@ class Sampler:
             logits[ends] = saved
 
     def guess(self, logits: npt.NDArray[np.float32], ahead: int) -> int:
-        """The token that would be drawn from another model's logits, so many tokens further on,
-        if nothing that was said had a say."""
+        """The token that would be drawn from a draft model's logits `ahead` tokens further on,
+        without bias, penalties and constraint."""
         return self._draw_from(logits, self._n_drawn + ahead, chain=self._without_text)
 
     @cached_property

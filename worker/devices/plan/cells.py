@@ -49,10 +49,12 @@ def context_options(
     """The options of the context, the same for the plan and the engine.
 
     A pooled text is computed in one batch, because attention looks both ways. Several texts share a
-    decode and the cells of one text. llama.cpp reserves as many rows for each of them, and ends the
-    process unless these make the whole batch, which it cuts to the cells where attention looks back
-    alone: there are as many cells as rows. It ends the process, too, unless a graph has more rows
-    than there are states of a sequence.
+    decode and the cells of one text.
+
+    NOTE: llama.cpp ends the process in two cases. One is a batch of pooled texts whose rows it
+    cannot share out evenly, after it has cut them to the number of cells: so the rows are a
+    multiple of the texts, and there are as many cells. The other is a graph of no more rows than a
+    sequence has recurrent states.
     """
     can_guess = not embeds and settings.speculate not in ("auto", "off")
     pooled = -(-kv.context_length // POOLED_AT_ONCE) * POOLED_AT_ONCE

@@ -45,13 +45,13 @@ _FLOAT_BYTES = 4
 _EXACT_CELLS = 1 << 21
 """A context with up to this many KV cells is laid out exactly for its plan."""
 _AUTOMATIC_SHARE = 0.5
-"""The share of the memory that is left beside the rest of the plan which a default KV cache may
-use; on a GPU of its own memory, one sequence of the trained length may use all of it."""
+"""A default KV cache may use this share of what the rest of the plan leaves. On a GPU with memory
+of its own, one sequence of the trained length may use all of it."""
 _HOST_LENGTH = 16384
-"""In a host's memory, a default KV cache holds one sequence of the trained length, up to this
-length…"""
+"""A default KV cache in the host's memory holds one sequence of the trained length, or of this one
+if it is shorter."""
 _HOST_BYTES = 128 * _MIB
-"""…and sequences of all slots, as long as these bytes hold them."""
+"""It holds more, up to the sequences of all slots, as far as these bytes suffice."""
 _STATES_SHARE, _MOST_STATES_BYTES = 0.25, 8 << 30
 """By default, states that requests may go on from get this share of the host's memory that is left,
 up to these bytes."""

@@ -83,9 +83,10 @@ def load_options(header: GgufHeader, devices: Devices, **others: Any) -> LoadOpt
 def may_repack(header: GgufHeader) -> bool:
     """Whether llama.cpp may repack weights for this processor: `LoadOptions.extra_buffer_types`.
 
-    Its type for AMX takes a matrix of several planes, as latent attention has them, but of a
-    quantised one it keeps the first alone, and of any it refuses the vectors, which are not
-    contiguous there: llama.cpp finds nothing that multiplies with it, and ends the process.
+    ggml's buffer type for AMX accepts a matrix of several planes, as latent attention has them, and
+    cannot use it. Of a quantised one it keeps the first plane alone. It refuses the vectors, which
+    are not contiguous there, so llama.cpp finds nothing that multiplies with the matrix, and ends
+    the process.
     """
     planes = [each for each in header.tensors if each.shape[2:] and not _EXPERTS.search(each.name)]
     if not planes:
