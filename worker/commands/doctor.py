@@ -319,8 +319,5 @@ def _device_line(device: ChosenDevice) -> str:
 
 
 def _plan_line(plan: Plan) -> str:
-    return (
-        f"{plan.needed_bytes / _GIB:.2f} of {plan.available_bytes / _GIB:.2f} GiB for "
-        f"{plan.slots} slots of {plan.context_length:,} tokens"
-        + (f" (of the model's {plan.trained_context_length:,})" if plan.capped else "")
-    )
+    needed, available = plan.needed_bytes / _GIB, plan.available_bytes / _GIB
+    return f"{needed:.2f} of {available:.2f} GiB for {plan.shape}"

@@ -317,8 +317,10 @@ def test_doctor_downloads_nothing(setting: str, warm_cache: Path) -> None:
 
 def test_doctor_plans_the_projector_too(warm_cache: Path) -> None:
     given = {"model": str(random_model("dense")), "mmproj": str(random_projector("gemma3"))}
-    report = diagnose(warm_cache, **given)
+    report = diagnose(warm_cache, **given, slots="1", context_length="256")
     assert report.plan is not None and report.plan.parts["projector"] > 0
+    [line] = [check.text for check in report.checks if check.name == "plan"]
+    assert line.endswith(" GiB for 1 slot up to 256 tokens"), "in the plan's own words"
 
 
 def test_doctor_survives_a_wheel_that_crashes(warm_cache: Path) -> None:

@@ -15,6 +15,7 @@ import msgspec
 
 from worker.devices.plan.cells import STATES_AT_ONCE
 from worker.errors import InsufficientVram
+from worker.expectations import counted
 from worker.wire.engine_info import DeviceNames, named
 
 _MIB = 1 << 20
@@ -127,10 +128,8 @@ class Plan:
 
     def as_table(self) -> str:
         """The plan for people: one row for each part, in MiB, with its bar."""
-        slots = "1 slot" if self.slots == 1 else f"{self.slots} slots, each"
-        shape = f"{slots} up to {self._length_sentence()}"
         where = ", ".join(share.device for share in self.shares)
-        lines = [f"{self.model} on {where}: {shape}", f"  cells: {self.kv_reason}"]
+        lines = [f"{self.model} on {where}: {self.shape}", f"  cells: {self.kv_reason}"]
         for share in self.shares:
             if len(self.shares) > 1:
                 lines.append(f"  on {share.device}:")
@@ -145,8 +144,11 @@ class Plan:
         lines.append("It fits." if self.fits else f"It does not fit. {self._advice()}")
         return "\n".join(lines)
 
-    def _length_sentence(self) -> str:
-        text = f"{self.context_length:,} tokens"
+    @property
+    def shape(self) -> str:
+        """The slots and the length of a sequence, in words."""
+        slots = counted(self.slots, "slot") + (", each" if self.slots > 1 else "")
+        text = f"{slots} up to {self.context_length:,} tokens"
         if self.capped and self.context_length < self.trained_context_length:
             text += f" (of the model's {self.trained_context_length:,}, as many as fit)"
         elif self.context_length > self.trained_context_length:
@@ -156,7 +158,7 @@ class Plan:
     def _advice(self) -> str:
         options = []
         if self.largest_context_length:
-            slots = "1 slot" if self.slots == 1 else f"{self.slots} slots"
+            slots = counted(self.slots, "slot")
             options.append(f"--context-length {self.largest_context_length} with {slots}")
         if self.largest_slots:
             options.append(f"--slots {self.largest_slots} with {self.context_length} tokens each")
