@@ -71,7 +71,7 @@ def build_peers(
     with store.lock("bench-peers"):
         if not peers.folder.is_dir():
             source = peers.sources / "vendor" / "llama.cpp"
-            plugins = [] if backend == "cpu" else _plugins(libraries or _installed())
+            plugins = [] if backend == "cpu" else _plugins(libraries or installed_libraries())
             _build(pins, source, peers, jobs, plugins)
     return peers
 
@@ -86,7 +86,7 @@ def peers_of(
         # A native build runs only on the CPU it was made for, so the CPU is part of the key.
         made_by = [compiler, processor.features()]
     else:
-        made_by = [store.sha256((libraries or _installed()) / STAMP)]
+        made_by = [store.sha256((libraries or installed_libraries()) / STAMP)]
     inputs = [pins.sdist_sha256, *_flags(backend), *compile.tile_config_hashes(), *made_by]
     key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:12]
     folder = store.folder("bench", "peers") / f"{pins.version}-{key}"
@@ -98,7 +98,7 @@ def _flags(backend: str) -> tuple[str, ...]:
     return CMAKE_FLAGS + (NATIVE_FLAGS if backend == "cpu" else PLUGIN_FLAGS)
 
 
-def _installed() -> Path:
+def installed_libraries() -> Path:
     """The folder of this environment's libraries."""
     found = importlib.util.find_spec("llama_cpp")
     if found is None or found.origin is None:

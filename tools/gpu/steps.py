@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import importlib.util
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from typing import Any
 from builds import pins, smoke
 from tests.support.worker import ROOT, WorkerProcess, installed, run_to_exit, until
 from tools import survival
-from tools.bench.peer_build import build_peers
+from tools.bench.peer_build import STAMP, build_peers, installed_libraries
 from tools.bench.servers import patient
 from tools.gpu.machine import Bench
 
@@ -28,12 +27,9 @@ GREEDY = {"temperature": 0, "max_tokens": 48}
 
 def installed_wheel(bench: Bench) -> str:
     """What llama.cpp is compiled from, with what, for which GPUs."""
-    found = importlib.util.find_spec("llama_cpp")
-    assert found is not None and found.origin is not None
-    stamp = json.loads((Path(found.origin).parent / "lib" / "llorch-build.json").read_text())
-    flags = stamp["flags"]
+    stamp = json.loads((installed_libraries() / STAMP).read_text("utf-8"))
     told = [stamp["llama_cpp_commit"][:9], stamp["compiler"], stamp.get("nvcc", "")]
-    return ", ".join(filter(None, [*told, flags.get("CMAKE_CUDA_ARCHITECTURES")]))
+    return ", ".join(filter(None, [*told, stamp["flags"].get("CMAKE_CUDA_ARCHITECTURES")]))
 
 
 def build_llama_server(bench: Bench) -> str:
@@ -118,6 +114,11 @@ def greedy_text(bench: Bench) -> str:
         text = worker.execute(STORY, **GREEDY).text
     if bench.backend == "cpu":
         (bench.out / "expected.json").write_text(json.dumps({"greedy": text}), "utf-8")
+    return _as_expected(bench, text)
+
+
+def _as_expected(bench: Bench, text: str) -> str:
+    """How far a text is the CPU's: its first half at least."""
     expected = bench.expected["greedy"]
     same = len(os.path.commonprefix([text, expected]))
     assert same >= len(expected) // 2, f"after {same} of {len(expected)} characters: {text!r}"
@@ -164,9 +165,7 @@ def draft_model(bench: Bench) -> dict[str, Any]:
             worker.metric(f"worker_engine_tokens_{each}") for each in ("drafted", "accepted")
         )
     assert info["engine"]["speculation"]["kind"] == "draft", info["engine"]["speculation"]
-    expected = bench.expected["greedy"]
-    same = len(os.path.commonprefix([text, expected]))
-    assert same >= len(expected) // 2, f"after {same} of {len(expected)} characters: {text!r}"
+    _as_expected(bench, text)
     assert accepted >= 0.9 * drafted, f"{accepted} of {drafted} guesses were right"
     planned = info["engine"]["plan"]["draft"]
     return {"drafted": drafted, "accepted": accepted, "planned_bytes": planned}
@@ -202,9 +201,7 @@ def _ask_in_vain(worker: WorkerProcess) -> None:
 
 def step_profile(bench: Bench) -> str:
     """Where a step's time goes, and what of it the host takes."""
-    streams = "1,16" if bench.short else "1,16,64"
-    command = [sys.executable, "-m", "tools.bench.step_profile", "--backend", bench.backend]
-    command += ["--streams", streams, "--steps", "20" if bench.short else "200", *_large(bench)]
+    command = [*_measured(bench, "step_profile", 20 if bench.short else 200), *_large(bench)]
     if not bench.short:
         _kept(bench, "profile-drawn", [*command, "--temperature", "0.8"])
     return _kept(bench, "profile", command)
@@ -212,14 +209,18 @@ def step_profile(bench: Bench) -> str:
 
 def device_sampling(bench: Bench) -> str:
     """Steps that draw on the host, as the worker's do, and steps of llama.cpp's own samplers."""
-    command = [sys.executable, "-m", "tools.bench.device_sampling", "--backend", bench.backend]
-    command += ["--streams", "1,16" if bench.short else "1,16,64"]
-    command += ["--steps", "5" if bench.short else "100"]
+    command = _measured(bench, "device_sampling", 5 if bench.short else 100)
     if bench.short:
         model = bench.cache / "bundled.gguf"
         smoke.convert_bundled(Path(sys.executable), model)
         command += ["--model", str(model)]
     return _kept(bench, "sampling", command)
+
+
+def _measured(bench: Bench, module: str, n_steps: int) -> list[str]:
+    streams = "1,16" if bench.short else "1,16,64"
+    command = [sys.executable, "-m", f"tools.bench.{module}", "--backend", bench.backend]
+    return [*command, "--streams", streams, "--steps", str(n_steps)]
 
 
 def other_settings(bench: Bench) -> str:
@@ -262,13 +263,8 @@ def _large(bench: Bench) -> list[str]:
 def _table(bench: Bench, name: str, *flags: str, loads: str) -> str:
     command = [sys.executable, "-m", "tools.bench", "--backend", bench.backend, "--loads", loads]
     command += ["--quick"] if bench.short else ["--rounds", "1"]
-    command += [
-        "--patience",
-        str(bench.patience),
-        *flags,
-        "--json",
-        str(bench.out / f"{name}.json"),
-    ]
+    figures = bench.out / f"{name}.json"
+    command += ["--patience", str(bench.patience), *flags, "--json", str(figures)]
     return _kept(bench, name, command)
 
 
