@@ -121,11 +121,11 @@ def _trial(questions: Questions, walls: Walls) -> Trial:
     )
     selected = select.select_device(settings).first
     header = read_header(path)
-    mmap, mlock = not selected.is_gpu, settings.mlock
-    model = Model(path, load_options(header, selected.devices, mmap=mmap, mlock=mlock))
+    options = load_options(header, selected.devices, mmap=not selected.is_gpu, mlock=settings.mlock)
+    model = Model(path, options)
     cells = a_part_each(settings, 256)
     context = Context(model, context_options(settings, cells, threads=1, embeds=False))
-    proof = residency.prove(context, selected, header, locked=mlock)
+    proof = residency.prove(context, selected, header)
     closed = walls.close()
     warmup.warm_up(context)
     return Trial(selected.names[0], proof.resident, round(time.monotonic() - began, 2), closed)

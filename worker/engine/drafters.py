@@ -53,7 +53,7 @@ def start_guessing(
     if wanted == "mtp":
         options = head_options(settings, plan.context_length, threads=threads)
         head = _context(context.model, options, "The model's layers for mtp")
-        both = proof.prove(context, selected, header, locked=settings.mlock, head=head)
+        both = proof.prove(context, selected, header, head)
         warmup.warm_up(head)
         return Head(head, context, keeps=settings.prefix_cache), SpeculationInfo("mtp"), both
     if wanted == "off" or config.draft is None:
@@ -89,7 +89,7 @@ def _load(
     model = Model(file.path, load_options(header, selected.devices, mmap=mmap, mlock=mlock))
     length = min(context_length, model.trained_context_length)
     context = _context(model, draft_options(settings, length, threads=threads), "The draft model")
-    where = proof.prove(context, selected, header, locked=mlock)
+    where = proof.prove(context, selected, header)
     warmup.warm_up(context)
     return context, where
 

@@ -108,7 +108,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     model.directions = directions
     context = _create_context(config, model, plan, budget.threads, embeds)
     channel.send([Progress("residency", 0.0)])
-    proof = residency.prove(context, selected, header, locked=settings.mlock)
+    proof = residency.prove(context, selected, header)
     if config.draft is not None:
         channel.send([Progress("draft", 0.0)])
     drafter, speculation, proof = start_guessing(config, context, proof, selected, plan, header)

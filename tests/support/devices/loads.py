@@ -38,13 +38,8 @@ class Loaded:
 
     def prove(self, selected: Selected | None = None, head: Context | None = None) -> Residency:
         """That it is on the devices that it was loaded on, or on others."""
-        return proof.prove(
-            self.context,
-            selected or self.selected,
-            read_header(self.given.model_path),
-            locked=self.given.settings.mlock,
-            head=head,
-        )
+        header = read_header(self.given.model_path)
+        return proof.prove(self.context, selected or self.selected, header, head)
 
 
 @contextmanager

@@ -35,17 +35,11 @@ _INPUT_SPLITS = 1
 
 
 def prove(
-    context: Context,
-    selected: Selected,
-    header: GgufHeader,
-    *,
-    locked: bool,
-    head: Context | None = None,
+    context: Context, selected: Selected, header: GgufHeader, head: Context | None = None
 ) -> Residency:
     """Account for every buffer of a loaded model by device and bytes.
 
-    `locked` means that the memory was to be locked; `head` is the context of the model's layers for
-    multi-token prediction.
+    `head` is the context of the model's layers for multi-token prediction.
 
     Raises:
         ResidencyViolation: something is elsewhere, or llama.cpp's report is not understood.
@@ -74,7 +68,7 @@ def prove(
         ),
         *_computed_on_host(report, contexts, selected, header),
         *(_misplaced(report, buffers, weights, selected) if len(selected.cards) > 1 else ()),
-        *_unproven(report, buffers, model, locked),
+        *_unproven(report, buffers, model),
     ]
     if faults:
         raise _violation(selected, buffers, faults)
@@ -189,9 +183,7 @@ def _where(buffer: Buffer, selected: Selected, weights: placement.Weights) -> st
     return f"on the host ({buffer.device})" + (allowed if buffer.kind == "weights" else "")
 
 
-def _unproven(
-    report: LoadReport, buffers: Sequence[Buffer], model: Model, locked: bool
-) -> Iterator[str]:
+def _unproven(report: LoadReport, buffers: Sequence[Buffer], model: Model) -> Iterator[str]:
     """What the report should account for and does not."""
     if not report.layer_devices:
         yield "llama.cpp does not say where the layers are"
@@ -202,7 +194,7 @@ def _unproven(
     cached = sum(b.size_bytes for b in buffers if b.kind in ("kv", "recurrent"))
     if cached + _ROUNDING_BYTES < report.kv_bytes:
         yield f"only {cached:,} of {report.kv_bytes:,} bytes of the KV cache are accounted for"
-    if locked and report.not_locked:
+    if model.options.mlock and report.not_locked:
         yield (
             f"--mlock is set, but the memory could not be locked ({report.not_locked}); raise the "
             "limit of locked memory (ulimit -l, or IPC_LOCK for a container)"
