@@ -203,6 +203,7 @@ def test_switches_have_two_sides() -> None:
         (["--speculate", "ngram", "--draft", "a.gguf"], ["--draft", "nothing would use it"]),
         (["--speculate", "draft"], ["--speculate", "no --draft names a model"]),
         (["--rope-scaling", "none", "--rope-scale", "4"], ["--rope-scale", "--rope-scaling"]),
+        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], ["--rope-scale", "-freq-scale says"]),
         (["--lora", "n=a.gguf", "--lora", "n=b.gguf"], ["--lora", "'n' is there twice"]),
         (["--override-kv", f"n=str:{'a' * 128}"], ["a key and a value of at most 127 bytes each"]),
     ],

@@ -27,6 +27,7 @@ from worker.llama.batch import Batch
 from worker.llama.context import Context
 from worker.models.gguf.header import read_header
 from worker.models.gguf.tensors import TensorEntry
+from worker.wire.engine_info import Residency
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "one slot": {"slots": 1, "context_length": 512},
@@ -41,13 +42,25 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def allocated(given: Given, plan: Plan) -> dict[str, int]:
-    """Load for real and add up what llama.cpp then reports, by part."""
+def proven(given: Given, plan: Plan) -> Residency:
+    """Load for real; everything is on the device, but for what the host has to have."""
     with loaded(given, plan, mmap=bool(given.settings.mmap)) as held:
-        found, is_gpu = held.prove(), held.selected.is_gpu
+        proof, is_gpu = held.prove(), held.selected.is_gpu
+    assert proof.resident and proof.violation is None
+    assert proof.device == ("RPC0" if is_gpu else "CPU")
+    n_layers = read_header(given.model_path).block_count or 0
+    assert proof.layers_on_device == proof.layers_total == n_layers + 1
+    reasons = proof.allowed_host_buffers
+    assert bool(reasons) == is_gpu and all("host" in reason for reason in reasons)
+    assert not any("weights" in reason for reason in reasons)
+    return proof
+
+
+def allocated(proof: Residency) -> dict[str, int]:
+    """What llama.cpp reports of the device, or of a CPU's memory, by part."""
     parts: Counter[str] = Counter()
-    for buffer in found.buffers:
-        if buffer.is_on_host != is_gpu:
+    for buffer in proof.buffers:
+        if buffer.is_on_host == (proof.device == "CPU"):
             parts[buffer.kind] += buffer.size_bytes
     return dict(parts)
 
@@ -70,7 +83,7 @@ def test_the_plan_is_what_is_then_allocated(
     index = gpu if backend == "cuda" else 0
     given = config(backend, shape, cuda_device=index, mmap=False, **SETTINGS[settings])
     plan = planned(given)
-    actual = allocated(given, plan)
+    actual = allocated(proven(given, plan))
     for part in ("weights", "kv", "compute"):
         assert plan.parts[part] == pytest.approx(actual[part], rel=0.05), part
     total = plan.needed_bytes - plan.parts["margin"] - plan.parts.get("states", 0)
@@ -153,7 +166,7 @@ def test_vulkan_has_room_to_unpack_quantised_cells(
 def test_a_mapped_file_is_accounted_for(shape: str, config: MakeConfig) -> None:
     given = config("cpu", shape, mmap=True, slots=2, context_length=512)
     plan = planned(given)
-    actual = allocated(given, plan)
+    actual = allocated(proven(given, plan))
     # llama.cpp tells the file's pages, too, that hold what it repacks; the system drops them.
     assert plan.parts["weights"] <= 1.02 * actual["weights"]
     without = planned(given.but(mmap=False))

@@ -8,7 +8,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +21,8 @@ import pytest
 from builds import pins, sdist
 from tests.support.devices import other_architectures as other
 from tests.support.devices import rpc
-from tests.support.devices.fixtures import SHAPES, Given, MakeConfig
-from tests.support.devices.loads import loaded, planned
+from tests.support.devices.fixtures import Given, MakeConfig
+from tests.support.devices.loads import Loaded, loaded, planned
 from tests.support.random_models import KINDS, Kind, random_model
 from worker.devices import nvidia
 from worker.devices.plan import placement
@@ -40,38 +40,18 @@ from worker.wire.engine_info import Buffer
 from worker.wire.messages import DecodeOutcome
 
 
+@pytest.fixture
+def held(config: MakeConfig, gpu: int) -> Iterator[Loaded]:
+    """A model on the device that plays the GPU."""
+    with loaded(config("cuda", cuda_device=gpu)) as held:
+        yield held
+
+
 def refused(config: Given, **options: Any) -> ResidencyViolation:
     with loaded(config, **options) as held, pytest.raises(ResidencyViolation) as caught:
         held.prove()
     assert caught.value.exit_code == 5
     return caught.value
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_gpu_holds_everything(shape: str, config: MakeConfig, gpu: int) -> None:
-    given = config("cuda", shape, cuda_device=gpu, slots=2)
-    with loaded(given) as held:
-        proof = held.prove()
-        weights = [b for b in proof.buffers if b.kind == "weights"]
-        assert proof.resident and proof.violation is None
-        assert proof.device == "RPC0"
-        assert proof.layers_on_device == proof.layers_total == SHAPES[shape].layers + 1
-        assert [b.device.split("[")[0] for b in weights] == ["RPC0"]
-        assert weights[0].size_bytes == pytest.approx(held.model.size_bytes, rel=0.02)
-        assert {b.kind for b in proof.buffers} >= {"weights", "kv", "compute"}
-        assert all("host" in reason for reason in proof.allowed_host_buffers)
-        assert not any("weights" in reason for reason in proof.allowed_host_buffers)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("mmap", [True, False])
-def test_a_cpu_holds_everything(shape: str, mmap: bool, config: MakeConfig) -> None:
-    given = config("cpu", shape, slots=2)
-    with loaded(given, mmap=mmap) as held:
-        proof = held.prove()
-    assert proof.resident and proof.device == "CPU"
-    assert proof.layers_on_device == proof.layers_total
-    assert proof.allowed_host_buffers == ()
 
 
 def packed(_path: Path) -> Path:
@@ -232,27 +212,19 @@ def test_a_kv_cache_on_the_host_is_refused_and_its_operations_are_named(
     assert "MUL_MAT" not in fault, "of what is on the device nothing is named"
 
 
-def test_a_model_on_a_second_device_is_refused(
-    config: MakeConfig, gpu: int, small_gpu: int
-) -> None:
-    given = config("cuda", cuda_device=gpu)
-    with loaded(given) as held:
-        second = select_device(given.but(cuda_device=(small_gpu,)).settings)
-        with pytest.raises(ResidencyViolation, match="is on RPC0, not on RPC1") as caught:
-            held.prove(second)
+def test_a_model_on_a_second_device_is_refused(held: Loaded, small_gpu: int) -> None:
+    second = select_device(held.given.but(cuda_device=(small_gpu,)).settings)
+    with pytest.raises(ResidencyViolation, match="is on RPC0, not on RPC1") as caught:
+        held.prove(second)
     assert any("weights are on another device" in f for f in caught.value.details["faults"])
 
 
-def test_one_buffer_on_a_second_device_is_enough_to_refuse(
-    config: MakeConfig, gpu: int, small_gpu: int
-) -> None:
+def test_one_buffer_on_a_second_device_is_enough_to_refuse(held: Loaded) -> None:
     # Within one context llama.cpp would end the process, so the report is what is changed.
-    given = config("cuda", cuda_device=gpu)
-    with loaded(given) as held:
-        line = "llama_kv_cache: RPC1[127.0.0.1:9] KV buffer size =     0.25 MiB"
-        held.context.load_log = (*held.context.load_log, line)
-        with pytest.raises(ResidencyViolation, match="of kv are on another device"):
-            held.prove()
+    line = "llama_kv_cache: RPC1[127.0.0.1:9] KV buffer size =     0.25 MiB"
+    held.context.load_log = (*held.context.load_log, line)
+    with pytest.raises(ResidencyViolation, match="of kv are on another device"):
+        held.prove()
 
 
 def test_a_weight_on_the_host_is_refused(config: MakeConfig, gpu: int) -> None:
@@ -304,23 +276,17 @@ def test_a_host_buffer_larger_than_the_embedding_is_refused(
         ("assigned to device", "does not say where the layers are"),
     ],
 )
-def test_what_is_not_told_is_not_proven(
-    dropped: str, fault: str, config: MakeConfig, gpu: int
-) -> None:
-    given = config("cuda", cuda_device=gpu)
-    with loaded(given) as held:
-        for each in (held.model, held.context):
-            each.load_log = tuple(line for line in each.load_log if dropped not in line)
-        with pytest.raises(ResidencyViolation, match=fault):
-            held.prove()
+def test_what_is_not_told_is_not_proven(dropped: str, fault: str, held: Loaded) -> None:
+    for each in (held.model, held.context):
+        each.load_log = tuple(line for line in each.load_log if dropped not in line)
+    with pytest.raises(ResidencyViolation, match=fault):
+        held.prove()
 
 
-def test_many_parts_are_no_fault_while_none_is_on_the_host(config: MakeConfig, gpu: int) -> None:
-    given = config("cuda", cuda_device=gpu)
-    with loaded(given) as held:
-        log = [line.replace("splits = 1", "splits = 7") for line in held.context.load_log]
-        held.context.load_log = tuple(log)
-        assert held.prove().resident
+def test_many_parts_are_no_fault_while_none_is_on_the_host(held: Loaded) -> None:
+    log = [line.replace("splits = 1", "splits = 7") for line in held.context.load_log]
+    held.context.load_log = tuple(log)
+    assert held.prove().resident
 
 
 def test_a_device_is_asked_again_and_one_that_changed_is_a_loss(
@@ -335,21 +301,19 @@ def test_a_device_is_asked_again_and_one_that_changed_is_a_loss(
 
 
 def test_what_is_proven_is_watched_and_checked_at_once(
-    config: MakeConfig, gpu: int, monkeypatch: pytest.MonkeyPatch
+    held: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(nvidia, "processes", lambda _: {os.getpid(): 1})
-    with loaded(config("cuda", cuda_device=gpu)) as held:
-        assert held.prove().watched == "process"
-        (card,) = held.selected.cards
-        with pytest.raises(ResidencyViolation, match="no longer the device"):
-            held.prove(replace(held.selected, cards=(replace(card, total_bytes=1),)))
+    assert held.prove().watched == "process"
+    (card,) = held.selected.cards
+    with pytest.raises(ResidencyViolation, match="no longer the device"):
+        held.prove(replace(held.selected, cards=(replace(card, total_bytes=1),)))
 
 
-def test_an_empty_buffer_is_nowhere(config: MakeConfig, gpu: int) -> None:
-    with loaded(config("cuda", cuda_device=gpu)) as held:
-        line = "llama_kv_cache:        CPU KV buffer size =     0.00 MiB"
-        held.context.load_log = (*held.context.load_log, line)
-        assert all(buffer.size_bytes for buffer in held.prove().buffers)
+def test_an_empty_buffer_is_nowhere(held: Loaded) -> None:
+    line = "llama_kv_cache:        CPU KV buffer size =     0.00 MiB"
+    held.context.load_log = (*held.context.load_log, line)
+    assert all(buffer.size_bytes for buffer in held.prove().buffers)
 
 
 def test_memory_that_cannot_be_locked_is_told(config: MakeConfig) -> None:

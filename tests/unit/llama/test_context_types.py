@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.bundled import bundled_gguf
-from worker.errors import ConfigError
 from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
@@ -60,8 +59,3 @@ def test_rope_settings_are_llama_cpps_own() -> None:
     assert not np.allclose(logits(ContextOptions(n_ctx=64, rope=settings.engine.rope)), plain)
     names = {name for name, _ in library.load().llama_context_params._fields_}
     assert stretched.keys() <= names
-
-
-def test_scale_and_frequency_scale_are_not_given_together() -> None:
-    with pytest.raises(ConfigError, match="rope-freq-scale"):
-        Settings.load("cpu", {"rope_scale": 2.0, "rope_freq_scale": 0.5})
