@@ -46,23 +46,17 @@ def check_certificate(certificate: tuple[str, str]) -> str:
 
 def check_store(folder: Path) -> str:
     """The folder of `--kv-store`; raises `ConfigError` if no engine could use it, or make it."""
-    try:
-        why = _why_no_store(folder)
-    except OSError as error:
-        why = str(error.strerror)
-    if why is not None:
-        raise ConfigError(f"--kv-store {folder} cannot be used: {why}.", field="kv_store")
-    return str(folder)
-
-
-def _why_no_store(folder: Path) -> str | None:
-    """Raises `OSError` where that is why."""
-    existing = writable_at(folder)
-    status = existing.stat()
     others = stat.S_IWGRP | stat.S_IWOTH
-    if existing == folder and (status.st_uid != os.geteuid() or status.st_mode & others):
-        return "others could put files into it: it must be this user's, and chmod 700"
-    return None
+    try:
+        existing = writable_at(folder)
+        status = existing.stat()
+        if existing == folder and (status.st_uid != os.geteuid() or status.st_mode & others):
+            why = "others could put files into it: it must be this user's, and chmod 700"
+            raise PermissionError(errno.EACCES, why)
+    except OSError as error:
+        why = f"--kv-store {folder} cannot be used: {error.strerror}."
+        raise ConfigError(why, field="kv_store") from None
+    return str(folder)
 
 
 def writable_at(folder: Path) -> Path:
