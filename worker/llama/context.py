@@ -247,8 +247,8 @@ class Context:
 
         Returns false if the memory cannot be cut there. A cut to 0 always works.
         """
-        only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        if snapshot is not None and not (snapshot and self._put(slot, snapshot, only_partial)):
+        partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        if snapshot is not None and not (snapshot and self._set_state(slot, snapshot, partial)):
             return False
         if length and not (is_recent or self.memory_kind.cuts_anywhere):
             n_held, first = self.last_position(slot) + 1, self.first_position(slot)
@@ -287,10 +287,10 @@ class Context:
 
     def snapshot(self, slot: int) -> bytes:
         """A sequence's recurrent state, or the cells of its windows; empty if llama.cpp fails."""
-        only_partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
-        size = self._flat.llama_state_seq_get_size_ext(self.pointer, slot, only_partial)
+        partial = self._flat.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        size = self._flat.llama_state_seq_get_size_ext(self.pointer, slot, partial)
         content = np.empty(size, np.uint8)
-        return bytes(content) if self._got(slot, content, only_partial) else b""
+        return bytes(content) if self._get_state(slot, content, partial) else b""
 
     def state_bytes(self, slot: int) -> int:
         """The size of the state of all memory of a sequence; 0 if llama.cpp fails."""
@@ -304,8 +304,8 @@ class Context:
             return None
         tail = n_bytes - _TAIL_BYTES
         size = tail + self._n_empty_parts * _COUNT_BYTES
-        state = _room(size + _TAIL_BYTES)
-        if not self._got(slot, np.frombuffer(state[:size], np.uint8), 0):
+        state = _uninitialised(size + _TAIL_BYTES)
+        if not self._get_state(slot, np.frombuffer(state[:size], np.uint8), 0):
             return None
         if self._n_empty_parts:  # those before the slot's are left out
             begin = slot * _COUNT_BYTES
@@ -322,18 +322,18 @@ class Context:
         if self.memory_kind.moves_states:
             state[_N_PARTS] = (1 + n_empty).to_bytes(_COUNT_BYTES, sys.byteorder)
         size = len(state) - _TAIL_BYTES + n_empty * _COUNT_BYTES
-        fits = slot not in self._unsettled and self._put(slot, state[:size], 0)
+        fits = slot not in self._unsettled and self._set_state(slot, state[:size], 0)
         if not fits:
             self.truncate(slot, 0)
         return fits
 
-    def _got(self, slot: int, content: npt.NDArray[np.uint8], flags: int) -> bool:
-        """Whether llama.cpp has written all of the content."""
+    def _get_state(self, slot: int, content: npt.NDArray[np.uint8], flags: int) -> bool:
+        """Fill `content` with a state of this size; returns whether llama.cpp has done so."""
         pointer, size = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(content)
         written = self._flat.llama_state_seq_get_data_ext(self.pointer, pointer, size, slot, flags)
         return bool(written == size)
 
-    def _put(self, slot: int, state: bytes | memoryview, flags: int) -> bool:
+    def _set_state(self, slot: int, state: bytes | memoryview, flags: int) -> bool:
         content = np.frombuffer(state, np.uint8)
         pointer, size = content.ctypes.data_as(ctypes.POINTER(ctypes.c_uint8)), len(content)
         read = self._flat.llama_state_seq_set_data_ext(self.pointer, pointer, size, slot, flags)
@@ -385,7 +385,7 @@ def _params(options: ContextOptions, n_vocab: int) -> Any:
     return params
 
 
-def _room(n_bytes: int) -> memoryview:
+def _uninitialised(n_bytes: int) -> memoryview:
     """Memory of any content; the caller writes all of it."""
     if n_bytes < _MAPPED_BYTES:
         return np.empty(n_bytes, np.uint8).data
