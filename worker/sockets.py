@@ -163,5 +163,9 @@ def _address_of(listener: socket.socket) -> IPv4Address | IPv6Address:
 
 
 def uri_of(host: str, port: int, *, is_secure: bool = False) -> str:
-    scheme = "https" if is_secure else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+    return f"{'https' if is_secure else 'http'}://{authority(host, port)}"
+
+
+def authority(host: str, port: int) -> str:
+    """Host and port as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -34,7 +34,7 @@ from worker.models.projector import NONE, resolve_projector
 from worker.models.resolve import ResolvedModel, look_up, resolve
 from worker.setting_files import writable_at
 from worker.settings import Settings
-from worker.sockets import check_at, listen_on
+from worker.sockets import authority, check_at, listen_on
 from worker.wire.messages import LoadModel
 
 _GIB = 1 << 30
@@ -191,7 +191,7 @@ def _port(settings: Settings) -> str:
         return f"{path} can be listened on"
     for listener in listen_on(settings.host, settings.port):
         listener.close()
-    where = ", ".join(f"{host}:{settings.port}" for host in settings.host)
+    where = ", ".join(authority(host, settings.port) for host in settings.host)
     return f"{where} is free"
 
 

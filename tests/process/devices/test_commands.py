@@ -278,6 +278,12 @@ def test_doctor_finds_what_a_start_would_fail_for(
     assert re.search(rf"^FAILED +{name} ", report.as_screen(), re.MULTILINE)
 
 
+def test_doctor_names_an_address_as_it_is_written(warm_cache: Path) -> None:
+    report = diagnose(warm_cache, DEAF, host="127.0.0.1,::1")
+    [port] = [check.text for check in report.checks if check.name == "port"]
+    assert port == "127.0.0.1:0, [::1]:0 is free"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -151,8 +151,3 @@ def test_all_caches_of_a_layer_count() -> None:
         Buffer("recurrent", "CPU", mib(1.5)),
     ]
     assert report.kv_bytes == mib(1.5)
-
-
-def test_memory_that_was_not_locked_is_remembered() -> None:
-    line = "warning: failed to mlock 4096-byte buffer (after previously locking 0 bytes): no"
-    assert parse([line]).not_locked == line.removeprefix("warning: ")
