@@ -111,7 +111,7 @@ class Loop:
         if self._scheduler.has_work:
             self.step()
         if self.disk is not None:
-            self.carrier.use_disk(self.disk, is_busy=self._scheduler.has_work)
+            self.carrier.use_disk(self.disk)
         self._flush()
         self._overhead_seconds += self._clock() - began - self._native_seconds
 
@@ -235,7 +235,7 @@ class Loop:
     def _make_room(self, chunks: list[Chunk]) -> list[Chunk]:
         """Free cached cells; if there are none, shrink the batch; if it cannot shrink, preempt."""
         scheduler, cache = self._scheduler, self._scheduler.cache
-        if not cache.room(is_busy=True):
+        if not cache.room():
             smaller = shrink(chunks)
             if smaller is not None:
                 return smaller

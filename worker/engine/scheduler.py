@@ -240,12 +240,11 @@ class Scheduler:
             if match is None:
                 self._is_full = not n_reserved
                 return
-            is_busy = bool(self.running)
             if not step.started:
-                cache.clear(match, is_busy=is_busy)
-            if not cache.acquire(sequence, match, is_busy=is_busy):
+                cache.clear(match)
+            if not cache.acquire(sequence, match):
                 # The next step can, unless no batch comes that would settle what it waits for.
-                if is_busy or not cache.acquire(sequence, Match(), is_busy=False):
+                if self.running or not cache.acquire(sequence, Match()):
                     return
             self._start(sequence)
             step.started.append(sequence)

@@ -52,7 +52,7 @@ def asking(tokens: list[int], salt: str | None = None, **request: Any) -> Sequen
 
 def begin(cache: Cache, sequence: Sequence, *, n_computed: int | None = None) -> Slot:
     """Give a sequence a slot, and compute its tokens."""
-    assert cache.acquire(sequence, cache.match(sequence), is_busy=False)
+    assert cache.acquire(sequence, cache.match(sequence))
     assert sequence.slot is not None
     slot = cache.slots[sequence.slot]
     sequence.n_computed = len(sequence.tokens) if n_computed is None else n_computed
@@ -306,16 +306,16 @@ def test_cells_are_freed_from_the_oldest_on_until_there_are_enough() -> None:
     cache = cache_of(unified=True, n_cells=200)
     for index, last_used in enumerate([3, 1, 2]):
         put(cache, index, some(50, 100 * index), last_used)
-    cache._make_cells(50, is_busy=False)
+    cache._make_cells(50)
     assert cache.cells_cached == 150 and not cache.moves, "they fit"
-    cache._make_cells(51, is_busy=False)
+    cache._make_cells(51)
     assert [bool(slot.kept) for slot in cache.slots[:3]] == [True, False, True]
-    cache._make_cells(1000, is_busy=False)
+    cache._make_cells(1000)
     assert cache.cells_cached == 0
-    assert not cache.room(is_busy=False), "nothing is left"
+    assert not cache.room(), "nothing is left"
     split = cache_of(n_cells=1)
     put(split, 0, some(50))
-    split._make_cells(1000, is_busy=False)
+    split._make_cells(1000)
     assert split.slots[0].kept
 
 
@@ -333,7 +333,7 @@ def test_idle_cells_are_moved_out_once_they_are_the_most(
     for index, (age, size) in enumerate(zip(ages, sizes, strict=True)):
         put(cache, index, some(size, 100 * index), age)
     source = cache.slots[0]
-    cache.clear(Match(source, 0), is_busy=True)
+    cache.clear(Match(source, 0))
     clears = sum(sizes) > n_running
     for slot, size in zip(cache.slots[1:4], sizes[1:], strict=True):
         assert len(slot.kept) == (0 if clears else size)
@@ -348,11 +348,11 @@ def test_idle_cells_are_moved_out_once_they_are_the_most(
 def test_what_cannot_be_saved_stays_in_its_cells() -> None:
     cache = cache_of(unified=True, memory_bytes=0)
     slot = put(cache, 0, some(50))
-    cache.clear(Match(), is_busy=True)
+    cache.clear(Match())
     assert slot.kept and not cache.moves
     split = cache_of()
     slot = put(split, 0, some(50))
-    split.clear(Match(), is_busy=True)
+    split.clear(Match())
     assert slot.kept
 
 
@@ -391,7 +391,7 @@ def test_a_new_sequence_takes_the_slot_that_costs_the_least(
 
     idle = [index for index in range(6) if index not in used]
     sequence = asking(some(5, 7000))
-    assert cache.acquire(sequence, Match(), is_busy=True) == bool(idle)
+    assert cache.acquire(sequence, Match()) == bool(idle)
     if idle:
         assert sequence.slot is not None
         assert cost(sequence.slot) == min(map(cost, idle))
@@ -459,12 +459,12 @@ def test_a_stream_that_moves_pushes_out_what_its_new_slot_keeps(
     assert cache.slots[1].last_used == cache.now
     # The copy is made with the next batch: until then, nobody writes where it reads from, or reads
     # where it writes to.
-    assert not cache.acquire(asking(some(5)), Match(), is_busy=True)
+    assert not cache.acquire(asking(some(5)), Match())
     assert not cache.close_hole(1.0)
     cache.preempt(first)
     assert first.saved is None
     cache.settled()
-    assert cache.acquire(asking(some(5)), Match(), is_busy=True)
+    assert cache.acquire(asking(some(5)), Match())
 
 
 def test_a_prompt_and_one_that_must_be_alone_are_not_moved() -> None:
@@ -484,7 +484,7 @@ def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
         cache = cache_of()
         slot = put(cache, 2, some(n_kept))
         sequence = asking(some(n_ready) + [999] * 3)
-        assert cache.acquire(sequence, Match(slot, n_ready), is_busy=False)
+        assert cache.acquire(sequence, Match(slot, n_ready))
         if not takes_over:
             assert sequence.slot != 2 and slot.kept
             assert cache.moves == [Copy(2, sequence.slot or 0, n_ready)]
@@ -497,7 +497,7 @@ def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
         assert sequence.n_cached == sequence.n_computed == n_ready
     only = cache_of(1)
     slot = put(only, 0, some(81))
-    assert only.acquire(asking(some(41)), Match(slot, 40), is_busy=False), "there is no other"
+    assert only.acquire(asking(some(41)), Match(slot, 40)), "there is no other"
 
 
 def test_what_a_move_has_touched_is_left_alone_until_a_batch_was_computed() -> None:
@@ -505,43 +505,45 @@ def test_what_a_move_has_touched_is_left_alone_until_a_batch_was_computed() -> N
     cache = cache_of(3)
     source, state = put(cache, 0, some(100)), state_of(some(50, 500))
     first = asking(some(40))
-    assert cache.acquire(first, Match(source, 40), is_busy=False)
+    assert cache.acquire(first, Match(source, 40))
     assert first.slot is not None and first.slot != 0
     copied = cache.slots[first.slot]
-    assert not cache.acquire(asking(some(39)), Match(copied, 38), is_busy=False), "not there yet"
-    assert cache.save(put(cache, copied.index, some(40)), is_busy=False) is None
+    assert not cache.acquire(asking(some(39)), Match(copied, 38)), "not there yet"
+    assert cache.save(put(cache, copied.index, some(40))) is None
     copied.kept = []
     # The source of the copy is read, so no state may be written over it.
     other = asking(some(60, 500))
-    assert cache.acquire(other, Match(state, 50), is_busy=False)
+    assert cache.acquire(other, Match(state, 50))
     assert other.slot == 3 - first.slot
     late = asking(some(60, 500))
-    assert not cache.acquire(late, Match(state, 50), is_busy=False)
+    assert not cache.acquire(late, Match(state, 50))
     assert late.slot is None and source.kept
     cache.settled()
-    assert cache.acquire(late, Match(state, 50), is_busy=False) and late.slot == 0
+    assert cache.acquire(late, Match(state, 50)) and late.slot == 0
 
 
 def test_a_slot_that_is_cut_with_a_snapshot_is_written() -> None:
     cache = cache_of(2, recurrent=True)
     slot = put(cache, 0, some(100))
     snapshot = Snapshot(60, b"x")
-    assert cache.acquire(asking(some(61)), Match(slot, 60, snapshot), is_busy=False)
+    assert cache.acquire(asking(some(61)), Match(slot, 60, snapshot))
     (state,) = cache.memory.states
     assert cache.moves == [Save(0, state), Truncate(0, 60, snapshot)]
     assert snapshot.last_used and slot.last_used > snapshot.last_used
-    assert not cache.acquire(asking(some(61)), Match(slot, 60, snapshot), is_busy=False)
+    assert not cache.acquire(asking(some(61)), Match(slot, 60, snapshot))
 
 
 def test_one_step_brings_back_no_more_states_than_streams_can_wait_for() -> None:
     cache = cache_of(4)
     cache.prices.per_byte = 0.0006  # 0.06 s each
-    states = [state_of(some(50, 100 * number)) for number in range(4)]
-    busy = [cache.acquire(asking([1]), Match(each, 50), is_busy=True) for each in states[:2]]
-    assert busy == [True, False], "one is always brought back"
-    assert cache.acquire(asking([1]), Match(states[2], 50), is_busy=False), "nobody waits"
+    put(cache, 0, some(1000, 900))
+    cache.room()
+    states = [state_of(some(50, 100 * number)) for number in range(3)]
+    acquired = [cache.acquire(asking([1]), Match(each, 50)) for each in states]
+    assert acquired == [True, False, False], "nobody waits for the first"
     cache.take_moves()
-    assert cache.acquire(asking([1]), Match(states[1], 50), is_busy=True), "in the next step"
+    acquired = [cache.acquire(asking([1]), Match(each, 50)) for each in states[1:]]
+    assert acquired == [True, False], "one is always brought back in a step"
 
 
 def test_a_slot_has_those_snapshots_that_are_of_its_cells() -> None:
@@ -549,7 +551,7 @@ def test_a_slot_has_those_snapshots_that_are_of_its_cells() -> None:
     slot = put(cache, 0, some(100))
     slot.snapshots = [Snapshot(length, b"x") for length in (20, 60, 61)]
     sequence = asking(some(61))
-    assert cache.acquire(sequence, Match(slot, 60, slot.snapshots[1]), is_busy=False)
+    assert cache.acquire(sequence, Match(slot, 60, slot.snapshots[1]))
     assert [each.length for each in cache.slots[sequence.slot or 0].snapshots] == [20, 60]
 
 
@@ -592,7 +594,7 @@ def test_what_a_preempted_sequence_has_goes_to_memory_and_stays(n_computed: int)
     cache.settled()
     match = cache.match(sequence)
     assert (match.source, match.n_ready) == (state, n_computed)
-    assert cache.acquire(sequence, match, is_busy=True)
+    assert cache.acquire(sequence, match)
     assert any(isinstance(move, Restore) and move.state is state for move in cache.moves)
     assert sequence.saved is None and state.n_locks == 0
 
@@ -614,12 +616,12 @@ def test_a_sequence_tells_where_its_beginning_was_once_it_has_it() -> None:
     state = state_of(some(50), is_from_disk=True)
     for tier in ("disk", "memory"):
         sequence = asking(some(60))
-        assert cache.acquire(sequence, Match(state, 50), is_busy=False) and sequence.tier == tier
+        assert cache.acquire(sequence, Match(state, 50)) and sequence.tier == tier
         cache.settled()
     cache.preempt(sequence)
     cache.let_go(sequence)
     cache.settled()
-    assert cache.acquire(sequence, Match(), is_busy=False) and sequence.tier == "device"
+    assert cache.acquire(sequence, Match()) and sequence.tier == "device"
 
 
 def test_another_layout_begins_with_empty_cells_and_keeps_the_newest_in_memory() -> None:
@@ -679,6 +681,8 @@ def test_what_is_saved(
     """What is long enough to be reused, fits beside what is locked, and does not take too long."""
     cache = cache_of(memory_bytes=memory_bytes)
     cache.prices.per_byte = per_byte
+    if busy:
+        run_in(cache, 3, [1])
     slot = put(cache, 0, some(n_tokens), last_used=7)
     slot.snapshots, slot.is_new, slot.scope = [Snapshot(9, b"")], True, Scope("one")
     locked = state_of(some(9, 500), n_locked, n_locks=1)
@@ -688,7 +692,7 @@ def test_what_is_saved(
     saves = 2 * n_tokens <= memory_bytes - n_locked
     if not awaited:
         saves = saves and n_tokens >= MIN_SHARED_TOKENS and seconds <= (0.1 if busy else 2.0)
-    state = cache.save(slot, is_busy=busy, is_awaited=awaited)
+    state = cache.save(slot, is_awaited=awaited)
     assert (state is not None) == saves
     assert cache.moves == ([Save(0, state)] if state is not None else [])
     if state is not None:
@@ -701,10 +705,11 @@ def test_what_is_saved(
 def test_copies_of_one_step_take_their_time_together() -> None:
     cache = cache_of()
     cache.prices.per_byte = 0.0006  # 80 bytes: 0.048 s
+    run_in(cache, 3, [1])
     slots = [put(cache, index, some(40, 100 * index)) for index in range(3)]
-    assert [cache.save(slot, is_busy=True) is not None for slot in slots] == [True, True, False]
+    assert [cache.save(slot) is not None for slot in slots] == [True, True, False]
     cache.take_moves()
-    assert cache.save(slots[2], is_busy=True) is not None
+    assert cache.save(slots[2]) is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -713,14 +718,14 @@ def test_what_memory_has_is_not_copied_again(kind: dict[str, Any]) -> None:
     longer = state_of(some(60), last_used=3)
     cache.memory.states.append(longer)
     slot = put(cache, 0, some(50), last_used=9)
-    state = cache.save(slot, is_busy=True)
+    state = cache.save(slot)
     if kind:
         assert state is not longer and len(cache.moves) == 1, "it cannot be cut"
     else:
         assert state is longer and longer.last_used == 9 and not cache.moves
     same = put(cache, 1, some(60), last_used=1)
     cache.moves.clear()
-    assert cache.save(same, is_busy=True) is longer and not cache.moves
+    assert cache.save(same) is longer and not cache.moves
     assert longer.last_used == (3 if kind else 9)
 
 
@@ -729,16 +734,18 @@ def test_a_window_that_has_lost_cells_is_not_saved() -> None:
     slot = put(cache, 0, some(50))
     for first, saves in ((42, True), (43, False), (-1, False)):
         slot.first, cache.memory.states = first, []
-        assert (cache.save(slot, is_busy=True) is not None) == saves
+        assert (cache.save(slot) is not None) == saves
 
 
 def test_beside_streams_every_nth_copy_is_made_once_nothing_comes_back() -> None:
     cache = cache_of(3)
+    stream = run_in(cache, 2, [1])
 
     def pushes_out(number: int, *, is_busy: bool) -> bool:
         n_before = len(cache.memory.states)
         put(cache, 0, some(40, 100 * number))
-        cache.room(is_busy=is_busy)
+        cache.slots[2].owner = stream if is_busy else None
+        cache.room()
         cache.take_moves()
         cache.settled()
         return len(cache.memory.states) > n_before
@@ -750,10 +757,10 @@ def test_beside_streams_every_nth_copy_is_made_once_nothing_comes_back() -> None
     own = asking(some(60, 100))
     own.saved = state
     state.n_locks = 1
-    assert cache.acquire(own, Match(state, 40), is_busy=True)
+    assert cache.acquire(own, Match(state, 40))
     assert not pushes_out(22, is_busy=True), "its own is no sign that others come back"
     cache.release(own, keep=False)
-    assert cache.acquire(asking(some(60, 100)), Match(state, 40), is_busy=True)
+    assert cache.acquire(asking(some(60, 100)), Match(state, 40))
     cache.settled()
     assert [pushes_out(number, is_busy=True) for number in range(30, 35)] == [True] * 4 + [False]
 
@@ -858,7 +865,7 @@ def test_a_price_moves_towards_what_was_measured(
 def test_a_copy_tells_what_a_token_takes() -> None:
     cache = cache_of()
     slot = put(cache, 0, some(50))
-    state = cache.save(slot, is_busy=False)
+    state = cache.save(slot)
     assert state is not None
     cache.prices.per_byte = 1.0
     assert cache.expected_seconds(slot) == 100

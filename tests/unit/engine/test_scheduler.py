@@ -169,7 +169,7 @@ def test_one_that_ends_while_it_waits_keeps_nothing() -> None:
     scheduler = scheduler_of(1)
     first, waiting = added(scheduler, some(40), some(40, 100))
     goes_on(scheduler)
-    state = scheduler.cache.save(_kept(scheduler), is_busy=False, is_awaited=True)
+    state = scheduler.cache.save(_kept(scheduler), is_awaited=True)
     assert state is not None
     waiting.saved, waiting.awaits_disk = state, True
     scheduler.remove(waiting, keep_cells=True)

@@ -95,6 +95,11 @@ class Cache:
         return sum([slot.owner is None for slot in self.slots])
 
     @property
+    def is_busy(self) -> bool:
+        """Whether sequences run, which wait while copies are made."""
+        return any(slot.owner is not None for slot in self.slots)
+
+    @property
     def is_settled(self) -> bool:
         """Whether no copy waits for the next batch."""
         return not self.read and not self.written
@@ -168,7 +173,7 @@ class Cache:
 
     # --- slots come and go -------------------------------------------------------------------
 
-    def acquire(self, sequence: Sequence, match: Match, *, is_busy: bool) -> bool:
+    def acquire(self, sequence: Sequence, match: Match) -> bool:
         """Give a sequence a slot with what it goes on from.
 
         Returns false, without a change, if that needs a slot which a move has changed and which no
@@ -176,12 +181,12 @@ class Cache:
         Alone, a sequence that goes on from nothing has any slot: its batch settles all first.
         """
         source, n_ready = match.source, match.n_ready
-        slot = self._slot_for(sequence, match, is_busy=is_busy)
+        slot = self._slot_for(sequence, match)
         if slot is None:
             return False
         if isinstance(source, State):
-            seconds = source.n_bytes * self.prices.per_byte
-            if is_busy and self._copying_seconds and self._copying_seconds + seconds > MOST_SECONDS:
+            planned, seconds = self._copying_seconds, source.n_bytes * self.prices.per_byte
+            if self.is_busy and planned and planned + seconds > MOST_SECONDS:
                 return False
             self._copying_seconds += seconds
             if source is not sequence.saved:
@@ -190,11 +195,11 @@ class Cache:
             if used is not None:
                 used.last_used = self._tick()
         if slot is source:
-            self._cut(slot, match, is_busy=is_busy)
+            self._cut(slot, match)
         else:
             if slot.kept:
-                self._push_out(slot, is_busy=is_busy)
-            self._bring(match, slot, is_busy=is_busy)
+                self._push_out(slot)
+            self._bring(match, slot)
         slot.owner, slot.kept, slot.is_new = sequence, [], False
         slot.scope, slot.last_used = sequence.request.scope, self._tick()
         snapshots: list[Snapshot] = [] if source is None else source.snapshots
@@ -210,11 +215,11 @@ class Cache:
         self.let_go(sequence)
         return True
 
-    def _slot_for(self, sequence: Sequence, match: Match, *, is_busy: bool) -> Slot | None:
+    def _slot_for(self, sequence: Sequence, match: Match) -> Slot | None:
         """The slot for a sequence: its source, or the one that gives way first. `None` if a batch
         has to settle one before."""
         source = match.source
-        touched = self.read | self.written if is_busy or source is not None else set[int]()
+        touched = self.read | self.written if self.is_busy or source is not None else set[int]()
         idle = [slot for slot in self.slots if slot.owner is None and slot.index not in touched]
         others = [slot for slot in idle if slot is not source]
         if isinstance(source, Slot):
@@ -225,22 +230,22 @@ class Cache:
         partners = self._partners(sequence)
         return min(others, key=lambda each: self._order(each, partners), default=None)
 
-    def _cut(self, slot: Slot, match: Match, *, is_busy: bool) -> None:
+    def _cut(self, slot: Slot, match: Match) -> None:
         """Leave in a slot what its next owner goes on from."""
         n_lost = len(slot.kept) - match.n_ready
         if n_lost >= MIN_SHARED_TOKENS:
-            self._save_if_likely(slot, is_busy=is_busy)
+            self._save_if_likely(slot)
         if n_lost > 0:
             self._truncate(slot, match.n_ready, match.snapshot)
 
-    def _bring(self, match: Match, slot: Slot, *, is_busy: bool) -> None:
+    def _bring(self, match: Match, slot: Slot) -> None:
         """Put into an empty slot what its next owner goes on from."""
         source, n_ready, snapshot = match.source, match.n_ready, match.snapshot
         if source is None:
             return
         self.written.add(slot.index)
         if isinstance(source, State):
-            self._make_cells(len(source.tokens), is_busy=is_busy)
+            self._make_cells(len(source.tokens))
             self.moves.append(Restore(slot.index, source, n_ready, snapshot))
             return
         self.moves.append(Copy(source.index, slot.index, n_ready, snapshot))
@@ -265,7 +270,7 @@ class Cache:
         if keep:
             slot.kept = sequence.tokens[: sequence.n_computed]
             slot.last_used = self._tick()
-            sequence.saved = self.save(slot, is_busy=False, is_awaited=True)
+            sequence.saved = self.save(slot, is_awaited=True)
         self._truncate(slot, 0)
         sequence.n_computed = 0
 
@@ -276,7 +281,7 @@ class Cache:
         touched = self.read | self.written
         for slot in sorted(self.slots, key=lambda each: each.last_used, reverse=True):
             if slot.kept and slot.index not in touched:
-                self.save(slot, is_busy=False)
+                self.save(slot)
         self.settled()
         self.limits = limits
         self.slots[:] = [Slot(index) for index in range(limits.n_slots)]
@@ -326,7 +331,7 @@ class Cache:
             return False
         source, target = self.slots[source_index], self.slots[target_index]
         if target.kept:
-            self._push_out(target, is_busy=True)
+            self._push_out(target)
         stream = source.owner
         assert stream is not None
         self.moves.append(Copy(source.index, target.index, stream.n_computed))
@@ -347,15 +352,15 @@ class Cache:
 
     # --- room --------------------------------------------------------------------------------
 
-    def room(self, *, is_busy: bool) -> bool:
+    def room(self) -> bool:
         """Free the cells of the least recently used idle slot; false if no idle slot has any."""
         kept = [slot for slot in self.slots if slot.kept]
         if not kept:
             return False
-        self._push_out(min(kept, key=lambda each: each.last_used), is_busy=is_busy)
+        self._push_out(min(kept, key=lambda each: each.last_used))
         return True
 
-    def clear(self, match: Match, *, is_busy: bool) -> None:
+    def clear(self, match: Match) -> None:
         """Move what idle slots keep to memory, once most used cells of one pool are such.
 
         llama.cpp's attention goes over all cells up to the highest used one, whoever's they are:
@@ -365,7 +370,7 @@ class Cache:
             return
         kept = [slot for slot in self.slots if slot.kept and slot is not match.source]
         for slot in sorted(kept, key=lambda slot: slot.last_used, reverse=True):
-            if len(slot.kept) < MIN_SHARED_TOKENS or self.save(slot, is_busy=is_busy):
+            if len(slot.kept) < MIN_SHARED_TOKENS or self.save(slot):
                 self._truncate(slot, 0)
 
     def next_out(self) -> list[Slot]:
@@ -376,7 +381,7 @@ class Cache:
             return kept[:-1]
         return kept[:1] if all(slot.tokens for slot in self.slots) else []
 
-    def save(self, slot: Slot, *, is_busy: bool, is_awaited: bool = False) -> State | None:
+    def save(self, slot: Slot, *, is_awaited: bool = False) -> State | None:
         """The state of what an idle slot keeps, whose copy is planned unless memory has it.
 
         `None` if there is none: it is too short to be reused, or the copy would take too long. For
@@ -390,7 +395,7 @@ class Cache:
                 state.last_used = max(state.last_used, slot.last_used)
                 return state
         seconds = self.expected_seconds(slot)
-        most = MOST_SECONDS if is_busy else _MOST_SECONDS_ALONE
+        most = MOST_SECONDS if self.is_busy else _MOST_SECONDS_ALONE
         if not is_awaited and self._copying_seconds + seconds > most:
             return None
         state = State(tokens, slot.scope, int(self._bytes_per_cell * len(tokens)))
@@ -406,20 +411,20 @@ class Cache:
         self.moves.append(Save(slot.index, state))
         return state
 
-    def _push_out(self, slot: Slot, *, is_busy: bool) -> None:
+    def _push_out(self, slot: Slot) -> None:
         """Free what a slot keeps for somebody else, with a copy in memory if it may come back."""
-        self._save_if_likely(slot, is_busy=is_busy)
+        self._save_if_likely(slot)
         self._truncate(slot, 0)
 
-    def _save_if_likely(self, slot: Slot, *, is_busy: bool) -> None:
+    def _save_if_likely(self, slot: Slot) -> None:
         """Copy what a slot loses to memory, if it may come back.
 
         Running streams wait for a copy. Once as many conversations as there are slots were pushed
         out since one came back, only every n-th of them is copied, to learn when that changes.
         """
         n_slots = len(self.slots)
-        if not is_busy or self._n_pushed_out < n_slots or self._n_pushed_out % n_slots == 0:
-            self.save(slot, is_busy=is_busy)
+        if not self.is_busy or self._n_pushed_out < n_slots or self._n_pushed_out % n_slots == 0:
+            self.save(slot)
         self._n_pushed_out += 1
 
     def expected_seconds(self, slot: Slot) -> float:
@@ -513,11 +518,11 @@ class Cache:
             self.written.add(slot.index)
         self.moves.append(Truncate(slot.index, length, snapshot))
 
-    def _make_cells(self, n_cells: int, *, is_busy: bool) -> None:
+    def _make_cells(self, n_cells: int) -> None:
         """Free cells of one pool until so many are free, or no idle slot has any."""
         if self.limits.unified:
             while self.cells_running + self.cells_cached + n_cells > self.limits.n_cells:
-                if not self.room(is_busy=is_busy):
+                if not self.room():
                     return
 
     def _taken_from(self, sequence: Sequence) -> Slot:

@@ -88,7 +88,7 @@ class Carrier:
         for slot in self._cache.next_out():
             if not is_idle():
                 return
-            self._cache.save(slot, is_busy=False)
+            self._cache.save(slot)
             self.carry_out(self._cache.take_moves())
 
     def _change_slot(self, move: Truncate | Copy | Restore) -> bool:
@@ -153,14 +153,14 @@ class Carrier:
         seconds = entry.size_bytes * (prices.per_disk_byte + prices.per_byte)
         return not prices.per_token or seconds <= n_more * prices.per_token
 
-    def use_disk(self, disk: Disk, *, is_busy: bool) -> None:
+    def use_disk(self, disk: Disk) -> None:
         """Begin to read and to write what is due."""
         if not self.is_reading:
             self._read_next(disk)
         if self._clock() >= self._patient_until:
             self._stop_waiting()
         if not self.is_writing:
-            self._save_new(disk, is_busy=is_busy)
+            self._save_new(disk)
             self._write_next(disk)
 
     def _read_next(self, disk: Disk) -> None:
@@ -213,16 +213,16 @@ class Carrier:
         if cache.memory.keep(state) and is_awaited:
             sequence.saved = state
 
-    def _save_new(self, disk: Disk, *, is_busy: bool) -> None:
+    def _save_new(self, disk: Disk) -> None:
         """Copy the most recently finished prefix that the disk has not yet, for its thread."""
         cache = self._cache
         for slot in sorted(cache.slots, key=lambda slot: slot.last_used, reverse=True):
-            if not slot.is_new or (is_busy and cache.expected_seconds(slot) > MOST_SECONDS):
+            if not slot.is_new or (cache.is_busy and cache.expected_seconds(slot) > MOST_SECONDS):
                 continue
             slot.is_new = False
             if disk.has(slot.kept, slot.scope):
                 continue
-            state = cache.save(slot, is_busy=is_busy)
+            state = cache.save(slot)
             self.carry_out(cache.take_moves())
             if state is not None and state.data is not None:
                 state.is_new = True
