@@ -124,7 +124,7 @@ class ByteRunner(ModelRunner):
             kind = replace(kind, most_back=self.most_back)
         self.memory_kind = replace(kind, moves_states=kind.cuts_anywhere)
         self.rows_a_pass = self.batch
-        self.cells = self
+        self.cells = self  # type: ignore[assignment]
 
     def encode(self, span: Span, salt: str | None) -> bool:
         raise AssertionError("bytes have no media")

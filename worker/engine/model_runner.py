@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from worker.devices.plan.projector import EMBEDDINGS_BYTES
 from worker.engine.media.embeddings import Embeddings
@@ -25,23 +24,6 @@ from worker.wire.messages import DecodeOutcome, TokenLogprob
 Drafts = Mapping[EngineSequence, Sequence[int]]
 """Guessed tokens that follow a sequence's chunk."""
 NO_DRAFTS: Drafts = {}
-
-
-class Cells(Protocol):
-    """What the slots hold, as `Context` has it; lengths are positions."""
-
-    def divide(self, n_cells: int, n_slots: int, unified: bool) -> None: ...
-    def first_position(self, slot: int) -> int: ...
-    def truncate(
-        self, slot: int, length: int, snapshot: bytes | None = None, *, is_recent: bool = False
-    ) -> bool: ...
-    def copy(
-        self, source: int, target: int, length: int, snapshot: bytes | None = None
-    ) -> bool: ...
-    def snapshot(self, slot: int) -> bytes: ...
-    def state_bytes(self, slot: int) -> int: ...
-    def state(self, slot: int, n_bytes: int) -> memoryview | None: ...
-    def restore(self, slot: int, state: memoryview) -> bool: ...
 
 
 class ModelRunner:
@@ -62,7 +44,8 @@ class ModelRunner:
         self._order: list[int] = []
         """The slots of the last batch of single rows, and the order of its rows."""
         self.is_eog: Callable[[int], bool] = model.eog.__contains__
-        self.cells: Cells = context
+        self.cells = context
+        """What the slots hold."""
         self.context_length = context_length
         self.rows_a_pass = context.options.n_ubatch
         has_still_tokens = projector is not None and projector.has_four_positions

@@ -14,8 +14,8 @@ from worker.engine.cache.cache import MIN_SHARED_TOKENS, MOST_SECONDS, Cache
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Entry
 from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, State, Truncate
-from worker.engine.model_runner import Cells
 from worker.engine.sequence import Sequence
+from worker.llama.context import Context
 from worker.observability.logs import get_logger
 
 log = get_logger()
@@ -35,7 +35,7 @@ class Carrier:
     def __init__(
         self,
         cache: Cache,
-        cells: Cells,
+        cells: Context,
         disk: Disk | None,
         call: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
