@@ -251,12 +251,3 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     for name in ("file", "file/store"):
         with pytest.raises(ConfigError, match="--kv-store .* cannot be used: .*/file is not a"):
             opened(tmp_path / name)
-
-
-def test_an_unfinished_file_is_removed_once_it_is_old(tmp_path: Path) -> None:
-    opened(tmp_path)
-    for name, age in (("new.part", 0), ("old.part", 7200)):
-        (tmp_path / name).write_bytes(b"x")
-        os.utime(tmp_path / name, (time.time() - age,) * 2)
-    opened(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "new.part"]

@@ -246,6 +246,7 @@ def test_the_oldest_of_many_answers_are_forgotten() -> None:
 
 
 def test_the_tenant_that_was_not_served_for_longest_is_forgotten() -> None:
+    """No tenant has what another one was told."""
     lookup = Lookup()
 
     def serve(tenant: str) -> list[int]:
@@ -260,6 +261,7 @@ def test_the_tenant_that_was_not_served_for_longest_is_forgotten() -> None:
         serve(tenant)
     assert serve("a") == [4] and serve("i") == []
     assert serve("a") == [4] and serve("b") == [], "it was the first of nine, but for a"
+    assert not lookup._texts, "all have ended"
 
 
 def test_an_answer_that_is_not_kept_is_not_looked_up() -> None:

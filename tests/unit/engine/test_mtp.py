@@ -15,9 +15,16 @@ import pytest
 from tests.support.random_adapters import random_adapter
 from tests.support.random_models import random_model
 from tests.support.real_engine import RealEngine
-from tests.unit.engine.test_speculation import LIST, SAMPLINGS, STORY, guessed, margin, prompts
+from tests.unit.engine.test_speculation import (
+    LIST,
+    SAMPLINGS,
+    STORY,
+    differs_as_drawn,
+    guessed,
+    prompts,
+    same_but_for_ties,
+)
 from worker.engine.mtp import Head
-from worker.engine.tokens import common_length
 from worker.errors import BackendMismatch
 from worker.llama import library
 from worker.llama.batch import Batch
@@ -61,18 +68,9 @@ def test_a_stream_says_the_same_with_guesses(
     speculation = guessed(engine)
     n_rounded = 0
     for number, prompt in enumerate(prompts(7)):
-        options = {"max_tokens": N_OUT, "seed": number, "ignore_eos": True, **sampling}
-        ours, theirs = engine.submit(prompt, **options), plain.submit(prompt, **options)
-        engine.run()
-        plain.run()
+        n_rounded += differs_as_drawn(engine, plain, prompt, N_OUT, sampling | {"seed": number})
         check_cells(engine)
-        said = plain.ids(theirs)
-        at = common_length(engine.ids(ours), said)
-        if at < N_OUT and sampling:
-            n_rounded += 1
-        else:
-            assert at == N_OUT or margin(plain, prompt, said[:at]) < 0.02, "but for a near tie"
-    assert n_rounded <= 1, "drawn at the edge of two tokens"
+    assert n_rounded <= 1
     assert 0 < speculation.n_accepted < speculation.n_drafted
 
 
@@ -147,12 +145,10 @@ def test_streams_that_come_and_go_say_what_they_say_without(plain: RealEngine) -
         theirs = plain.submit(text, max_tokens=N_OUT, ignore_eos=True)
         plain.run()
         ours, whole = engine.ids(request_id), plain.ids(theirs)
-        at = common_length(ours, whole)
         if not is_cancelled:
             assert engine.have_finished(request_id)
             assert len(ours) == N_OUT
-        if at < len(ours):
-            assert margin(plain, text, whole[:at]) < 0.02, "but for a near tie"
+        assert same_but_for_ties(plain, text, ours, whole[: len(ours)])
     assert speculation.n_accepted
     assert not speculation._streams
 

@@ -10,7 +10,6 @@ from tests.support.byte_runner import make_sequence
 from tests.unit.engine.test_loop import Engine
 from worker.engine.pace import TILE_TOKENS, Pace
 from worker.engine.step import share
-from worker.wire.messages import Finished, Token
 
 Machine = Callable[[int, int], float]
 
@@ -97,14 +96,6 @@ def test_what_rows_cost_is_learned_beside_prompts_too() -> None:
     assert pace.decode_seconds(16) == pytest.approx(linear(16, 0), rel=0.2)
 
 
-def test_prompts_that_come_together_start_together() -> None:
-    engine = Engine(n_slots=4, prefill_budget=32)
-    for request_id in range(4):
-        engine.submit(request_id, bytes([request_id + 1]) * 8, max_tokens=9)
-    engine.run()
-    assert [n for _, _, n in engine.runner.batches[0]] == [8] * 4
-
-
 @pytest.mark.parametrize(("n_prompts", "n_tokens"), [(1, 64), (2, 128), (3, 192)])
 def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_tokens: int) -> None:
     engine = Engine(n_slots=4, batch=512, prefill_budget=256, inter_token_target=0.1)
@@ -117,15 +108,6 @@ def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_t
         engine.submit(request_id, bytes([request_id + 1]) * 90, max_tokens=1)
     engine.turn()
     assert sum(n for r, _, n in engine.runner.batches[-1] if r != 9) == n_tokens
-
-
-def test_a_short_prompt_behind_a_long_one_starts_soon() -> None:
-    engine = Engine(prefill_budget=16)
-    engine.submit(1, bytes(90), max_tokens=1)
-    engine.submit(2, b"hello", max_tokens=1)
-    engine.turn()
-    assert isinstance(engine.end(2), Finished)
-    assert all(not isinstance(event, Token) for event in engine.events[1])
 
 
 def test_a_tile_is_one_prompts() -> None:

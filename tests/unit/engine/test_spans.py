@@ -15,8 +15,7 @@ from worker.engine.media.decoder import Sound
 from worker.engine.media.embeddings import Embeddings
 from worker.engine.media.reader import MediaReader
 from worker.engine.media.span import PromptTokens, Span, ids_of, key_of, position_of
-from worker.engine.pace import Pace
-from worker.llama.media import MediaChunk
+from worker.llama.media import MediaChunk, Piece
 from worker.wire.work import Medium
 
 
@@ -51,48 +50,42 @@ def test_ids_name_a_part_and_tell_its_positions(
     assert position_of(tokens, len(tokens)) == 3 + chunk.n_positions
 
 
+class Hears:
+    """A projector and a decoder that make these pieces of any sound."""
+
+    sample_rate = 16_000
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.pieces, self.decoded = pieces, list[bytes]()
+        self.reader = MediaReader(cast(Any, self), cast(Any, self), 8, 100)
+
+    def decode(self, medium: Medium, sample_rate: int, most_seconds: float) -> Sound:
+        self.decoded.append(medium.data)
+        return Sound(b"")
+
+    def sound(self, samples: Any) -> list[Piece]:
+        return self.pieces
+
+
 def test_a_medium_of_many_parts_is_named_once() -> None:
     """A long sound has sixty parts, and its file may be large."""
-
-    class Ear:
-        sample_rate = 16_000
-
-        def sound(self, samples: Any) -> list[MediaChunk]:
-            return [MediaChunk(1, False, 1, None) for _ in range(60)]
-
-    class Heard:
-        def decode(self, medium: Medium, sample_rate: int, most_seconds: float) -> Sound:
-            return Sound(b"")
-
-    reader, encoded = MediaReader(cast(Any, Ear()), cast(Any, Heard()), 8, 100), bytes(1 << 24)
+    hears, encoded = Hears([MediaChunk(1, False, 1, None) for _ in range(60)]), bytes(1 << 24)
     began = time.thread_time()
     hashlib.sha256(encoded).digest()
     named = time.thread_time()
-    reader.read(Medium("audio", encoded, "x"), prompt := PromptTokens(), 100)
+    hears.reader.read(Medium("audio", encoded, "x"), prompt := PromptTokens(), 100)
     assert len(prompt.ids) == 60 == len({span.key for span in prompt.spans})
     assert time.thread_time() - named < 5 * (named - began)
 
 
 def test_a_medium_that_a_request_holds_is_not_decoded_again() -> None:
     """As the choices of a prompt do; under another salt it is, as what is kept would tell."""
-    decoded: list[bytes] = []
-
-    class Ear:
-        sample_rate = 16_000
-
-        def sound(self, samples: Any) -> list[Any]:
-            return [(1, 2), MediaChunk(3, False, 3, None), (4,), MediaChunk(2, False, 2, None)]
-
-    class Heard:
-        def decode(self, medium: Medium, sample_rate: int, most_seconds: float) -> Sound:
-            decoded.append(medium.data)
-            return Sound(b"")
-
-    reader = MediaReader(cast(Any, Ear()), cast(Any, Heard()), 8, 100)
+    hears = Hears([(1, 2), MediaChunk(3, False, 3, None), (4,), MediaChunk(2, False, 2, None)])
+    decoded = hears.decoded
 
     def read(data: bytes = b"a", salt: str | None = None, counted: bool = False) -> PromptTokens:
         prompt = PromptTokens(counted, cache_salt=salt)
-        reader.read(Medium("audio", data, "x"), prompt, 100)
+        hears.reader.read(Medium("audio", data, "x"), prompt, 100)
         return prompt
 
     first, second = read(), read()
@@ -109,16 +102,6 @@ def test_a_medium_that_a_request_holds_is_not_decoded_again() -> None:
     read(counted=True)
     read()
     assert len(decoded) == 5
-
-
-def test_other_work_gets_as_much_time_as_encoding_took() -> None:
-    pace = Pace(0.25, 256)
-    pace.encoded(1.0)
-    may: list[bool] = []
-    for _ in range(5):
-        may.append(pace.may_encode)
-        pace.measured(8, 0, 0.25)
-    assert may == [False] * 4 + [True]
 
 
 def test_the_least_recently_used_embeddings_give_way() -> None:
