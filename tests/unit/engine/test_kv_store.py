@@ -14,7 +14,7 @@ from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine, random_tokens
 from tests.unit.engine.test_kv_files import files
 from tests.unit.engine.test_loop import Engine
-from tests.unit.engine.test_memory_kinds import ANSWER, CASES, Alone
+from tests.unit.engine.test_memory_kinds import CASES, Alone
 from worker.wire.messages import Failed
 
 # --- on the real engine ----------------------------------------------------------------------
@@ -35,14 +35,8 @@ def test_a_conversation_goes_on_in_the_next_engine(
             binding=binding,
         )
 
-    def ask(engine: RealEngine, prompt: tuple[int, ...]) -> tuple[int, list[int]]:
-        request_id = engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True)
-        engine.run()
-        ids = engine.ids(request_id)
-        assert alone.differs(prompt, ids) is None
-        return engine.cached_tokens(request_id), ids
-
-    first, second, third = engine(), engine("two"), None
+    ask = alone.asked
+    first, second = engine(), engine("two")
     prompts = [some(200), some(200)]
     told = [prompt + tuple(ask(first, prompt)[1]) for prompt in prompts]
     assert ask(second, told[0] + some(10))[0] == 0, "of another layout"

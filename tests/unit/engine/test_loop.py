@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,13 @@ class Engine(Driven):
         self.loop.submit(sequence)
         return sequence
 
+    def ask(self, request_id: int, prompt: bytes, n_system: int = 0) -> int:
+        """Run a request to its end; returns how many of its tokens were not computed again."""
+        self.submit(request_id, prompt, max_tokens=8).n_system = n_system
+        self.run()
+        assert self.have_finished(request_id)
+        return self.cached_tokens(request_id)
+
     def run(self, max_turns: int = 5000) -> None:
         """Until nothing is left to do."""
         self.turn()
@@ -174,11 +182,22 @@ class Engine(Driven):
         assert ends == [len(events) - 1]
         assert started == [0] or (not started and len(events) == 1)
 
+    def computes_nothing_twice(self) -> bool:
+        batches = (chunk for batch in self.runner.batches for chunk in batch)
+        computed = Counter((r, at) for r, start, n in batches for at in range(start, start + n))
+        return max(computed.values()) == 1
+
     def check_idle(self) -> None:
         """Nothing is held but what is kept for reuse."""
         assert not self.loop._sequences
         assert self.stats is not None
         assert self.stats.kv_cells_used == self.stats.kv_cells_cached == self.runner.n_used
+
+
+def answered_with(n_tokens: int, begin: bytes = b"", n_own: int = 1) -> list[bytes]:
+    """Prompts that begin so, have `n_own` bytes of their own and are answered with so many."""
+    prompts = (begin + bytes([number]) * n_own for number in range(256))
+    return [p for p in prompts if len(expected_answer(p, n_tokens, CONTEXT)) == n_tokens]
 
 
 prompts = st.one_of(
@@ -283,11 +302,10 @@ def test_the_progress_of_a_prompt_that_starts_over_only_grows(
 ) -> None:
     """And none is told of a prompt whose answer has begun."""
     engine = Engine(prefill_budget=4, prefix_cache=False, memory_bytes=0)
-    candidates = (bytes([value, 255] * 20) for value in range(200))
-    long = [each for each in candidates if len(expected_answer(each, 50, CONTEXT)) == 50]
-    engine.submit(1, long[0], max_tokens=50)
+    first, second, *_ = answered_with(50, n_own=40)
+    engine.submit(1, first, max_tokens=50)
     engine.turn()
-    engine.submit(2, long[1], max_tokens=50, reports_progress=reports_progress)
+    engine.submit(2, second, max_tokens=50, reports_progress=reports_progress)
     for _ in range(n_turns):
         engine.turn()
     assert engine.scheduler.preempt_youngest() is not None
@@ -306,11 +324,7 @@ def test_a_preempted_request_computes_nothing_twice(
     kind: dict[str, Any], prefix_cache: bool
 ) -> None:
     engine = Engine(n_slots=2, n_cells=100, unified=True, prefix_cache=prefix_cache, **kind)
-    # Two prompts of 40 tokens whose answers take all of their 40 tokens: more than 100 cells.
-    candidates = (bytes([value, 255] * 20) for value in range(200))
-    long = [c for c in candidates if len(expected_answer(c, 40, CONTEXT)) == 40]
-    prompts = {1: long[0], 2: long[1]}
-    for request_id, prompt in prompts.items():
+    for request_id, prompt in enumerate(answered_with(40, n_own=40)[:2], 1):  # more than 100 cells
         engine.submit(request_id, prompt, max_tokens=40)
     n_preempted = 0
     engine.turn()
@@ -318,8 +332,7 @@ def test_a_preempted_request_computes_nothing_twice(
         engine.turn()
         n_preempted += any(s.n_out for s in engine.scheduler.waiting)
     assert n_preempted
-    computed = [(r, at) for b in engine.runner.batches for r, s, n in b for at in range(s, s + n)]
-    assert len(computed) == len(set(computed))
+    assert engine.computes_nothing_twice()
     engine.check_answers()
     engine.check_order(1)
     engine.check_order(2)

@@ -69,6 +69,15 @@ class Alone:
                 return None if margin < ROUNDING else f"token {index} differs by {margin:.3g}"
         return None
 
+    def asked(self, engine: RealEngine, prompt: tuple[int, ...]) -> tuple[int, list[int]]:
+        """Ask an engine the same, which says the same; returns the number of cached tokens, and the
+        answer."""
+        request_id = engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True)
+        engine.run()
+        ids = engine.ids(request_id)
+        assert self.differs(prompt, ids) is None
+        return engine.cached_tokens(request_id), ids
+
 
 @pytest.mark.parametrize(("kind", "kv_unified"), CASES)
 def test_what_was_computed_is_used_again(kind: Kind, kv_unified: bool) -> None:
@@ -77,14 +86,7 @@ def test_what_was_computed_is_used_again(kind: Kind, kv_unified: bool) -> None:
         SLOTS, path=random_model(kind), flash_attention="off", kv_unified=kv_unified
     )
     some = functools.partial(random_tokens, random.Random(1))
-
-    def ask(prompt: tuple[int, ...]) -> tuple[int, list[int]]:
-        request_id = engine.submit(prompt, max_tokens=ANSWER, ignore_eos=True)
-        engine.run()
-        ids = engine.ids(request_id)
-        assert alone.differs(prompt, ids) is None
-        return engine.cached_tokens(request_id), ids
-
+    ask = functools.partial(alone.asked, engine)
     # A conversation goes on, and its last turn is asked once more.
     prompt = some(150)
     for _ in range(3):

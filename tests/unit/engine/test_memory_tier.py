@@ -12,11 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.byte_runner import expected_answer
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine, random_tokens
 from tests.unit.engine import test_loop
-from tests.unit.engine.test_loop import CONTEXT, Engine
+from tests.unit.engine.test_loop import Engine, answered_with
 from tests.unit.engine.test_memory_kinds import ANSWER, CASES, Alone
 from worker.engine.cache.memory import MOST_STATES, Memory
 from worker.engine.cache.moves import Snapshot, State
@@ -33,24 +32,16 @@ def pooled(n_slots: int = 4, **kind: Any) -> Engine:
     return engine
 
 
-def ask(engine: Engine, request_id: int, prompt: bytes, salt: str | None = None) -> int:
-    """Run a request to its right end; returns the number of cached tokens."""
-    engine.submit(request_id, prompt, max_tokens=8, cache_salt=salt)
-    engine.run()
-    assert engine.have_finished(request_id)
-    return engine.cached_tokens(request_id)
-
-
 @pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
 def test_a_prompt_is_computed_beside_no_idle_cells(kind: dict[str, Any]) -> None:
     engine = pooled(**kind)
     prompts = [bytes([ord("a") + number]) * 40 for number in range(3)]
     for number, prompt in enumerate(prompts):
-        assert ask(engine, number, prompt) == 0
+        assert engine.ask(number, prompt) == 0
         assert engine.runner.n_used <= len(prompt) + 8
     for number, prompt in enumerate(prompts):
         longer = prompt + engine.text(number).encode() + b"and more"
-        assert ask(engine, 10 + number, longer) >= len(prompt)
+        assert engine.ask(10 + number, longer) >= len(prompt)
         assert engine.runner.n_used <= len(longer) + 8
     engine.check_idle()
 
@@ -58,34 +49,34 @@ def test_a_prompt_is_computed_beside_no_idle_cells(kind: dict[str, Any]) -> None
 def test_a_common_beginning_is_taken_from_memory_more_than_once() -> None:
     engine = pooled()
     common = b"system" * 8
-    ask(engine, 1, common + b"first question")
-    ask(engine, 2, b"x" * 40)
+    engine.ask(1, common + b"first question")
+    engine.ask(2, b"x" * 40)
     for number in range(3, 6):
-        assert ask(engine, number, common + bytes([ord("0") + number]) * 8) >= len(common)
-        ask(engine, 10 + number, bytes([ord("m") + number]) * 40)
+        assert engine.ask(number, common + bytes([ord("0") + number]) * 8) >= len(common)
+        engine.ask(10 + number, bytes([ord("m") + number]) * 40)
 
 
 def test_a_copy_of_what_is_being_restored_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The restore may fail, and then there is nothing to copy."""
     engine = pooled()
     common = b"system" * 8
-    ask(engine, 1, common + b"first question")
-    ask(engine, 2, b"x" * 40)
+    engine.ask(1, common + b"first question")
+    engine.ask(2, b"x" * 40)
     with monkeypatch.context() as patch:
         patch.setattr(engine.runner, "restore", lambda slot, state: False)
         for number in (3, 4):
             engine.submit(number, common + bytes([number]) * 9, max_tokens=8)
         engine.run()
     assert engine.have_finished(3, 4)
-    ask(engine, 5, b"x" * 40)
-    assert ask(engine, 6, common + b"first question and more") >= len(common)
+    engine.ask(5, b"x" * 40)
+    assert engine.ask(6, common + b"first question and more") >= len(common)
 
 
 def test_a_state_is_only_restored_where_its_cells_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(n_slots=4, n_cells=150, unified=True)
     engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
-    ask(engine, 1, b"a" * 60 + b"first")
-    ask(engine, 2, b"x" * 40)
+    engine.ask(1, b"a" * 60 + b"first")
+    engine.ask(2, b"x" * 40)
     engine.submit(3, b"y" * 70, max_tokens=20)
     engine.turn()
     restored: list[bool] = []
@@ -119,14 +110,14 @@ def test_no_request_is_compared_with_more_states_than_that() -> None:
 def test_what_the_next_request_would_push_out_is_copied_while_nothing_runs() -> None:
     engine = pooled()
     for number in range(2):
-        ask(engine, number, bytes([ord("a") + number]) * 40)
+        engine.ask(number, bytes([ord("a") + number]) * 40)
     engine.cache.memory.states.clear()
     looks = iter([True, True, False])
     engine.loop.carrier.save_while(lambda: next(looks))
     assert not engine.cache.memory.states, "the most recent one alone stays in its cells"
     split = Engine(n_slots=2)
     for number in range(2):
-        ask(split, number, bytes([ord("a") + number]) * 40)
+        split.ask(number, bytes([ord("a") + number]) * 40)
     split.loop.carrier.save_while(lambda: True)
     assert [state.tokens[0] for state in split.cache.memory.states] == [ord("a")]
     split.check()
@@ -138,10 +129,10 @@ def test_a_split_pool_brings_back_what_slots_gave_up(kind: dict[str, Any]) -> No
     engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
     prompts = [bytes([ord("a") + number]) * 40 for number in range(5)]
     for number, prompt in enumerate(prompts):
-        ask(engine, number, prompt)
+        engine.ask(number, prompt)
     for number, prompt in enumerate(prompts):
         longer = prompt + engine.text(number).encode() + b"and more"
-        assert ask(engine, 10 + number, longer) >= len(prompt)
+        assert engine.ask(10 + number, longer) >= len(prompt)
 
 
 @pytest.mark.parametrize("unified", [False, True])
@@ -231,11 +222,8 @@ def test_conversations_in_turn_say_what_each_says_alone(kind: Kind) -> None:
     told = [some(120) for _ in range(5)]  # more than there are slots
     for turn in range(3):
         for number, so_far in enumerate(told):
-            request_id = engine.submit(so_far, max_tokens=ANSWER, ignore_eos=True)
-            engine.run()
-            answer = engine.ids(request_id)
-            assert alone.differs(so_far, answer) is None
-            assert engine.cached_tokens(request_id) >= (len(so_far) - 20 if turn else 0)
+            n_cached, answer = alone.asked(engine, so_far)
+            assert n_cached >= (len(so_far) - 20 if turn else 0)
             assert engine.cache.cells_cached < len(so_far) + ANSWER, "only its own"
             told[number] = so_far + tuple(answer) + some(10)
 
@@ -263,19 +251,13 @@ def test_a_copy_and_a_state_that_come_together_do_not_mix(kind: Kind) -> None:
 # --- requests that wait ----------------------------------------------------------------------
 
 
-def long_answer(begin: bytes, n_tokens: int) -> bytes:
-    """A prompt that begins so, and is answered with so many tokens."""
-    prompts = (begin + bytes([number]) for number in range(256))
-    return next(p for p in prompts if len(expected_answer(p, n_tokens, CONTEXT)) == n_tokens)
-
-
 def test_a_request_does_not_start_before_it_fits() -> None:
     """What a stream shared with another one is its own, once the other is gone."""
     engine = Engine(n_slots=3, n_cells=110, unified=True)
     common = b"system" * 8
-    engine.submit(1, long_answer(common, 20), max_tokens=20)
+    engine.submit(1, answered_with(20, common)[0], max_tokens=20)
     engine.turn()
-    engine.submit(2, long_answer(common + b"another", 30), max_tokens=30)
+    engine.submit(2, answered_with(30, common + b"another")[0], max_tokens=30)
     while not engine.text(2):
         engine.turn()
     assert engine.cached_tokens(2) == len(common)
@@ -285,5 +267,4 @@ def test_a_request_does_not_start_before_it_fits() -> None:
     engine.turn()
     assert engine.scheduler.waiting, "58 of 110 cells are the stream's"
     engine.run()
-    computed = [(r, at) for b in engine.runner.batches for r, s, n in b for at in range(s, s + n)]
-    assert len(computed) == len(set(computed))
+    assert engine.computes_nothing_twice()

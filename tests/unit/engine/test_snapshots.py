@@ -19,21 +19,12 @@ from worker.wire.work import ChatPrompt
 KINDS = [{"recurrent": True}, {"window": 8}]
 
 
-def ask(engine: Engine, request_id: int, prompt: bytes, n_system: int = 0) -> int:
-    """Returns how many tokens were not computed again."""
-    sequence = engine.submit(request_id, prompt, max_tokens=4)
-    sequence.n_system = n_system
-    engine.run()
-    assert engine.have_finished(request_id)
-    return engine.cached_tokens(request_id)
-
-
 @pytest.mark.parametrize("options", KINDS)
 def test_the_second_chat_already_has_the_system_prompt(options: dict[str, Any]) -> None:
     engine = Engine(**options)
     system = bytes(range(40))
-    assert ask(engine, 1, system + b"what is that?" * 2, n_system=40) == 0
-    assert ask(engine, 2, system + b"and what is this?" * 2, n_system=40) == 40
+    assert engine.ask(1, system + b"what is that?" * 2, n_system=40) == 0
+    assert engine.ask(2, system + b"and what is this?" * 2, n_system=40) == 40
 
 
 @pytest.mark.parametrize("options", KINDS)
@@ -42,8 +33,8 @@ def test_a_prompt_that_leaves_another_in_its_middle(
 ) -> None:
     monkeypatch.setattr(cache, "SPACING", 32)
     engine = Engine(**options)
-    assert ask(engine, 1, bytes(range(90))) == 0
-    assert ask(engine, 2, bytes(range(70)) + b"something else") == 64
+    assert engine.ask(1, bytes(range(90))) == 0
+    assert engine.ask(2, bytes(range(70)) + b"something else") == 64
 
 
 class Wrong(Prophet):
@@ -60,7 +51,7 @@ def test_guesses_are_in_no_snapshot() -> None:
     beginning = bytes(first.tokens)
     engine.submit(2, beginning + b"for which it waits", max_tokens=4)
     engine.run()
-    assert ask(engine, 3, beginning + b"and what is this?") == len(beginning)
+    assert engine.ask(3, beginning + b"and what is this?") == len(beginning)
 
 
 TEMPLATE = (

@@ -21,7 +21,7 @@ from tests.support.byte_runner import EOG, answer_byte, expected_answer, make_se
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import CONTEXT as CONTEXT_OF_REAL
 from tests.support.real_engine import RealEngine
-from tests.unit.engine.test_loop import CONTEXT, Engine
+from tests.unit.engine.test_loop import CONTEXT, Engine, answered_with
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.request import Choices, JsonSchema
 from worker.engine.draft import DraftModel
@@ -128,10 +128,7 @@ def test_answers_are_what_they_are_without_guesses(
 def test_right_guesses_bring_several_tokens_a_step() -> None:
     engine = Engine(drafter=Prophet(3))
     guessed(engine)
-    prompt = next(
-        p for p in (bytes([i]) * 5 for i in range(99)) if len(expected_answer(p, 60, CONTEXT)) == 60
-    )
-    engine.submit(1, prompt, max_tokens=60)
+    engine.submit(1, answered_with(60, b"a")[0], max_tokens=60)
     engine.run()
     assert engine.stats is not None and engine.stats.tokens_accepted > 20
     assert engine.stats.steps < 45
