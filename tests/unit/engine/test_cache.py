@@ -30,10 +30,14 @@ KINDS: list[dict[str, Any]] = [{}, {"recurrent": True}, {"window": 8}]
 _ids = count()
 
 
-def cache_of(n_slots: int = 4, **more: Any) -> Cache:
+def limits_of(n_slots: int = 4, **more: Any) -> Limits:
     given: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_budget=512)
     given |= {"memory_bytes": 10_000, "cell_bytes": 2.0} | more
-    return Cache(Limits(n_slots=n_slots, **given))
+    return Limits(n_slots=n_slots, **given)
+
+
+def cache_of(n_slots: int = 4, **more: Any) -> Cache:
+    return Cache(limits_of(n_slots, **more))
 
 
 def asking(tokens: list[int], salt: str | None = None, **request: Any) -> Sequence:

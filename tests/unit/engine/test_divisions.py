@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.engine.test_cache import asking
+from tests.unit.engine.test_cache import asking, limits_of
 from tests.unit.engine.test_loop import Engine
 from tests.unit.engine.test_scheduler import goes_on
 from worker.engine.cache.moves import Divide
-from worker.engine.limits import Limits
 from worker.engine.scheduler import Scheduler
 
 SHORT, LONG = b"a short prompt of thirty letters", bytes(range(97, 123)) * 3
@@ -33,10 +32,7 @@ def n_slots(engine: Engine) -> list[int]:
     return [0 if each.unified else each.n_slots for each in engine.runner.layouts]
 
 
-LAYOUTS = [
-    Limits(n_slots=n, n_cells=200, batch=999, prefill_budget=999, unified=n == 3, memory_bytes=9000)
-    for n in (4, 2, 3)
-]
+LAYOUTS = [limits_of(n, n_cells=200, unified=n == 3, memory_bytes=9000) for n in (4, 2, 3)]
 """Parts of 50 and of 100 cells, and one pool for three sequences."""
 
 

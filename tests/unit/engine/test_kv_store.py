@@ -63,6 +63,12 @@ def test_a_conversation_goes_on_in_the_next_engine(
 # --- in the loop -----------------------------------------------------------------------------
 
 
+def keep(engine: Engine, request_id: int, prompt: bytes, max_tokens: int = 4) -> None:
+    """Answer a prompt, and wait until all is stored."""
+    engine.submit(request_id, prompt, max_tokens=max_tokens)
+    engine.drain()
+
+
 @pytest.mark.parametrize("options", [{}, {"recurrent": True}, {"window": 8}])
 def test_more_conversations_than_slots_are_found_again(
     tmp_path: Path, options: dict[str, Any]
@@ -71,8 +77,7 @@ def test_more_conversations_than_slots_are_found_again(
     engine = Engine(folder=tmp_path, n_slots=2, **options)
     prompts = [bytes([ord("a") + number]) * 40 + b"?" for number in range(5)]
     for number, prompt in enumerate(prompts):
-        engine.submit(number, prompt, max_tokens=8)
-        engine.drain()
+        keep(engine, number, prompt, max_tokens=8)
     for number, prompt in enumerate(prompts):
         longer = prompt + engine.text(number).encode() + b"and more"
         engine.submit(10 + number, longer, max_tokens=8)
@@ -96,15 +101,12 @@ def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Pat
 
 def test_a_file_is_read_where_all_of_it_fits(tmp_path: Path) -> None:
     engine = Engine(folder=tmp_path, n_slots=1)
-    engine.submit(1, b"a" * 80, max_tokens=4)
-    engine.drain()
+    keep(engine, 1, b"a" * 80)
     engine = Engine(4, 200, unified=True, divisions=(4,), folder=tmp_path)
-    engine.submit(2, b"a" * 45, max_tokens=1)
-    engine.drain()
+    keep(engine, 2, b"a" * 45, max_tokens=1)
     assert engine.loop.disk is not None
     assert engine.loop.disk.counts.read == 0, "a part has 50 cells"
-    engine.submit(3, b"a" * 80 + b"more", max_tokens=1)
-    engine.drain()
+    keep(engine, 3, b"a" * 80 + b"more", max_tokens=1)
     assert engine.cached_tokens(3) >= 80
 
 
@@ -114,8 +116,7 @@ def after_another(
     """An engine that finds two prompts of another one, and its reads, which wait to be called."""
     engine = Engine(folder=folder, n_slots=1)
     for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
-        engine.submit(number, prompt, max_tokens=4)
-        engine.drain()
+        keep(engine, number, prompt)
     engine = Engine(folder=folder, n_slots=n_slots)
     assert engine.loop.disk is not None
     begun: list[Callable[[], None]] = []
@@ -167,14 +168,12 @@ def test_nobody_waits_for_a_disk_that_hangs(
     engine.drain()
     assert engine.have_finished(*texts)
     assert len(begun) == 1, "the others do not wait behind it"
-    engine.submit(4, b"c" * 40, max_tokens=4)
-    engine.drain()
+    keep(engine, 4, b"c" * 40)
     begun[0]()
     while engine.loop.carrier.is_reading:
         engine.turn()
     engine = Engine(folder=tmp_path, n_slots=1)
-    engine.submit(5, b"c" * 40 + b"more", max_tokens=4)
-    engine.drain()
+    keep(engine, 5, b"c" * 40 + b"more")
     assert engine.cached_tokens(5) >= 40
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,82 +43,60 @@ from worker.wire.work import InferenceRequest
 CONTEXT = 96
 
 
-@dataclass
 class Engine(Driven):
     """A loop on the byte model, with what it has sent sorted by request."""
 
-    n_slots: int = 4
-    n_cells: int | None = None
-    prefix_cache: bool = True
-    recurrent: bool = False
-    window: int = 0
-    most_back: int = 0
-    drafter: Drafter | None = None
-    batch: int = 32
-    prefill_budget: int = 8
-    inter_token_target: float = 3600.0
-    unified: bool = False
-    divisions: tuple[int, ...] = ()
-    """The numbers of parts into which one pool is divided at times."""
-    has_still_tokens: bool = False
-    memory_bytes: int = 2000
-    folder: Path | None = None
-    """Of the disk tier."""
-    now: float = 0.0
-    asked: dict[int, tuple[bytes, InferenceRequest]] = field(default_factory=dict)
-    """Requests whose answers were not looked at yet."""
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        n_slots: int = 4,
+        n_cells: int | None = None,
+        *,
+        divisions: tuple[int, ...] = (),
+        most_back: int = 0,
+        folder: Path | None = None,
+        drafter: Drafter | None = None,
+        **limits: Any,
+    ) -> None:
+        """`n_cells` are those of one pool. It is divided into these numbers of parts at times.
+        `folder`: of the disk tier."""
         super().__init__()
-        n_cells = self.n_cells if self.n_cells and self.unified else self.n_slots * CONTEXT
+        self.now = 0.0
+        self.asked: dict[int, tuple[bytes, InferenceRequest]] = {}
+        """Requests whose answers were not looked at yet."""
+        if not n_cells or not limits.get("unified"):
+            n_cells = n_slots * CONTEXT
+        given: dict[str, Any] = dict(batch=32, prefill_budget=8, memory_bytes=2000, cell_bytes=2.0)
+        pool = Limits(n_slots=n_slots, n_cells=n_cells, **given | limits)
+        self.recurrent = pool.recurrent
         self.runner = ByteRunner(
-            self.n_slots,
+            n_slots,
             CONTEXT,
             n_cells,
-            self.batch,
-            recurrent=self.recurrent,
-            most_back=self.most_back,
-            window=self.window,
-            unified=self.unified,
-        )
-        limits = Limits(
-            n_slots=self.n_slots,
-            n_cells=n_cells,
-            batch=self.batch,
-            prefill_budget=self.prefill_budget,
-            inter_token_target=self.inter_token_target,
-            prefix_cache=self.prefix_cache,
-            unified=self.unified,
-            recurrent=self.recurrent,
-            window=self.window,
-            has_still_tokens=self.has_still_tokens,
-            memory_bytes=self.memory_bytes,
-            cell_bytes=2.0,
+            pool.batch,
+            recurrent=pool.recurrent,
+            most_back=most_back,
+            window=pool.window,
+            unified=pool.unified,
         )
         layouts = [
-            replace(limits, n_slots=n, n_cells=n_cells // n * n, unified=False)
-            for n in self.divisions
+            replace(pool, n_slots=n, n_cells=n_cells // n * n, unified=False) for n in divisions
         ]
-        self.scheduler = Scheduler(*layouts, limits)
+        self.scheduler = Scheduler(*layouts, pool)
         if layouts:
             best = self.scheduler.limits
             self.runner.divide(best.n_cells, best.n_slots, best.unified)
         self.cache = self.scheduler.cache
         disk = None
-        if self.folder is not None:
-            disk = Disk(
-                self.folder,
-                1 << 20,
-                self.runner.memory_kind,
-                lambda _: ("bytes", ["of one", "of another"]),
-            )
+        if folder is not None:
+            binding = ("bytes", ["of one", "of another"])
+            disk = Disk(folder, 1 << 20, self.runner.memory_kind, lambda _: binding)
         self.loop = Loop(
             self.runner,
             self.scheduler,
             self.receive,
             lambda: self.now,
             disk=disk,
-            drafter=self.drafter,
+            drafter=drafter,
         )
 
     def submit(self, request_id: int, prompt: bytes, **options: Any) -> Sequence:
@@ -241,7 +219,14 @@ def test_every_request_ends_once_with_its_own_text_and_leaves_nothing(
     unified: bool,
     outcomes: list[DecodeOutcome],
 ) -> None:
-    engine = Engine(n_slots, n_cells, prefix_cache, recurrent, window, unified=unified)
+    engine = Engine(
+        n_slots,
+        n_cells,
+        prefix_cache=prefix_cache,
+        recurrent=recurrent,
+        window=window,
+        unified=unified,
+    )
     engine.runner.outcomes = [o for o in outcomes if not (recurrent and o == "aborted")]
     cancels: list[tuple[int, int]] = []
     for request_id, (prompt, max_tokens, pause, salt, cancel, alone, applied) in enumerate(jobs):

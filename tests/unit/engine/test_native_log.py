@@ -22,16 +22,8 @@ class Log:
         ("error", "llama_decode: failed to decode, ret = 2", "debug"),  # a cancel within a step
         ("error", "process_ubatch: failed to compute graph, compute status: 1", "debug"),
         ("error", "process_ubatch: failed to compute graph, compute status: -1", "error"),
-        (
-            "error",
-            "graph_compute: ggml_backend_sched_graph_compute_async failed with error 1",
-            "debug",
-        ),
-        (
-            "warning",
-            "decode: removing memory module entries for seq_id = 1, pos = [9, +inf)",
-            "debug",
-        ),
+        ("error", "graph_compute: ggml_backend_sched_graph_compute failed with error 1", "debug"),
+        ("warning", "decode: removing memory module entries for seq_id = 1", "debug"),
         ("warning", "decode: failed to find a memory slot for batch of size 3", "debug"),
         ("error", "init_batch: failed to prepare attention ubatches", "debug"),
         ("warning", "n_ctx_seq > n_ctx_train: possible training context overflow", "debug"),

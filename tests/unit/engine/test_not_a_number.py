@@ -46,6 +46,12 @@ def break_one(kind: Kind, folder: Path) -> tuple[Path, int]:
     return path, len(rows) - 1
 
 
+def in_one_pool(
+    path: Path, flash_attention: Literal["on", "off"] = "off", **options: Any
+) -> RealEngine:
+    return RealEngine(path=path, kv_unified=True, flash_attention=flash_attention, **options)
+
+
 @pytest.mark.parametrize("flash_attention", ["on", "off"])
 @pytest.mark.parametrize("kv_unified", [True, False])
 @pytest.mark.parametrize("guesses", [True, False])
@@ -56,9 +62,9 @@ def test_the_others_say_what_they_say_alone(
     guesses: bool,
 ) -> None:
     path, token = broken
-    drafter: dict[str, Any] = {"drafter": Lookup()} if guesses else {}
+    drafter = Lookup() if guesses else None
     engine = RealEngine(
-        path=path, kv_unified=kv_unified, flash_attention=flash_attention, **drafter
+        path=path, kv_unified=kv_unified, flash_attention=flash_attention, drafter=drafter
     )
     alone = engine.generate(STORY, max_tokens=24), engine.generate(REFRAIN, max_tokens=24)
     for at, length in (1, 0), (4, 1), (9, 6):
@@ -127,8 +133,10 @@ def test_a_guess_that_makes_it_costs_nothing_that_was_said(
     broken: tuple[Path, int], flash_attention: Literal["on", "off"], n_streams: int
 ) -> None:
     path, token = broken
-    options: dict[str, Any] = {"path": path, "kv_unified": True, "flash_attention": flash_attention}
-    plain, engine = RealEngine(**options), RealEngine(drafter=Guesser(token), **options)
+    plain, engine = (
+        in_one_pool(path, flash_attention=flash_attention, drafter=drafter)
+        for drafter in (None, Guesser(token))
+    )
     alone = plain.generate(STORY, max_tokens=40)
     told = [engine.submit(STORY, max_tokens=40) for _ in range(n_streams)]
     engine.run()
@@ -137,7 +145,7 @@ def test_a_guess_that_makes_it_costs_nothing_that_was_said(
 
 def test_tokens_that_a_grammar_gives_do_not_hide_it(broken: tuple[Path, int]) -> None:
     path, token = broken
-    engine = RealEngine(path=path, kv_unified=True, flash_attention="off")
+    engine = in_one_pool(path)
     alone = engine.generate(STORY, max_tokens=12)
     given = constraint('root ::= "Hello world, this is" [0-9]{4}')
     good = engine.submit(STORY, max_tokens=12)
@@ -153,7 +161,7 @@ def test_one_that_is_cancelled_leaves_nothing_to_blame_the_next_for(
     broken: tuple[Path, int],
 ) -> None:
     path, token = broken
-    engine = RealEngine(path=path, kv_unified=True, flash_attention="off", prefill_budget=8)
+    engine = in_one_pool(path, prefill_budget=8)
     alone = engine.generate(STORY[:20], max_tokens=12)
     bad = engine.submit((token, *engine.prompts.build(REFRAIN * 3)))
     good = engine.submit(STORY[:20], max_tokens=12)
@@ -169,8 +177,7 @@ def test_a_prompts_log_probabilities_are_numbers(
     broken: tuple[Path, int], produced: tuple[int, ...]
 ) -> None:
     path, token = broken
-    options: dict[str, Any] = {"path": path, "kv_unified": True, "flash_attention": "off"}
-    engine, plain = (RealEngine(prefill_budget=16, **options) for _ in range(2))
+    engine, plain = (in_one_pool(path, prefill_budget=16) for _ in range(2))
 
     def scored(engine: RealEngine, request_id: int) -> list[float]:
         [scored] = [e for e in engine.events[request_id] if isinstance(e, PromptScored)]
@@ -188,8 +195,7 @@ def test_a_prompts_log_probabilities_are_numbers(
 
 def test_layers_that_predict_go_on_after_it(tmp_path: Path) -> None:
     path, token = break_one("predicting", tmp_path)
-    options: dict[str, Any] = {"path": path, "kv_unified": True, "flash_attention": "off"}
-    plain, engine = RealEngine(**options), RealEngine(mtp=True, prefill_budget=8, **options)
+    plain, engine = in_one_pool(path), in_one_pool(path, mtp=True, prefill_budget=8)
     for length in 50, 60, 70, 80:
         bad = engine.submit((token, *engine.prompts.build(REFRAIN * 2)))
         engine.run()
@@ -202,12 +208,10 @@ def test_layers_that_predict_go_on_after_it(tmp_path: Path) -> None:
 def test_whatever_comes_in_whatever_order(broken: tuple[Path, int], seed: int) -> None:
     path, token = broken
     dice = random.Random(seed)
-    engine = RealEngine(
-        3,
-        path=path,
-        kv_unified=True,
+    engine = in_one_pool(
+        path,
+        slots=3,
         n_cells=320,  # which do not hold three of the longest
-        flash_attention="off",
         prefill_budget=dice.choice([8, 64]),
         prefix_cache=dice.random() < 0.5,
     )
@@ -233,7 +237,7 @@ def test_whatever_comes_in_whatever_order(broken: tuple[Path, int], seed: int) -
 
 def test_a_stream_that_is_no_number_again_ends(broken: tuple[Path, int]) -> None:
     path, token = broken
-    engine = RealEngine(path=path, kv_unified=True, flash_attention="off")
+    engine = in_one_pool(path)
     other = engine.submit(STORY, max_tokens=24)
     forced = engine.submit(STORY, max_tokens=24, logit_bias=((token, 100.0),))
     engine.run()

@@ -75,11 +75,15 @@ ENDLESS = [
 ]
 
 
+def rendered(source: str) -> str:
+    return ChatTemplate(source, {}).read(ChatPrompt(({"role": "user", "content": "x"},))).text()
+
+
 @pytest.mark.parametrize("source", HUNGRY)
 def test_a_template_that_wants_all_memory_is_refused(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises((ModelError, InvalidRequest), match="chat template"):
-        ChatTemplate(source, {}).read(ChatPrompt(({"role": "user", "content": "x"},))).text()
+        rendered(source)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # KiB
 
 
@@ -91,7 +95,7 @@ def test_a_template_that_would_not_end_is_refused(
     monkeypatch.setattr(renderer_module, "_COMPILE_SECONDS", 0.5)
     began = time.monotonic()
     with pytest.raises((ModelError, InvalidRequest), match="chat template"):
-        ChatTemplate(source, {}).read(ChatPrompt(({"role": "user", "content": "x"},))).text()
+        rendered(source)
     assert time.monotonic() - began < 20
 
 
@@ -237,8 +241,7 @@ def test_a_template_that_python_cannot_compile_is_not_valid(source: str) -> None
     ],
 )
 def test_what_templates_do_gives_what_it_gave(source: str, text: str) -> None:
-    prompt = ChatPrompt(({"role": "user", "content": "x"},))
-    assert ChatTemplate(source, {}).read(prompt).text() == text
+    assert rendered(source) == text
 
 
 @pytest.mark.parametrize(
@@ -246,4 +249,4 @@ def test_what_templates_do_gives_what_it_gave(source: str, text: str) -> None:
 )
 def test_any_error_of_a_template_refuses_the_chat(source: str) -> None:
     with pytest.raises(InvalidRequest, match="template refuses"):
-        ChatTemplate(source, {}).read(ChatPrompt(({"role": "user", "content": "x"},))).text()
+        rendered(source)

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.engine.test_cache import asking, n_runs, some
+from tests.unit.engine.test_cache import asking, limits_of, n_runs, some
 from worker.engine.cache.moves import Copy, Save
-from worker.engine.limits import Limits
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Awaited, Sequence
 from worker.engine.step import Chunk, Step
@@ -19,9 +18,7 @@ from worker.engine.turns import MOST_STEPS
 
 
 def scheduler_of(n_slots: int = 4, **more: Any) -> Scheduler:
-    given: dict[str, Any] = dict(n_cells=1000, batch=512, prefill_budget=512)
-    given |= {"memory_bytes": 10_000, "cell_bytes": 2.0} | more
-    return Scheduler(Limits(n_slots=n_slots, **given))
+    return Scheduler(limits_of(n_slots, **more))
 
 
 def goes_on(scheduler: Scheduler, n_steps: int = 1) -> Step:

@@ -390,6 +390,12 @@ def test_a_draft_model_reads_along_and_keeps_nothing_for_other_tenants() -> None
     assert not any(drafter.follow(of(4, CONTEXT_OF_REAL)) for _ in range(20)), "it has no room"
 
 
+def stream(prompt: bytes, n_most: int = 1 << 30, request_id: int = 1, **options: Any) -> Sequence:
+    sequence = make_sequence(request_id, prompt, **options)
+    sequence.n_most = n_most
+    return sequence
+
+
 def drafted(speculation: Speculation, sequence: Sequence) -> list[int]:
     """For a stream that is alone in its step."""
     n = sequence.n_computed = len(sequence.tokens) - 1
@@ -405,11 +411,6 @@ class Machine:
         self.pace = Pace(1.0, 8)
         self.speculation = Speculation(drafter, EOG.__eq__, self.pace, 2048, lambda: drafter.now)
         self.pace.measured(1, 0, plain)
-
-    def stream(self, prompt: bytes, n_most: int = 1 << 30, request_id: int = 1) -> Sequence:
-        sequence = make_sequence(request_id, prompt)
-        sequence.n_most = n_most
-        return sequence
 
     def computes(
         self, sequence: Sequence, draft: list[int], n_right: int, more: float = 0.0
@@ -439,7 +440,7 @@ def played(
     """Tokens in the time of a plain step, on a machine where a row more takes `row_cost` of one, in
     a text that goes in a circle, after its first tokens, and leaves it again and again."""
     machine, dice = Machine(SlowLookup(to_look), 1.0, row_cost), random.Random(1)
-    sequence = machine.stream(bytes(range(12)) * 2, 9999)
+    sequence = stream(bytes(range(12)) * 2, 9999)
     text = [
         i % 12 if i >= n_at_first and dice.random() < hits else dice.randrange(12)
         for i in range(n_tokens)
@@ -476,7 +477,7 @@ def test_guesses_come_back_after_the_process_was_stopped(stops_in: str) -> None:
     """The minute that it stood still is no price of theirs."""
     drafter = SlowLookup(0.0)
     machine = Machine(drafter, 0.01, 0.0001)
-    sequence = machine.stream(bytes(range(12)) * 2)
+    sequence = stream(bytes(range(12)) * 2)
 
     def step(more: float = 0.0) -> int:
         """The guesses of a step of a text that goes in a circle; they take next to nothing."""
@@ -521,7 +522,7 @@ def served(to_read: float, a_guess: float, hits: float, n_out: int, n_requests: 
     """Tokens in the time of a plain step, where a row more takes 0.2 of one."""
     machine, dice = Machine(Guesser(to_read, a_guess), 1.0, 0.2), random.Random(1)
     for request_id in range(n_requests):
-        sequence = machine.stream(b"abc", n_out + 3, request_id)
+        sequence = stream(b"abc", n_out + 3, request_id)
         while len(sequence.tokens) < sequence.n_most:
             draft = drafted(machine.speculation, sequence)
             right = [dice.random() < hits for _ in draft]
@@ -544,7 +545,7 @@ def test_a_draft_model_loses_the_reading_of_a_prompt_more_at_most(
 def test_wrong_guesses_end_after_a_plain_step_that_took_a_minute() -> None:
     """While each step has guesses, no other tells what one without them takes."""
     machine = Machine(Guesser(0.0, 0.001), 0.01, 0.002)
-    sequence = machine.stream(b"abc")
+    sequence = stream(b"abc")
     machine.pace.measured(1, 0, 60.0)
     tried = []
     for _ in range(2000):
@@ -613,12 +614,7 @@ def priced(n_streams: int, row: float) -> Pace:
 
 
 def streams(n: int) -> list[Chunk]:
-    chunks = []
-    for request_id in range(n):
-        sequence = make_sequence(request_id, b"abc")
-        sequence.n_most = 1 << 30
-        chunks.append(Chunk(sequence, 2, 1))
-    return chunks
+    return [Chunk(stream(b"abc", request_id=request_id), 2, 1) for request_id in range(n)]
 
 
 @pytest.mark.parametrize("n_streams", [1, 3])
@@ -658,7 +654,7 @@ def test_what_a_guess_takes_counts_as_its_row_does(row: float, a_guess: float) -
     drafter = Guesser(0.0, a_guess)
     machine = Machine(drafter, 1.0, row)
     machine.pace.measured(41, 0, 1 + 40 * row)
-    sequence = machine.stream(b"abc")
+    sequence = stream(b"abc")
     first = len(drafted(machine.speculation, sequence))
     chances = [0.6**n for n in range(1, 32)]
     assert first == worth(chances, 1, row, 2.005), "nothing is known of it yet"
@@ -674,7 +670,7 @@ def test_beside_given_tokens_a_guess_is_one_more_row() -> None:
     for n_rows, seconds in ((2, 2.0), (3, 2.1), (4, 2.2)):
         machine.pace.measured(n_rows, 0, seconds)
     said = b"what was said is said, what w"
-    sequence = machine.stream(said, n_most=len(said) + 2)  # room for one guess
+    sequence = stream(said, n_most=len(said) + 2)  # room for one guess
     for n_given, guesses in ((0, {}), (2, {sequence: [ord("a")]})):
         chunk = Chunk(sequence, len(said) - 1 - n_given, 1 + n_given)
         assert machine.speculation.drafts([chunk]) == guesses
@@ -688,14 +684,9 @@ def test_nothing_is_guessed_where_it_cannot_be() -> None:
     engine = Engine(drafter=Lookup())
     speculation = guessed(engine)
     text = b"abcabcabcabc"
-    alone = make_sequence(1, text, deterministic=True)
-    seeded = make_sequence(3, text, is_seeded=True)
-    for fixed in (alone, seeded):
-        fixed.n_most = 100
-        assert not drafted(speculation, fixed)
-    other = make_sequence(2, text)
-    other.n_most = 100
-    assert drafted(speculation, other)
+    assert not drafted(speculation, stream(text, 100, 1, deterministic=True))
+    assert not drafted(speculation, stream(text, 100, 3, is_seeded=True))
+    assert drafted(speculation, stream(text, 100, 2))
 
 
 def test_a_long_prompt_is_known_over_several_steps() -> None:
@@ -810,7 +801,7 @@ def test_a_spent_account_rests_until_a_try_is_worth_it() -> None:
     """At least half a plain step, once it was spent; a first account may be lower."""
     machine = Machine(SlowLookup(0.0), 1.0, 0.0)
     machine.pace.measured(2, 0, 1.0)
-    sequence = machine.stream(b"abcabcabcabc")
+    sequence = stream(b"abcabcabcabc")
     tried = []
     for account in (0.3, -0.1, 0.3, 0.6, 0.3):
         machine.speculation._account = account
@@ -820,7 +811,7 @@ def test_a_spent_account_rests_until_a_try_is_worth_it() -> None:
 
 def test_each_step_brings_its_stake_and_a_look_up_takes_its_time() -> None:
     machine = Machine(SlowLookup(0.1), 2.0, 0.0)
-    sequence = machine.stream(b"no text comes twice")
+    sequence = stream(b"no text comes twice")
     account = machine.speculation._account
     assert not drafted(machine.speculation, sequence)
     assert machine.speculation._account == pytest.approx(account + 0.005 - 0.1 / 2.0)
@@ -853,7 +844,7 @@ class Recorder(Guesser):
 def test_a_drafter_that_reads_along_is_told_of_the_end_though_it_never_guessed() -> None:
     machine = Machine(Recorder(), 1.0, 0.0)
     assert isinstance(machine.drafter, Recorder)
-    sequence = machine.stream(b"abc")
+    sequence = stream(b"abc")
     assert machine.speculation.read(sequence, 1, 2) == 0.5, "the seconds that it took"
     machine.speculation.forget(sequence)
     machine.speculation.forget(sequence)
@@ -869,7 +860,7 @@ def test_nothing_is_guessed_behind_an_end_nor_beyond_a_stream_s_last_token() -> 
     assert isinstance(machine.drafter, Recorder)
     machine.pace.measured(2, 0, 1.0)
     machine.speculation._acceptance[0] = 0.99
-    sequence = machine.stream(b"abc", n_most=20)
+    sequence = stream(b"abc", n_most=20)
     assert drafted(machine.speculation, sequence) == [7, 7], "the end itself is not tried"
     sequence.n_most = 5
     assert drafted(machine.speculation, sequence) == [7]
@@ -885,10 +876,7 @@ def test_several_streams_have_seven_guesses_each_and_share_the_batch() -> None:
         pace.measured(n_rows, 0, 1.0)
     for batch, most in ((2048, [7, 7]), (9, [3, 4]), (6, [2, 2]), (3, [1])):
         speculation = Speculation(lookup, EOG.__eq__, pace, batch, lambda: lookup.now)
-        chunks = []
-        for request_id in (1, 2):
-            sequence = make_sequence(request_id, bytes(range(20)) * 2)
-            sequence.n_most, sequence.n_computed = 999, 39
-            chunks.append(Chunk(sequence, 39, 1))
+        both = (stream(bytes(range(20)) * 2, 999, request_id) for request_id in (1, 2))
+        chunks = [Chunk(sequence, 39, 1) for sequence in both]
         drafts = speculation.drafts(chunks)
         assert sorted(map(len, drafts.values())) == most

@@ -142,16 +142,7 @@ def test_the_text_is_the_same_whatever_is_spelled_in_it(data: st.DataObject) -> 
     chats = _bundled("{{ m.content }}")
     pieces = [
         *chats.spelled,
-        "<|",
-        "|>",
-        "im_start",
-        "im_end|>",
-        "<",
-        "a",
-        "é🦔",
-        "\n",
-        " ",
-        "\ue000",
+        *("<|", "|>", "im_start", "im_end|>", "<", "a", "é🦔", "\n", " ", "\ue000"),
     ]
     part = st.lists(st.sampled_from(pieces), max_size=8).map("".join)
     messages = [user(text) for text in data.draw(st.lists(part, min_size=1, max_size=3))]
