@@ -130,10 +130,7 @@ class Loop:
         step.chunks = self._decode(step.chunks, step.drafts)
         drawn = self._sample(step.chunks, step.drafts)
         if self.speculation is not None and len(step.chunks) == 1:
-            [(sequence, start, n_tokens)] = step.chunks
-            if sequence.slot is not None:
-                n_rows = n_tokens + sequence.n_computed - start  # with the right guesses
-                self._native_seconds += self.speculation.read(sequence, start, n_rows)
+            self._native_seconds += self.speculation.read(step.chunks[0])
         if step.has_prompts:
             self._events += prompt_events(self._runner, step.chunks, self._clock())
         with_snapshots = self._scheduler.advance(step)

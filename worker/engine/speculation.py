@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import accumulate
-from operator import mul
+from operator import itemgetter, mul
 from typing import NamedTuple, Protocol
 
 from worker.engine.pace import Pace, moved
@@ -81,14 +81,6 @@ class Drafter(Protocol):
         return
 
 
-class _Row(NamedTuple):
-    """A guess that may be tried."""
-
-    chance: float
-    """That it is right, and all before it in its stream."""
-    request_id: int
-
-
 @dataclass(slots=True)
 class _Stream:
     """A stream that is guessed for."""
@@ -142,7 +134,7 @@ class Speculation:
         self.seconds, self._tried = 0.0, {}
         self._n_streams, self._n_rows = len(chunks), sum([n for _, _, n in chunks])
         self._plain = self._pace.decode_seconds(self._n_streams)
-        if not self._plain or (self._drafter.computes and self._n_rows > 1):
+        if not self._plain or (self.for_one and self._n_rows > 1):
             return {}
         self._book(_STAKE)
         most = MOST_GUESSES if self._n_streams == 1 else _MOST_EACH
@@ -150,17 +142,21 @@ class Speculation:
         drafts = self._made(chunks, most) if self._may_try(most) else {}
         self._tried = {s.request_id: guesses for s, guesses in drafts.items() if guesses}
         if not self._tried:
-            self._forget_costs()
+            self._n_plain += 1
+            if self._n_plain % _FORGET_STEPS == 0:
+                self._pace.forget_beyond(self._n_rows)
         return {s: [g.token for g in guesses] for s, guesses in drafts.items() if guesses}
 
-    def read(self, sequence: Sequence, start: int, n_rows: int) -> float:
-        """Let the drafter read along what the last pass has computed, which was this sequence's
-        alone. Returns the seconds that it took."""
-        if not _may_guess(sequence):
+    def read(self, chunk: Chunk) -> float:
+        """Let the drafter read along what the last pass has computed, which was this chunk alone
+        with its guesses. Returns the seconds that it took."""
+        sequence, start, n_tokens = chunk
+        if sequence.slot is None or not _may_guess(sequence):
             return 0.0
         began = self._clock()
         self._stream(sequence)  # it is told of its end
-        self._drafter.read(sequence, start, n_rows)
+        n_right = sequence.n_computed - start
+        self._drafter.read(sequence, start, n_tokens + n_right)
         return self._clock() - began
 
     def verified(self, right: dict[int, int], seconds: float) -> None:
@@ -200,7 +196,7 @@ class Speculation:
             is_last = end == len(sequence.tokens) and end not in sequence.snapshot_at
             if n > 0 and is_last and _may_guess(sequence):
                 room[sequence] = n
-        if self._drafter.computes:
+        if self.for_one:
             return {s: self._computed(s, n) for s, n in room.items()}
         return self._looked_up(room)
 
@@ -208,7 +204,7 @@ class Speculation:
         """The likeliest of all streams' guesses, as many as are worth it."""
         began = self._clock()
         found: dict[Sequence, list[Guess]] = {}
-        rows: list[_Row] = []
+        rows: list[tuple[float, int]] = []  # the chance of each, and the request that it is for
         for sequence, most in room.items():
             stream = self._stream(sequence)
             if stream.untried is not None:
@@ -225,12 +221,13 @@ class Speculation:
                 guesses.append(guess)
                 chance *= stream.acceptance[guess.kind]
                 tokens += chance
-                rows.append(_Row(chance, sequence.request_id))
+                rows.append((chance, sequence.request_id))
                 if not self._may_pay(len(guesses), tokens, chance, most):
                     break
-        rows.sort(key=lambda row: row.chance, reverse=True)
+        rows.sort(key=itemgetter(0), reverse=True)
         del rows[self._batch - self._n_rows :]  # all streams share the rows of a pass
-        counts = Counter(row.request_id for row in rows[: self._worth(rows)])
+        n_worth = self._worth([chance for chance, _ in rows])
+        counts = Counter(request_id for _, request_id in rows[:n_worth])
         for sequence, guesses in found.items():
             count = counts[sequence.request_id]
             if guesses and not count:
@@ -241,8 +238,7 @@ class Speculation:
 
     def _computed(self, sequence: Sequence, most: int) -> list[Guess]:
         stream = self._stream(sequence)
-        chances = accumulate([stream.acceptance[0]] * most, mul)
-        n_worth = self._worth([_Row(chance, sequence.request_id) for chance in chances])
+        n_worth = self._worth([*accumulate([stream.acceptance[0]] * most, mul)])
         if not n_worth and self._account < _FIRST_CREDIT:
             return []
         began = self._clock()
@@ -259,11 +255,6 @@ class Speculation:
         self.seconds = ended - began
         self._book((began - ended) / self._plain)
         return guesses
-
-    def _forget_costs(self) -> None:
-        self._n_plain += 1
-        if self._n_plain % _FORGET_STEPS == 0:
-            self._pace.forget_beyond(self._n_rows)
 
     # --- what they are worth -------------------------------------------------------------------
 
@@ -294,14 +285,15 @@ class Speculation:
             for count in (n_guessed + 1, most)
         )
 
-    def _worth(self, rows: list[_Row]) -> int:
-        """The number of guesses that brings most tokens a second, where each is right with its
-        chance; what may be lost, times how likely that is, must be on the account."""
+    def _worth(self, chances: list[float]) -> int:
+        """The number of guesses that brings most tokens a second. A chance is that a guess is right
+        and all before it in its stream, the likeliest first; what may be lost, times how likely
+        that is, must be on the account."""
         best, best_rate, tokens = 0, 1.0, 1.0
-        for count, row in enumerate(rows, 1):
+        for count, chance in enumerate(chances, 1):
             more = self._more(count) + self._guess_cost * count
-            tokens += row.chance / self._n_streams
-            if more * (1 - rows[0].chance) > self._account:
+            tokens += chance / self._n_streams
+            if more * (1 - chances[0]) > self._account:
                 break
             rate = tokens / (1 + _MARGIN * more)
             if rate > best_rate:

@@ -71,8 +71,8 @@ def guessed(engine: Engine | RealEngine, dice: random.Random | None = None) -> S
     the machine is."""
     speculation = engine.loop.speculation
     assert speculation is not None
-    speculation._worth = lambda rows: (  # type: ignore[method-assign]
-        dice.randint(0, len(rows)) if dice else len(rows)
+    speculation._worth = lambda chances: (  # type: ignore[method-assign]
+        dice.randint(0, len(chances)) if dice else len(chances)
     )
     speculation._book = lambda won: None  # type: ignore[method-assign]
     pace = engine.scheduler.pace
@@ -845,14 +845,17 @@ def test_a_drafter_that_reads_along_is_told_of_the_end_though_it_never_guessed()
     machine = Machine(Recorder(), 1.0, 0.0)
     assert isinstance(machine.drafter, Recorder)
     sequence = stream(b"abc")
-    assert machine.speculation.read(sequence, 1, 2) == 0.5, "the seconds that it took"
+    sequence.slot, sequence.n_computed = 0, 2
+    assert machine.speculation.read(Chunk(sequence, 1, 1)) == 0.5, "the seconds that it took"
     machine.speculation.forget(sequence)
     machine.speculation.forget(sequence)
     assert (machine.drafter.read_rows, machine.drafter.forgotten) == ([(1, 2)], [1])
-    fixed = make_sequence(2, b"abc", is_seeded=True)
-    assert machine.speculation.read(fixed, 1, 2) == 0.0
-    machine.speculation.forget(fixed)
-    assert machine.drafter.forgotten == [1], "it has never heard of this one"
+    fixed, ended = stream(b"abc", request_id=2, is_seeded=True), stream(b"abc", request_id=3)
+    fixed.slot = 1
+    for other in (fixed, ended):
+        assert machine.speculation.read(Chunk(other, 1, 1)) == 0.0
+        machine.speculation.forget(other)
+    assert machine.drafter.forgotten == [1], "it has never heard of these"
 
 
 def test_nothing_is_guessed_behind_an_end_nor_beyond_a_stream_s_last_token() -> None:
