@@ -61,123 +61,92 @@ DIGIT_RUNS = "digits in runs"
 PUNCTUATION_RUNS = "punctuation in runs"
 _PUNCTUATION = r"[!-/:-@\[-`{-~\p{P}]"
 _EXPRESSIONS = {DIGITS: r"\p{N}", DIGIT_RUNS: r"\p{N}+", PUNCTUATION_RUNS: f"{_PUNCTUATION}+"}
-_GPT2 = split(GPT2_REGEX)
-_LLAMA3 = split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_TAIL}")
-_QWEN2 = split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_TAIL}")
-_GPT4O = split(
-    rf"{_MARKED[0]}{_CONTRACTIONS}?|{_MARKED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
-)
+
+
+def _known(
+    name: str, *steps: str, ignore_merges: bool = False, is_exact: bool = True
+) -> PreTokenizer:
+    """By steps that are words of `_EXPRESSIONS`, or expressions to split by."""
+    forms = tuple(step if step in _EXPRESSIONS else split(step) for step in steps)
+    return PreTokenizer(name, forms, ignore_merges, is_exact)
+
+
+_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_TAIL}"
+_GPT4O = rf"{_MARKED[0]}{_CONTRACTIONS}?|{_MARKED[1]}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_SLASH_TAIL}"
 _SPACES = "|".join(rf"\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
 
 KNOWN: tuple[PreTokenizer, ...] = (
-    PreTokenizer("gpt-2", (_GPT2,)),
-    PreTokenizer("llama-bpe", (_LLAMA3,), ignore_merges=True),
-    PreTokenizer("dbrx", (_LLAMA3,)),
-    PreTokenizer("qwen2", (_QWEN2,)),
-    PreTokenizer(
+    _known("gpt-2", GPT2_REGEX),
+    _known("llama-bpe", _LLAMA3, ignore_merges=True),
+    _known("dbrx", _LLAMA3),
+    _known("qwen2", rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_TAIL}"),
+    _known(
         "qwen35",
-        (
-            split(
-                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-                r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-            ),
-        ),
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
-    PreTokenizer(
+    _known(
         "jais-2",
-        (
-            split(
-                rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
-                rf"|\s*[\r\n]+|{_SPACES}|\s{{1}}"
-            ),
-        ),
+        rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+        rf"|\s*[\r\n]+|{_SPACES}|\s{{1}}",
     ),
-    PreTokenizer(
+    _known(
         "seed-coder",
-        (
-            split(
-                rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1}}"
-                r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
-            ),
-        ),
+        rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1}}"
+        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
-    PreTokenizer(
+    _known(
         "exaone-moe",
-        (
-            split(
-                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
-                r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
-            ),
-        ),
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
         is_exact=False,  # Its words have spaces in them, so no text bounds their length.
     ),
-    PreTokenizer(
+    _known(
         "bailingmoe",
-        (
-            split(
-                r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
-                r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
-            ),
-        ),
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",
     ),
-    PreTokenizer(
+    _known(
         "minicpm5",
-        (split(r"\p{N}{1,3}"), split(rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}+|{_TAIL}")),
+        r"\p{N}{1,3}",
+        rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}+|{_TAIL}",
         ignore_merges=True,
     ),
-    PreTokenizer("smollm", (DIGITS, _GPT2)),
-    PreTokenizer("falcon", (PUNCTUATION_RUNS, _GPT2, DIGIT_RUNS, split("[0-9][0-9][0-9]"))),
-    PreTokenizer(
+    _known("smollm", DIGITS, GPT2_REGEX),
+    _known("falcon", PUNCTUATION_RUNS, GPT2_REGEX, DIGIT_RUNS, "[0-9][0-9][0-9]"),
+    _known(
         "deepseek-coder",
-        (
-            split(r"[\r\n]"),
-            split(r"\s?\p{L}+"),
-            split(r"\s?\p{P}+"),
-            split("[一-龥ࠀ-一가-퟿]+"),
-            DIGITS,
-        ),
+        *(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGITS),
         is_exact=False,
     ),
-    PreTokenizer(
+    _known(
         "deepseek-llm",
-        (
-            split(r"[\r\n]"),
-            split(rf"\s?[{_CASED}]+"),
-            split(r"\s?[!-/:-~！-／：-～‘-‟\u3000-。]+".replace(r"\u3000", "\u3000")),
-            split(r"\s+$"),
-            split("[一-龥ࠀ-一가-퟿]+"),
-            DIGITS,
-        ),
+        r"[\r\n]",
+        rf"\s?[{_CASED}]+",
+        "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+",
+        *(r"\s+$", "[一-龥ࠀ-一가-퟿]+", DIGITS),
         is_exact=False,
     ),
-    PreTokenizer(
+    _known(
         "deepseek-v3",
-        (
-            split(r"\p{N}{1,3}"),
-            split("[一-龥぀-ゟ゠-ヿ]+"),
-            split(
-                r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
-                r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-                r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-            ),
-        ),
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+"""
+        r"|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     ),
-    PreTokenizer(
+    _known(
         "tekken",
-        (split(rf"{_MARKED[0]}|{_MARKED[1]}|\p{{N}}|{_SLASH_TAIL}"),),
+        rf"{_MARKED[0]}|{_MARKED[1]}|\p{{N}}|{_SLASH_TAIL}",
         ignore_merges=True,
         is_exact=False,
     ),
-    PreTokenizer("gpt-4o", (_GPT4O,), is_exact=False),
-    PreTokenizer("tiny_aya", (split(r"\d{1,3}(?=(?:\d{3})*\b)"), _GPT4O), is_exact=False),
-    PreTokenizer(
+    _known("gpt-4o", _GPT4O, is_exact=False),
+    _known("tiny_aya", r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O, is_exact=False),
+    _known(
         "kimi-k2",
-        (
-            split(
-                rf"[\p{{Han}}]+|{_NO_HAN[0]}{_CONTRACTIONS}?|{_NO_HAN[1]}{_CONTRACTIONS}?"
-                rf"|\p{{N}}{{1,3}}|{_TAIL}"
-            ),
-        ),
+        rf"[\p{{Han}}]+|{_NO_HAN[0]}{_CONTRACTIONS}?|{_NO_HAN[1]}{_CONTRACTIONS}?"
+        rf"|\p{{N}}{{1,3}}|{_TAIL}",
         ignore_merges=True,
         is_exact=False,
     ),
@@ -200,7 +169,7 @@ def split_of(pre: PreTokenizer, *, ignore_merges: bool = False) -> list[str]:
     A word cannot be a space and a number, which llama.cpp takes apart in all that it is given."""
     if pre.is_exact and pre.ignore_merges >= ignore_merges:
         return []
-    if _GPT2 in pre.steps and DIGITS not in pre.steps:
+    if split(GPT2_REGEX) in pre.steps and DIGITS not in pre.steps:
         return []
     return [_EXPRESSIONS.get(step) or step.removeprefix(split("")) for step in pre.steps]
 
@@ -295,12 +264,11 @@ def _canonical(step: Mapping[str, Any]) -> Iterator[str]:
             yield split(GPT2_REGEX)
     elif kind == "Split":
         yield _split_step(step, _pattern(step))
-    elif kind == "Punctuation" and step.get("behavior") != "Contiguous":
-        yield _split_step(step, _PUNCTUATION)
+    elif kind == "Punctuation":
+        is_run = step.get("behavior") == "Contiguous"
+        yield PUNCTUATION_RUNS if is_run else _split_step(step, _PUNCTUATION)
     elif kind == "Digits":
         yield DIGITS if step.get("individual_digits") else DIGIT_RUNS
-    elif kind == "Punctuation":
-        yield PUNCTUATION_RUNS
     else:
         rest = {k: v for k, v in step.items() if k != "type"}
         yield f"{kind} {rest}" if rest else str(kind)
