@@ -43,6 +43,10 @@ class Config:
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
+    def changed(self, **values: object) -> Config:
+        """With these values, whatever is there."""
+        return Config({**self.values, **values}, self.name)
+
     def integer(self, *keys: str, default: int | None = None) -> int:
         """The first present of several spellings of one key; its value must be a positive
         integer, or a list that gives the same one to each layer."""
@@ -56,6 +60,10 @@ class Config:
         return float(
             self._checked(keys, default, "a number", (int, float), lambda n: 0 <= n < MOST)
         )
+
+    def count(self, key: str) -> int:
+        """A number that is 0 where the configuration has none."""
+        return self.integer(key) if self.values.get(key) else 0
 
     def flag(self, key: str, default: bool = False) -> bool:
         return bool(self._checked((key,), default, "true or false", (bool,)))

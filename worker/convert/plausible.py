@@ -29,6 +29,6 @@ def check_dims(config: Config, d: Dims, checkpoint: Checkpoint) -> None:
     shapes = (info.shape for info in checkpoint.tensors.values() if info.size_bytes)
     most = _SLACK * max((*(n for shape in shapes for n in shape), len(checkpoint.tensors)))
     for name, size in {**asdict(d), **d.more}.items():
-        if isinstance(size, int) and size > most and name != "n_positions":
+        if isinstance(size, int) and size > most:
             said = f"{config.name}: a size ({name}) of {size} is more than the checkpoint's tensors"
             raise ModelError(f"{said} can have")

@@ -165,7 +165,7 @@ def _by_family(
     if config.has(family.section):  # A text model alone may have everything on one level.
         config = config.section(family.section)
         if whole.has(tie := "tie_word_embeddings"):  # It is the whole model that ties its head.
-            config = Config({**config.values, tie: whole.values[tie]}, config.name)
+            config = config.changed(**{tie: whole.values[tie]})
     config = completed(config, config.text("model_type", whole.text("model_type", "")))
     config = family.config(config)
     plausible.check_config(config, checkpoint)

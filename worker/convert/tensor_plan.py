@@ -21,7 +21,7 @@ import numpy.typing as npt
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims
-from worker.convert.family.metadata import extra_tensors
+from worker.convert.family.metadata import llama3_factors
 from worker.convert.family.rules import Family, Into, Place
 from worker.convert.quantize import size_bytes
 from worker.errors import ModelError
@@ -98,7 +98,8 @@ def plan_tensors(
     if d.kinds and len(d.kinds) != d.n_layers:
         raise ModelError(f"{config.name} gives {len(d.kinds)} kinds of layers for {d.n_layers}")
     outputs: dict[str, OutputTensor] = {}
-    for name, values in extra_tensors(family, config, d).items():
+    extra = {**llama3_factors(config, d), **family.extra_tensors(config, d)}
+    for name, values in extra.items():
         piece = RowSpan((), len(values), make=partial(_given, values))
         outputs[name] = OutputTensor(name, values.shape, (piece,))
     made_shape = cache(partial(_made_shape, d))

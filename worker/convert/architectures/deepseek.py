@@ -26,7 +26,7 @@ def _dims(config: Config) -> Dims:
         "nope": config.integer("qk_nope_head_dim"),
         "value": config.integer("v_head_dim"),
         "rank": config.integer("kv_lora_rank"),
-        "q_rank": int(config.values.get("q_lora_rank") or 0),
+        "q_rank": config.count("q_lora_rank"),
     }
     return replace(Dims.of(config), more=more)
 

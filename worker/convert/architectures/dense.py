@@ -310,7 +310,7 @@ def _gpt2_config(config: Config) -> Config:
         "num_attention_heads": "n_head",
     }
     n_ff = config.integer("n_inner", default=4 * config.integer("n_embd"))
-    return Config({**renamed(config, keys).values, "intermediate_size": n_ff}, config.name)
+    return renamed(config, keys).changed(intermediate_size=n_ff)
 
 
 GPT2 = Family(

@@ -19,39 +19,29 @@ _HEAD = (("pooler.dense", "cls"), ("classifier", "cls.output"))
 _PARTS = ("weight", "bias")
 
 
-def _dims(config: Config) -> Dims:
-    return replace(
-        Dims.of(config),
-        n_positions=config.integer("max_position_embeddings"),
-        more={"position_offset": 0},
-    )
-
-
 def _roberta_dims(config: Config) -> Dims:
     """RoBERTa numbers positions from the padding token's id + 1; the rows before are not used."""
-    d, offset = _dims(config), int(config.values.get("pad_token_id") or 0) + 1
-    return replace(d, n_positions=d.n_positions - offset, more={"position_offset": offset})
+    return replace(Dims.of(config), more={"unused": config.count("pad_token_id") + 1})
 
 
 def _positions(sources: Sequence[Array], d: Dims) -> Array:
-    return sources[0][d.more["position_offset"] :]
+    return sources[0][d.more["unused"] :]
 
 
-def _encoder(_family: Family, _config: Config, d: Dims) -> Metadata:
+def _encoder(_family: Family, config: Config, d: Dims) -> Metadata:
+    n_positions = config.integer("max_position_embeddings") - d.more.get("unused", 0)
     common: Metadata = {Keys.Attention.CAUSAL: False, Keys.LLM.VOCAB_SIZE: d.n_vocab}
-    return sizes(d, d.n_positions) | common
+    return sizes(d, n_positions) | common
 
 
 BERT = Family(
     "bert",
     ("BertModel", "BertForMaskedLM"),
-    makes={"position_embd": _positions},
     common=_encoder,
     metadata={
         Keys.Attention.LAYERNORM_EPS: number("layer_norm_eps", default=1e-12),
         Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=1),
     },
-    dims=_dims,
     head="none",
     ignored={**BUFFERS, r"(pooler|cls)\..*": _OTHER_HEAD},
     requires={"hidden_act": "gelu", "position_embedding_type": "absolute"},
@@ -61,6 +51,7 @@ BERT = Family(
 XLM_ROBERTA = replace(
     BERT,
     names=("XLMRobertaModel", "RobertaModel"),
+    makes={"position_embd": _positions},
     # Jina's third has adapters and rotary positions.
     applies=lambda config: not config.has("lora_adaptations"),
     dims=_roberta_dims,
@@ -128,7 +119,6 @@ NOMIC_BERT = Family(
         Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=2),
     },
     config=_nomic_config,
-    dims=_dims,
     applies=lambda config: not config.values.get("moe_every_n_layers"),
     head="none",
     ignored={r"(pooler|cls)\..*": _OTHER_HEAD},
@@ -174,7 +164,6 @@ MODERN_BERT = Family(
         Keys.Rope.SCALING_TYPE: "none",
         Keys.Tokenizer.ADD_SEP: True,
     },
-    dims=_dims,
     head="none",
     # The first layer has no norm: its input is normed already.
     varies=r"attn_norm\.weight",

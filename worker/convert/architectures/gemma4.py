@@ -19,7 +19,7 @@ def _dims(config: Config) -> Dims:
     """The sizes, and each layer's kind: `sliding` or `full` attention, its `own` or a `shared`
     cache, a `narrow` or `wide` MLP, `dense` or with `experts`."""
     d = Dims.of(config)
-    n_own = d.n_layers - int(config.values.get("num_kv_shared_layers") or 0)
+    n_own = d.n_layers - config.count("num_kv_shared_layers")
     widens = config.flag("use_double_wide_mlp")
     kinds = []
     for i, kind in enumerate(config.items("layer_types")):
@@ -33,7 +33,7 @@ def _dims(config: Config) -> Dims:
         "full_kv": _of_full(
             config, d, "num_key_value_heads", "num_global_key_value_heads", d.n_head_kv
         ),
-        "per_layer": int(config.values.get("hidden_size_per_layer_input") or 0),
+        "per_layer": config.count("hidden_size_per_layer_input"),
     }
     d = replace(d, kinds=tuple(kinds), more=more)
     if config.flag("enable_moe_block"):

@@ -123,16 +123,14 @@ GRANITE_4 = replace(
 )
 
 _LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-_KINDS = {"linear_attention": "mamba", "full_attention": "attention"}
+_KINDS = {**_LETTERS, "linear_attention": "mamba", "full_attention": "attention"}
 
 
 def _pattern(config: Config) -> tuple[str, ...]:
     """The kind of each layer: older configurations have letters, newer ones words."""
     letters = config.values.get("hybrid_override_pattern")
-    if isinstance(letters, str):
-        kinds = [_LETTERS.get(letter, letter) for letter in letters]
-    else:
-        kinds = [_KINDS.get(str(kind), str(kind)) for kind in config.items("layers_block_type")]
+    given = letters if isinstance(letters, str) else config.items("layers_block_type")
+    kinds = [_KINDS.get(str(kind), str(kind)) for kind in given]
     unknown = set(kinds) - set(_LETTERS.values())
     if unknown:
         raise ModelError(f"{config.name}: layers of kind {min(unknown)!r} cannot be converted")
@@ -141,7 +139,7 @@ def _pattern(config: Config) -> tuple[str, ...]:
 
 def _nemotron_config(config: Config) -> Config:
     config = renamed(config, {"head_dim": "attention_head_dim"})
-    return Config({**config.values, "num_hidden_layers": len(_pattern(config))}, config.name)
+    return config.changed(num_hidden_layers=len(_pattern(config)))
 
 
 def _nemotron_dims(config: Config) -> Dims:
@@ -204,11 +202,7 @@ NEMOTRON_H_MOE = replace(
 def _tied(config: Config) -> Config:
     """Published configurations have a word of their own for it, which goes before the usual one."""
     own = config.values.get("tie_embedding")
-    return (
-        config
-        if own is None
-        else Config({**config.values, "tie_word_embeddings": own}, config.name)
-    )
+    return config if own is None else config.changed(tie_word_embeddings=own)
 
 
 def _lfm2_config(config: Config) -> Config:
@@ -218,7 +212,7 @@ def _lfm2_config(config: Config) -> Config:
         n_ff = int(config.number("block_ffn_dim_multiplier", default=1.0) * int(2 * n_ff / 3))
         multiple = config.integer("block_multiple_of", default=256)
         n_ff = -(-n_ff // multiple) * multiple
-    return Config({**config.values, "intermediate_size": n_ff}, config.name)
+    return config.changed(intermediate_size=n_ff)
 
 
 def _lfm2_dims(config: Config) -> Dims:

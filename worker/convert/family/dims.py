@@ -20,7 +20,6 @@ class Dims:
     n_expert: int = 0
     n_ff_expert: int = 0
     n_ff_shared: int = 0
-    n_positions: int = 0
     kinds: tuple[str, ...] = ()
     """The kind of each layer in families whose layers differ: words that `Family.layers` has."""
     more: Mapping[str, int] = field(default_factory=dict)
@@ -67,9 +66,7 @@ def with_experts(
 
     def dims(config: Config) -> Dims:
         d, n_ff = of(config), config.integer(width)
-        shared = config.integer(shared_width) if config.values.get(shared_width) else 0
-        if n_shared:
-            shared = n_ff * config.integer(n_shared)
+        shared = n_ff * config.integer(n_shared) if n_shared else config.count(shared_width)
         has_none = optional and not config.values.get(n_expert[0])
         n = 0 if has_none else config.integer(*n_expert)
         d = replace(d, n_expert=n, n_ff_expert=n_ff, n_ff_shared=shared)

@@ -40,8 +40,7 @@ def integer(*keys: str, default: int | None = None) -> Setting:
 
 
 def counted(key: str) -> Setting:
-    """A number that is 0 where the configuration has none."""
-    return lambda config, d: config.integer(key) if config.values.get(key) else 0
+    return lambda config, d: config.count(key)
 
 
 def flag(key: str, default: bool = False) -> Setting:
@@ -317,8 +316,3 @@ def check(family: Family, config: Config, d: Dims) -> None:
         raise ModelError(f"{local.name}: llama.cpp scales no rotation within windows")
     require(config, d, family.requires)
     family.check(config, d)
-
-
-def extra_tensors(family: Family, config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float32]]:
-    scaled = llama3_factors(config, d) if family.scales_as_llama3 else {}
-    return {**scaled, **family.extra_tensors(config, d)}
