@@ -24,6 +24,7 @@ from worker.convert.scratch import locked
 from worker.convert.tensor_plan import OutputTensor
 from worker.errors import ModelError, of_file
 
+_MAGIC = b"GGUF"
 _HEAD_BYTES = 1 << 20
 """The digest's place is searched in so many bytes: far more than precede the vocabulary."""
 
@@ -40,7 +41,6 @@ class OutputFile:
         self.tensors: list[OutputTensor] = []
         """With their places, once the header is written."""
         self._file = -1
-        self._magic = b""
         self._committed = False
 
     def __enter__(self) -> OutputFile:
@@ -76,8 +76,7 @@ class OutputFile:
         tensors: Sequence[OutputTensor],
     ) -> None:
         self.tensors = write_layout(self.partial, architecture, metadata, tensors)
-        self._magic = os.pread(self._file, 4, 0)
-        os.pwrite(self._file, bytes(4), 0)
+        os.pwrite(self._file, bytes(len(_MAGIC)), 0)
 
     def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
         """Write one chunk's bytes. Thread-safe: chunks do not overlap."""
@@ -99,7 +98,7 @@ class OutputFile:
     def seal(self) -> None:
         """Write the magic bytes that make the file a GGUF; its name stays the partial one."""
         with of_file(self.partial):
-            os.pwrite(self._file, self._magic, 0)
+            os.pwrite(self._file, _MAGIC, 0)
             os.fsync(self._file)
         if hasattr(os, "posix_fadvise"):  # What is read back is then what the disk has.
             os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)

@@ -11,7 +11,7 @@ from gguf.constants import TokenType
 from worker.convert.tokenizer import pre_tokenizers
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.ranked import TEKKEN_SPLIT
-from worker.convert.tokenizer.vocabulary import Vocabulary
+from worker.convert.tokenizer.vocabulary import Vocabulary, merges_of
 from worker.errors import ModelError
 from worker.llama.source_tokenizer import WHOLE_WORDS
 
@@ -27,7 +27,7 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
     vocabulary = Vocabulary(
         model="gpt2",
         pre=known.name,
-        merges=[m if isinstance(m, str) else " ".join(m) for m in model.get("merges", [])],
+        merges=[" ".join(pair) for pair in merges_of(tokenizer)],
     )
     if vocabulary.pre == TEKKEN_SPLIT:  # Its own file gives no token a role.
         added = tokenizer.get("added_tokens") or ()
@@ -59,9 +59,8 @@ def check_merged(tokenizer: Mapping[str, Any]) -> None:
     from tokenizers.models import BPE
 
     model = tokenizer["model"]
-    merges = (m.split(" ", 1) if isinstance(m, str) else m for m in model.get("merges", []))
     try:
-        merged = BPE(model["vocab"], [(left, right) for left, right in merges])
+        merged = BPE(model["vocab"], [(left, right) for left, right in merges_of(tokenizer)])
     except Exception as error:
         raise ModelError(f"tokenizer.json is refused by the tokenizers library: {error}") from None
     others = {token["content"] for token in tokenizer.get("added_tokens") or ()}

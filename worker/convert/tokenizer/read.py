@@ -80,7 +80,6 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
             return definition.byte_level(tokenizer, pre)
         if tokenizer["model"].get("ignore_merges"):
             definition.check_merged(tokenizer)
-    if kind == "BPE":
         return sentencepiece.from_bpe_json(tokenizer)
     if kind == "Unigram":
         return sentencepiece.from_unigram_json(tokenizer)

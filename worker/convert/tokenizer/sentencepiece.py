@@ -15,7 +15,7 @@ from gguf.constants import Keys, TokenType
 from worker.convert.family.rules import Metadata
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.protobuf import SentencePieceModel
-from worker.convert.tokenizer.vocabulary import Vocabulary
+from worker.convert.tokenizer.vocabulary import Vocabulary, merges_of
 from worker.errors import ModelError
 
 SPACE = "\u2581"
@@ -56,7 +56,7 @@ def from_model(model: SentencePieceModel, settings: Mapping[str, Any]) -> Vocabu
 def from_bpe_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary of a `tokenizer.json` with BPE and byte fallback: a SentencePiece model."""
     model = tokenizer["model"]
-    merges = [m.split(" ", 1) if isinstance(m, str) else m for m in model.get("merges", [])]
+    merges = merges_of(tokenizer)
     # A token's rank is that of the first merge that makes it.
     ranks: dict[str, int] = {}
     for rank, (left, right) in enumerate(merges):
@@ -67,13 +67,13 @@ def from_bpe_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
         vocabulary.put(i, text, _kind(text, model.get("unk_token")), score)
     if (unk := model["vocab"].get(model.get("unk_token"))) is not None:
         vocabulary.special_ids["unk"] = unk
-    set_space_prefix(vocabulary, tokenizer)
+    _set_prefix(vocabulary, _prepend_scheme(tokenizer))
     return vocabulary
 
 
 def by_merges(tokenizer: Mapping[str, Any]) -> Metadata:
     """What llama.cpp's kind for Gemma 4 has beside the scores, by which other readers go."""
-    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"]["merges"]]
+    merges = [" ".join(pair) for pair in merges_of(tokenizer)]
     return {Keys.Tokenizer.MODEL: "gemma4", Keys.Tokenizer.MERGES: merges}
 
 
@@ -87,7 +87,7 @@ def from_unigram_json(tokenizer: Mapping[str, Any]) -> Vocabulary:
         vocabulary.put(i, text, kind, float(score))
     if unk is not None:
         vocabulary.special_ids["unk"] = unk
-    set_space_prefix(vocabulary, tokenizer)
+    _set_prefix(vocabulary, _prepend_scheme(tokenizer))
     vocabulary.settings[Keys.Tokenizer.REMOVE_EXTRA_WS] = _squeezes_spaces(tokenizer)
     for step in steps_of(tokenizer.get("normalizer"), "Precompiled"):
         charsmap = base64.b64decode(step.get("precompiled_charsmap") or "", validate=True)
@@ -103,17 +103,13 @@ def _kind(text: str, unk: str | None) -> TokenType:
     return TokenType.NORMAL
 
 
-def set_space_prefix(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> None:
-    """Set how a text's first word gets its space, as `tokenizer.json` says.
+def _set_prefix(vocabulary: Vocabulary, scheme: str) -> None:
+    """Set how a text's first word gets its space, by a scheme as `_prepend_scheme` has it.
 
     llama.cpp adds a space before a text and after each special token, even where there is one
     already. A `Metaspace` adds it only where there is none. For BPE, the worker therefore adds it
     instead of llama.cpp; other programs let llama.cpp add it, which is right for most texts.
     """
-    _set_prefix(vocabulary, _prepend_scheme(tokenizer))
-
-
-def _set_prefix(vocabulary: Vocabulary, scheme: str) -> None:
     if scheme in ("first", "each") and vocabulary.model == "llama":
         vocabulary.steps.append(f"space-{scheme}")
     vocabulary.settings[Keys.Tokenizer.ADD_PREFIX] = scheme != "never"

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from gguf.constants import Keys, TokenType
 
@@ -153,3 +154,9 @@ class Vocabulary:
             if words:
                 found[key] = " ".join(map(str, words))
         return found | self.settings
+
+
+def merges_of(tokenizer: Mapping[str, Any]) -> list[list[str]]:
+    """The pairs that the BPE of a `tokenizer.json` merges; older files have each as one text."""
+    found = tokenizer["model"].get("merges", [])
+    return [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in found]
