@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from worker.commands import convert as cli
 
 SIZES = {"BF16": 2, "F32": 4}
+Tensor = tuple[str, str, Sequence[int], bytes]
+"""Name, type, shape and values."""
 
 
 def converted(source: Path, target: Path, *flags: str) -> Path:
@@ -33,6 +36,37 @@ def read(path: Path) -> tuple[dict[str, Any], bytes]:
     return json.loads(raw[8 : 8 + length]), raw[8 + length :]
 
 
+@contextmanager
+def rewritten(path: Path) -> Iterator[dict[str, Any]]:
+    """The object in a JSON file, which is written again with what was changed in it."""
+    content = json.loads(path.read_text("utf-8"))
+    yield content
+    path.write_text(json.dumps(content), "utf-8")
+
+
+def edit(path: Path, **values: object) -> None:
+    with rewritten(path) as content:
+        content |= values
+
+
+def rename(path: Path, old: str, new: str) -> None:
+    """Change the names of a SafeTensors file."""
+    header, data = read(path)
+    write(path, {name.replace(old, new): entry for name, entry in header.items()}, data)
+
+
+def leave_out(folder: Path, *names: str) -> None:
+    for path in folder.glob("*.safetensors"):
+        write_tensors(path, [each for each in read_tensors(path) if each[0] not in names])
+
+
+def read_tensors(path: Path) -> Iterator[Tensor]:
+    header, data = read(path)
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        yield name, entry["dtype"], entry["shape"], data[slice(*entry["data_offsets"])]
+
+
 def write(path: Path, header: dict[str, Any], data: bytes = b"", n_bytes: int = 0) -> None:
     """With a hole behind the data where `n_bytes` says that there are more."""
     text = json.dumps(header).encode()
@@ -41,8 +75,7 @@ def write(path: Path, header: dict[str, Any], data: bytes = b"", n_bytes: int = 
         file.truncate(8 + len(text) + max(len(data), n_bytes))
 
 
-def write_tensors(path: Path, tensors: Iterable[tuple[str, str, Sequence[int], bytes]]) -> None:
-    """By name, type, shape and values."""
+def write_tensors(path: Path, tensors: Iterable[Tensor]) -> None:
     header: dict[str, Any] = {}
     data = bytearray()
     for name, dtype, shape, values in tensors:

@@ -13,11 +13,11 @@ import pytest
 from gguf import GGUFReader
 from safetensors.numpy import load_file, save_file
 
-from tests.unit.convert.files import converted, read
-from tests.unit.convert.test_failures import edit
+from tests.unit.convert.files import converted, edit, read_tensors
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
 from worker.convert.adapter import convert_adapter
+from worker.convert.quantize import to_float32
 from worker.errors import ModelError
 from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
@@ -136,12 +136,11 @@ def test_heads_of_another_width_than_the_models_share(tmp_path: Path) -> None:
     """What is added to a weight of wide heads is in the order of that weight's rows."""
     source = checkpoint("mistral", tmp_path)
     before = GGUFReader(converted(source, tmp_path / "base.gguf", "--outtype", "f32")).tensors
-    name, weights = "model.layers.0.self_attn.q_proj", {}
-    header, data = read(source / "model.safetensors")
-    for each in header.keys() - {"__metadata__"}:
-        bits = np.frombuffer(data[slice(*header[each]["data_offsets"])], np.uint16)
-        values = (bits.astype(np.uint32) << 16).view(np.float32)
-        weights[each] = values.reshape(header[each]["shape"])
+    name = "model.layers.0.self_attn.q_proj"
+    weights = {
+        each: to_float32(np.frombuffer(bits, np.uint16)).reshape(shape)
+        for each, _, shape, bits in read_tensors(source / "model.safetensors")
+    }
     draw = np.random.default_rng(0)
     a, b = (draw.random((n, m), np.float32) for n, m in ((2, 64), (128, 2)))
     folder = tmp_path / "adapter"

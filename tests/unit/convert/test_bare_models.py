@@ -5,7 +5,6 @@ Their tensors have no root in their names, and the files of sentence-transformer
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -22,16 +21,11 @@ ROOT = r"^(model|bert|roberta)\."
 
 def bare(folder: Path, name: str) -> None:
     """The class of this name in the place of the other one, without its head."""
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    files.edit(folder / "config.json", architectures=[name])
+    files.leave_out(folder, "lm_head.weight")
     (path,) = folder.glob("*.safetensors")
     header, data = files.read(path)
-    each = (
-        (re.sub(ROOT, "", key), e["dtype"], e["shape"], data[slice(*e["data_offsets"])])
-        for key, e in header.items()
-        if key not in ("lm_head.weight", "__metadata__")
-    )
-    files.write_tensors(path, list(each))
+    files.write(path, {re.sub(ROOT, "", key): entry for key, entry in header.items()}, data)
 
 
 @pytest.mark.parametrize(

@@ -105,9 +105,8 @@ def test_positions_are_counted_from_the_default_of_the_padding(tmp_path: Path) -
 
 def test_what_releases_differ_in_must_be_there(tmp_path: Path) -> None:
     folder = checkpoint("qwen3-vl", tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    del config["text_config"]["rope_parameters"]
-    (folder / "config.json").write_text(json.dumps(config))
+    with files.rewritten(folder / "config.json") as config:
+        del config["text_config"]["rope_parameters"]
     with pytest.raises(ModelError, match="text_config lacks rope_theta"):
         prepare.prepare(folder, Options())
 
@@ -139,8 +138,7 @@ def test_layers_that_pick_tokens_are_told_in_each_form(tmp_path: Path) -> None:
 def test_what_settings_deny_is_not_taken(name: str, key: str, target: str, tmp_path: Path) -> None:
     """transformers passes over such a tensor, and llama.cpp would add it."""
     folder = checkpoint(name, tmp_path)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, key: False}))
+    files.edit(folder / "config.json", **{key: False})
     with pytest.raises(ModelError, match=f"has what becomes {target}, which a model with this"):
         prepare.prepare(folder, Options())
 

@@ -23,7 +23,7 @@ import pytest
 from tests.support.disk import MountRefused, mounted
 from tests.support.held import stopped_before_renaming_to
 from tests.unit.convert import files
-from tests.unit.convert.files import converted, verified
+from tests.unit.convert.files import converted, edit, leave_out, rename, rewritten, verified
 from tests.unit.convert.test_parity import DATA, MODELS, checkpoint
 from worker.commands import convert as cli
 from worker.convert import convert
@@ -52,10 +52,6 @@ def fails(source: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
     return sentence
 
 
-def edit(path: Path, **values: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
 def truncate(folder: Path) -> None:
     path = folder / "model.safetensors"
     os.truncate(path, path.stat().st_size - 100)
@@ -66,40 +62,11 @@ def swell_header(folder: Path) -> None:
     path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
 
 
-def rename(file: Path, old: str, new: str) -> None:
-    header, data = files.read(file)
-    files.write(file, {name.replace(old, new): entry for name, entry in header.items()}, data)
-
-
-def leave_out(folder: Path, *names: str) -> None:
-    for file in folder.glob("*.safetensors"):
-        header, values = files.read(file)
-        kept = {name: e for name, e in header.items() if name not in (*names, "__metadata__")}
-        each = (
-            (name, e["dtype"], e["shape"], values[slice(*e["data_offsets"])])
-            for name, e in kept.items()
-        )
-        files.write_tensors(file, each)
-
-
-def edit_tokenizer(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    change(tokenizer)
-    path.write_text(json.dumps(tokenizer))
-
-
-def share_an_id(tokenizer: dict[str, Any]) -> None:
-    vocab = tokenizer["model"]["vocab"]
-    last, but_one = sorted(vocab, key=vocab.get)[:-3:-1]
-    vocab[last] = vocab[but_one]
-
-
-def end_a_token_early(tokenizer: dict[str, Any]) -> None:
-    """llama.cpp sees nothing of what stands behind a zero, so that two tokens are one."""
-    added = tokenizer["added_tokens"]
-    last = max(tokenizer["model"]["vocab"].values())
-    added.append({**added[0], "id": last, "content": "a\0b"})
+def share_an_id(folder: Path) -> None:
+    with rewritten(folder / "tokenizer.json") as tokenizer:
+        vocab = tokenizer["model"]["vocab"]
+        last, but_one = sorted(vocab, key=vocab.get)[:-3:-1]
+        vocab[last] = vocab[but_one]
 
 
 def end_nowhere(folder: Path) -> None:
@@ -133,8 +100,8 @@ def sections(*given: object) -> Damage:
     ropes = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": given}
 
     def damage(folder: Path) -> None:
-        text = json.loads((folder / "config.json").read_text())["text_config"]
-        edit(folder / "config.json", text_config={**text, "rope_parameters": ropes})
+        with rewritten(folder / "config.json") as config:
+            config["text_config"]["rope_parameters"] = ropes
 
     return damage
 
@@ -171,7 +138,7 @@ CASES: list[tuple[str, Damage, str]] = [
     ("llama", config(hidden_size="wide"), "hidden_size"),
     ("llama", config(hidden_act="relu"), "hidden_act"),
     ("qwen3-moe", config(norm_topk_prob=None), "norm_topk_prob is False"),
-    ("llama", lambda f: edit_tokenizer(f, share_an_id), "both have the id"),
+    ("llama", share_an_id, "both have the id"),
     ("llama", lambda f: rename(f / WEIGHTS, "model.norm.weight", "a\x1b[31m\x9bb"), "a·[31m·b"),
     ("llama", rope("novel"), "novel"),
     ("internlm-3", rope("dynamic", original_max_position_embeddings=64), "dynamic up to max_pos"),
@@ -335,7 +302,10 @@ def test_json_progress_ends_with_the_error(tmp_path: Path) -> None:
 def test_where_llama_cpp_aborts_its_reason_is_told(tmp_path: Path) -> None:
     """And not the end of the stack trace that stands behind it."""
     source = checkpoint("llama", tmp_path)
-    edit_tokenizer(source, end_a_token_early)
+    with rewritten(source / "tokenizer.json") as tokenizer:
+        # It sees nothing of what stands behind a zero, so that two tokens are one.
+        added, last = tokenizer["added_tokens"], max(tokenizer["model"]["vocab"].values())
+        added.append({**added[0], "id": last, "content": "a\0b"})
     command = [sys.executable, "-m", "worker.commands.convert", str(source), str(tmp_path / "m")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 3 and done.stderr.count("\n") == 1

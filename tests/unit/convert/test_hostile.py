@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.unit.convert import files
-from tests.unit.convert.test_failures import edit, rename
+from tests.unit.convert.files import edit, rename
 from tests.unit.convert.test_parity import MODELS, checkpoint
 from worker.convert.adapter import convert_adapter
 from worker.convert.prepare import Options, prepare
@@ -34,9 +34,8 @@ def change_header(folder: Path, change: Callable[[dict[str, Any]], None]) -> Non
 
 
 def token_id(folder: Path, i: int) -> None:
-    tokenizer = json.loads((folder / "tokenizer.json").read_text())
-    tokenizer["model"]["vocab"]["far away"] = i
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with files.rewritten(folder / "tokenizer.json") as tokenizer:
+        tokenizer["model"]["vocab"]["far away"] = i
 
 
 def long_number(folder: Path) -> None:
@@ -49,8 +48,8 @@ def shape(folder: Path, extent: int) -> None:
 
 
 def rope(folder: Path, **more: Any) -> None:
-    given = json.loads((folder / "config.json").read_text())["rope_parameters"]
-    edit(folder / "config.json", rope_parameters={**given, **more})
+    with files.rewritten(folder / "config.json") as config:
+        config["rope_parameters"] |= more
 
 
 def spare_scale(folder: Path) -> None:

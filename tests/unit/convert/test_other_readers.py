@@ -15,7 +15,7 @@ from tokenizers import pre_tokenizers as pre
 
 from builds.pins import pins
 from tests.unit.convert import files
-from tests.unit.convert.test_failures import edit
+from tests.unit.convert.files import edit
 from tests.unit.convert.test_parity import MODELS, checkpoint
 from tests.unit.convert.test_tokenizers import byte_level, train_sentencepiece
 from tools.bench.peer_build import peers_of

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.unit.convert import published
+from tests.unit.convert.files import edit
 from tests.unit.convert.published import CONFIGS, DATA, TENSORS, Shapes, tensors
 from tests.unit.convert.test_parity import DATA as PARITY
 from worker.convert.prepare import Options, prepare
@@ -67,11 +68,9 @@ ENDS = {202048: {200001: "<|end_of_text|>", 200007: "<|eom|>", 200008: "<|eot|>"
 
 
 def name_ends(folder: Path, ends: dict[int, str]) -> None:
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text())
-    settings["added_tokens_decoder"] = {str(i): {"content": text} for i, text in ends.items()}
-    settings["eos_token"] = list(ends.values())[-1]
-    path.write_text(json.dumps(settings))
+    decoder = {str(i): {"content": text} for i, text in ends.items()}
+    last = list(ends.values())[-1]
+    edit(folder / "tokenizer_config.json", added_tokens_decoder=decoder, eos_token=last)
 
 
 def split_as_published(folder: Path, index: bytes, found: Shapes) -> None:

@@ -11,7 +11,7 @@ import pytest
 import safetensors
 
 from tests.unit.convert import files
-from tests.unit.convert.test_failures import edit
+from tests.unit.convert.files import edit
 from tests.unit.convert.test_parity import checkpoint
 from worker.convert.prepare import Options, prepare
 from worker.errors import ModelError
@@ -30,14 +30,10 @@ Tensors = dict[str, tuple[str, np.ndarray]]
 
 
 def read_all(path: Path) -> Tensors:
-    header, raw = files.read(path)
-    header.pop("__metadata__", None)
-    found = {}
-    for name, entry in header.items():
-        data = raw[slice(*entry["data_offsets"])]
-        values = np.frombuffer(data, dtype=DTYPES[entry["dtype"]])
-        found[name] = (entry["dtype"], values.reshape(entry["shape"]))
-    return found
+    return {
+        name: (dtype, np.frombuffer(values, DTYPES[dtype]).reshape(shape))
+        for name, dtype, shape, values in files.read_tensors(path)
+    }
 
 
 def write_all(path: Path, tensors: Tensors) -> None:

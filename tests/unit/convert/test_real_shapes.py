@@ -13,7 +13,8 @@ import pytest
 from gguf.constants import TokenType
 
 from tests.unit.convert import files
-from tests.unit.convert.test_failures import edit, fails
+from tests.unit.convert.files import edit
+from tests.unit.convert.test_failures import fails
 from tests.unit.convert.test_parity import MODELS, checkpoint
 from worker.api.http.state import sampling_defaults
 from worker.convert.output import OutputFile
@@ -24,13 +25,12 @@ from worker.models.gguf.header import read_header
 
 def add_token(folder: Path, text: str, **settings: Any) -> int:
     """One more added token in `tokenizer.json`."""
-    path = folder / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    i = max(*tokenizer["model"]["vocab"].values(), *(t["id"] for t in tokenizer["added_tokens"]))
-    entry = {"id": i + 1, "content": text, "single_word": False, "lstrip": False, "rstrip": False}
-    tokenizer["added_tokens"].append({**entry, "normalized": False, "special": True, **settings})
-    path.write_text(json.dumps(tokenizer))
-    return int(i) + 1
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    with files.rewritten(folder / "tokenizer.json") as tokenizer:
+        added, vocab = tokenizer["added_tokens"], tokenizer["model"]["vocab"]
+        i = 1 + max(*vocab.values(), *(token["id"] for token in added))
+        added.append({"id": i, "content": text, "special": True, **flags, **settings})
+    return int(i)
 
 
 def add_tensor(folder: Path, name: str, dtype: str, size_bytes: int) -> None:
@@ -149,22 +149,18 @@ def test_null_is_as_good_as_absence_of_any_key(tmp_path: Path, family: str) -> N
 def test_a_multimodal_name_over_a_text_models_configuration(tmp_path: Path) -> None:
     """As published pruned Qwen3.5 ones have it, without a width that no layer has."""
     source = checkpoint("qwen3.5-moe", tmp_path)
-    path = source / "config.json"
-    config = json.loads(path.read_text())
-    config.pop("intermediate_size", None)
-    config["architectures"] = ["Qwen3_5MoeForConditionalGeneration"]
-    path.write_text(json.dumps(config))
+    with files.rewritten(source / "config.json") as config:
+        config.pop("intermediate_size", None)
+        config["architectures"] = ["Qwen3_5MoeForConditionalGeneration"]
     assert prepared(source).architecture == "qwen35moe"
 
 
 def test_role_markers_are_control_tokens_whatever_their_definition_says(tmp_path: Path) -> None:
     source = checkpoint("llama", tmp_path)
-    path = source / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    for entry, text in zip(tokenizer["added_tokens"], ("<｜User｜>", "<think>"), strict=False):
-        entry |= {"content": text, "special": False}
-    tokenizer["added_tokens"] = tokenizer["added_tokens"][:2]
-    path.write_text(json.dumps(tokenizer))
+    with files.rewritten(source / "tokenizer.json") as tokenizer:
+        del tokenizer["added_tokens"][2:]
+        for entry, text in zip(tokenizer["added_tokens"], ("<｜User｜>", "<think>"), strict=True):
+            entry |= {"content": text, "special": False}
     edit(source / "tokenizer_config.json", bos_token=None, eos_token=None)
     types = prepared(source).metadata["tokenizer.ggml.token_type"]
     assert types[:2] == [TokenType.CONTROL, TokenType.USER_DEFINED]  # type: ignore[index]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import gguf
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.unit.convert import engine, files
-from tests.unit.convert.test_failures import edit
+from tests.unit.convert.files import edit
 from tests.unit.convert.test_parity import DATA, checkpoint
 from worker.commands import convert as cli
 
@@ -20,14 +19,11 @@ YES, NO = 286, 287
 def reranker(folder: Path, name: str) -> Path:
     """The small Qwen3, with two tokens of its vocabulary called "yes" and "no"."""
     source = checkpoint("qwen3", folder).rename(folder / name)
-    path = source / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    texts = {i: text for text, i in tokenizer["model"]["vocab"].items()} | {YES: "yes", NO: "no"}
-    vocab = {text: i for i, text in texts.items()}
-    merges = tokenizer["model"]["merges"]
-    tokenizer["model"]["vocab"] = vocab
-    tokenizer["model"]["merges"] = [m for m in merges if {*m, "".join(m)} <= vocab.keys()]
-    path.write_text(json.dumps(tokenizer))
+    with files.rewritten(source / "tokenizer.json") as tokenizer:
+        model = tokenizer["model"]
+        texts = {i: text for text, i in model["vocab"].items()} | {YES: "yes", NO: "no"}
+        vocab = model["vocab"] = {text: i for i, text in texts.items()}
+        model["merges"] = [m for m in model["merges"] if {*m, "".join(m)} <= vocab.keys()]
     return source
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.convert.test_failures import edit
+from tests.unit.convert.files import edit, rewritten
 from tests.unit.convert.test_tokenizers import ids, load
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.tokenizer import pre_tokenizers, reference
@@ -69,9 +69,8 @@ def test_a_rank_that_is_none_is_refused(folder: Path, rank: int) -> None:
     edit(folder / "tekken.json", special_tokens=[{"rank": rank, "token_str": "<x>"}])
     with pytest.raises(ModelError, match=f"'<x>' has the rank {rank}"):
         read_vocabulary(Checkpoint(folder, {}, {}), 2000)
-    tekken = json.loads((folder / "tekken.json").read_text())
-    tekken["vocab"][999]["rank"] = rank
-    edit(folder / "tekken.json", vocab=tekken["vocab"], special_tokens=None)
+    with rewritten(folder / "tekken.json") as tekken:
+        tekken["vocab"][999]["rank"], tekken["special_tokens"] = rank, None
     with pytest.raises(ModelError, match="rank -1, which is below 0|999 tokens instead of 1000"):
         read_vocabulary(Checkpoint(folder, {}, {}), 2000)
 
@@ -89,9 +88,8 @@ def test_a_tokenizer_json_beside_it_is_cut_as_it_says(folder: Path) -> None:
 
 
 def test_another_way_to_cut_is_refused(folder: Path) -> None:
-    tekken = json.loads((folder / "tekken.json").read_text())
-    tekken["config"]["pattern"] += "|x"
-    (folder / "tekken.json").write_text(json.dumps(tekken))
+    with rewritten(folder / "tekken.json") as tekken:
+        tekken["config"]["pattern"] += "|x"
     with pytest.raises(ModelError, match="not the one that Mistral publishes"):
         read_vocabulary(Checkpoint(folder, {}, {}), 2000)
 

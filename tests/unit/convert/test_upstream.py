@@ -18,10 +18,10 @@ from builds.pins import pins
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess
 from tests.unit.convert import engine, named, rebuild
-from tests.unit.convert.files import converted, verified
+from tests.unit.convert.files import converted, edit, rename, verified
 from tests.unit.convert.published import DATA as DEFINITIONS
 from tests.unit.convert.test_definitions import N_VOCAB
-from tests.unit.convert.test_failures import edit, fails, rename
+from tests.unit.convert.test_failures import fails
 from tests.unit.convert.test_parity import DATA, checkpoint
 from tools.reference.parity_settings import COMMON, QWEN2_VL, QWEN3_VL
 from worker.commands import convert as cli
