@@ -25,7 +25,7 @@ from worker.convert.family.rules import Into, Metadata, Place
 from worker.convert.malformed import told
 from worker.convert.output import OutputFile
 from worker.convert.quantize import encode, is_finite, to_float32
-from worker.convert.tensor_plan import OutputTensor
+from worker.convert.tensor_plan import OutputTensor, interleaved
 from worker.errors import ModelError
 from worker.models.adapter import CONFIG, WEIGHTS
 from worker.models.checkpoint_files import read_json
@@ -174,8 +174,7 @@ def _placed(module: str, a: Matrix, b: Matrix, base: GgufHeader, path: Path) -> 
                 path=str(path),
             )
         if rule.interleaved:
-            halves = rows.reshape(-1, 2, _head_dim(base) // 2, rows.shape[1])
-            rows = halves.swapaxes(1, 2).reshape(rows.shape)
+            rows = interleaved(rows, _head_dim(base))
         yield name, a, np.ascontiguousarray(rows)
 
 

@@ -43,8 +43,7 @@ def convert(
     try:
         for sentence in conversion.notes:
             report.note(sentence)
-        what = f"converting to {destination.name}"
-        weights.check_space(destination, conversion, options, what)
+        weights.check_space(destination, conversion, f"converting to {destination.name}")
         try:
             destination.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -52,8 +51,8 @@ def convert(
         quantised = options.format.tensor_type is None
         write = weights.write_quantised if quantised else weights.write_tensors
         with OutputFile(destination, overwrite=overwrite) as out:
-            write(conversion, out, options, report)
-            verify.check_tensors(conversion, out.partial, options, report)
+            write(conversion, out, report)
+            verify.check_tensors(conversion, out.partial, report)
             digest = hashing.result()
             out.patch(manifest.PLACEHOLDER, digest)
             out.commit()

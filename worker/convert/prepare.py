@@ -67,6 +67,7 @@ class Conversion:
     """A checkpoint and everything about its GGUF except the weights."""
 
     checkpoint: Checkpoint
+    options: Options
     architecture: str
     metadata: Metadata
     tensors: list[OutputTensor]
@@ -188,7 +189,7 @@ def _by_family(
         why = f"it embeds texts, as is_causal is false, and no {MODULES} says how"
         raise ModelError(f"{config.name}: {why}")
     tensors = plan_tensors(checkpoint, family, config, dims)
-    made = Conversion(checkpoint, family.architecture, metadata, tensors)
+    made = Conversion(checkpoint, options, family.architecture, metadata, tensors)
     prompts = reranker.PROMPTS if ranks else {}
     _add_vocabulary(made, vocabulary, embeds=pooling is not None, prompts=prompts)
     made.notes += (*_notes(family, config), *_left_out(checkpoint, family, dims, tensors))
@@ -205,20 +206,22 @@ def _by_script(checkpoint: Checkpoint, options: Options) -> Conversion:
         )
         metadata = upstream.metadata(header) | {manifest.SCRIPT: "convert_hf_to_gguf.py"}
         tensors = upstream.tensors(header, as_they_are=options.projector)
-        made = Conversion(checkpoint, header.architecture, metadata, tensors, scratch=scratch)
+        made = Conversion(
+            checkpoint, options, header.architecture, metadata, tensors, scratch=scratch
+        )
         made.notes.append("llama.cpp's own converter read the weights")
         if not options.projector:
-            _set_vocabulary(made, options)
+            _set_vocabulary(made)
         return made
     except BaseException:
         scratch.cleanup()
         raise
 
 
-def _set_vocabulary(made: Conversion, options: Options) -> None:
+def _set_vocabulary(made: Conversion) -> None:
     (n_vocab,) = (t.shape[0] for t in made.tensors if t.name == "token_embd.weight")
     try:
-        vocabulary = read_vocabulary(made.checkpoint, n_vocab, options.pre_tokenizer)
+        vocabulary = read_vocabulary(made.checkpoint, n_vocab, made.options.pre_tokenizer)
     except ModelError as error:
         if Keys.Tokenizer.LIST not in made.metadata:
             raise

@@ -15,8 +15,6 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from worker.models.gguf.tensors import tensor_types
-
 TensorType = str
 """ggml's name of a tensor type; `encode` writes F32, F16, BF16 and Q8_0."""
 _ENCODED = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16, "Q8_0": np.void}
@@ -38,8 +36,8 @@ def tensor_type(wanted: TensorType, shape: tuple[int, ...], keep_f32: bool) -> T
 
 
 def size_bytes(kind: TensorType, n_elements: int) -> int:
-    block, block_bytes = next(sizes for name, *sizes in tensor_types().values() if name == kind)
-    return n_elements // block * block_bytes
+    block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
+    return int(n_elements // block * block_bytes)
 
 
 def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

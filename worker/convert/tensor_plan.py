@@ -53,10 +53,13 @@ class RowSpan:
             made = self.make([checkpoint.read(s, self.part, self.n_parts) for s in self.sources])
             return made.reshape(self.n_rows, -1)[first : first + count]
         rows = checkpoint.read_rows(self.sources[0], self.first_row + first, count)
-        if self.head_rows:
-            halves = rows.reshape(count // self.head_rows, 2, self.head_rows // 2, -1)
-            return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
-        return rows
+        return interleaved(rows, self.head_rows) if self.head_rows else rows
+
+
+def interleaved(rows: npt.NDArray[Any], head_rows: int) -> npt.NDArray[Any]:
+    """Of each rotary head of so many rows, the halves not one after the other but in turn."""
+    halves = rows.reshape(-1, 2, head_rows // 2, rows.shape[-1])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,24 +90,24 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
     conversion = prepare_checked(source, options)
     try:
         conversion.metadata[manifest.DIGEST] = manifest.digest(source)
-        _check_metadata(conversion, file, options)
-        check_tensors(conversion, file, options, report)
+        _check_metadata(conversion, file)
+        check_tensors(conversion, file, report)
         if options.format.tensor_type is None:
-            _quantise_again(conversion, file, options, report)
+            _quantise_again(conversion, file, report)
     finally:
         conversion.close()
     return len(conversion.tensors)
 
 
-def _check_metadata(conversion: Conversion, file: Path, options: Options) -> None:
+def _check_metadata(conversion: Conversion, file: Path) -> None:
+    is_quantised = conversion.options.format.tensor_type is None
     with Scratch(None) as folder:
         path = folder / "header.gguf"
         write_layout(path, conversion.architecture, conversion.metadata)
         expected, found = read_layout(path), read_layout(file)
         for key in sorted(expected.types.keys() | found.types.keys()):
             wanted, got = _said(expected, key), _said(found, key)
-            by_quantiser = key.startswith(_QUANTISER_KEYS) and options.format.tensor_type is None
-            if wanted != got and not by_quantiser:
+            if wanted != got and not (is_quantised and key.startswith(_QUANTISER_KEYS)):
                 raise ModelError(
                     f"verification of {key} failed: {_apart(wanted, got)}{_OPTIONS.get(key, '')}",
                     key=key,
@@ -134,7 +134,7 @@ def _said(layout: GgufLayout, key: str) -> list[object]:
     return [layout.types[key], array.item_type, *items]
 
 
-def _quantise_again(conversion: Conversion, file: Path, options: Options, report: Report) -> None:
+def _quantise_again(conversion: Conversion, file: Path, report: Report) -> None:
     """Quantise again, and compare every byte of the weights with the file's.
 
     Raises:
@@ -145,9 +145,9 @@ def _quantise_again(conversion: Conversion, file: Path, options: Options, report
     with Scratch(folder) as temporary:
         target = temporary / "again.gguf"
         what = f"quantising again, to compare {file.name} with it,"
-        weights.check_space(folder / target.name, conversion, options, what)
+        weights.check_space(folder / target.name, conversion, what)
         with OutputFile(target) as out:
-            weights.write_quantised(conversion, out, options, report)
+            weights.write_quantised(conversion, out, report)
             wanted = {entry.name: entry for entry in read_header(out.partial).tensors}
             for entry in read_header(file).tensors:
                 other = wanted[entry.name]
@@ -160,12 +160,13 @@ def _quantise_again(conversion: Conversion, file: Path, options: Options, report
                     raise _differs(entry.name, "not those that llama.cpp's quantiser gives")
 
 
-def check_tensors(conversion: Conversion, path: Path, options: Options, report: Report) -> None:
+def check_tensors(conversion: Conversion, path: Path, report: Report) -> None:
     """Compare each tensor with what its source gives.
 
     Raises:
         ModelError: the file lacks a tensor, or one differs.
     """
+    options = conversion.options
     placed = _placed(conversion.tensors, path, is_quantised=options.format.tensor_type is None)
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 

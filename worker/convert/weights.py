@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from worker.convert import chunks
 from worker.convert.output import OutputFile
-from worker.convert.prepare import Conversion, Options
+from worker.convert.prepare import Conversion
 from worker.convert.quantize import encode, is_copied, is_finite, to_float32
 from worker.convert.report import Report
 from worker.convert.tensor_plan import OutputTensor
@@ -25,9 +25,7 @@ _HEADROOM_BYTES = 64 << 20
 """Disk space reserved for the header, mostly its vocabulary."""
 
 
-def write_tensors(
-    conversion: Conversion, out: OutputFile, options: Options, report: Report
-) -> None:
+def write_tensors(conversion: Conversion, out: OutputFile, report: Report) -> None:
     out.write_header(conversion.architecture, conversion.metadata, conversion.tensors)
 
     def work(tensor: OutputTensor, values: npt.NDArray[Any], offset: int, _size: int) -> None:
@@ -37,7 +35,7 @@ def write_tensors(
         out.write(data, offset)
 
     step = partial(report.step, "convert")
-    chunks.run(work, out.tensors, conversion.checkpoint, step, options.n_threads)
+    chunks.run(work, out.tensors, conversion.checkpoint, step, conversion.options.n_threads)
     out.seal()
 
 
@@ -50,14 +48,13 @@ def _not_finite(tensor: OutputTensor, values: npt.NDArray[Any]) -> ModelError:
     return ModelError(f"tensor {tensor.name} {why}", tensor=tensor.name)
 
 
-def write_quantised(
-    conversion: Conversion, out: OutputFile, options: Options, report: Report
-) -> None:
+def write_quantised(conversion: Conversion, out: OutputFile, report: Report) -> None:
+    options = conversion.options
     if options.imatrix is not None:
         _check_importance(options.imatrix, conversion.tensors)
     path = out.path.with_name(out.path.name + ".intermediate")
     with OutputFile(path) as intermediate:
-        write_tensors(conversion, intermediate, options, report)
+        write_tensors(conversion, intermediate, report)
         size = sum(tensor.size_bytes for tensor in intermediate.tensors)
         report.step("quantize", 0, size)
         quantize(
@@ -77,11 +74,11 @@ def _check_importance(path: Path, tensors: Sequence[OutputTensor]) -> None:
         raise ModelError(why, path=str(path))
 
 
-def check_space(destination: Path, conversion: Conversion, options: Options, what: str) -> None:
+def check_space(destination: Path, conversion: Conversion, what: str) -> None:
     """`what` is to be done there."""
     needed = _HEADROOM_BYTES + sum(tensor.size_bytes for tensor in conversion.tensors)
     weights = sum(tensor.n_elements for tensor in conversion.tensors)
-    needed += int(weights * options.format.bits_per_weight / 8)
+    needed += int(weights * conversion.options.format.bits_per_weight / 8)
     folder = next(each for each in destination.absolute().parents if each.exists())
     available = shutil.disk_usage(folder).free
     if available < needed:

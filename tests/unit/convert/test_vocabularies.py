@@ -13,7 +13,7 @@ from tests.unit.convert import rebuild
 from worker.convert import prepare
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import write_layout
-from worker.convert.prepare import Conversion
+from worker.convert.prepare import Conversion, Options
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.llama.model import LoadOptions, Model
@@ -59,7 +59,7 @@ def test_tokens_equal_the_shipped_vectors(
     else:
         rebuild.write_byte_level(source, form, tmp_path)
     architecture = "gemma4" if name == "gemma-4" else "llama"
-    made = Conversion(Checkpoint(tmp_path, {}, {}), architecture, {}, [])
+    made = Conversion(Checkpoint(tmp_path, {}, {}), Options(), architecture, {}, [])
     vocabulary = read_vocabulary(made.checkpoint, len(source.tokens))
     prepare._add_vocabulary(made, vocabulary, embeds=False)
     kinds = {"gemma-4": "gemma4", "llama-spm": "llama", "phi-3": "llama"}  # As llama.cpp's script.

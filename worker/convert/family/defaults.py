@@ -19,7 +19,8 @@ GIVEN: Final = object()
 different defaults, or the default is a whole scaling of the rotation."""
 
 _TIED = {"tie_word_embeddings": True}
-_DEEPSEEK3 = {"n_group": 8, "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5}
+_SCALED = {"norm_topk_prob": True, "routed_scaling_factor": 2.5}
+_DEEPSEEK3 = {"n_group": 8, "topk_group": 4, **_SCALED}
 _ERNIE = {**_TIED, "rope_theta": 500000.0}
 _LFM2 = {**_TIED, "rope_theta": 1000000.0, "num_key_value_heads": 8}
 _QWEN2_VL = {"num_key_value_heads": 8, "rope_theta": 1000000.0}
@@ -36,12 +37,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ernie4_5": {**_ERNIE, "head_dim": 128, "num_key_value_heads": 2},
     "ernie4_5_moe": _ERNIE,
     "exaone4": {"num_key_value_heads": 32, "sliding_window": 4096},
-    "exaone_moe": {
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-    },
+    "exaone_moe": {"num_key_value_heads": 32, "sliding_window": 4096, **_SCALED},
     "gemma": {**_TIED, "head_dim": 256, "num_key_value_heads": 16},
     "gemma2": {**_TIED, "query_pre_attn_scalar": 256},
     "gemma3": {
@@ -65,11 +61,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
         "num_key_value_heads": 8,
     },
     "glm4_moe_lite": {"norm_topk_prob": True, "routed_scaling_factor": 1.8},
-    "glm_moe_dsa": {
-        "first_k_dense_replace": 3,
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 2.5,
-    },
+    "glm_moe_dsa": {"first_k_dense_replace": 3, **_SCALED},
     "gpt2": _TIED,
     "gpt_oss": {
         "head_dim": 64,
