@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from tokenizers import decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 
 from tests.unit.convert.check_here import CheckHere
+from tests.unit.convert.files import edit, rewritten
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.output import write_layout
 from worker.convert.tokenizer import pre_tokenizers, reference
@@ -24,6 +25,7 @@ from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.corpus import TEXTS
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.convert.tokenizer.special_tokens import special_tokens
+from worker.convert.tokenizer.vocabulary import Vocabulary
 from worker.errors import ModelError
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.layout import read_layout
@@ -49,6 +51,15 @@ def load(
 
 def ids(model: Model, text: str) -> list[int]:
     return model.tokenize(text, add_special=False, parse_special=True)
+
+
+def compare(model: Model, source: tokenizers.Tokenizer, texts: Iterable[str]) -> None:
+    for text in texts:
+        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+
+
+def vocabulary_of(folder: Path, size: int = 600, pre: str | None = None) -> Vocabulary:
+    return read_vocabulary(Checkpoint(folder, {}, {}), size, pre)
 
 
 def train_sentencepiece(
@@ -134,8 +145,7 @@ def test_every_known_pre_tokenizer(tmp_path: Path, known: pre_tokenizers.PreToke
     source = byte_level(tmp_path, steps_of(known), ignore_merges=known.ignore_merges)
     model = load(tmp_path)
     assert model.metadata("tokenizer.ggml.pre") == known.name
-    for text in (*TEXTS, "a<tool>b<|turn|>c"):
-        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    compare(model, source, (*TEXTS, "a<tool>b<|turn|>c"))
     model.close()
 
 
@@ -164,25 +174,21 @@ def test_a_worker_splits_by_a_definition_that_llama_cpp_does_not_have(
 ) -> None:
     source = byte_level(tmp_path, [*steps, pre.ByteLevel(False, use_regex=False)])
     model = load(tmp_path)
-    for text in (*TEXTS, "a<tool>b<|turn|>c"):
-        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    compare(model, source, (*TEXTS, "a<tool>b<|turn|>c"))
     model.close()
-    vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
+    vocabulary = vocabulary_of(tmp_path)
     (note,) = (note for note in vocabulary.notes if "pre-tokenizer" in note)
     assert note.endswith(f"other programs as {vocabulary.pre} does")
 
 
 @pytest.mark.parametrize("name", ["qwen2", "smollm", "deepseek-v3", "llama-bpe", "gpt-4o"])
 def test_a_word_that_no_merge_makes_is_taken_whole(tmp_path: Path, name: str) -> None:
-    known = next(each for each in pre_tokenizers.KNOWN if each.name == name)
-    definition = json.loads(byte_level(tmp_path, steps_of(known)).to_str())
-    vocab = definition["model"]["vocab"]
-    definition["model"]["ignore_merges"] = True
-    definition["added_tokens"][-1]["id"], vocab["Zyxwvut"] = len(vocab) + 1, len(vocab)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    byte_level(tmp_path, steps_of(pre_tokenizers.named(name)))
+    with rewritten(tmp_path / "tokenizer.json") as definition:
+        unmerged(definition)
+        vocab = definition["model"]["vocab"]
     model = load(tmp_path, {"eos_token_id": 1})
-    for text in ("Zyxwvut", "a Zyxwvut<tool>Zyxwvut"):
-        assert ids(model, text) == reference.reference(tmp_path).encode(text).ids
+    compare(model, reference.reference(tmp_path), ("Zyxwvut", "a Zyxwvut<tool>Zyxwvut"))
     assert ids(model, "Zyxwvut") == [vocab["Zyxwvut"]]
     model.close()
 
@@ -219,12 +225,11 @@ def unmerged(definition: dict[str, Any]) -> None:
 def test_what_no_text_of_the_check_may_show_is_refused_by_name(
     tmp_path: Path, change: Callable[[dict[str, Any]], None], words: str, name: str
 ) -> None:
-    known = next(each for each in pre_tokenizers.KNOWN if each.name == name)
-    definition = json.loads(byte_level(tmp_path, steps_of(known)).to_str())
-    change(definition)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    byte_level(tmp_path, steps_of(pre_tokenizers.named(name)))
+    with rewritten(tmp_path / "tokenizer.json") as definition:
+        change(definition)
     with pytest.raises(ModelError, match=words):
-        read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
+        vocabulary_of(tmp_path)
 
 
 def test_a_sentencepiece_bpe_that_takes_words_whole_is_refused_for_one_that_no_merge_makes(
@@ -239,22 +244,21 @@ def test_a_sentencepiece_bpe_that_takes_words_whole_is_refused_for_one_that_no_m
         {"id": 2, "content": "</s>", "special": True},
     ]
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
-    assert read_vocabulary(Checkpoint(tmp_path, {}, {}), 1400).model == "llama"
+    assert vocabulary_of(tmp_path, 1400).model == "llama"
     definition["model"]["vocab"]["\u2581Zyxwvut"] = len(definition["model"]["vocab"])
     (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
     with pytest.raises(ModelError, match="words such as '\u2581Zyxwvut' whole"):
-        read_vocabulary(Checkpoint(tmp_path, {}, {}), 1400)
+        vocabulary_of(tmp_path, 1400)
 
 
 @pytest.mark.parametrize("setting", [{"byte_fallback": True}, {"ignore_merges": True}])
 def test_what_changes_no_word_of_bytes_is_taken(tmp_path: Path, setting: dict[str, bool]) -> None:
     """All of which have tokens, and merges that make each."""
-    definition = json.loads(byte_level(tmp_path, [pre.ByteLevel(False)]).to_str())
-    definition["model"] |= setting
-    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    byte_level(tmp_path, [pre.ByteLevel(False)])
+    with rewritten(tmp_path / "tokenizer.json") as definition:
+        definition["model"] |= setting
     model = load(tmp_path)
-    for text in TEXTS:
-        assert ids(model, text) == reference.reference(tmp_path).encode(text).ids
+    compare(model, reference.reference(tmp_path), TEXTS)
     model.close()
 
 
@@ -263,16 +267,16 @@ def test_an_unknown_pre_tokenizer_is_refused_at_once_naming_the_nearest(tmp_path
     byte_level(tmp_path, [pre.Split(pattern, "isolated"), pre.ByteLevel(False, use_regex=False)])
     began = time.monotonic()
     with pytest.raises(ModelError, match=r"nearest is (\S+)") as caught:
-        read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
+        vocabulary_of(tmp_path)
     assert time.monotonic() - began < 60
     assert caught.value.details["nearest"] in {known.name for known in pre_tokenizers.KNOWN}
-    chosen = read_vocabulary(Checkpoint(tmp_path, {}, {}), 600, pre="gpt-2")
+    chosen = vocabulary_of(tmp_path, pre="gpt-2")
     assert chosen.pre == "gpt-2"
 
 
 def test_a_tokenizer_that_would_differ_is_refused_with_the_text(tmp_path: Path) -> None:
     byte_level(tmp_path, [pre.Digits(individual_digits=True), pre.ByteLevel(False)])
-    vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), 600, pre="gpt-2")
+    vocabulary = vocabulary_of(tmp_path, pre="gpt-2")
     with (
         TokenCheck(tmp_path) as tokens,
         pytest.raises(ModelError, match="differs from its source") as caught,
@@ -293,29 +297,21 @@ def test_unigram_from_tokenizer_json(tmp_path: Path) -> None:
     plain = [t for t in TEXTS if t.isascii() and t.isprintable()]
     tokenizer.train_from_iterator(plain * 4, trainer)
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    vocabulary = read_vocabulary(Checkpoint(tmp_path, {}, {}), 600)
+    vocabulary = vocabulary_of(tmp_path)
     assert vocabulary.model == "t5" and vocabulary.scores is not None
     assert vocabulary.types[vocabulary.special_ids["unk"]] == TokenType.UNKNOWN
     target = tmp_path / "vocabulary.gguf"
     write_layout(target, "llama", vocabulary.metadata())
     model = Model(str(target), LoadOptions(vocab_only=True))
-    for text in ("Hello, world!", "the sum of a and b", "CamelCaseWords snake_case_words"):
-        assert ids(model, text) == tokenizer.encode(text, add_special_tokens=False).ids
+    compare(model, tokenizer, ("Hello, world!", "the sum of a and b", "CamelCase snake_case"))
     model.close()
 
 
 def test_special_tokens_templates_and_all_ends_are_carried(tmp_path: Path) -> None:
     byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
-    (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps(
-            {
-                "bos_token": {"content": "<s>"},
-                "eos_token": "</s>",
-                "add_bos_token": True,
-                "chat_template": [{"name": "default", "template": "old"}],
-            }
-        )
-    )
+    settings = {"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": True}
+    settings["chat_template"] = [{"name": "default", "template": "old"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2, 500]}))
     (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
     (tmp_path / "additional_chat_templates").mkdir()
@@ -424,7 +420,7 @@ def test_wordpiece(tmp_path: Path, lowercase: bool, named: bool) -> None:
     word = "a" * 101  # of which the conversion tells
     assert ids(model, word) != source.encode(word, add_special_tokens=False).ids == [1]
     model.close()
-    notes = read_vocabulary(Checkpoint(tmp_path, {}, {}), 900).notes
+    notes = vocabulary_of(tmp_path, 900).notes
     assert any("more than 100 characters is one [UNK]" in note for note in notes)
 
 
@@ -441,9 +437,8 @@ def test_a_source_that_cannot_split_a_text_is_told(tmp_path: Path) -> None:
 
 def test_a_panic_of_the_tokenizers_library_is_told_as_its_own(tmp_path: Path) -> None:
     source = byte_level(tmp_path, [pre.ByteLevel(add_prefix_space=False)])
-    definition = json.loads((tmp_path / "tokenizer.json").read_text("utf-8"))
-    definition["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": ""}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(definition))
+    charsmap = {"type": "Precompiled", "precompiled_charsmap": ""}
+    edit(tmp_path / "tokenizer.json", normalizer=charsmap)
     assert source.get_vocab_size() < 1400
     with pytest.raises(ModelError, match="refused by the tokenizers library: Precompiled"):
         load(tmp_path, check=TokenCheck)
@@ -486,27 +481,14 @@ def test_spaces_in_front_and_behind_special_tokens(tmp_path: Path, scheme: str) 
     (tmp_path / "tokenizer.model").unlink()
     source.save(str(tmp_path / "tokenizer.json"))
     model = load(tmp_path)
-    for text in (
-        "word",
-        " word",
-        "  two",
-        "<s>word",
-        "<s> word",
-        "a  <|x|>  b<s><s>c",
-        "a <unk>b",
-        "\u2581word",
-        "<s>\u2581\u2581",
-        "a \x1f<|x|>\x1cb",
-        "",
-    ):
-        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    texts = ("word", " word", "  two", "<s>word", "<s> word", "a  <|x|>  b<s><s>c", "a <unk>b")
+    compare(model, source, (*texts, "\u2581word", "<s>\u2581\u2581", "a \x1f<|x|>\x1cb", ""))
     model.close()
     # Another program does not know our keys, and llama.cpp does in it what the file says.
     file = tmp_path / "vocabulary.gguf"
     file.write_bytes(file.read_bytes().replace(b"llorch.tokenizer.", b"others.tokenizer."))
     other = Model(str(file), LoadOptions(vocab_only=True))
-    for text in ("word", "two words", "CamelCase  twice"):
-        assert ids(other, text) == source.encode(text, add_special_tokens=False).ids, text
+    compare(other, source, ("word", "two words", "CamelCase  twice"))
     other.close()
 
 
@@ -542,10 +524,9 @@ def test_runs_of_spaces_are_merged_where_the_library_merges_them(tmp_path: Path)
     runs = [SPACE * n for n in range(2, 32)]
     source = sentencepiece_json(tmp_path, {"merges": RUNS, "added": runs})
     model = load(tmp_path, size=1500, check=TokenCheck)
-    for text in ("  a", *(f"x{' ' * n}y" for n in range(1, 130))):
-        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, len(text)
+    compare(model, source, ("  a", *(f"x{' ' * n}y" for n in range(1, 130))))
     model.close()
-    assert "U+2581" in " ".join(read_vocabulary(Checkpoint(tmp_path, {}, {}), 1500).notes)
+    assert "U+2581" in " ".join(vocabulary_of(tmp_path, 1500).notes)
 
 
 def test_a_sentencepiece_bpe_is_normalised_as_its_definition_says(tmp_path: Path) -> None:
@@ -554,8 +535,7 @@ def test_a_sentencepiece_bpe_is_normalised_as_its_definition_says(tmp_path: Path
     normalizer = {"type": "Sequence", "normalizers": steps}
     source = sentencepiece_json(tmp_path, {"normalizer": normalizer})
     model = load(tmp_path)
-    for text in (*TEXTS, "\u3000\uff21<s>\ufb01 e\u0301"):
-        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    compare(model, source, (*TEXTS, "\u3000\uff21<s>\ufb01 e\u0301"))
     model.close()
 
 
@@ -575,8 +555,7 @@ def test_a_tokenizer_model_alone_has_its_spaces_as_the_settings_beside_it_say(
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     model = load(tmp_path, check=TokenCheck)
-    for text in ("word", " word", "a</s>b", "</s>word", "</s> word", "two words"):
-        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    compare(model, source, ("word", " word", "a</s>b", "</s>word", "</s> word", "two words"))
     model.close()
 
 
@@ -594,9 +573,8 @@ def test_a_tokenizer_json_goes_before_a_model_of_fewer_tokens(tmp_path: Path) ->
     """As transformers has it: whoever adds tokens to a vocabulary saves the definition alone."""
     source = sentencepiece_json(tmp_path, {"merges": [["h", "Z"], ["hZ", "h"]]})
     model = load(tmp_path)
-    text = "hZh hZ"
-    assert ids(model, text) == source.encode(text, add_special_tokens=False).ids
-    assert source.token_to_id("hZh") in ids(model, text)
+    compare(model, source, ["hZh hZ"])
+    assert source.token_to_id("hZh") in ids(model, "hZh hZ")
     model.close()
 
 
@@ -605,7 +583,6 @@ def test_composed_characters_around_special_tokens(tmp_path: Path) -> None:
     source.normalizer = normalizers.NFC()
     source.save(str(tmp_path / "tokenizer.json"))
     model = load(tmp_path)
-    for text in ("e\u0301", "<|turn|>\u0338e\u0301<tool>", "\u1100\u1161\u11a8"):
-        assert ids(model, text) == source.encode(text, add_special_tokens=False).ids, text
+    compare(model, source, ("e\u0301", "<|turn|>\u0338e\u0301<tool>", "\u1100\u1161\u11a8"))
     assert ids(model, "e\u0301") == ids(model, "\u00e9")
     model.close()
