@@ -22,7 +22,7 @@ from worker.convert.architectures import FAMILIES
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.config import MOST
 from worker.convert.family.rules import Into, Metadata, Place
-from worker.convert.malformed import told
+from worker.convert.malformed import bounded_faults
 from worker.convert.output import OutputFile
 from worker.convert.quantize import encode, is_finite, to_float32
 from worker.convert.tensor_plan import OutputTensor, interleaved
@@ -60,7 +60,7 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path, *, overwrite: 
     Raises:
         ModelError: the adapter is of another kind or does not fit the model; nothing is written.
     """
-    with told(folder):
+    with bounded_faults(folder):
         config = read_json(folder / CONFIG)
         _check_kind(folder, config)
         pairs = _pairs(folder, config, base)

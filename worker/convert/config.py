@@ -9,12 +9,7 @@ from typing import Any
 from worker.errors import ModelError
 
 MOST = 1e30
-"""No setting of a model is beyond; a float32 is its place in the file."""
-
-
-def _text(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:80]}…"
+"""Numbers of a configuration must be below it: a GGUF has them as float32."""
 
 
 def _of_layers(value: Any) -> Any:
@@ -93,7 +88,7 @@ class Config:
         if value is None:
             raise ModelError(f"{self.name} lacks {keys[0]}")
         if type(value) not in types or not is_sound(value):
-            raise ModelError(f"{self.name}: {keys[0]} must be {what}, not {_text(value)}")
+            raise ModelError(f"{self.name}: {keys[0]} must be {what}, not {value!r:.80}")
         return value
 
     def rope(self, layers: str = "full_attention", default_theta: float = 10000.0) -> Rope:

@@ -1,4 +1,4 @@
-"""What is wrong in the files of a checkpoint becomes a sentence of bounded length here."""
+"""Turns whatever a checkpoint's files lead to into an error of one sentence and bounded length."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _FAULTS = (
     *(KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError),
     *(re.error, struct.error),
 )
-"""What a value of another type than its place has leads to, deep in a file."""
+"""What code raises that meets a value of an unexpected type."""
 
 
 @contextmanager
-def told(source: Path) -> Iterator[None]:
-    """Raise nothing but `ModelError` for what the files below `source` say."""
+def bounded_faults(source: Path) -> Iterator[None]:
+    """Raise nothing but a `ModelError` for faults in the files below `source`."""
     try:
         yield
     except ModelError as error:  # It may quote what a file says, which may be long.

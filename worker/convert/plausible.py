@@ -1,4 +1,4 @@
-"""Bounds of the sizes in a configuration by what the checkpoint's files hold.
+"""Compares the sizes in a configuration with what the checkpoint's files hold.
 
 A number in `config.json` costs nothing to write, and memory goes by the number of layers, of
 experts and of tokens. So they are compared with the tensors before anything is computed from them.

@@ -19,7 +19,7 @@ from worker.convert.family import metadata as family_metadata
 from worker.convert.family.defaults import completed
 from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Family, Metadata, Place
-from worker.convert.malformed import told
+from worker.convert.malformed import bounded_faults
 from worker.convert.output_types import FORMATS, OutputFormat
 from worker.convert.pooling import MODULES, read_pooling
 from worker.convert.quantize import tensor_type
@@ -119,7 +119,7 @@ def prepare(source: Path, options: Options) -> Conversion:
     Raises:
         ModelError: the checkpoint's small files or headers are invalid or not supported.
     """
-    with told(source):
+    with bounded_faults(source):
         return _prepare(source, options)
 
 

@@ -1,4 +1,4 @@
-"""Whoever is told how far a conversion is."""
+"""What a conversion reports its progress to."""
 
 from __future__ import annotations
 

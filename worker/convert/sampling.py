@@ -1,4 +1,4 @@
-"""How a checkpoint's `generation_config.json` has tokens drawn, as a GGUF says it."""
+"""Reads the default sampling of `generation_config.json` into the keys that a GGUF has for it."""
 
 from __future__ import annotations
 

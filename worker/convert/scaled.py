@@ -104,16 +104,13 @@ def scale_of(
     """The scale of each block, if there are as many `values`; else of a whole tensor, of each row
     or of equal parts of a row, by the shape of `values`."""
     grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
-    if min(block) > 0 and grid.shape == tuple(map(_n_parts, shape, block)):
-        return Scale(grid, *block)
+    if min(block) > 0:  # The last part of an extent may be shorter.
+        n_parts = tuple(-(-extent // size) for extent, size in zip(shape, block, strict=True))
+        if grid.shape == n_parts:
+            return Scale(grid, *block)
     if any(extent % n for extent, n in zip(shape, grid.shape, strict=True)):
         raise ModelError(f"tensor {name} of shape {list(values.shape)} scales no {list(shape)}")
     return Scale(grid, shape[0] // grid.shape[0], shape[1] // grid.shape[1])
-
-
-def _n_parts(extent: int, size: int) -> int:
-    """How many parts of a size, of which the last may be shorter."""
-    return -(-extent // size)
 
 
 @cache

@@ -53,7 +53,7 @@ _LOSS = {
 weights give; and how many times the float16 scale of a block goes into the largest value that it
 can stand for."""
 _SCALE_ERROR = 2.0**-25
-"""By which such a scale may be wrong: half of the smallest step of a float16. So values may be lost
+"""The largest error of such a scale: half of the smallest step of a float16. So values may be lost
 that are as small as those of tokens that no training has seen."""
 _OPTIONS = {
     key: f"; {flag} is to be given, or not, as it was to the conversion"
@@ -106,15 +106,13 @@ def _check_metadata(conversion: Conversion, file: Path) -> None:
         write_layout(path, conversion.architecture, conversion.metadata)
         expected, found = read_layout(path), read_layout(file)
         for key in sorted(expected.types.keys() | found.types.keys()):
-            wanted, got = _said(expected, key), _said(found, key)
+            wanted, got = _typed(expected, key), _typed(found, key)
             if wanted != got and not (is_quantised and key.startswith(_QUANTISER_KEYS)):
-                raise ModelError(
-                    f"verification of {key} failed: {_apart(wanted, got)}{_OPTIONS.get(key, '')}",
-                    key=key,
-                )
+                why = _difference(wanted, got) + _OPTIONS.get(key, "")
+                raise ModelError(f"verification of {key} failed: {why}", key=key)
 
 
-def _apart(wanted: Sequence[object], got: Sequence[object]) -> str:
+def _difference(wanted: Sequence[object], got: Sequence[object]) -> str:
     if not got:
         return "the file lacks it"
     if not wanted:
@@ -124,7 +122,7 @@ def _apart(wanted: Sequence[object], got: Sequence[object]) -> str:
     return f"it has {b!r:.80} instead of {a!r:.80}"
 
 
-def _said(layout: GgufLayout, key: str) -> list[object]:
+def _typed(layout: GgufLayout, key: str) -> list[object]:
     """The type, and the value or the type and the values of an array; empty without the key."""
     if key in layout.metadata:
         return [layout.types[key], layout.metadata[key]]

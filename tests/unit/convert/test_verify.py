@@ -140,7 +140,7 @@ def test_a_key_that_one_side_lacks_is_told_as_that(
     assert verified(source, target, "--imatrix", str(matrix)) == 3
     told = capsys.readouterr().err
     assert "imatrix_sha256 failed: the file lacks it; --imatrix is to be given, or not" in told
-    assert verify._apart([], ["string", "x"]) == "its source does not give it"
+    assert verify._difference([], ["string", "x"]) == "its source does not give it"
 
 
 @pytest.mark.parametrize("outtype", ["f16", "q4_k_m"])

@@ -29,8 +29,8 @@ FAMILIES: tuple[Family, ...] = tuple(_described())
 
 
 _SAME_LAYERS = {"Model": "ForCausalLM", "ForMaskedLM": "Model"}
-"""By the end of a class's name, that of another one with the same layers: a decoder that embeds has
-no head, and the head by which an encoder fills gaps is left out."""
+"""Endings of classes' names, each with that of a class that has the same layers. A decoder that
+embeds has no head; the head by which an encoder predicts masked tokens is left out."""
 
 
 def family_of(config: Config) -> Family | None:

@@ -126,8 +126,8 @@ def completed(config: Config, kind: str) -> Config:
 
 
 def _keys(config: Config) -> Iterator[str]:
-    """The keys that are there, with those of the rotation, which has sections or a level of its
-    own, and an older name for its type."""
+    """The keys that are there, also those of the rotation, which may be one or two levels deeper
+    and have an older name for its type."""
     yield from config.values
     for name in ("rope_parameters", "rope_scaling"):
         rope = config.section(name).values

@@ -275,7 +275,7 @@ class Family:
 
     def lacking(self, config: Config, there: Set[str]) -> Iterator[str]:
         """What of `needs`, and of what follows from settings, is not among the names `there`."""
-        own, usual = self._own_needs(config), self._said(config, is_there=True)
+        own, usual = self._own_needs(config), self._stated_needs(config, is_there=True)
         of_weights = [n for n in usual if n.replace("bias", "weight") in there or "." not in n]
         for name in (*own, *of_weights):
             if not there & {name, f"{name}.weight"} and name[0] != "-" and f"-{name}" not in own:
@@ -284,15 +284,15 @@ class Family:
     def denied(self, config: Config, there: Set[str]) -> Iterator[str]:
         """What is among the names `there` and settings say that it is not: the model's own class
         would pass over it, and llama.cpp takes it."""
-        allowed = {*self._own_needs(config), *self._said(config, is_there=True)}
-        for name in self._said(config, is_there=False):
+        allowed = {*self._own_needs(config), *self._stated_needs(config, is_there=True)}
+        for name in self._stated_needs(config, is_there=False):
             if there & {name, f"{name}.weight"} and name not in allowed:
                 yield name
 
     def _own_needs(self, config: Config) -> list[str]:
         return (self.needs(config) if callable(self.needs) else self.needs).split()
 
-    def _said(self, config: Config, *, is_there: bool) -> list[str]:
+    def _stated_needs(self, config: Config, *, is_there: bool) -> list[str]:
         """The names in `_NEEDED` of settings that have this value."""
         said = {**self.requires, **{k: v for k, v in config.values.items() if v is not None}}
         return " ".join(n for key, n in _NEEDED.items() if said.get(key) is is_there).split()

@@ -93,11 +93,6 @@ def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
         f"a word of more than {longest} characters is one {model.get('unk_token')} to the "
         "tokenizer, and pieces to llama.cpp"
     )
-    _set_normalizer(vocabulary, tokenizer)
-    return vocabulary
-
-
-def _set_normalizer(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> None:
     for step in steps_of(tokenizer.get("normalizer"), "BertNormalizer"):
         if not (step.get("clean_text", True) and step.get("handle_chinese_chars", True)):
             raise ModelError("tokenizer.json: llama.cpp always cleans texts as BERT does")
@@ -107,3 +102,4 @@ def _set_normalizer(vocabulary: Vocabulary, tokenizer: Mapping[str, Any]) -> Non
         vocabulary.settings["tokenizer.ggml.normalizer.strip_accents"] = (
             lowercase if accents is None else bool(accents)
         )
+    return vocabulary

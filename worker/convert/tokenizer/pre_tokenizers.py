@@ -166,7 +166,9 @@ def split_of(pre: PreTokenizer, *, ignore_merges: bool = False) -> list[str]:
     """The expressions that split a text as the definition does, applied in order; empty if
     llama.cpp's own pre-tokenizer already does, and takes words whole where `ignore_merges` asks.
 
-    A word cannot be a space and a number, which llama.cpp takes apart in all that it is given."""
+    They are empty, too, where a word may be a space and a number: llama.cpp splits such a word
+    again, whatever a worker has split before.
+    """
     if pre.is_exact and pre.ignore_merges >= ignore_merges:
         return []
     if split(GPT2_REGEX) in pre.steps and DIGITS not in pre.steps:

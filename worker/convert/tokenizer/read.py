@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.convert.checkpoint import Checkpoint
-from worker.convert.malformed import told
+from worker.convert.malformed import bounded_faults
 from worker.convert.tokenizer import definition, sentencepiece
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.protobuf import read_model
@@ -37,7 +37,7 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
     Raises:
         ModelError: the tokenizer is absent, malformed or of a kind that llama.cpp does not have.
     """
-    with told(checkpoint.folder / "tokenizer"):
+    with bounded_faults(checkpoint.folder / "tokenizer"):
         tokenizer = checkpoint.json("tokenizer.json") or ranked_definition(checkpoint.folder)
         cuts = tekken_cuts(checkpoint.folder, tokenizer)
         if cuts:
@@ -73,8 +73,7 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
     if kind == "WordPiece":
         return definition.wordpiece(tokenizer)
     if kind == "BPE":
-        _check_replaced(tokenizer)
-        _check_dropout(tokenizer)
+        _check_bpe(tokenizer)
         # Behind ByteLevel no character is without a token, so nothing falls back to bytes' own.
         if not has_bytes or any(steps_of(tokenizer.get("pre_tokenizer"), "ByteLevel")):
             return definition.byte_level(tokenizer, pre)
@@ -95,19 +94,15 @@ def _read(checkpoint: Checkpoint, tokenizer: Mapping[str, Any], pre: str | None)
     )
 
 
-def _check_replaced(tokenizer: Mapping[str, Any]) -> None:
-    """Refuse a replacement within texts: those of the check may not have what it replaces."""
+def _check_bpe(tokenizer: Mapping[str, Any]) -> None:
+    """Refuse what the texts of the check may not show: a replacement of what none of them has, and
+    merges that are left out by chance, however seldom."""
     for step in steps_of(tokenizer.get("normalizer"), "Replace"):
         if (step.get("pattern"), step.get("content")) != ({"String": " "}, sentencepiece.SPACE):
             raise ModelError(
                 f"tokenizer.json: its normalizer replaces {step.get('pattern')} by "
                 f"{step.get('content')!r}, which llama.cpp does not"
             )
-
-
-def _check_dropout(tokenizer: Mapping[str, Any]) -> None:
-    """Refuse merges that are left out by chance, be it so seldom that no text of the check has
-    one."""
     if dropout := tokenizer["model"].get("dropout"):
         raise ModelError(
             f"tokenizer.json: its model leaves out merges by chance (dropout is {dropout}), so a "

@@ -32,7 +32,7 @@ TOKENIZER_KINDS = {
     "bert": "gguf-wpm",
     "t5": "gguf-ugm",
 }
-"""Where llama.cpp's name for the kind is not the file's."""
+"""By the file's own word, where ours is another one."""
 
 _TYPES = {bool: "bool", int: "int64", float: "float32", str: "string"}
 """Of a value that the file does not have."""
@@ -61,7 +61,7 @@ class GgufHeader(GgufLayout):
     chat_template: str | None
     pooling: str | None
     overridden: dict[str, Scalar]
-    """What is in the metadata in place of the file's, or beside it."""
+    """Values of the metadata that were given instead of the file's own, or in addition to them."""
 
     def summary(self) -> dict[str, Scalar]:
         """The metadata in the file's order, each array as `[n items]`."""
