@@ -117,8 +117,6 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
 
 def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]:
     path = folder / WEIGHTS
-    if not path.is_file():
-        raise ModelError(f"The folder {str(folder)!r} has no {WEIGHTS}.", path=str(folder))
     infos = {info.name: info for info in read_header(path)}
     source = Checkpoint(folder, {}, infos)
     parts: dict[str, dict[str, Matrix]] = {}

@@ -50,8 +50,6 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
-        if not folder.is_dir():
-            raise ModelError(f"{folder} is not a folder of SafeTensors", path=str(folder))
         config = read_json(folder / "config.json")
         tensors: dict[str, TensorInfo] = {}
         for shard in weight_files(folder):

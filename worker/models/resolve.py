@@ -65,8 +65,7 @@ async def resolve(
     Raises `ModelError` (missing, corrupt, unsupported), `DownloadError` or `ConfigError`.
     """
     on_progress(Progress("resolve", 0.0))
-    wanted = None if ref == BUNDLED else ref
-    place, sha256 = await asyncio.to_thread(look_up, wanted, settings.models_file)
+    place, sha256 = await asyncio.to_thread(look_up, ref, settings.models_file)
     if ref is None or place is None:
         bundled = await _resolve_path(bundled_folder(), BUNDLED, settings, on_progress)
         return replace(bundled, kind="bundled")

@@ -33,45 +33,37 @@ def byte_level(*, use_regex: bool) -> dict[str, Any]:
     }
 
 
+def splits(*steps: str | dict[str, Any]) -> list[dict[str, Any]]:
+    """Each by an expression, or another step; the last one makes letters of bytes."""
+    found = [isolated(step) if isinstance(step, str) else step for step in steps]
+    return [*found, byte_level(use_regex=False)]
+
+
 DIGITS = {"type": "Digits", "individual_digits": True}
 _LETTERS = pre_tokenizers.named("deepseek-llm").steps[1].removeprefix("split ")
 PRE_TOKENIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
     "gpt-2": ([byte_level(use_regex=True)], False),
     "starcoder": ([DIGITS, byte_level(use_regex=True)], False),
     "llama-bpe": (
-        [
-            isolated(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"),
-            byte_level(use_regex=False),
-        ],
+        splits(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_TAIL}"),
         True,
     ),
     "qwen2": (
-        [
-            isolated(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"),
-            byte_level(use_regex=False),
-        ],
+        splits(rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_TAIL}"),
         False,
     ),
     "qwen35": (
-        [
-            isolated(
-                rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-                r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-            ),
-            byte_level(use_regex=False),
-        ],
+        splits(
+            rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+            r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        ),
         False,
     ),
     "deepseek-llm": (
-        [
-            isolated("[\r\n]"),
-            isolated(_LETTERS),
-            isolated("\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+"),
-            isolated(r"\s+$"),
-            isolated("[一-龥ࠀ-一가-퟿]+"),
-            DIGITS,
-            byte_level(use_regex=False),
-        ],
+        splits(
+            *("[\r\n]", _LETTERS, "\\s?[!-/:-~！-／：-～‘-‟\u3000-。]+", r"\s+$"),
+            *("[一-龥ࠀ-一가-퟿]+", DIGITS),
+        ),
         False,
     ),
     "falcon": (
@@ -84,14 +76,7 @@ PRE_TOKENIZERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
         False,
     ),
     "deepseek-coder": (
-        [
-            isolated(r"[\r\n]"),
-            isolated(r"\s?\p{L}+"),
-            isolated(r"\s?\p{P}+"),
-            isolated("[一-龥ࠀ-一가-퟿]+"),
-            DIGITS,
-            byte_level(use_regex=False),
-        ],
+        splits(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGITS),
         False,
     ),
 }

@@ -31,12 +31,7 @@ from worker.installation import default_cache_dir
 from worker.models import conversion
 from worker.models.checksum import write_whole
 from worker.models.gguf.header import read_header
-from worker.models.resolve import (
-    ResolvedModel,
-    bundled_folder,
-    resolve,
-    resolve_checkpoint,
-)
+from worker.models.resolve import ResolvedModel, bundled_folder, resolve
 from worker.settings import Settings
 from worker.wire.messages import Progress
 
@@ -309,13 +304,6 @@ def test_files_that_are_no_models(tmp_path: Path) -> None:
     )
 
 
-def test_an_unknown_alias_and_an_unknown_option(tmp_path: Path) -> None:
-    error = refused("no-such-model", tmp_path)
-    assert isinstance(error, ModelError) and "models.toml" in error.message
-    with pytest.raises(ConfigError, match="unknown option"):
-        resolved("hf:o/r::what=x", tmp_path)
-
-
 def test_a_cache_that_cannot_be_written(tmp_path: Path, checkpoint: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     error = refused(str(checkpoint), tmp_path / "file")
@@ -362,6 +350,8 @@ def test_gguf_files_split_ones_and_local_aliases(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models.toml").write_text("[models.mine]\npath = 'm.gguf'\n")
     assert resolved("mine", tmp_path).gguf_path == path
+    (tmp_path / "models.toml").write_text("[models.tiny-model]\npath = 'm.gguf'\n")
+    assert resolved("tiny-model", tmp_path).gguf_path == path, "the bundled one has no such alias"
     (tmp_path / "plain").mkdir()
     assert "no config.json." in refused("plain", tmp_path).message
     write_gguf(tmp_path / "plain/m.gguf")
@@ -417,13 +407,3 @@ def test_the_hash_of_an_untouched_file_is_remembered(tmp_path: Path) -> None:
     path.write_bytes(b"y" * 1000)
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # as a backup that is put back
     assert sha256_of_file(path, tmp_path / "cache") == sha256_of_file(path) != first
-
-
-def test_a_checkpoint_for_the_converter(tmp_path: Path, checkpoint: Path) -> None:
-    mine = asyncio.run(resolve_checkpoint(str(checkpoint), None, tmp_path))
-    assert mine == checkpoint
-    bundled = asyncio.run(resolve_checkpoint("tiny-model", None, tmp_path))
-    assert bundled == bundled_folder()
-    path = write_gguf(tmp_path / "m.gguf")
-    with pytest.raises(ModelError, match="needs a folder or a repository of SafeTensors"):
-        asyncio.run(resolve_checkpoint(str(path), None, tmp_path))
