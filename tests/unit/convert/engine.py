@@ -15,18 +15,25 @@ from worker.llama.batch import Batch
 from worker.llama.context import Context, ContextOptions
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.header import read_header
+from worker.wire.adapters import applied
 
 Array = npt.NDArray[np.float32]
 
 
-def logits(gguf: Path, tokens: Sequence[int], *, repacked: bool = False) -> npt.NDArray[np.float32]:
+def logits(
+    gguf: Path,
+    tokens: Sequence[int],
+    *,
+    repacked: bool = False,
+    adapter: tuple[Path, float] | None = None,
+) -> npt.NDArray[np.float32]:
     """One row per token; KV cache in F32, flash attention off, weights as they are stored, or
-    `repacked` as a worker has them."""
+    `repacked` as a worker has them; with an adapter at this scale."""
 
     def read(context: Context) -> npt.NDArray[np.float32]:
         return np.stack([context.logits(row).copy() for row in range(len(tokens))])
 
-    return _decoded(gguf, tokens, read, embeddings=False, repacked=repacked)
+    return _decoded(gguf, tokens, read, embeddings=False, repacked=repacked, adapter=adapter)
 
 
 def embedding(gguf: Path, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -63,9 +70,12 @@ def _decoded(
     *,
     embeddings: bool = True,
     repacked: bool = False,
+    adapter: tuple[Path, float] | None = None,
 ) -> npt.NDArray[np.float32]:
     repacked = repacked and may_repack(read_header(gguf))
     model = Model(str(gguf), LoadOptions(extra_buffer_types=repacked))
+    if adapter is not None:
+        model.load_adapter(str(adapter[0]))
     n = len(tokens)
     options = ContextOptions(
         n_ctx=max(n, 64),
@@ -77,6 +87,8 @@ def _decoded(
     )
     context = Context(model, options)
     batch = Batch(n)
+    if adapter is not None:
+        context.apply(applied({0: adapter[1]}))
     try:
         batch.add(0, 0, list(tokens), logits=True)
         batch.want_all_logits()

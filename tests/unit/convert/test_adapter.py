@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +12,17 @@ import pytest
 from gguf import GGUFReader
 from safetensors.numpy import load_file, save_file
 
+from tests.unit.convert import engine
 from tests.unit.convert.files import converted, edit, read_tensors
 from tests.unit.convert.test_parity import checkpoint
 from worker.commands import convert as cli
 from worker.convert.adapter import convert_adapter
 from worker.convert.quantize import to_float32
 from worker.errors import ModelError
-from worker.llama.batch import Batch
-from worker.llama.context import Context, ContextOptions
-from worker.llama.model import LoadOptions, Model
 from worker.models.adapter import check_adapter
 from worker.models.gguf.header import read_header
 from worker.models.resolve import bundled_folder
-from worker.wire.adapters import Adapter, applied, parse_adapter
+from worker.wire.adapters import Adapter, parse_adapter
 
 ADAPTER = Path(__file__).parents[2] / "data/adapter"
 EXPECTED: dict[str, list[Any]] = json.loads((ADAPTER / "expected.json").read_text())
@@ -43,21 +40,8 @@ def copy(tmp_path: Path) -> Path:
     return Path(shutil.copytree(ADAPTER, tmp_path / "adapter"))
 
 
-def adapted_logits(gguf: Path, adapter: Path, scale: float, tokens: Sequence[int]) -> Any:
-    model = Model(str(gguf), LoadOptions(extra_buffer_types=False))
-    model.load_adapter(str(adapter))
-    n = len(tokens)
-    options = ContextOptions(
-        n_ctx=64, n_batch=n, n_ubatch=n, kv_types=("f32", "f32"), flash_attention="off"
-    )
-    context, batch = Context(model, options), Batch(n)
-    context.apply(applied({0: scale}))
-    batch.add(0, 0, list(tokens), logits=True)
-    assert context.decode(batch) == "ok"
-    found = context.logits(n - 1).copy()
-    context.close()
-    model.close()
-    return found
+def adapted_logits(gguf: Path, adapter: Path, scale: float) -> Any:
+    return engine.logits(gguf, EXPECTED["tokens"], adapter=(adapter, scale))[-1]
 
 
 def test_logits_equal_pefts(base: Path, tmp_path: Path) -> None:
@@ -66,9 +50,9 @@ def test_logits_equal_pefts(base: Path, tmp_path: Path) -> None:
     assert cli.run(["adapter", str(ADAPTER), str(base), str(target)]) == 0
     expected = np.array(EXPECTED["adapted"])
     largest = np.abs(expected).max()
-    found = adapted_logits(base, target, 1.0, EXPECTED["tokens"])
+    found = adapted_logits(base, target, 1.0)
     assert np.abs(found - expected).max() <= 1e-4 * largest
-    without = adapted_logits(base, target, 0.0, EXPECTED["tokens"])
+    without = adapted_logits(base, target, 0.0)
     assert np.abs(without - np.array(EXPECTED["base"])).max() <= 1e-4 * largest
     check_adapter(read_header(target), read_header(base))
 
@@ -89,7 +73,7 @@ def test_rank_stabilised_scales_are_folded_in(base: Path, copy: Path, tmp_path: 
     for folder in (copy, plain):
         target = tmp_path / f"{folder.name}.gguf"
         convert_adapter(folder, read_header(base), target)
-        found.append(adapted_logits(base, target, 1.0, EXPECTED["tokens"]))
+        found.append(adapted_logits(base, target, 1.0))
     assert np.abs(found[0] - found[1]).max() < 1e-3
 
 

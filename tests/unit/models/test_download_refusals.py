@@ -15,7 +15,7 @@ from huggingface_hub import constants
 
 from tests.support.fetching import failure, fetch
 from tests.support.hub import set_endpoint
-from tests.support.hub_server import OTHER_COMMIT, TOKEN, Hub, Repo
+from tests.support.hub_server import COMMIT, OTHER_COMMIT, TOKEN, Hub, Repo
 from worker.models.hub import remote, transfer
 
 ROOT = Path(__file__).parents[3]
@@ -78,21 +78,24 @@ def test_a_listing_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path, name: s
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-@pytest.mark.parametrize("etag", ["../../../../evil", ".."])
-def test_an_etag_cannot_name_files_elsewhere(hub: Hub, tmp_path: Path, etag: str) -> None:
-    hub.repos["o/r"] = Repo({"m.gguf": b"GGUF" + bytes(100)})
-    hub.lie_about["m.gguf"] = etag
-    error = failure("hf:o/r::file=m.gguf", tmp_path / "a/b/cache")
-    assert "does not speak the hub's protocol" in error.message
-    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+EVIL = "../../../../evil"
 
 
-@pytest.mark.parametrize("ref", ["hf:o/r", "hf:o/r::file=m.gguf"])
-def test_a_commit_cannot_name_files_elsewhere(
-    hub: Hub, tmp_path: Path, ref: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("ref", "etag", "commit"),
+    [
+        ("hf:o/r::file=m.gguf", EVIL, COMMIT),
+        ("hf:o/r::file=m.gguf", "..", COMMIT),
+        ("hf:o/r::file=m.gguf", "1" * 40, EVIL),
+        ("hf:o/r", "1" * 40, EVIL),
+    ],
+)
+def test_neither_an_etag_nor_a_commit_can_name_files_elsewhere(
+    hub: Hub, tmp_path: Path, ref: str, etag: str, commit: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(remote, "ATTEMPTS", 1)
-    hub.repos["o/r"] = Repo({"m.gguf": b"GGUF"}, branches={"main": "../../../../evil"})
+    hub.repos["o/r"] = Repo({"m.gguf": b"GGUF" + bytes(100)}, branches={"main": commit})
+    hub.lie_about["m.gguf"] = etag
     assert "does not speak the hub's protocol" in failure(ref, tmp_path / "a/b/cache").message
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
