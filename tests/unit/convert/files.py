@@ -12,6 +12,7 @@ from typing import Any
 import gguf
 import numpy as np
 
+from tests.support.gguf_file import finish
 from worker.commands import convert as cli
 
 SIZES = {"BF16": 2, "F32": 4}
@@ -103,7 +104,4 @@ def write_importance(path: Path, weights: dict[str, np.ndarray], n_counted: int 
     for name, values in weights.items():
         writer.add_tensor(f"{name}.in_sum2", values.astype(np.float32)[None])
         writer.add_tensor(f"{name}.counts", np.full((1, 1), n_counted, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)

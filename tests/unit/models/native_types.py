@@ -14,6 +14,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from tests.support.gguf_file import finish
 from tests.unit.models.native_loads import outcome_of
 from worker.errors import ModelError
 from worker.llama import library
@@ -53,10 +54,7 @@ class Retyper:
                 return False
             zeros = np.zeros((*reversed(others), row // per_block * block_bytes), np.uint8)
             writer.add_tensor(name, zeros, raw_dtype=kind)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        finish(writer)
         return True
 
 
