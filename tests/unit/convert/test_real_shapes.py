@@ -99,10 +99,21 @@ def test_tensors_that_are_left_out_are_named_with_the_reason(tmp_path: Path) -> 
     assert f"left out mtp.layers.0.enorm.weight: {reason}" in prepared(source).notes
 
 
-@pytest.mark.parametrize("dtype", ["U8", "BOOL"])
-def test_ignored_tensors_may_be_of_any_type(tmp_path: Path, dtype: str) -> None:
-    source = checkpoint("gpt-2", tmp_path)
-    add_tensor(source, "transformer.h.0.attn.bias", dtype, 32 * 32)
+@pytest.mark.parametrize(
+    ("family", "tensor", "dtype"),
+    [
+        ("gpt-2", "transformer.h.0.attn.bias", "U8"),
+        ("gpt-2", "transformer.h.0.attn.bias", "BOOL"),
+        ("qwen2", "model.layers.0.self_attn.rotary_emb.inv_freq", "U8"),
+        ("qwen3", "mtp.layers.0.input_layernorm.weight", "U8"),
+    ],
+)
+def test_buffers_and_what_predicts_further_tokens_are_left_out_of_any_type(
+    tmp_path: Path, family: str, tensor: str, dtype: str
+) -> None:
+    source = checkpoint(family, tmp_path)
+    add_tensor(source, tensor, dtype, 32 * 32)
+    assert any(note.startswith(f"left out {tensor}: ") for note in prepared(source).notes)
     converts(source)
 
 

@@ -19,7 +19,7 @@ from worker.convert.family.metadata import (
     sections,
     sizes,
 )
-from worker.convert.family.rules import BUFFERS, QKV_BIASES, Family, Metadata, Setting, transposed
+from worker.convert.family.rules import QKV_BIASES, Family, Metadata, Setting, transposed
 from worker.errors import ModelError
 
 _GELU = ("gelu_pytorch_tanh", "gelu_new")
@@ -32,7 +32,6 @@ LLAMA = Family(
     interleaved=True,
     ignores_window=True,
     scales_as_llama3=True,
-    ignored=BUFFERS,
 )
 
 
@@ -242,7 +241,6 @@ STABLELM = Family(
     rotary=0.25,
     metadata={Keys.LLM.USE_PARALLEL_RESIDUAL: flag("use_parallel_residual")},
     head="always",
-    ignored=BUFFERS,
     needs=lambda config: "ffn_norm ffn_norm.bias" * (not config.flag("use_parallel_residual")),
 )
 
@@ -320,7 +318,6 @@ GPT2 = Family(
     norm="layer",
     common=_gpt2,
     config=_gpt2_config,
-    ignored=BUFFERS,
     requires={
         "activation_function": _GELU,
         "scale_attn_weights": True,

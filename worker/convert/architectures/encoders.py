@@ -10,7 +10,7 @@ from gguf.constants import Keys, PoolingType
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, renamed
 from worker.convert.family.metadata import integer, number, require, sizes
-from worker.convert.family.rules import BUFFERS, QKV_BIASES, Array, Family, Metadata
+from worker.convert.family.rules import QKV_BIASES, Array, Family, Metadata
 from worker.errors import ModelError
 
 _OTHER_HEAD = "they are for another task"
@@ -43,7 +43,7 @@ BERT = Family(
         Keys.Tokenizer.TOKEN_TYPE_COUNT: integer("type_vocab_size", default=1),
     },
     head="none",
-    ignored={**BUFFERS, r"(pooler|cls)\..*": _OTHER_HEAD},
+    ignored={r"(pooler|cls)\..*": _OTHER_HEAD},
     requires={"hidden_act": "gelu", "position_embedding_type": "absolute"},
     needs=f"token_types {QKV_BIASES} attn_output.bias ffn_up.bias ffn_down.bias",
 )
@@ -55,7 +55,7 @@ XLM_ROBERTA = replace(
     # Jina's third has adapters and rotary positions.
     applies=lambda config: not config.has("lora_adaptations"),
     dims=_roberta_dims,
-    ignored={**BUFFERS, r"(pooler|lm_head)\..*": _OTHER_HEAD},
+    ignored={r"(pooler|lm_head)\..*": _OTHER_HEAD},
 )
 
 
@@ -89,7 +89,7 @@ BERT_RANKER = replace(
     _ranker(BERT, "BertForSequenceClassification"),
     sources={f"{name}.{part}": f"{target}.{part}" for name, target in _HEAD for part in _PARTS},
     notes=_one_type,
-    ignored={**BUFFERS, r"cls\..*": _OTHER_HEAD},
+    ignored={r"cls\..*": _OTHER_HEAD},
 )
 
 _NOMIC_KEYS = {

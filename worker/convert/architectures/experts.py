@@ -20,7 +20,7 @@ from worker.convert.architectures.dense import (
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, with_experts
 from worker.convert.family.metadata import SHARED_WIDTH, as_deepseek, integer, of_dims, rotated
-from worker.convert.family.rules import MTP, Array, Family, Into, Make, Sources, halves
+from worker.convert.family.rules import Array, Family, Into, Make, Sources, halves
 from worker.errors import ModelError
 
 
@@ -122,7 +122,6 @@ MINIMAX_M2 = Family(
         Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
     },
     dims=with_experts("num_local_experts", width="intermediate_size"),
-    ignored=MTP,
     requires={"hidden_act": "silu", "use_qk_norm": True, "scoring_func": "sigmoid"},
 )
 
@@ -172,7 +171,6 @@ EXAONE_MOE = replace(
     dims=with_experts(
         "num_experts", n_shared="num_shared_experts", n_dense="first_k_dense_replace"
     ),
-    ignored=MTP,
     ropes=("default",),
 )
 
@@ -189,7 +187,6 @@ ERNIE4_5_MOE = Family(
     dims=with_experts(
         "moe_num_experts", n_shared="moe_num_shared_experts", n_dense="moe_layer_start_index"
     ),
-    ignored=MTP,
     requires={
         "hidden_act": "silu",
         "use_bias": False,

@@ -12,7 +12,7 @@ from worker.convert.architectures.experts import GRANITE_MOE
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, renamed, with_experts
 from worker.convert.family.metadata import SHARED_WIDTH, flag, integer, kv_heads, number, of_dims
-from worker.convert.family.rules import MTP, Array, Family, Make, Setting, Sources, decay, halves
+from worker.convert.family.rules import Array, Family, Make, Setting, Sources, decay, halves
 from worker.errors import ModelError
 
 # --- state spaces ------------------------------------------------------------------------------
@@ -193,7 +193,6 @@ NEMOTRON_H_MOE = replace(
         Keys.LLM.EXPERT_WEIGHTS_SCALE: number("routed_scaling_factor", default=1.0),
     },
     applies=lambda config: "moe" in _pattern(config),
-    ignored=MTP,
 )
 
 # --- short convolutions --------------------------------------------------------------------------

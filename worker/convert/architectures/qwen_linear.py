@@ -11,7 +11,7 @@ from gguf.constants import Keys
 from worker.convert.config import Config
 from worker.convert.family.dims import Dims, with_experts
 from worker.convert.family.metadata import SHARED_WIDTH, integer, of_dims, sections
-from worker.convert.family.rules import MTP, Array, Family, Into, Make, decay, squeezed
+from worker.convert.family.rules import Array, Family, Into, Make, decay, squeezed
 
 _PERIOD = 4
 _SECTIONS = [11, 11, 10, 0]
@@ -98,7 +98,6 @@ QWEN3_NEXT = Family(
         **SHARED_WIDTH,
     },
     dims=with_experts("num_experts", shared_width="shared_expert_intermediate_size", of=_dims),
-    ignored=MTP,
     needs="attn_qkv attn_gate",
     requires={
         **_DENSE_REQUIRES,

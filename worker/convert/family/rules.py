@@ -148,11 +148,11 @@ _NEEDED = {
 }
 """What `Family.needs` has, by the setting that says so: biases only of weights that are there."""
 _FURTHER = "they predict further tokens"
-MTP = {r"(layers\.\d+\.)?mtp.*": _FURTHER}
-BUFFERS = {
-    r".*\.(rotary_emb\.inv_freq|attn\.(masked_)?bias|position_ids)": "llama.cpp computes them"
+_NEVER_TAKEN = {
+    r"(layers\.\d+\.)?mtp.*": _FURTHER,
+    r".*\.(rotary_emb\.inv_freq|attn\.(masked_)?bias|position_ids)": "llama.cpp computes them",
 }
-"""What `Family.ignored` has in several families."""
+"""As `Family.ignored`, in every family."""
 _NOT_TEXT = (
     r"(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision"
     r"|embed_audio)\..*"
@@ -213,8 +213,8 @@ class Family:
     ignores_extra_layers: bool = False
     """Layers after the last one predict further tokens and are left out."""
     ignored: Mapping[str, str] = field(default_factory=dict)
-    """Regular expressions for tensors that are left out, each with the reason. Without the model's
-    root."""
+    """Regular expressions for the names of tensors that are left out, without the model's root;
+    each with the reason."""
     varies: str = ""
     """A regular expression for tensors of a layer that others of its kind may lack."""
     needs: str | Callable[[Config], str] = ""
@@ -253,7 +253,8 @@ class Family:
         if self.ignores_extra_layers and Place.of(name).layer >= d.n_layers:
             return _FURTHER
         bare = _ROOTS.sub("", name)
-        return next((why for p, why in self.ignored.items() if re.fullmatch(p, bare)), None)
+        ignored = {**_NEVER_TAKEN, **self.ignored}
+        return next((why for p, why in ignored.items() if re.fullmatch(p, bare)), None)
 
     def becomes(self, form: str) -> tuple[Into, ...] | None:
         """What becomes of the tensor at a `Place.form`; `None` if the family does not know it."""
