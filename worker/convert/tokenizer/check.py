@@ -24,7 +24,7 @@ from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
-from worker.convert.tokenizer.sentencepiece import SPACE
+from worker.convert.tokenizer.vocabulary import SPACE
 from worker.errors import ModelError, WorkerError
 from worker.models.gguf.header import read_header
 

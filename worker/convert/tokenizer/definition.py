@@ -11,11 +11,10 @@ from gguf.constants import TokenType
 from worker.convert.tokenizer import pre_tokenizers
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.ranked import TEKKEN_SPLIT
-from worker.convert.tokenizer.vocabulary import Vocabulary, merges_of
+from worker.convert.tokenizer.vocabulary import SPACE, Vocabulary, merges_of
 from worker.errors import ModelError
 from worker.llama.source_tokenizer import WHOLE_WORDS
 
-_WORD_START = "\u2581"
 _OF_A_BYTE = re.compile("<0x[0-9A-F]{2}>")
 _ROLES = {"<s>": "bos", "</s>": "eos", "<unk>": "unk", "<pad>": "pad"}
 
@@ -84,7 +83,7 @@ def wordpiece(tokenizer: Mapping[str, Any]) -> Vocabulary:
     vocabulary = Vocabulary(model="bert")
     for text, i in sorted(model["vocab"].items(), key=lambda item: item[1]):
         inside = text.startswith(prefix)
-        form = text.removeprefix(prefix) if inside else _WORD_START + text
+        form = text.removeprefix(prefix) if inside else SPACE + text
         vocabulary.put(i, form, TokenType.NORMAL)
     if (unk := model["vocab"].get(model.get("unk_token"))) is not None:
         vocabulary.special_ids["unk"] = unk

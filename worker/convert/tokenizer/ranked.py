@@ -14,9 +14,9 @@ from typing import Any
 
 from gguf.vocab import bytes_to_unicode
 
+from worker.convert.checkpoint import Checkpoint
 from worker.convert.tokenizer import pre_tokenizers
 from worker.errors import ModelError
-from worker.models.checkpoint_files import read_json
 
 TIKTOKEN, TEKKEN = "tiktoken.model", "tekken.json"
 TEKKEN_SPLIT, _KIMI_SPLIT = "tekken", "kimi-k2"
@@ -31,46 +31,42 @@ _OLD_SPECIAL = (
 _ADDED = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
 
 
-def ranked_definition(folder: Path) -> dict[str, Any]:
+def ranked_definition(checkpoint: Checkpoint) -> dict[str, Any]:
     """What one of the files says, in the form of a `tokenizer.json`; empty if there is none.
 
     Raises:
         ModelError: a line is not a byte string and a rank, a rank is none, or a `tekken.json` cuts
             texts otherwise than all published ones, or has too few tokens.
     """
-    if (folder / TIKTOKEN).is_file():
-        return _tiktoken(folder)
-    return _tekken(folder) if (folder / TEKKEN).is_file() else {}
+    path = checkpoint.folder / TIKTOKEN
+    if path.is_file():
+        decoder = checkpoint.json("tokenizer_config.json").get("added_tokens_decoder") or {}
+        added = [{**entry, "id": int(i)} for i, entry in decoder.items()]
+        return _of_ranks(_read_ranks(path), _KIMI_SPLIT, added)
+    tekken = checkpoint.json(TEKKEN)
+    return _tekken(tekken, checkpoint.folder / TEKKEN) if tekken else {}
 
 
-def _tiktoken(folder: Path) -> dict[str, Any]:
-    settings = folder / "tokenizer_config.json"
-    decoder = read_json(settings).get("added_tokens_decoder") if settings.is_file() else {}
-    added = [{**entry, "id": int(i)} for i, entry in (decoder or {}).items()]
-    return _of_ranks(_read_ranks(folder / TIKTOKEN), _KIMI_SPLIT, added)
-
-
-def _tekken(folder: Path) -> dict[str, Any]:
-    tekken = read_json(folder / TEKKEN)
+def _tekken(tekken: Mapping[str, Any], path: Path) -> dict[str, Any]:
     n_special = int(tekken["config"]["default_num_special_tokens"])
     n_ranks = int(tekken["config"]["default_vocab_size"]) - n_special
     if [tekken["config"]["pattern"]] != _expressions(TEKKEN_SPLIT):
-        raise ModelError(f"{folder / TEKKEN}: config.pattern is not the one that Mistral publishes")
+        raise ModelError(f"{path}: config.pattern is not the one that Mistral publishes")
     ranks = {
         base64.b64decode(entry["token_bytes"], validate=True): int(entry["rank"])
         for entry in tekken["vocab"]
         if entry["rank"] < n_ranks
     }
     if len(ranks) != n_ranks:
-        raise ModelError(f"{folder / TEKKEN} has {len(ranks)} tokens instead of {n_ranks}")
+        raise ModelError(f"{path} has {len(ranks)} tokens instead of {n_ranks}")
     special = [f"<SPECIAL_{i}>" for i in range(n_special)]
     if (listed := tekken.get("special_tokens")) is None:
         listed = [{"rank": i, "token_str": text} for i, text in enumerate(_OLD_SPECIAL)]
     for entry in listed:
         if not 0 <= (rank := int(entry["rank"])) < n_special:
             raise ModelError(
-                f"{folder / TEKKEN}: the special token {entry['token_str']!r} has the rank {rank}, "
-                f"which is none of {n_special}"
+                f"{path}: the special token {entry['token_str']!r} has the rank {rank}, which is "
+                f"none of {n_special}"
             )
         special[rank] = str(entry["token_str"])
     added = [{"id": i, "content": text, "special": True} for i, text in enumerate(special)]
@@ -101,13 +97,14 @@ def _of_ranks(
     }
 
 
-def tekken_cuts(folder: Path, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
+def tekken_cuts(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     """The pre-tokenizer that a `tekken.json` says, if a `tokenizer.json` of bytes beside it says
     another, as transformers before 4.57.3 made of it; else empty."""
     steps = list(pre_tokenizers.steps_of(tokenizer.get("pre_tokenizer")))
-    if not (folder / TEKKEN).is_file() or not any(s["type"] == "ByteLevel" for s in steps):
+    tekken = checkpoint.json(TEKKEN)
+    if not tekken or not any(s["type"] == "ByteLevel" for s in steps):
         return {}
-    cuts = _cuts([str(read_json(folder / TEKKEN)["config"]["pattern"])])
+    cuts = _cuts([str(tekken["config"]["pattern"])])
     return {} if pre_tokenizers.same(steps, pre_tokenizers.steps_of(cuts)) else cuts
 
 

@@ -15,13 +15,8 @@ from worker.convert.malformed import bounded_faults
 from worker.convert.tokenizer import definition, sentencepiece
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.protobuf import read_model
-from worker.convert.tokenizer.ranked import (
-    TEKKEN,
-    TIKTOKEN,
-    ranked_definition,
-    tekken_cuts,
-)
-from worker.convert.tokenizer.vocabulary import AddedToken, Vocabulary
+from worker.convert.tokenizer.ranked import TEKKEN, TIKTOKEN, ranked_definition, tekken_cuts
+from worker.convert.tokenizer.vocabulary import SPACE, AddedToken, Vocabulary
 from worker.errors import ModelError
 from worker.models.checkpoint_files import TOKENIZERS
 from worker.models.gguf.servable import missing_byte
@@ -38,8 +33,8 @@ def read_vocabulary(checkpoint: Checkpoint, vocab_size: int, pre: str | None = N
         ModelError: the tokenizer is absent, malformed or of a kind that llama.cpp does not have.
     """
     with bounded_faults(checkpoint.folder / "tokenizer"):
-        tokenizer = checkpoint.json("tokenizer.json") or ranked_definition(checkpoint.folder)
-        cuts = tekken_cuts(checkpoint.folder, tokenizer)
+        tokenizer = checkpoint.json("tokenizer.json") or ranked_definition(checkpoint)
+        cuts = tekken_cuts(checkpoint, tokenizer)
         if cuts:
             tokenizer = {**tokenizer, "pre_tokenizer": cuts}
         vocabulary = _read(checkpoint, tokenizer, pre)
@@ -98,7 +93,7 @@ def _check_bpe(tokenizer: Mapping[str, Any]) -> None:
     """Refuse what the texts of the check may not show: a replacement of what none of them has, and
     merges that are left out by chance, however seldom."""
     for step in steps_of(tokenizer.get("normalizer"), "Replace"):
-        if (step.get("pattern"), step.get("content")) != ({"String": " "}, sentencepiece.SPACE):
+        if (step.get("pattern"), step.get("content")) != ({"String": " "}, SPACE):
             raise ModelError(
                 f"tokenizer.json: its normalizer replaces {step.get('pattern')} by "
                 f"{step.get('content')!r}, which llama.cpp does not"

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.convert.checkpoint import Checkpoint
 from worker.convert.tokenizer.protobuf import SentencePieceModel, read_model
 from worker.convert.tokenizer.ranked import TEKKEN, ranked_definition, tekken_cuts
 from worker.convert.tokenizer.sentencepiece import scheme_of
+from worker.convert.tokenizer.vocabulary import SPACE
 from worker.errors import ModelError
-from worker.models.checkpoint_files import read_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -21,20 +22,20 @@ def reference(folder: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
     path, source = folder / "tokenizer.json", folder / "tokenizer.model"
+    checkpoint = Checkpoint(folder, {}, {})
     try:
         if path.is_file():
             tokenizer = Tokenizer.from_file(str(path))
-            whole = read_json(path) if (folder / TEKKEN).is_file() else {}
-            if cuts := tekken_cuts(folder, whole):
+            whole = checkpoint.json(path.name) if checkpoint.json(TEKKEN) else {}
+            if cuts := tekken_cuts(checkpoint, whole):
                 tokenizer = Tokenizer.from_str(json.dumps({**whole, "pre_tokenizer": cuts}))
-        elif other := ranked_definition(folder):
+        elif other := ranked_definition(checkpoint):
             other["model"]["vocab"] |= {t["content"]: t["id"] for t in other["added_tokens"]}
             tokenizer = Tokenizer.from_str(json.dumps(other))
         elif source.is_file():
-            beside = folder / "tokenizer_config.json"
-            settings = read_json(beside) if beside.is_file() else {}
             model = read_model(source.read_bytes(), str(source))
-            tokenizer = _from_sentencepiece(model, scheme_of(model, settings))
+            scheme = scheme_of(model, checkpoint.json("tokenizer_config.json"))
+            tokenizer = _from_sentencepiece(model, scheme)
         else:
             raise ModelError(f"{folder} has no tokenizer whose ids can be compared")
     except (ModelError, KeyboardInterrupt):
@@ -59,9 +60,9 @@ def _from_sentencepiece(model: SentencePieceModel, scheme: str) -> Tokenizer:
     if model.remove_extra_whitespaces:
         steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
     if scheme == "always":
-        steps.append(normalizers.Prepend("\u2581"))
+        steps.append(normalizers.Prepend(SPACE))
     if scheme != "first":
-        steps.append(normalizers.Replace(" ", "\u2581"))
+        steps.append(normalizers.Replace(" ", SPACE))
     bytes_too = any(piece.kind == 6 for piece in model.pieces)
     if model.algorithm == 2:
         vocab = {piece.text: i for i, piece in enumerate(model.pieces)}
@@ -75,7 +76,7 @@ def _from_sentencepiece(model: SentencePieceModel, scheme: str) -> Tokenizer:
     tokenizer.normalizer = normalizers.Sequence(steps)
     if scheme == "first":
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    tokenizer.decoder = decoders.Replace("\u2581", " ")
+    tokenizer.decoder = decoders.Replace(SPACE, " ")
     return tokenizer
 
 

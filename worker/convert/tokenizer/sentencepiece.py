@@ -15,10 +15,9 @@ from gguf.constants import Keys, TokenType
 from worker.convert.family.rules import Metadata
 from worker.convert.tokenizer.pre_tokenizers import steps_of
 from worker.convert.tokenizer.protobuf import SentencePieceModel
-from worker.convert.tokenizer.vocabulary import Vocabulary, merges_of
+from worker.convert.tokenizer.vocabulary import SPACE, Vocabulary, merges_of
 from worker.errors import ModelError
 
-SPACE = "\u2581"
 _BPE = 2
 
 

@@ -14,6 +14,8 @@ from worker.convert.family.rules import Metadata
 from worker.errors import ModelError
 from worker.llama import source_tokenizer
 
+SPACE = "\u2581"
+"""What SentencePiece has in a token for a space, and llama.cpp's WordPiece at a word's begin."""
 MOST_TOKENS = 1 << 20
 """Far more than any vocabulary has; a gap in the ids is filled, so a bound must be here."""
 _LOOKS_SPECIAL = re.compile(r"<\|.*\|>|<｜.*｜>|<(pad|mask|unused\d+|reserved_\d+)>", re.DOTALL)
@@ -95,11 +97,11 @@ class Vocabulary:
             kind = TokenType.UNKNOWN if is_unknown else token.kind
             text = token.text
             if self.model in ("llama", "t5") and kind == TokenType.USER_DEFINED:
-                if "\u2581" in text and not token.normalized and self.tokens[i : i + 1] == [text]:
+                if SPACE in text and not token.normalized and self.tokens[i : i + 1] == [text]:
                     literal = True  # Spaces never are one to the library, but what merges make.
                     continue
                 # llama.cpp searches the text for these tokens before it replaces spaces.
-                text = text.replace("\u2581", " ")
+                text = text.replace(SPACE, " ")
             self.put(i, text, kind)
             if token.lstrip:
                 self.lstrip.add(i)
