@@ -12,6 +12,7 @@ import pytest
 from gguf import GGUFReader
 from safetensors.numpy import load_file, save_file
 
+from tests.support.bundled import bundled_gguf
 from tests.unit.convert import engine
 from tests.unit.convert.files import converted, edit, read_tensors
 from tests.unit.convert.test_parity import checkpoint
@@ -21,17 +22,15 @@ from worker.convert.quantize import to_float32
 from worker.errors import ModelError
 from worker.models.adapter import check_adapter
 from worker.models.gguf.header import read_header
-from worker.models.resolve import bundled_folder
 from worker.wire.adapters import Adapter, parse_adapter
 
 ADAPTER = Path(__file__).parents[2] / "data/adapter"
 EXPECTED: dict[str, list[Any]] = json.loads((ADAPTER / "expected.json").read_text())
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    target = tmp_path_factory.mktemp("base") / "model.gguf"
-    return converted(bundled_folder(), target, "--outtype", "f32")
+@pytest.fixture
+def base() -> Path:
+    return bundled_gguf("f32")
 
 
 @pytest.fixture

@@ -12,21 +12,20 @@ from typing import Any
 
 import pytest
 
+from tests.support.bundled import bundled_gguf
 from worker.models.adapter import resolve_adapters
-from worker.models.resolve import resolve
-from worker.settings import Settings
 from worker.wire.adapters import parse_adapter
 
 ROOT = Path(__file__).parents[3]
 ADAPTER = ROOT / "tests/data/adapter"
 
 
-@pytest.fixture(scope="module")
-def model(warm_cache: Path) -> Path:
-    return asyncio.run(resolve(Settings(cache_dir=warm_cache), None)).gguf_path
+@pytest.fixture
+def model() -> Path:
+    return bundled_gguf("q8_0")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def adapter(model: Path, warm_cache: Path) -> Path:
     wanted = [parse_adapter(str(ADAPTER))]
     [found] = asyncio.run(resolve_adapters(wanted, model, warm_cache))
