@@ -10,7 +10,7 @@ from gguf.constants import PoolingType
 
 from worker.convert.checkpoint import Checkpoint
 from worker.errors import ModelError
-from worker.models.checkpoint_files import DENSE_MODULES, is_poolings, read_json
+from worker.models.checkpoint_files import DENSE_MODULES, is_pooling_config, read_json
 
 MODULES = "modules.json"
 _FLAGS = {
@@ -35,7 +35,7 @@ def read_pooling(checkpoint: Checkpoint) -> PoolingType | None:
         kind = str(module.get("type")).rsplit(".", 1)[-1]
         if kind == "Pooling":
             file = checkpoint.folder / str(module.get("path")) / "config.json"
-            if not is_poolings(file) or file.parent.parent != checkpoint.folder:
+            if not is_pooling_config(file) or file.parent.parent != checkpoint.folder:
                 raise ModelError(f"{path}: the folder of its pooling must be named as 1_Pooling is")
             found = _pooling(file)
         elif kind == "Dense":

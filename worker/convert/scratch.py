@@ -26,7 +26,7 @@ class Scratch:
             parent = parent.absolute().parent
         parent = parent or Path(tempfile.gettempdir())
         for other in parent.glob(f"{_PREFIX}*"):
-            if (lock := _held(other)) is not None:
+            if (lock := _try_lock(other)) is not None:
                 shutil.rmtree(other, ignore_errors=True)
                 os.close(lock)
         while (lock := self._new(parent)) is None:
@@ -75,8 +75,8 @@ def locked(path: Path, flags: int) -> int | None:
     return None
 
 
-def _held(folder: Path) -> int | None:
-    """The lock of a folder; `None` if another holds it, or it is gone."""
+def _try_lock(folder: Path) -> int | None:
+    """Lock a folder; returns its lock, or `None` if another process holds it, or it is gone."""
     try:
         return locked(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:

@@ -60,11 +60,11 @@ def checkpoint_files(folder: Path) -> list[Path]:
     """
     small = [folder / name for name in (*CONFIG_FILES, INDEX)]
     small += (folder / TEMPLATES).glob("*.jinja")
-    small += (each for each in folder.glob("*/config.json") if is_poolings(each))
+    small += (each for each in folder.glob("*/config.json") if is_pooling_config(each))
     return sorted([*(path for path in small if path.is_file()), *weight_files(folder)])
 
 
-def is_poolings(path: Path) -> bool:
+def is_pooling_config(path: Path) -> bool:
     """Whether a file is the configuration of sentence-transformers' pooling."""
     return _POOLING.fullmatch(f"{path.parent.name}/{path.name}") is not None
 

@@ -41,7 +41,7 @@ class StoredModel:
     files: tuple[Path, ...]
     delete: Callable[[], object]
     locks: tuple[Path, ...] = ()
-    """Of whoever makes it."""
+    """The lock files of whoever downloads or converts it."""
 
     def is_used(self) -> bool:
         """Whether a running worker serves one of the files."""

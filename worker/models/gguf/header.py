@@ -35,7 +35,7 @@ TOKENIZER_KINDS = {
 """By the file's own word, where ours is another one."""
 
 _TYPES = {bool: "bool", int: "int64", float: "float32", str: "string"}
-"""Of a value that the file does not have."""
+"""GGUF's types for given values whose keys the file does not have."""
 _PART = re.compile(r"(?P<stem>.*[^/])-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 

@@ -66,7 +66,7 @@ _NUMBERS = {
 
 
 def fits(kind: str, value: Scalar) -> bool:
-    """Whether a value of this type of GGUF's can be `value`, without being another one."""
+    """Whether this type of GGUF's can hold the value as it is."""
     if isinstance(value, str):
         return kind == "string"
     if isinstance(value, bool):
