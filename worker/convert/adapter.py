@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Set
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -118,9 +119,8 @@ def _check_kind(folder: Path, config: dict[str, Any]) -> None:
 def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]:
     path = folder / WEIGHTS
     infos = {info.name: info for info in read_header(path)}
-    source = Checkpoint(folder, {}, infos)
     parts: dict[str, dict[str, Matrix]] = {}
-    try:
+    with closing(Checkpoint(folder, {}, infos)) as source:
         for name, info in infos.items():
             match = _PART.fullmatch(name)
             if match is None:
@@ -128,8 +128,6 @@ def _pairs(folder: Path, config: dict[str, Any], base: GgufHeader) -> list[Pair]
             if info.dtype not in READABLE or len(info.shape) != 2:
                 raise ModelError(f"The tensor {name!r} of {path} is not a matrix of floats.")
             parts.setdefault(match[1], {})[match[2]] = to_float32(source.read(info))
-    finally:
-        source.close()
     pairs = []
     for module, found in parts.items():
         if set(found) != {"A", "B"} or found["A"].shape[0] != found["B"].shape[1]:

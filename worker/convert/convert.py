@@ -7,6 +7,7 @@ weights (`chunks`).
 from __future__ import annotations
 
 import time
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,13 +35,11 @@ def convert(
     Returns what there is to say about the file. Raises `ModelError` and leaves nothing behind.
     """
     began = time.monotonic()
-    if destination.is_dir():
-        raise ModelError(f"{destination} is a folder; name the GGUF file to write")
     report.step("check", 0, 1)
     # It has a processor to itself while tokens are compared.
     hashing = in_daemon_thread(partial(manifest.digest, source))
-    conversion = prepare_checked(source, replace(options, scratch=destination.parent))
-    try:
+    options = replace(options, scratch=destination.parent)
+    with closing(prepare_checked(source, options)) as conversion:
         for sentence in conversion.notes:
             report.note(sentence)
         weights.check_space(destination, conversion, f"converting to {destination.name}")
@@ -56,8 +55,6 @@ def convert(
             digest = hashing.result()
             out.patch(manifest.PLACEHOLDER, digest)
             out.commit()
-    finally:
-        conversion.close()
     return {
         "path": str(destination),
         "outtype": options.outtype,

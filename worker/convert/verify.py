@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
@@ -87,15 +88,12 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
             f"{file} was quantised with an importance matrix, which verify needs: give the file "
             f"whose SHA-256 is {recorded[manifest.IMATRIX]} with --imatrix"
         )
-    conversion = prepare_checked(source, options)
-    try:
+    with closing(prepare_checked(source, options)) as conversion:
         conversion.metadata[manifest.DIGEST] = manifest.digest(source)
         _check_metadata(conversion, file)
         check_tensors(conversion, file, report)
         if options.format.tensor_type is None:
             _quantise_again(conversion, file, report)
-    finally:
-        conversion.close()
     return len(conversion.tensors)
 
 
