@@ -168,8 +168,8 @@ class WorkerProtocol(HttpToolsProtocol):
     _phase: Phase = "idle"
     _body_due = 0.0
     """When the body must have come, whatever its pauses."""
-    _n_head_bytes = 0
-    _n_framing_bytes = 0
+    _n_overhead_bytes = 0
+    """Of the head that comes, or of what frames the body."""
     _has_begun = False
     """Whether a part of the next request's head has come."""
     _last_word: bytes | None = None
@@ -305,11 +305,9 @@ class WorkerProtocol(HttpToolsProtocol):
             self.flow.end_parsing()
 
     def _parse(self, data: bytes) -> None:
+        self._n_overhead_bytes += len(data)
         if self._phase == "body":
-            self._n_framing_bytes += len(data)
             self._wait(min(self._body_due, self.loop.time() + SECONDS["body"]))
-        else:
-            self._n_head_bytes += len(data)
         self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
@@ -319,8 +317,7 @@ class WorkerProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self._refuse("no_http")
             return
-        n_bytes = self._n_framing_bytes if self._phase == "body" else self._n_head_bytes
-        if n_bytes > MAX_HEAD_BYTES:
+        if self._n_overhead_bytes > MAX_HEAD_BYTES:
             self._refuse("large_head")
 
     def _go_on_with(self, data: bytes) -> None:
@@ -382,19 +379,20 @@ class WorkerProtocol(HttpToolsProtocol):
             _send_without_chunks(self.cycle)
         self._unanswered.append(self.cycle)
         self._has_begun = False
-        self._n_head_bytes = self._n_framing_bytes = 0
+        self._n_overhead_bytes = 0
         self._enter("body")
         self._body_due = self.loop.time() + BODY_SECONDS
 
     def on_body(self, body: bytes) -> None:
-        left = self._n_framing_bytes - FRAMING_PER_BYTE * len(body)
-        self._n_framing_bytes = max(left, 0)
+        left = self._n_overhead_bytes - FRAMING_PER_BYTE * len(body)
+        self._n_overhead_bytes = max(left, 0)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # The body comes yet, see `_go_on_with`.
         super().on_message_complete()
+        self._n_overhead_bytes = 0
         # An answer may have come before the body, such as a refusal.
         self._enter("answer" if self._unanswered else "idle")
 

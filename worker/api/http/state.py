@@ -90,21 +90,17 @@ class ServedModel:
 
 def sampling_defaults(metadata: Mapping[str, Any], flags: Mapping[str, Any]) -> Mapping[str, Any]:
     """As `ServedModel.sampling`, of a model's file with this metadata."""
-    found: dict[str, Any] = {"samplers": Sampling(0).samplers}
+    sequence = metadata.get("general.sampling.sequence")
+    order = _known_order(sequence) if isinstance(sequence, str) else ()
+    found = {"samplers": flags.get("samplers", order or Sampling(0).samplers)}
     for name, known in PARAMETERS.items():
         # At temperature 1, where the contract begins, small models write nonsense.
-        if known.usual is not None:
-            found[name] = known.usual
-        value = metadata.get(f"general.sampling.{known.key}")
-        if known.key and is_number(value):
+        value = known.usual
+        if known.key and is_number(own := metadata.get(f"general.sampling.{known.key}")):
             low, high = known.range
-            found[name] = min(max(value, low), high)
-    if isinstance(sequence := metadata.get("general.sampling.sequence"), str):
-        found["samplers"] = _known_order(sequence) or found["samplers"]
-    found |= flags
-    for name, known in PARAMETERS.items():
-        if name in found:
-            found[name] = int(found[name]) if known.is_integer else float(found[name])
+            value = min(max(own, low), high)
+        if (value := flags.get(name, value)) is not None:
+            found[name] = int(value) if known.is_integer else float(value)
     return found
 
 

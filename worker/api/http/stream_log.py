@@ -169,10 +169,6 @@ class Streams:
         self._logs: dict[tuple[str, str], StreamLog] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    @property
-    def _oldest_first(self) -> list[StreamLog]:
-        return list(dict.fromkeys(self._logs.values()))
-
     def open(
         self, owner: str, names: Collection[str], log: StreamLog, chunks: AsyncIterator[bytes]
     ) -> None:
@@ -229,24 +225,15 @@ class Streams:
         have ended and that nobody reads; then the oldest bytes of the largest."""
         if log.size_bytes > MOST_BYTES:
             log.drop(log.size_bytes - 3 * MOST_BYTES // 4)
-        if (excess := self._make_room()) > 0:
-            largest = max(self._oldest_first, key=lambda each: each.size_bytes)
+        logs = list(dict.fromkeys(self._logs.values()))  # the oldest first
+        excess = sum(each.counted_bytes for each in logs) - (self._settings.resume_mib << 20)
+        for each in logs:
+            if excess > 0 and each.is_done and not each.n_readers:
+                excess -= each.counted_bytes
+                self._forget(each)
+        if excess > 0:
+            largest = max(self._logs.values(), key=lambda each: each.size_bytes)
             largest.drop(min(max(excess, largest.size_bytes // 4), largest.size_bytes))
-
-    @property
-    def _most_bytes(self) -> int:
-        return self._settings.resume_mib << 20
-
-    def _make_room(self) -> int:
-        """Forget the oldest logs that have ended and that nobody reads, while there is too much;
-        returns the bytes that are still too many."""
-        logs = self._oldest_first
-        excess = sum(each.counted_bytes for each in logs) - self._most_bytes
-        for log in logs:
-            if excess > 0 and log.is_done and not log.n_readers:
-                excess -= log.counted_bytes
-                self._forget(log)
-        return excess
 
     def _forget(self, log: StreamLog) -> None:
         self._logs = {key: each for key, each in self._logs.items() if each is not log}
