@@ -146,16 +146,6 @@ def test_a_call_that_is_cut_off_keeps_what_it_has(worker: WorkerProcess) -> None
     assert begun and json.dumps(begun, ensure_ascii=False)[1:-1] in sent
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-@pytest.mark.parametrize("name", [None, "", "a" * 257])
-def test_a_choice_of_a_tool_names_it(worker: WorkerProcess, path: str, name: str | None) -> None:
-    choice = {"type": "tool", "name": name, "disable_parallel_tool_use": None}
-    body = {"messages": user("a"), "tools": [], "tool_choice": choice}
-    answer = worker.post(path, body | ({"max_tokens": 1} if path == "/v1/messages" else {}))
-    assert answer.status_code == 400
-    assert "tool_choice" in answer.json()["error"]["message"]
-
-
 # --- OpenAI's responses ------------------------------------------------------------------
 
 
@@ -286,56 +276,120 @@ def read_of(source: Any, kind: str = "document") -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [{"type": kind, "source": source}]}]}
 
 
+def choosing(name: str | None) -> dict[str, Any]:
+    choice = {"type": "tool", "name": name, "disable_parallel_tool_use": None}
+    return {"messages": user("a"), "tools": [], "tool_choice": choice}
+
+
+def allowing(*names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": tools}}
+    return {"tools": tools, "tool_choice": choice}
+
+
+RIGHT: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("/v1/chat/completions", "/api/chat"), {"messages": user("a")}),
+    **dict.fromkeys(("/v1/completions", "/api/generate"), {"prompt": "a"}),
+    "/v1/messages": {"messages": user("a"), "max_tokens": 8},
+    "/v1/responses": {"input": "a"},
+}
+LOOKS = {"type": "function", "function": {"name": "look"}}
+STRING = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
+FLY = {"type": "function", "function": {"name": "fly"}}
+CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
+    ({"messages": user("a " * 2000)}, "messages"),
+    ({"tools": [LOOKS], "tool_choice": FLY}, "tool_choice.function.name"),
+    ({"tools": [LOOKS], "tool_choice": "always"}, "tool_choice"),
+    ({"tools": [LOOKS], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
+    (allowing("look") | {"tools": [FLY]}, "tool_choice.allowed_tools.tools[0].function.name"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [STRING], "tool_choice": "required"}, "tools[0].function.parameters.type"),
+    ({"reasoning_budget": -2}, "reasoning_budget"),
+    ({"reasoning_budget": "ten"}, "reasoning_budget"),
+    ({"reasoning_format": "xml"}, "reasoning_format"),
+]
+RESPONSES: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "function"}]}, "tools[0]"),
+    ({"tools": [LOOKS]}, "tools[0]"),
+    ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
+    ({"input": [{"type": "item_reference"}]}, "input[0]"),
+    ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"input": "a " * 2000}, "input"),
+]
+MESSAGES: list[tuple[dict[str, Any], str]] = [
+    ({"messages": [{"role": "assistant", "content": [USE]}]}, "messages[0]"),
+    ({"messages": [{"role": "assistant", "content": [CALL]}]}, "messages"),
+    ({"messages": [{"role": "user", "content": [RESULT] * 4097}]}, "messages"),
+    (read_of({"type": "base64", "media_type": "application/pdf"}), SOURCE),
+    (read_of({"type": "url", "url": "https://a.b/c.pdf"}), SOURCE),
+    (read_of({"type": "file", "file_id": "1"}), SOURCE),
+    (read_of({"type": "text", "data": "a"}, "image"), SOURCE),
+    (read_of("a", "document"), "content[0].source"),
+    (read_of(None, "document"), "messages[0].content[0]"),
+    (read_of({"type": "text"}, "search_result"), "content[0].source"),
+    ({"messages": [{"role": "user", "content": [SEEN]}]}, "content[0].type"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    *((choosing(name), "tool_choice") for name in (None, "", "a" * 257)),
+    ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
+]
+OLLAMAS: list[tuple[str, dict[str, Any], str]] = [
+    ("/api/chat", {"messages": [{"role": "user", "images": ["aGk="]}]}, "images"),
+    ("/api/chat", {"messages": [{"content": "a"}]}, "messages[0].role"),
+    ("/api/chat", {"tools": [{"type": "function"}]}, "tools[0].function"),
+    ("/api/chat", {"think": 5}, "think must be true or false or a text"),
+    ("/api/chat", {"format": "yaml"}, "format"),
+    ("/api/chat", {"options": {"temperature": 5000}}, "options.temperature"),
+    ("/api/generate", {"images": ["aGk="]}, "images"),
+    ("/api/generate", {"template": "{{ .Prompt }}"}, "template"),
+    ("/api/generate", {"context": [1, 2]}, "context"),
+    ("/api/generate", {"suffix": "b"}, "suffix"),
+]
+GAP = {"input_prefix": "a", "input_suffix": "b"}
+LLAMA_SERVERS: list[tuple[str, dict[str, Any], str]] = [
+    ("/tokenize", {"content": "a", "messages": [{"role": "user"}]}, "content"),
+    ("/tokenize", {"content": ["a", 1024]}, "content"),
+    ("/detokenize", {"tokens": [5, 1024]}, "tokens"),
+    ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
+    ("/apply-template", {}, "messages"),
+    ("/lora-adapters", {"lora": [{"id": 0, "scale": 1}]}, "lora[0].id"),
+    ("/tools", {}, "tool"),
+    ("/infill", GAP, "input_suffix"),
+    ("/infill", GAP | {"input_extra": [{}]}, "input_extra[0].text"),
+    ("/infill", {"input_suffix": "b"}, "input_prefix"),
+    ("/v1/completions", {"suffix": "b"}, "suffix"),
+    ("/v1/completions", {"prompt": [1], "suffix": "b"}, "suffix"),
+]
+
+
 @pytest.mark.parametrize(
     ("path", "fields", "named"),
     [
-        ("/v1/responses", {"input": "a", "tools": [{"type": "function"}]}, "tools[0]"),
-        (
-            "/v1/responses",
-            {"input": "a", "tools": [{"type": "function", "function": {"name": "f"}}]},
-            "tools[0]",
-        ),
-        ("/v1/responses", {"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
-        ("/v1/responses", {"input": [{"type": "item_reference"}]}, "input[0]"),
-        (
-            "/v1/responses",
-            {"input": "a", "text": {"format": {"type": "json_schema"}}},
-            "text.format",
-        ),
-        ("/v1/responses", {"input": "a", "tool_choice": "required"}, "tool_choice"),
-        ("/v1/responses", {"input": "a", "top_logprobs": 21}, "top_logprobs"),
-        ("/v1/responses", {"input": "a " * 2000}, "input"),
-        ("/v1/messages", {"messages": [{"role": "assistant", "content": [USE]}]}, "messages[0]"),
-        ("/v1/messages", {"messages": [{"role": "assistant", "content": [CALL]}]}, "messages"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "wizard", "content": "a"}]},
-            "messages[0].role",
-        ),
-        ("/v1/chat/completions", {"messages": user("a " * 2000)}, "messages"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": [RESULT] * 4097}]}, "messages"),
-        ("/v1/messages", read_of({"type": "base64", "media_type": "application/pdf"}), SOURCE),
-        ("/v1/messages", read_of({"type": "url", "url": "https://a.b/c.pdf"}), SOURCE),
-        ("/v1/messages", read_of({"type": "file", "file_id": "1"}), SOURCE),
-        ("/v1/messages", read_of({"type": "text", "data": "a"}, "image"), SOURCE),
-        ("/v1/messages", read_of("a", "document"), "content[0].source"),
-        ("/v1/messages", read_of(None, "document"), "messages[0].content[0]"),
-        ("/v1/messages", read_of({"type": "text"}, "search_result"), "content[0].source"),
-        ("/v1/messages", {"messages": [{"role": "user", "content": [SEEN]}]}, "content[0].type"),
-        (
-            "/v1/messages",
-            {"messages": user("a"), "tool_choice": {"type": "any"}},
-            "tool_choice",
-        ),
+        *(("/v1/chat/completions", *row) for row in CHATS),
+        *(("/v1/responses", *row) for row in RESPONSES),
+        *(("/v1/messages", *row) for row in MESSAGES),
+        *(("/v1/messages/count_tokens", choosing(name), "tool_choice") for name in (None, "")),
+        *OLLAMAS,
+        *LLAMA_SERVERS,
     ],
 )
 def test_a_clients_fault_is_named(
     worker: WorkerProcess, path: str, fields: dict[str, Any], named: str
 ) -> None:
-    refused = worker.post(path, {"model": "m", "max_tokens": 8, **fields})
+    """By the field, or in the message of a form that has no place for it."""
+    refused = worker.post(path, {"model": "m", **RIGHT.get(path, {}), **fields})
     assert refused.status_code == 400, refused.text
     error = refused.json()["error"]
-    assert named in (error.get("param") or error["message"])
+    if isinstance(error, str):  # Ollama's
+        assert named in error
+        return
+    assert error["type"] == "invalid_request_error" and error["message"]
+    if "param" in error:
+        assert error["param"] == named
+    else:
+        assert named in error["message"]
 
 
 def test_a_turn_is_put_together_as_the_model_wrote_it(worker: WorkerProcess) -> None:

@@ -302,24 +302,6 @@ def test_the_text_in_a_gap(small: WorkerProcess) -> None:
     assert worker.post("/infill", body | extra).json()["tokens_evaluated"] > len(marked)
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/completions", {"prompt": "a", "suffix": "b"}, "suffix"),
-        ("/v1/completions", {"prompt": [1], "suffix": "b"}, "suffix"),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "input_suffix"),
-        ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]}, None),
-        ("/infill", {"input_suffix": "b"}, "input_prefix"),
-    ],
-)
-def test_a_gap_that_cannot_be_filled_is_refused(
-    worker: WorkerProcess, path: str, body: Any, param: str | None
-) -> None:
-    answer = worker.post(path, body)
-    assert answer.status_code == 400
-    assert param is None or param in answer.text
-
-
 LONG = "word " * 200
 
 
@@ -434,29 +416,6 @@ def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: Worke
     own = refused("/completion", {"prompt": text})
     assert own["type"] == "exceed_context_size_error"
     assert own["n_prompt_tokens"] > own["n_ctx"] == n_ctx
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/tokenize", {"content": "a", "messages": [{"role": "user"}]}, "content"),
-        ("/tokenize", {"content": ["a", 1024]}, "content"),
-        ("/detokenize", {"tokens": [5, 1024]}, "tokens"),
-        ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
-        ("/apply-template", {}, "messages"),
-        ("/lora-adapters", [{"id": 0, "scale": 1}], "lora[0].id"),
-        ("/tools", {}, "tool"),
-    ],
-)
-def test_its_text_tools_fail_in_its_own_form(
-    worker: WorkerProcess, path: str, body: Any, param: str
-) -> None:
-    """Its clients read `error.message` on each of its paths, as they do on `/completion`."""
-    answer = worker.post(path, body)
-    assert answer.status_code == 400
-    error = answer.json()["error"]
-    assert (error["type"], error["param"]) == ("invalid_request_error", param)
-    assert error["message"]
 
 
 def test_a_tool_of_any_name_is_none(worker: WorkerProcess) -> None:

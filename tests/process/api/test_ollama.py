@@ -172,8 +172,6 @@ def test_options_are_honoured_or_named(worker: WorkerProcess) -> None:
         for _ in range(2)
     ]
     assert seeded[0] == seeded[1]
-    refused = chat(worker, options={"temperature": 5000})
-    assert refused.status_code == 400 and "options.temperature" in refused.json()["error"]
 
 
 def test_a_prompt_goes_into_the_template_unless_it_is_raw(worker: WorkerProcess) -> None:
@@ -214,27 +212,6 @@ def test_an_answer_follows_its_format(worker: WorkerProcess) -> None:
     if as_json["done_reason"] == "stop":
         assert isinstance(json.loads(as_json["response"]), dict)
     assert chat(worker, format="").status_code == 200
-    assert chat(worker, format="yaml").status_code == 400
-
-
-@pytest.mark.parametrize(
-    ("path", "fields", "named"),
-    [
-        ("/api/chat", {"messages": [{"role": "user", "images": ["aGk="]}]}, "images"),
-        ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "images"),
-        ("/api/generate", {"prompt": "a", "template": "{{ .Prompt }}"}, "template"),
-        ("/api/generate", {"prompt": "a", "context": [1, 2]}, "context"),
-        ("/api/generate", {"prompt": "a", "suffix": "b"}, "suffix"),
-        ("/api/chat", {"messages": [{"content": "a"}]}, "messages[0].role"),
-        ("/api/chat", {"messages": FRANCE, "tools": [{"type": "function"}]}, "tools[0].function"),
-        ("/api/chat", {"messages": FRANCE, "think": 5}, "think must be true or false or a text"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_name(
-    worker: WorkerProcess, path: str, fields: dict[str, Any], named: str
-) -> None:
-    refused = worker.post(path, {"model": NAME, **fields})
-    assert refused.status_code == 400 and named in refused.json()["error"]
 
 
 def test_a_conversation_is_read_whole() -> None:

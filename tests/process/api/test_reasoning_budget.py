@@ -118,26 +118,6 @@ def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
     assert again.status_code == 200, again.text
 
 
-@pytest.mark.parametrize(
-    ("path", "field", "value"),
-    [
-        ("/v1/chat/completions", "reasoning_budget", -2),
-        ("/v1/chat/completions", "reasoning_budget", "ten"),
-        ("/v1/chat/completions", "reasoning_format", "xml"),
-        ("/v1/messages", "thinking", {"type": "enabled", "budget_tokens": -1}),
-        ("/v1/inference", "reasoning_budget", -2),
-    ],
-)
-def test_a_wrong_budget_is_refused_by_name(
-    worker: WorkerProcess, path: str, field: str, value: Any
-) -> None:
-    body = {"model": "m", "messages": ASKED, "max_tokens": 4, field: value}
-    if path == "/v1/inference":
-        body = {"prompt": "a", field: value}
-    answer = worker.post(path, body)
-    assert answer.status_code == 400 and field in answer.text
-
-
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_an_engine_that_dies_in_the_middle_changes_no_budget(
     thinking: WorkerProcess, is_ordered: bool

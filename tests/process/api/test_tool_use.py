@@ -54,14 +54,6 @@ PARAMETERS = {tool["function"]["name"]: tool["function"]["parameters"] for tool 
 WEATHER_ONLY: Any = {"type": "function", "function": {"name": "weather"}}
 
 
-def taking(**parameters: Any) -> dict[str, Any]:
-    """A function with these parameters."""
-    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
-
-
-STRING = taking(type="string")
-
-
 def allowed(mode: str, *names: str) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
@@ -320,33 +312,6 @@ def test_a_form_of_the_text_leaves_no_room_for_a_call(
     ignored = answer.headers.get("x-ignored-fields", "")
     assert ("tools" in ignored.split(", ")) == names_tools
     assert "x-ignored-fields" not in worker.post("/v1/chat/completions", fields).headers
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        (
-            {"tool_choice": {"type": "function", "function": {"name": "fly"}}},
-            "tool_choice.function.name",
-        ),
-        ({"tool_choice": "always"}, "tool_choice"),
-        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
-        (
-            {"tool_choice": allowed("auto", "weather", "fly")},
-            "tool_choice.allowed_tools.tools[1].function.name",
-        ),
-        ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
-        ({"tools": [STRING], "tool_choice": "required"}, "tools[0].function.parameters.type"),
-    ],
-)
-def test_what_cannot_be_honoured_is_named(
-    client: OpenAI, fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(
-            model="tools", messages=FRANCE, **({"tools": TOOLS} | fields)
-        )
-    assert caught.value.param and caught.value.param.startswith(param), caught.value.param
 
 
 @pytest.mark.parametrize("stop", ['"where"', "wn", "}"])

@@ -77,6 +77,7 @@ def test_required_fields_are_named(worker: WorkerProcess) -> None:
         ("prompt", "a", ["a"]),
         ("seed", None, 1.5),
         ("max_tokens", 2.0, "2"),
+        ("reasoning_budget", -1, -2),
     ],
 )
 def test_each_range_ends_where_it_says(
