@@ -293,6 +293,7 @@ RIGHT: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": user("a"), "max_tokens": 8},
     "/v1/responses": {"input": "a"},
 }
+USER = {"role": "user"}
 LOOKS = {"type": "function", "function": {"name": "look"}}
 STRING = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
 FLY = {"type": "function", "function": {"name": "fly"}}
@@ -308,6 +309,21 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"reasoning_budget": -2}, "reasoning_budget"),
     ({"reasoning_budget": "ten"}, "reasoning_budget"),
     ({"reasoning_format": "xml"}, "reasoning_format"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+    ),
+    (
+        {"messages": [{"content": [{"type": "image_url", "image_url": {"url": "x"}}], **USER}]},
+        "messages[0].content[0].image_url.url",
+    ),
+]
+COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"suffix": "b"}, "suffix"),
+    ({"prompt": [1], "suffix": "b"}, "suffix"),
+    ({"best_of": 4}, "best_of"),
+    ({"best_of": 0}, "best_of"),
+    ({"n": 0}, "n"),
 ]
 RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0]"),
@@ -359,8 +375,6 @@ LLAMA_SERVERS: list[tuple[str, dict[str, Any], str]] = [
     ("/infill", GAP, "input_suffix"),
     ("/infill", GAP | {"input_extra": [{}]}, "input_extra[0].text"),
     ("/infill", {"input_suffix": "b"}, "input_prefix"),
-    ("/v1/completions", {"suffix": "b"}, "suffix"),
-    ("/v1/completions", {"prompt": [1], "suffix": "b"}, "suffix"),
 ]
 
 
@@ -368,6 +382,7 @@ LLAMA_SERVERS: list[tuple[str, dict[str, Any], str]] = [
     ("path", "fields", "named"),
     [
         *(("/v1/chat/completions", *row) for row in CHATS),
+        *(("/v1/completions", *row) for row in COMPLETIONS),
         *(("/v1/responses", *row) for row in RESPONSES),
         *(("/v1/messages", *row) for row in MESSAGES),
         *(("/v1/messages/count_tokens", choosing(name), "tool_choice") for name in (None, "")),

@@ -241,11 +241,15 @@ def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
 def test_refusals_are_told_newest_first_and_quote_no_body(worker: WorkerProcess) -> None:
     worker.post("/v1/completions", {"prompt": FOX, "max_tokens": "many foxes"})
     worker.post("/v1/chat/completions", {"messages": []})
-    refusals = worker.get("/status").json()["refusals"]
-    assert [each["path"] for each in refusals[:2]] == ["/v1/chat/completions", "/v1/completions"]
-    assert refusals[0]["reason"] == "messages (minItems)"
-    assert refusals[1]["reason"] == "max_tokens (type)"
-    assert {each["status"] for each in refusals[:2]} == {400}
+    schema = {"type": "string", "pattern": "^(foxes$"}
+    assert "foxes" in worker.post("/completion", {"prompt": "hi", "json_schema": schema}).text
+    refusals = worker.get("/status").json()["refusals"][:3]
+    assert [(each["path"], each["reason"]) for each in refusals] == [
+        ("/completion", "json_schema (engine)"),
+        ("/v1/chat/completions", "messages (minItems)"),
+        ("/v1/completions", "max_tokens (type)"),
+    ]
+    assert {each["status"] for each in refusals} == {400}
     assert "foxes" not in worker.get("/status").text
 
 

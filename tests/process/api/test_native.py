@@ -146,22 +146,20 @@ def test_a_deadline_that_is_past_ends_it_before_any_work(worker: WorkerProcess) 
     assert worker.metric("worker_tokens_in_total") == tokens_before
 
 
-@pytest.mark.parametrize("value", ["soon", "-5", "1.5", "9" * 30, ""])
-def test_a_deadline_that_is_no_time_is_named(worker: WorkerProcess, value: str) -> None:
-    answer = httpx.post(
-        f"{worker.base_url}/v1/inference", json=greedy(), headers={"X-Deadline": value}
-    )
-    assert answer.status_code == 400
-    assert answer.json()["errors"][0]["field"] == "X-Deadline"
-
-
-@pytest.mark.parametrize(("encoding", "status"), [("gzip", 400), ("Identity", 200)])
-def test_a_compressed_body_is_named(worker: WorkerProcess, encoding: str, status: int) -> None:
-    headers = {"Content-Encoding": encoding}
-    answer = httpx.post(f"{worker.base_url}/v1/inference", json=greedy(), headers=headers)
-    assert answer.status_code == status
-    if status == 400:
-        assert answer.json()["errors"][0]["field"] == "Content-Encoding"
+@pytest.mark.parametrize(
+    ("name", "value", "is_taken"),
+    [
+        *(("X-Deadline", value, False) for value in ("soon", "-5", "1.5", "9" * 30, "")),
+        ("Content-Encoding", "gzip", False),
+        ("Content-Encoding", "Identity", True),
+    ],
+)
+def test_a_header_that_cannot_be_honoured_is_named(
+    worker: WorkerProcess, name: str, value: str, is_taken: bool
+) -> None:
+    answer = httpx.post(f"{worker.base_url}/v1/inference", json=greedy(), headers={name: value})
+    assert answer.status_code == (200 if is_taken else 400)
+    assert is_taken or answer.json()["errors"][0]["field"] == name
 
 
 # --- state -------------------------------------------------------------------------------
