@@ -22,6 +22,13 @@ def completed(worker: WorkerProcess, path: str = "/completion", **fields: Any) -
     return answer.json()
 
 
+def streamed(worker: WorkerProcess, path: str = "/completion", **fields: Any) -> list[Any]:
+    """The values of a stream's events."""
+    answer = worker.post(path, {"prompt": PROMPT, "stream": True, **fields})
+    assert answer.status_code == 200, answer.text
+    return [json.loads(each) for each in re.findall(r"^data: ({.*)", answer.text, re.MULTILINE)]
+
+
 def test_a_completion_is_the_one_of_openais_path(worker: WorkerProcess) -> None:
     answer = completed(worker, return_tokens=True, n_probs=2)
     body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0}
@@ -65,9 +72,7 @@ def test_the_tokens_of_an_answer_are_all_that_were_drawn(worker: WorkerProcess) 
     assert (ended["content"], ended["stop_type"]) == ("a", "eos")
     assert len(ended["tokens"]) == ended["tokens_predicted"] == 2
     assert ended["tokens_cached"] == ended["tokens_evaluated"] + 1
-    body = {"prompt": PROMPT, "grammar": 'root ::= "a"', "stream": True}
-    events = worker.post("/completion", body).text.split("data: ")[1:]
-    parts = [json.loads(each) for each in events]
+    parts = streamed(worker, grammar='root ::= "a"')
     assert [id for each in parts for id in each["tokens"]] == ended["tokens"]
     assert [each["tokens_predicted"] for each in parts] == [1, 2, 2]
     word = completed(worker)["content"].split()[0]
@@ -82,10 +87,9 @@ def test_each_token_of_an_answer_has_its_odds(worker: WorkerProcess, is_after: b
     answer = completed(worker, return_tokens=True, n_probs=1, **fields)
     told = [entry["id"] for entry in answer["completion_probabilities"]]
     assert told == answer["tokens"] and len(told) == answer["tokens_predicted"]
-    stream = worker.post("/completion", {"prompt": PROMPT, "n_probs": 1, "stream": True, **fields})
-    parts = [json.loads(each) for each in stream.text.split("data: ")[1:]]
-    streamed = [each for part in parts for each in part.get("completion_probabilities", ())]
-    assert [each["id"] for each in streamed] == told
+    parts = streamed(worker, n_probs=1, **fields)
+    scored = [each for part in parts for each in part.get("completion_probabilities", ())]
+    assert [each["id"] for each in scored] == told
     body = {"prompt": PROMPT, "logprobs": 1, "grammar": fields["grammar"]}
     (choice,) = worker.post("/v1/completions", body).json()["choices"]
     assert len(choice["logprobs"]["tokens"]) == len(told) - 1
@@ -137,12 +141,14 @@ def small(share_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -
 
 
 def test_an_answer_that_the_context_ended_is_truncated(small: WorkerProcess) -> None:
-    def ended(**fields: Any) -> Any:
-        body = {"prompt": PROMPT, "ignore_eos": True, **fields}
-        return json.loads(small.post("/completion", body).text.rpartition("data: ")[2])
+    def whole(**fields: Any) -> Any:
+        return small.post("/completion", {"prompt": PROMPT, **fields}).json()
 
-    for stream in (False, True):
-        full, asked = ended(stream=stream), ended(stream=stream, n_predict=8)
+    def last(**fields: Any) -> Any:
+        return streamed(small, **fields)[-1]
+
+    for ended in (whole, last):
+        full, asked = ended(ignore_eos=True), ended(ignore_eos=True, n_predict=8)
         assert full["tokens_evaluated"] + full["tokens_predicted"] == 65
         assert (full["truncated"], asked["truncated"]) == (True, False)
         assert (full["stop_type"], asked["stop_type"]) == ("limit", "limit")
@@ -166,12 +172,9 @@ def test_an_answer_says_what_it_was_sampled_with(worker: WorkerProcess) -> None:
     fields = ["content", "generation_settings/n_predict", "prompt", "no/such"]
     some = completed(worker, response_fields=fields)
     assert some == {"content": some["content"], fields[1]: 8, "prompt": PROMPT}
-    body = {"prompt": PROMPT, "grammar": grammar, "stream": True, "response_fields": fields[1:2]}
-    last = worker.post("/completion", body).text.rstrip().rpartition("data: ")[2]
-    assert list(json.loads(last)) == fields[1:2]
-    body.pop("response_fields")
-    last = worker.post("/completion", body).text.rstrip().rpartition("data: ")[2]
-    assert json.loads(last)["has_new_line"] is True
+    last = streamed(worker, grammar=grammar, response_fields=fields[1:2])[-1]
+    assert list(last) == fields[1:2]
+    assert streamed(worker, grammar=grammar)[-1]["has_new_line"] is True
 
 
 def test_what_is_told_as_default_is_what_a_silent_request_has(worker: WorkerProcess) -> None:
@@ -198,12 +201,10 @@ def test_the_defaults_that_are_told_draw_another_answer_each_time(
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
 def test_a_long_prompt_tells_how_far_it_is(worker: WorkerProcess, path: str) -> None:
     text = path + "".join(f"The fox met bird number {n} by the river. " for n in range(40))
-    body: dict[str, Any] = {"max_tokens": 4, "stream": True, "timings_per_token": True}
     chat = [{"role": "user", "content": text}]
+    body: dict[str, Any] = {"max_tokens": 4, "timings_per_token": True}
     body |= {"messages": chat} if "chat" in path else {"prompt": text}
-    body["return_progress"] = True
-    events = worker.post(path, body).text.split("\n\n")
-    chunks = [json.loads(event.removeprefix("data: ")) for event in events if "{" in event]
+    chunks = streamed(worker, path, **body, return_progress=True)
     told = [chunk for chunk in chunks if "prompt_progress" in chunk]
     progress = [chunk["prompt_progress"] for chunk in told]
     assert progress[0]["processed"] == progress[0]["cache"] and len(progress) > 2
@@ -214,8 +215,8 @@ def test_a_long_prompt_tells_how_far_it_is(worker: WorkerProcess, path: str) -> 
         assert chunk["timings"]["prompt_n"] == each["processed"] - each["cache"]
         assert chunk["timings"]["prompt_ms"] == each["time_ms"]
     assert chunks[-1] is not told[-1]
-    plain = worker.post(path, body | {"return_progress": False}).text
-    assert "prompt_progress" not in plain
+    plain = streamed(worker, path, **body, return_progress=False)
+    assert not any("prompt_progress" in chunk for chunk in plain)
 
 
 def test_tokens_with_their_texts(worker: WorkerProcess) -> None:
@@ -350,13 +351,11 @@ def test_the_tokens_of_a_prompt_are_counted(worker: WorkerProcess, prefix: str) 
 
 
 def test_timings_come_with_every_token_where_they_are_asked_for(worker: WorkerProcess) -> None:
-    chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4, "stream": True}
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     chat |= {"stream_options": {"include_usage": True}}
     for asked in (False, True):
-        text = worker.post("/v1/chat/completions", chat | {"timings_per_token": asked}).text
-        first, *middle, last, usage = [
-            json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")
-        ]
+        chunks = streamed(worker, "/v1/chat/completions", **chat, timings_per_token=asked)
+        first, *middle, last, usage = chunks
         assert "timings" not in first and last["timings"] == usage["timings"]
         assert [("timings" in chunk) for chunk in middle] == [asked] * len(middle)
 
