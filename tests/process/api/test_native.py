@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.support.sse import collect
+from tests.support.sse import Stream, collect
 from tests.support.worker import WorkerProcess, new_job_id
 
 CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -111,20 +111,12 @@ def test_a_running_job_id_is_taken(worker: WorkerProcess) -> None:
 
 
 def test_metrics_events_flow_between_tokens(worker: WorkerProcess) -> None:
+    def run(_: int) -> Stream:
+        return worker.execute("Once", max_tokens=400, ignore_eos=True)
+
     # Streams at once share the engine, so that each of them takes a while.
-    bodies: list[bytes] = []
-
-    def run() -> None:
-        body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True}
-        answer = httpx.post(f"{worker.base_url}/v1/inference/stream", json=body, timeout=60)
-        bodies.append(answer.content)
-
-    threads = [threading.Thread(target=run) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    streams = [collect([body]) for body in bodies]
+    with ThreadPoolExecutor(6) as pool:
+        streams = [*pool.map(run, range(6))]
     metrics = [event for stream in streams for event in stream.named("metrics")]
     assert metrics
     vram_bytes = worker.get("/health").json()["vram_bytes_used"]

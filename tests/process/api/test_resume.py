@@ -322,17 +322,24 @@ def test_what_is_dropped_is_told() -> None:
         assert behind.count(b"data") == 49 - event_id
 
 
+async def kept(streams: Streams, *names: str, n_bytes: int) -> StreamLog:
+    """A stream of one event that has ended."""
+
+    async def one_event() -> AsyncIterator[bytes]:
+        yield b"data: " + b"x" * n_bytes + b"\n\n"
+
+    log = StreamLog((), "text/event-stream", lambda _: True, lambda _: b"")
+    streams.open("o", names, log, one_event())
+    while not log.is_done:
+        await asyncio.sleep(0)
+    return log
+
+
 @pytest.mark.anyio
 async def test_short_streams_are_bounded_and_looked_up_in_one_pass() -> None:
-    async def one_chunk() -> AsyncIterator[bytes]:
-        yield b"data: 1\n\n"
-
     streams = Streams(Settings(resume_mib=1))
     for index in range(100):
-        log = StreamLog((), "text/event-stream", lambda _: True, lambda _: b"")
-        streams.open("o", (f"a{index % 90}::m", f"a::b{index}::c"), log, one_chunk())
-        while not log.is_done:
-            await asyncio.sleep(0)
+        await kept(streams, f"a{index % 90}::m", f"a::b{index}::c", n_bytes=1)
     asked = (["a95::m"], ["a5", "a9", "", "a"], ["a::b99", "a::b0"])
     none, firsts, whole = ([name for name, _ in streams.named("o", ids)] for ids in asked)
     n_kept = sum(name.startswith("a::b") for name in firsts)
@@ -342,15 +349,8 @@ async def test_short_streams_are_bounded_and_looked_up_in_one_pass() -> None:
 
 @pytest.mark.anyio
 async def test_streams_that_end_before_they_are_looked_at_are_bounded_by_their_bytes() -> None:
-    async def one_chunk() -> AsyncIterator[bytes]:
-        yield b"data: " + b"x" * 60_000 + b"\n\n"
-
-    streams, logs = Streams(Settings(resume_mib=1)), []
-    for index in range(60):
-        logs.append(StreamLog((), "text/event-stream", lambda _: True, lambda _: b""))
-        streams.open("o", (str(index),), logs[-1], one_chunk())
-        while not logs[-1].is_done:
-            await asyncio.sleep(0)
-    kept = [log for log in logs if log in streams._logs.values()]
-    assert kept == logs[-len(kept) :] and sum(log.size_bytes for log in kept) <= 1 << 20
-    assert len(kept) > 10
+    streams = Streams(Settings(resume_mib=1))
+    logs = [await kept(streams, str(index), n_bytes=60_000) for index in range(60)]
+    left = [log for log in logs if log in streams._logs.values()]
+    assert left == logs[-len(left) :] and sum(log.size_bytes for log in left) <= 1 << 20
+    assert len(left) > 10

@@ -65,7 +65,8 @@ def test_the_printed_line_streams_a_story(guarded_worker: WorkerProcess) -> None
 
 def test_a_token_guards_everything_but_the_probes(guarded_worker: WorkerProcess) -> None:
     worker = guarded_worker
-    document = worker_document(worker)
+    token = {"Authorization": f"bearer {TOKEN}"}
+    document = httpx.get(f"{worker.base_url}/openapi.json", headers=token).json()
     with worker.client() as client:
         for path, operations in document["paths"].items():
             for method, operation in operations.items():
@@ -77,7 +78,7 @@ def test_a_token_guards_everything_but_the_probes(guarded_worker: WorkerProcess)
     answer = httpx.post(
         f"{worker.base_url}/v1/inference",
         json={"prompt": "Once", "max_tokens": 1},
-        headers={"Authorization": f"bearer {TOKEN}"},
+        headers=token,
     )
     assert answer.status_code == 200
     assert TOKEN not in worker.stderr + worker.stdout
@@ -95,15 +96,6 @@ def guarded(client: httpx.Client, method: str, path: str, is_open: bool) -> None
         refusal = body.get("error", body)
         if isinstance(refusal, dict):  # Ollama's has no code
             assert refusal.get("code", "unauthorized").upper() == "UNAUTHORIZED"
-
-
-def worker_document(worker: WorkerProcess) -> dict[str, dict[str, dict[str, dict[str, object]]]]:
-    answer = httpx.get(
-        f"{worker.base_url}/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}
-    )
-    assert answer.status_code == 200
-    document: dict[str, dict[str, dict[str, dict[str, object]]]] = answer.json()
-    return document
 
 
 @pytest.mark.parametrize("name", ["X-Correlation-Id", "X-Request-Id"])
