@@ -309,6 +309,15 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"reasoning_budget": -2}, "reasoning_budget"),
     ({"reasoning_budget": "ten"}, "reasoning_budget"),
     ({"reasoning_format": "xml"}, "reasoning_format"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logit_bias": {"99999": 1}}, "logit_bias"),
+    ({"modalities": ["audio"]}, "modalities[0]"),
+    ({"seed": "5"}, "seed"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    (
+        {"messages": [*user("a"), {"role": "assistant", "function_call": {"name": "f"}}]},
+        "messages[1].function_call",
+    ),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
         "response_format.json_schema.schema",
@@ -360,7 +369,7 @@ OLLAMAS: list[tuple[str, dict[str, Any], str]] = [
     ("/api/chat", {"options": {"temperature": 5000}}, "options.temperature"),
     ("/api/generate", {"images": ["aGk="]}, "images"),
     ("/api/generate", {"template": "{{ .Prompt }}"}, "template"),
-    ("/api/generate", {"context": [1, 2]}, "context"),
+    ("/api/generate", {"context": [1, 2]}, "context is not honoured here; send the conversation"),
     ("/api/generate", {"suffix": "b"}, "suffix"),
 ]
 GAP = {"input_prefix": "a", "input_suffix": "b"}

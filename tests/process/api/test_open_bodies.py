@@ -92,24 +92,6 @@ def test_what_asks_for_nothing_of_a_completion_is_taken(worker: WorkerProcess) -
     assert len(both["choices"]) == 2
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"functions": [{"name": "f"}]}, "functions is not honoured here; send them as tools"),
-        (
-            {"messages": [*FRANCE, {"role": "assistant", "function_call": {"name": "f"}}]},
-            "messages[1].function_call is not honoured here; send it in tool_calls",
-        ),
-    ],
-)
-def test_what_tools_took_the_place_of_is_refused(
-    worker: WorkerProcess, fields: dict[str, Any], words: str
-) -> None:
-    answer = chat(worker, **fields)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == words
-
-
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"]}
 TOOL: Any = {"name": "f", "parameters": SCHEMA}
 TOLD: Any = {"role": "user", "content": "Hi"}

@@ -105,21 +105,9 @@ def test_logprobs_of_completions(client: OpenAI, model: str) -> None:
     assert choice.logprobs.top_logprobs and len(choice.logprobs.top_logprobs[0]) == 2
 
 
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"temperature": -1}, "temperature"),
-        ({"top_logprobs": 2}, "top_logprobs"),
-        ({"logit_bias": {"99999": 1}}, "logit_bias"),
-        ({"modalities": ["audio"]}, "modalities[0]"),
-        ({"extra_body": {"seed": "5"}}, "seed"),
-    ],
-)
-def test_what_is_not_honoured_is_refused_by_name(
-    client: OpenAI, model: str, fields: dict[str, Any], param: str
-) -> None:
+def test_what_is_not_honoured_is_refused_by_name(client: OpenAI, model: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=model, messages=FRANCE, **fields)
+        client.chat.completions.create(model=model, messages=FRANCE, temperature=-1)
     error = caught.value
-    assert error.param == param and error.type == "invalid_request_error"
-    assert param.partition("[")[0] in error.message
+    assert (error.param, error.type) == ("temperature", "invalid_request_error")
+    assert "temperature must be" in error.message
