@@ -35,7 +35,7 @@ _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._:@/+=-]")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
 _MAX_TOLD_CHARS = 256
-"""Of a path in logs and on the status page: a line stays one write, which a pipe does not part."""
+"""Of a path in logs and on the status page. A line of a log then fits into one write to a pipe."""
 _MAX_IGNORED_CHARS = 2048
 """Of the names of ignored fields; clients and proxies take headers of 8 KiB."""
 

@@ -48,8 +48,8 @@ which no other thread runs."""
 _ALWAYS_FEW = min(limit for limit, _ in MAX_SIGNS.values())
 """A text of so many bytes has no more of any sign."""
 SMALL_BYTES = 8 * 1024
-"""A larger body is read beside the event loop, which goes on. A smaller
-one never takes 20 ms, whatever is in it, and is taken however many others are being sent."""
+"""A larger body is parsed beside the event loop. A smaller one takes less than 20 ms, whatever is
+in it, and is taken however many others are being sent."""
 MAX_FIELDS = 256
 """The most fields in one object that is read."""
 MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
@@ -188,7 +188,7 @@ def _read(
     model: type[AnyBody],
     form: Callable[[AnyBody], Form],
 ) -> tuple[Form, list[str]]:
-    """The body in its form, and the names of its fields that are not looked at."""
+    """What `form` makes of the body, and the names of the body's fields that have no effect."""
     text = b"".join(parts).removeprefix(BOM)
     if len(text) > max_text_bytes:
         n_bytes = sum(map(_n_text_bytes, _slices(text)))
@@ -336,8 +336,8 @@ def is_deep(value: object) -> bool:
 
 
 def _extras(body: OpenBody, path: str) -> Iterator[str]:
-    """The names of unknown fields in open objects. A field that says once more, by another of its
-    names, what it says already is not one."""
+    """The names of unknown fields in open objects. Another name of a known field is unknown only
+    if its value is not the field's."""
     prefix = f"{path}." if path else ""
     extra = body.model_extra or {}
     for name in extra:

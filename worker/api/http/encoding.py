@@ -19,8 +19,8 @@ KEEPALIVE = b": keep-alive\n\n"
 """A comment in a silent stream of events."""
 _SENT_AT_ONCE = 64 * 1024
 MANY_VALUES = 4096
-"""So many take 4 ms at most. Fewer are encoded on the event loop: the way to a thread and back
-would be a part of what a short answer takes."""
+"""Fewer are encoded on the event loop, which takes 4 ms at most. To hand a short answer to a thread
+would cost more than that."""
 _AT_ONCE = 2048
 """Values that are encoded at once, which takes a millisecond or two."""
 
@@ -71,12 +71,12 @@ def data_event(value: object) -> bytes:
 
 
 def large_event(value: object) -> bytes:
-    """The same, written on a thread that lets others have their turns."""
+    """As `data_event`, for a thread: it is encoded in parts, between which other threads run."""
     return b"data: %b\n\n" % b"".join(in_parts(value))
 
 
 def large_sse(event: Mapping[str, object]) -> bytes:
-    """As `sse`, written so."""
+    """As `sse`, encoded in parts."""
     return f"event: {event['type']}\n".encode() + large_event(event)
 
 
@@ -91,8 +91,8 @@ def json_response(
 
 
 async def json_answer(parts: Iterable[bytes], n_values: int) -> Response:
-    """JSON of so many values. Of many, it is encoded part by part beside the event loop, and sent
-    as the client takes it."""
+    """The answer whose JSON these parts are. Those of many values are made beside the event loop,
+    and sent as the client takes them."""
     if n_values < MANY_VALUES:
         return Response(b"".join(parts), media_type="application/json")
     slices = await in_background(lambda: _slices(parts))

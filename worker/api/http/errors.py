@@ -50,9 +50,12 @@ def error_response(error: WorkerError, form: ErrorForm, correlation_id: str) -> 
     return json_response(form.body(error, correlation_id), error.status, headers)
 
 
+def error_head(error: WorkerError) -> dict[str, Any]:
+    return {"code": error.code, "message": error.message, "retriable": error.retriable}
+
+
 def flat_error(error: WorkerError, correlation_id: str) -> dict[str, Any]:
-    head = {"code": error.code, "message": error.message, "retriable": error.retriable}
-    return {**head, "correlation_id": correlation_id, **details_of(error)}
+    return {**error_head(error), "correlation_id": correlation_id, **details_of(error)}
 
 
 def error_object(error: WorkerError) -> dict[str, Any]:

@@ -54,8 +54,8 @@ def in_a_path(id: str) -> str:
 
 
 def owner_of(request: Request) -> str:
-    """Who asks: a digest of the credential, which is empty where none is sent; of a gateway's, with
-    that of its client. Whoever else sends that header becomes nobody who has a stream."""
+    """Who asks: a digest of the credential, and of the client that a gateway names. It is empty
+    where there is neither. A client that names one itself is an owner without streams."""
     return owner_in(Headers(scope=request.scope))
 
 

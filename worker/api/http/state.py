@@ -52,7 +52,7 @@ class ServedModel:
         self.max_tokens_out = self.context_length if limit is None else limit
         """The most tokens of one request."""
         self.max_text_bytes = settings.max_body_bytes or TEXT_BYTES
-        """The most bytes of a request's body, those not counted that base64 consists of."""
+        """The most bytes of a request's body that are not of base64's alphabet."""
         most_bytes = MEDIA_BYTES if any(self.modalities.values()) else TEXT_BYTES
         self.max_body_bytes = settings.max_body_bytes or most_bytes
         """The most bytes of a request's body."""

@@ -12,6 +12,7 @@ import functools
 import socket
 import ssl
 from collections.abc import Callable
+from typing import Any
 
 from worker.api.http.connection import WorkerProtocol
 
@@ -22,7 +23,7 @@ ACCEPT_RETRY_SECONDS = 0.2
 class Handshake(asyncio.Transport):
     """A connection's transport while its handshake is under way: it can be given up."""
 
-    def __init__(self, shaking: asyncio.Task[None]) -> None:
+    def __init__(self, shaking: asyncio.Task[Any]) -> None:
         super().__init__()
         self._shaking = shaking
 
@@ -44,7 +45,7 @@ class TlsListener:
         listener.setblocking(False)
         self._listener, self._make, self._context = listener, make, context
         self._loop = asyncio.get_running_loop()
-        self._shaking: set[asyncio.Task[None]] = set()
+        self._shaking: set[asyncio.Task[Any]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._loop.add_reader(listener, self._accept)
 
@@ -55,24 +56,21 @@ class TlsListener:
             return
         except OSError:
             self._loop.remove_reader(self._listener)
-            again = self._loop.add_reader
-            self._retry = self._loop.call_later(
-                ACCEPT_RETRY_SECONDS, again, self._listener, self._accept
-            )
+            again = functools.partial(self._loop.add_reader, self._listener, self._accept)
+            self._retry = self._loop.call_later(ACCEPT_RETRY_SECONDS, again)
             return
         client.setblocking(False)
         protocol = self._make()
-        shaking = asyncio.create_task(self._shake_hands(client, protocol))
+        shaking = asyncio.create_task(
+            self._loop.connect_accepted_socket(lambda: protocol, client, ssl=self._context)
+        )
         self._shaking.add(shaking)
         # A task that is cancelled before its first turn runs nothing of its own.
         shaking.add_done_callback(functools.partial(self._end, client, protocol))
         protocol.connection_accepted(Handshake(shaking))
 
-    async def _shake_hands(self, client: socket.socket, protocol: WorkerProtocol) -> None:
-        await self._loop.connect_accepted_socket(lambda: protocol, client, ssl=self._context)
-
     def _end(
-        self, client: socket.socket, protocol: WorkerProtocol, shaking: asyncio.Task[None]
+        self, client: socket.socket, protocol: WorkerProtocol, shaking: asyncio.Task[Any]
     ) -> None:
         self._shaking.discard(shaking)
         if shaking.cancelled() or shaking.exception() is not None:

@@ -31,8 +31,8 @@ from worker.wire.sampling import PARAMETERS, Sampling
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 _LAST = b"} \n"
-"""How the event ends that ends the stream, whatever fields of it were asked for. JSON may have a
-space there, and as a part of that event it has come, or is lost, together with it."""
+"""The end of a stream's last event. `response_fields` may leave each of its fields out, so it is
+told from others by a space, which JSON may have there."""
 STREAM = nested_events(lambda event: _LAST in event)
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
 

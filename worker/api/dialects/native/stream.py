@@ -11,18 +11,14 @@ from worker.api.chat.delta import Delta, Text
 from worker.api.chat.message import Choice
 from worker.api.dialects.native.schema import InferenceBody
 from worker.api.http.encoding import json_line, quoted, rfc3339, sse
+from worker.api.http.errors import error_head
 from worker.api.http.operation import NDJSON, StreamForm
 from worker.errors import WorkerError
 from worker.wire.messages import Finished, Started
 
 
 def error_event(error: WorkerError) -> dict[str, Any]:
-    return {
-        "type": "error",
-        "code": error.code,
-        "message": error.message,
-        "retriable": error.retriable,
-    }
+    return {"type": "error", **error_head(error)}
 
 
 EVENT_STREAM = StreamForm(
