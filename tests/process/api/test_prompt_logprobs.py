@@ -86,16 +86,6 @@ def test_the_scores_of_a_long_prompt_are_all_there(worker: WorkerProcess) -> Non
     assert None not in found["token_logprobs"][1:]
 
 
-def test_more_rows_of_a_batch_are_scored_than_one_compute_graph_has(
-    start_worker: StartWorker,
-) -> None:
-    worker = start_worker("--micro-batch", "16", "--prefill-budget", "64")
-    text = "Once upon a time there was a fox. " * 9
-    [choice] = completed(worker, prompt=text, echo=True, logprobs=0)["choices"]
-    found = choice["logprobs"]
-    assert len(found["tokens"]) > 64 and None not in found["token_logprobs"][1:]
-
-
 def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) -> None:
     # After this prompt, the bundled model writes a mark of a turn in the middle.
     body = {"prompt": "1", "max_tokens": 12, "temperature": 0, "logprobs": 0}
@@ -128,12 +118,18 @@ def test_prompt_logprobs_in_the_form_of_vllm(worker: WorkerProcess) -> None:
     assert [e["decoded_token"] for e in rest[1].values() if e["rank"] == 1] == [" upon"]
 
 
-@pytest.mark.parametrize("micro_batch", ["4", "32"], ids=["fewer than slots", "fewer than rows"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param("--slots 8 --micro-batch 4 --prefill-budget 512", id="fewer than slots"),
+        pytest.param("--slots 8 --micro-batch 32 --prefill-budget 512", id="fewer than rows"),
+        pytest.param("--micro-batch 16 --prefill-budget 64", id="fewer than a step's"),
+    ],
+)
 def test_a_step_scores_more_rows_than_a_micro_batch_has(
-    worker: WorkerProcess, start_worker: StartWorker, micro_batch: str
+    worker: WorkerProcess, start_worker: StartWorker, sizes: str
 ) -> None:
-    sizes = ("--micro-batch", micro_batch, "--prefill-budget", "512", "--context-length", "256")
-    small = start_worker("--slots", "8", *sizes)
+    small = start_worker(*sizes.split(), "--context-length", "256")
     found = [
         completed(each, prompt=PROMPT * 20, echo=True, logprobs=0)["choices"][0]["logprobs"]
         for each in (worker, small)

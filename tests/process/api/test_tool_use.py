@@ -50,8 +50,12 @@ LOOK: Any = {
 }
 WEATHER: Any = openai.pydantic_function_tool(Weather, name="weather")  # with $ref and $defs
 TOOLS: Any = [WEATHER, LOOK]
-PARAMETERS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
-WEATHER_ONLY: Any = {"type": "function", "function": {"name": "weather"}}
+STAR: Any = {"type": "function", "function": LOOK["function"] | {"name": "*"}}
+PARAMETERS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (*TOOLS, STAR)}
+
+
+def only(name: str) -> Any:
+    return {"type": "function", "function": {"name": name}}
 
 
 def allowed(mode: str, *names: str) -> dict[str, Any]:
@@ -98,8 +102,9 @@ def test_the_worker_says_that_it_takes_tools(worker: WorkerProcess) -> None:
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
-        ("required", {"weather", "look"}),
-        (WEATHER_ONLY, {"weather"}),
+        ("required", {"weather", "look", "*"}),
+        (only("weather"), {"weather"}),
+        (only("*"), {"*"}),
         (allowed("required", "weather"), {"weather"}),
         (allowed("required", "look", "weather"), {"weather", "look"}),
     ],
@@ -107,7 +112,7 @@ def test_the_worker_says_that_it_takes_tools(worker: WorkerProcess) -> None:
 def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[str]) -> None:
     for seed in range(3):
         answer = client.chat.completions.create(
-            model="tools", messages=FRANCE, tools=TOOLS, tool_choice=choice, seed=seed
+            model="tools", messages=FRANCE, tools=[*TOOLS, STAR], tool_choice=choice, seed=seed
         )
         (found,) = answer.choices
         assert found.finish_reason == "tool_calls" and found.message.content is None
@@ -116,17 +121,6 @@ def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[
         assert call.type == "function" and call.id.startswith("call_")
         assert call.function.name in names
         the_call(call.function.name, call.function.arguments)
-
-
-def test_a_function_of_any_name_is_chosen_by_it(client: OpenAI) -> None:
-    star: Any = {"type": "function", "function": {"name": "*", "parameters": {"type": "object"}}}
-    choice: Any = {"type": "function", "function": {"name": "*"}}
-    for seed in range(4):
-        (found,) = client.chat.completions.create(
-            model="tools", messages=FRANCE, tools=[*TOOLS, star], tool_choice=choice, seed=seed
-        ).choices
-        assert found.message.tool_calls and found.message.tool_calls[0].type == "function"
-        assert found.message.tool_calls[0].function.name == "*"
 
 
 def test_a_forced_call_that_is_cut_off_leaves_no_text(client: OpenAI) -> None:
@@ -290,7 +284,7 @@ def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> N
         model="tools",
         messages=FRANCE,
         tools=TOOLS,
-        tool_choice=WEATHER_ONLY,
+        tool_choice=only("weather"),
         response_format={"type": "json_object"},
     )
     assert answer.choices[0].message.tool_calls
