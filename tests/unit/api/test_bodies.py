@@ -159,7 +159,7 @@ def test_a_wide_number_is_found_wherever_a_slice_ends(text: str, slice_bytes: in
 @given(value=JSON, at_once=st.integers(1, 3))
 def test_what_is_encoded_in_parts_is_the_same(value: Any, at_once: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoding, "_AT_ONCE", at_once)
+        patch.setattr(encoding, "_VALUES_AT_ONCE", at_once)
         assert b"".join(encoding.in_parts(value)) == encoding.dumps(value).encode()
         listed = b"".join(encoding.in_parts([{"a": iter([value, value])}]))
         assert listed == encoding.dumps([{"a": iter([value, value])}]).encode()
@@ -178,10 +178,10 @@ def test_a_line_break_within_json_ends_no_line(text: str) -> None:
 
 
 def test_members_of_an_iterator_are_made_when_their_turn_comes() -> None:
-    numbers = iter(range(3 * encoding._AT_ONCE))
+    numbers = iter(range(3 * encoding._VALUES_AT_ONCE))
     parts = encoding.in_parts([{"content": numbers}])
     assert next(part for part in parts if b"1" in part).startswith(b"[0,1,2")
-    assert len(list(numbers)) > encoding._AT_ONCE
+    assert len(list(numbers)) > encoding._VALUES_AT_ONCE
 
 
 @pytest.mark.parametrize("n_values", [0, 4095, 4096, 100_000])

@@ -96,7 +96,7 @@ class Surface(ABC):
         unbind_all()
         bind(correlation_id=correlation_id)
 
-        async def answer(message: Message) -> None:
+        async def send_marked(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -117,16 +117,16 @@ class Surface(ABC):
                 await send({"type": "http.response.start", "status": status, "headers": allowed})
                 await send({"type": "http.response.body"})
                 return
-            response = await self._response(Request(scope, receive), place, operation, answer)
+            response = await self._response(Request(scope, receive), place, operation, send_marked)
             if response is not None:
-                await response(scope, receive, answer)
+                await response(scope, receive, send_marked)
         except Exception:
             _log.exception("request.broken", path=path[:_MAX_TOLD_CHARS])
             if status:
                 raise
             fault = InferenceFailed("an internal error; the log names it by the correlation id")
             broken = error_response(fault, place.dialect.errors, correlation_id)
-            await broken(scope, receive, answer)
+            await broken(scope, receive, send_marked)
         finally:
             write = _log.debug if is_probe or is_quiet else _log.info
             write(

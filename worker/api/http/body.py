@@ -136,7 +136,7 @@ class OpenBody(_Object):
 
 
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
-Form = TypeVar("Form")
+Converted = TypeVar("Converted")
 
 
 # --- reading -----------------------------------------------------------------------------
@@ -153,20 +153,20 @@ async def read(request: Request, state: AppState, model: type[AnyBody]) -> AnyBo
 
 
 async def read_as(
-    request: Request, state: AppState, model: type[AnyBody], form: Callable[[AnyBody], Form]
-) -> Form:
-    """What `form` makes of the body; both off the event loop if the body is large.
+    request: Request, state: AppState, model: type[AnyBody], convert: Callable[[AnyBody], Converted]
+) -> Converted:
+    """What `convert` makes of the body; both off the event loop if the body is large.
 
-    Raises what `read` does, and what `form` raises.
+    Raises what `read` does, and what `convert` raises.
     """
     served = state.served
     parts = await read_parts(request, served.max_body_bytes)
     n_bytes = sum(map(len, parts))
     try:
         if n_bytes <= SMALL_BYTES:
-            found, ignored = _read(parts, served.max_text_bytes, model, form)
+            found, ignored = _read(parts, served.max_text_bytes, model, convert)
         else:
-            work = partial(_read, parts, served.max_text_bytes, model, form)
+            work = partial(_read, parts, served.max_text_bytes, model, convert)
             found, ignored = await in_background(work)
     finally:
         request.app.body_bytes -= n_bytes
@@ -186,9 +186,9 @@ def _read(
     parts: list[bytearray],
     max_text_bytes: int,
     model: type[AnyBody],
-    form: Callable[[AnyBody], Form],
-) -> tuple[Form, list[str]]:
-    """What `form` makes of the body, and the names of the body's fields that have no effect."""
+    convert: Callable[[AnyBody], Converted],
+) -> tuple[Converted, list[str]]:
+    """What `convert` makes of the body, and the names of the body's fields that have no effect."""
     text = b"".join(parts).removeprefix(BOM)
     if len(text) > max_text_bytes:
         n_bytes = sum(map(_n_text_bytes, _slices(text)))
@@ -206,7 +206,7 @@ def _read(
     except ValidationError as error:
         raise invalid(faults_of(error, model)) from None
     ignored = dict.fromkeys(_extras(body, "")) if isinstance(body, OpenBody) else ()
-    return form(body), list(ignored)
+    return convert(body), list(ignored)
 
 
 def parse_json(text: bytes, path: str = "") -> Any:

@@ -17,11 +17,12 @@ from worker.api.http.off_loop import in_background
 
 KEEPALIVE = b": keep-alive\n\n"
 """A comment in a silent stream of events."""
-_SENT_AT_ONCE = 64 * 1024
+_BYTES_AT_ONCE = 64 * 1024
+"""Of a large answer, that are sent at once."""
 MANY_VALUES = 4096
 """Fewer are encoded on the event loop, which takes 4 ms at most. To hand a short answer to a thread
 would cost more than that."""
-_AT_ONCE = 2048
+_VALUES_AT_ONCE = 2048
 """Values that are encoded at once, which takes a millisecond or two."""
 
 
@@ -99,7 +100,7 @@ async def json_answer(parts: Iterable[bytes], n_values: int) -> Response:
 
     async def each() -> AsyncIterator[bytes]:
         for part in slices:
-            yield part
+            yield bytes(part)
 
     length = str(sum(map(len, slices)))
     return StreamingResponse(
@@ -125,10 +126,10 @@ def in_parts(value: object) -> Iterator[bytes]:
         before, few, n_few = "[", list[object](), 0
         for each in value:
             n_values = _count_values(each)
-            if few and n_few + n_values > _AT_ONCE:
+            if few and n_few + n_values > _VALUES_AT_ONCE:
                 yield f"{before}{dumps(few)[1:-1]}".encode()
                 before, few, n_few = ",", [], 0
-            if n_values > _AT_ONCE:
+            if n_values > _VALUES_AT_ONCE:
                 yield before.encode()
                 yield from in_parts(each)
                 before = ","
@@ -138,9 +139,9 @@ def in_parts(value: object) -> Iterator[bytes]:
         yield f"{before if few or before == '[' else ''}{dumps(few)[1:-1]}]".encode()
     elif isinstance(value, array):
         yield b"["
-        for at in range(0, len(value), _AT_ONCE):
+        for at in range(0, len(value), _VALUES_AT_ONCE):
             # Ten times as fast with numbers as the standard library's encoder.
-            some = pydantic_core.to_json(value[at : at + _AT_ONCE].tolist())
+            some = pydantic_core.to_json(value[at : at + _VALUES_AT_ONCE].tolist())
             yield (b"," if at else b"") + some[1:-1]
         yield b"]"
     else:
@@ -157,15 +158,13 @@ def _count_values(value: object) -> int:
         return 1 + sum(map(_count_values, value.values()))
     if isinstance(value, list | tuple):
         return 1 + sum(map(_count_values, value))
-    return _AT_ONCE + 1 if isinstance(value, Iterator | array) else 1
+    return _VALUES_AT_ONCE + 1 if isinstance(value, Iterator | array) else 1
 
 
-def _slices(parts: Iterable[bytes]) -> list[bytes]:
-    slices, waiting, n_bytes = [], [], 0
+def _slices(parts: Iterable[bytes]) -> list[bytearray]:
+    slices = [bytearray()]
     for part in parts:
-        waiting.append(part)
-        n_bytes += len(part)
-        if n_bytes >= _SENT_AT_ONCE:
-            slices.append(b"".join(waiting))
-            waiting, n_bytes = [], 0
-    return [*slices, b"".join(waiting)]
+        if len(slices[-1]) >= _BYTES_AT_ONCE:
+            slices.append(bytearray())
+        slices[-1] += part
+    return slices
