@@ -9,7 +9,7 @@ import resource
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -171,6 +171,7 @@ def test_whoever_owes_something_has_a_time_for_it(
 
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+LAST = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 SHORT = {"idle": 0.3, "head": 0.3, "body": 0.3}
 
 
@@ -179,16 +180,31 @@ async def read_to_end(reader: asyncio.StreamReader) -> bytes:
         return await reader.read()
 
 
+@asynccontextmanager
+async def connected(
+    port: int, sent: bytes, **how: Any
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A client that has sent this."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, **how)
+    writer.write(sent)
+    yield reader, writer
+    writer.close()
+
+
+async def answered(port: int, sent: bytes, **how: Any) -> list[bytes]:
+    """The statuses of all that is answered on a connection of its own."""
+    async with connected(port, sent, **how) as (reader, _):
+        return statuses(await read_to_end(reader))
+
+
 @pytest.mark.anyio
 async def test_a_body_that_comes_after_its_answer_leaves_a_time() -> None:
     """The answer came early and the body later: nothing closed such a connection any more."""
-    async with served(keep_alive_s=1) as (port, _):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n")
+    head = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\n"
+    async with served(keep_alive_s=1) as (port, _), connected(port, head) as (reader, writer):
         assert (await reader.readuntil(b"x")).startswith(b"HTTP/1.1 200")
         writer.write(b"12345")
         assert await read_to_end(reader) == b"\r\n0\r\n\r\n"
-        writer.close()
 
 
 @pytest.mark.anyio
@@ -197,14 +213,12 @@ async def test_between_requests_a_connection_stays_open_as_long_as_the_server_sa
 ) -> None:
     """A 408 that nobody had asked for was taken for the answer to the next request."""
     monkeypatch.setattr(connection, "SECONDS", SHORT)
-    async with served(keep_alive_s=2) as (port, _):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    async with served(keep_alive_s=2) as (port, _), connected(port, b"") as (reader, writer):
         for _ in range(2):
             writer.write(GET)
             assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
             await asyncio.sleep(1)
         assert await read_to_end(reader) == b""
-        writer.close()
 
 
 @pytest.mark.parametrize(
@@ -283,9 +297,8 @@ def test_a_trailer_is_no_header() -> None:
 def test_a_trailer_ends_no_connection(lines: bytes) -> None:
     head = b"POST /echo HTTP/1.1\r\nHost: a\r\n" + lines + b"Transfer-Encoding: chunked\r\n\r\n"
     chunks = b"3\r\nabc\r\n0\r\nConnection: close\r\n\r\n"
-    last = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
-    assert statuses(asyncio.run(exchanged(head + chunks + last))) == [b"200", b"200"]
-    assert statuses(asyncio.run(exchanged(last + last))) == [b"200"]
+    assert statuses(asyncio.run(exchanged(head + chunks + LAST))) == [b"200", b"200"]
+    assert statuses(asyncio.run(exchanged(LAST + LAST))) == [b"200"]
 
 
 def test_a_client_of_1_0_gets_no_interim_answer() -> None:
@@ -419,9 +432,8 @@ async def test_a_client_that_sends_nothing_more_gets_the_whole_answer_if_it_take
 ) -> None:
     """It lost what it had not read a second after its end, as of a large answer."""
     monkeypatch.setattr(connection, "HALF_CLOSED_SECONDS", 0.3)
-    async with served() as (port, _):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**16)
-        writer.write(b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode())
+    head = b"GET %s HTTP/1.1\r\nHost: a\r\n\r\n" % path.encode()
+    async with served() as (port, _), connected(port, head, limit=2**16) as (reader, writer):
         writer.write_eof()
         n_read = n_pauses = 0
         while part := await reader.read(2**16):
@@ -429,7 +441,6 @@ async def test_a_client_that_sends_nothing_more_gets_the_whole_answer_if_it_take
             if n_read >> 22 > n_pauses:
                 n_pauses += 1
                 await asyncio.sleep(0.1)
-        writer.close()
     assert n_read == (64 * 2**20 if path == "/large" else N_SLOW_PARTS) + 1
 
 
@@ -447,17 +458,15 @@ async def test_a_client_that_sends_nothing_more_and_reads_nothing_is_cut() -> No
         writer.close()
 
 
-UPLOAD = b"POST /early HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000\r\n"
+HUGE = b"Host: a\r\nContent-Length: 1000000000\r\n"
+UPLOAD = b"POST /early HTTP/1.1\r\nConnection: close\r\n" + HUGE + b"\r\n"
 REFUSED = {
-    "an early answer": (UPLOAD + b"Connection: close\r\n\r\n", b"200"),
-    "of 1.0": (UPLOAD.replace(b"/1.1", b"/1.0") + b"\r\n", b"200"),
-    "a bad head": (UPLOAD + b"A\0: a\r\n\r\n", b"400"),
+    "an early answer": (UPLOAD, b"200"),
+    "of 1.0": (b"POST /early HTTP/1.0\r\n" + HUGE + b"\r\n", b"200"),
+    "a bad head": (b"POST /early HTTP/1.1\r\n" + HUGE + b"A\0: a\r\n\r\n", b"400"),
     "an endless head": (b"GET / HTTP/1.1\r\nA: ", b"431"),
     "bad chunks": (b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n", b"400"),
-    "requests behind the last": (
-        b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n" + GET,
-        b"200",
-    ),
+    "requests behind the last": (LAST + GET, b"200"),
 }
 
 
@@ -491,7 +500,7 @@ async def test_who_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> 
     def upload(port: int) -> bytes:
         plain = socket.create_connection(("127.0.0.1", port), timeout=20)
         client = trusting.wrap_socket(plain, server_hostname="127.0.0.1")
-        return uploaded(client, UPLOAD + b"Connection: close\r\n\r\n", b"0\r\n\r\n")
+        return uploaded(client, UPLOAD, b"0\r\n\r\n")
 
     async with served(certificate=certificate) as (port, _):
         assert statuses(await asyncio.to_thread(upload, port)) == [b"200"]
@@ -508,16 +517,13 @@ async def test_who_is_still_sending_is_not_waited_for_without_end(
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", seconds)
     monkeypatch.setattr(connection, "LINGER_BYTES", n_bytes)
-    async with served() as (port, connections):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(UPLOAD + b"Connection: close\r\n\r\n")
+    async with served() as (port, connections), connected(port, UPLOAD) as (reader, writer):
         assert statuses(await read_to_end(reader)) == [b"200"]
         assert connections, "the client has the whole answer before the connection is closed"
         async with asyncio.timeout(10):
             while connections:
                 writer.write(part)
                 await asyncio.sleep(0.01)
-        writer.close()
 
 
 @pytest.mark.parametrize("files_each", [1, 2])
@@ -544,20 +550,13 @@ async def test_who_is_still_sending_makes_room_and_does_not_delay_the_end(
 ) -> None:
     monkeypatch.setattr(connection, "LINGER_SECONDS", 60.0)
     monkeypatch.setattr(connection, "most_connections", lambda _: 4)
-    async with served() as (port, connections):
-        lingering = []
+    async with AsyncExitStack() as lingering, served() as (port, connections):
         for _ in range(4):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(UPLOAD + b"Connection: close\r\n\r\n")
+            reader, _ = await lingering.enter_async_context(connected(port, UPLOAD))
             assert statuses(await read_to_end(reader)) == [b"200"]
-            lingering.append(writer)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-        assert statuses(await read_to_end(reader)) == [b"200"]
+        assert await answered(port, LAST) == [b"200"]
         assert len(connections) == 3
         began = asyncio.get_running_loop().time()
-    for each in (writer, *lingering):
-        each.close()
     assert asyncio.get_running_loop().time() - began < 10
 
 
@@ -572,29 +571,19 @@ async def test_a_handshake_that_does_not_come_counts_as_a_connection(
     certificate = own_certificate(tmp_path)
     trusting = ssl.create_default_context(cafile=certificate)
     monkeypatch.setattr(connection, "most_connections", lambda _: 4)
-
-    async def ask(port: int) -> bytes:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-        answer = await reader.read()
-        writer.close()
-        return answer
-
     async with served(certificate=certificate) as (port, connections):
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(9)]
-        assert statuses(await ask(port)) == [b"200"]
+        assert await answered(port, LAST, ssl=trusting) == [b"200"]
         closed = [await reader.read() for reader, _ in silent[:6]]
         assert closed == [b""] * 6 and len(connections) <= 4
-        silent[-1][1].write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        silent[-1][1].write(GET)
         with contextlib.suppress(ConnectionResetError):
             await silent[-1][0].read()
-        assert statuses(await ask(port)) == [b"200"]
+        assert await answered(port, LAST, ssl=trusting) == [b"200"]
         monkeypatch.setitem(connection.SECONDS, "idle", 0.1)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        async with asyncio.timeout(10):
-            assert await reader.read() == b""
+        assert await answered(port, b"") == []
         last = await asyncio.open_connection("127.0.0.1", port)
-    for _, each in [*silent, (reader, writer), last]:
+    for _, each in [*silent, last]:
         each.close()
 
 
@@ -654,10 +643,7 @@ async def test_answers_that_nobody_reads_make_room(monkeypatch: pytest.MonkeyPat
         while len(connection._unread) < 8:
             await asyncio.sleep(0.01)
         for _ in range(3):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
-            assert (await reader.read()).startswith(b"HTTP/1.1 200")
-            writer.close()
+            assert await answered(port, LAST) == [b"200"]
         assert len(connections) == 7
         for client in lazy:
             client.close()
