@@ -6,7 +6,6 @@ import contextlib
 import functools
 import gc
 import socket
-import ssl
 from collections.abc import Callable, Iterator
 from typing import cast
 
@@ -32,28 +31,22 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.config.ssl is None:
+        if (context := self.config.ssl) is None:
             await super().startup(sockets)
         else:
-            await self._startup_with_tls(sockets or [], self.config.ssl)
+            make = functools.partial(
+                cast(type[WorkerProtocol], self.config.http_protocol_class),
+                config=self.config,
+                server_state=self.server_state,
+                app_state=self.lifespan.state,
+            )
+            self.servers = [TlsListener(each, make, context) for each in sockets or ()]  # type: ignore[misc]
+            self.started = True
         # A garbage collection blocks the event loop. Permanent objects are excluded from it, and
         # collections run less often.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 4, 100)
-
-    async def _startup_with_tls(
-        self, sockets: list[socket.socket], context: ssl.SSLContext
-    ) -> None:
-        make = functools.partial(
-            cast(type[WorkerProtocol], self.config.http_protocol_class),
-            config=self.config,
-            server_state=self.server_state,
-            app_state=self.lifespan.state,
-        )
-        await self.lifespan.startup()
-        self.servers = [TlsListener(each, make, context) for each in sockets]  # type: ignore[misc]
-        self.started = True
 
 
 Certificate = tuple[str, str]
