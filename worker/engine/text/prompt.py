@@ -97,10 +97,8 @@ class PromptBuilder:
     def _read_all(self, prompt: Prompt, found: PromptTokens, field: str = "prompt") -> PromptTokens:
         """`found` with the token ids of a prompt, and its media."""
         match prompt:
-            case str():
-                found.ids = self.tokenize(prompt)
-            case tuple():
-                found.ids = self._mixed(prompt, field)
+            case str() | tuple():
+                found.ids = self._ids(prompt, field)
             case InfillPrompt():
                 found.ids = self._infill(prompt)
             case MarkedPrompt(text, media, own_field):
@@ -122,23 +120,25 @@ class PromptBuilder:
             context_length=self._context_length,
         )
 
-    def _mixed(
+    def _ids(
         self,
-        given: MixedTokens,
+        given: str | MixedTokens,
         field: str,
         *,
         add_special: bool = True,
         parse_special: bool = True,
     ) -> list[int]:
-        """Token ids with those of the texts among them; BOS is added to a text that comes first."""
+        """Token ids of a text, or ids with those of the texts among them; BOS is added to a text
+        that comes first."""
+        parts = (given,) if isinstance(given, str) else given
+        self._check_ids(parts, field)
         found: list[int] = []
-        for index, part in enumerate(given):
+        for index, part in enumerate(parts):
             if isinstance(part, str):
                 adds = add_special and index == 0
                 found += self.tokenize(part, add_special=adds, parse_special=parse_special)
             else:
                 found.append(part)
-        self.check_ids(found, field)
         return found
 
     def tokenize(
@@ -162,9 +162,8 @@ class PromptBuilder:
             InvalidRequest: it has an invalid token id.
             ContextLengthExceeded: it is too long.
         """
-        tokens = self.tokenize(text) if isinstance(text, str) else self._mixed(text, field)
         # An empty text keeps its place among others.
-        return self._fitting(tokens or [self._vocabulary.bos or 0], field)
+        return self._fitting(self._ids(text, field) or [self._vocabulary.bos or 0], field)
 
     def pair(self, query: str, document: str, field: str) -> list[int]:
         """A query and a document for a model that ranks: in the model's own template, else with the
@@ -192,23 +191,21 @@ class PromptBuilder:
             for text, has_control in texts:
                 tokens += model.tokenize(text, add_special=False, parse_special=has_control)
             return self._with_bos(tokens)
-        first, second = (
-            model.tokenize(text, add_special=False, parse_special=False)
-            for text in (query, document)
-        )
         ends = model.pair_ends
-        return self._with_bos([*first, *ends, *second, *ends[:1]])
+        return self._with_bos([*self._plain(query), *ends, *self._plain(document), *ends[:1]])
+
+    def _plain(self, text: str) -> list[int]:
+        """Token ids of a text in which special tokens are not recognised, without BOS."""
+        return self._vocabulary.tokenize(text, add_special=False, parse_special=False)
 
     @cached_property
     def _control_texts(self) -> tuple[str, ...]:
         return tuple(map(self._vocabulary.token_text, self._vocabulary.control))
 
     def tokenized(self, work: Tokenize) -> Tokenized:
-        given, adds, parses = work.text, work.add_special, work.parse_special
-        if isinstance(given, str):
-            tokens = self.tokenize(given, add_special=adds, parse_special=parses)
-        else:
-            tokens = self._mixed(given, "content", add_special=adds, parse_special=parses)
+        tokens = self._ids(
+            work.text, "content", add_special=work.add_special, parse_special=work.parse_special
+        )
         ids = array("i", tokens).tobytes()
         if not work.with_pieces:
             return Tokenized(ids)
@@ -234,8 +231,7 @@ class PromptBuilder:
                 "this model has no fill-in-the-middle tokens; send what comes before the gap "
                 "alone, as the prompt of a completion",
             )
-
-        plain = partial(self._vocabulary.tokenize, add_special=False, parse_special=False)
+        plain = self._plain
         parts: list[int] = []
         if prompt.files and tokens.file is not None:
             if tokens.repository is not None:
@@ -376,7 +372,7 @@ class PromptBuilder:
 
     def detokenize(self, tokens: MixedTokens) -> str:
         """The text of token ids, special tokens included, and of the texts among them."""
-        self.check_ids((each for each in tokens if not isinstance(each, str)), "tokens")
+        self._check_ids(tokens, "tokens")
         pieces = (
             each.encode("utf-8", "replace")
             if isinstance(each, str)
@@ -385,10 +381,10 @@ class PromptBuilder:
         )
         return b"".join(pieces).decode("utf-8", "replace")
 
-    def check_ids(self, tokens: Iterable[int], field: str) -> None:
+    def _check_ids(self, tokens: MixedTokens, field: str) -> None:
         n_vocab = self._vocabulary.n_vocab
         for token in tokens:
-            if not 0 <= token < n_vocab:
+            if not isinstance(token, str) and not 0 <= token < n_vocab:
                 why = f"{token} is no token id of this model (0..{n_vocab - 1})"
                 raise InvalidRequest.of_field(field, why)
 
