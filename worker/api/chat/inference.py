@@ -29,8 +29,9 @@ from worker.wire.work import InferenceRequest, Prompt
 class Inference:
     requests: tuple[InferenceRequest, ...]
     """First the choices of the first prompt, then those of the next."""
+    prompts: tuple[Prompt, ...]
     digests: tuple[str, ...]
-    """Of the requests' prompts, for logs."""
+    """Of the prompts, for logs."""
     not_enforced: tuple[str, ...]
     """Paths of schema keywords that are not enforced, and of fields that have no effect."""
     parser_of: Callable[[str], AnswerParser] | None = None
@@ -84,9 +85,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     reasoning = replace(conventions.reasoning, budget=budget, message=message, goes_on=goes_on)
     sampling = replace(sampling, reasoning=reasoning)
     requests = _requests(asked, prompts, sampling, shown, state, deadline)
-    # Those of a prompt with several choices are one: a long prompt takes milliseconds.
-    digests = tuple(name for each in prompts for name in [digest(each)] * asked.n)
-    return Inference(requests, digests, not_enforced, parser_of)
+    return Inference(requests, prompts, tuple(map(digest, prompts)), not_enforced, parser_of)
 
 
 def _tool_use(chat: Chat) -> ToolUse | None:

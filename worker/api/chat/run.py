@@ -43,6 +43,7 @@ from worker.wire.work import (
     Detokenize,
     InferenceRequest,
     Medium,
+    Prompt,
     Work,
 )
 
@@ -79,12 +80,12 @@ async def respond(
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
         name_ignored(request, ignored)
-    requests = list(inference.requests)
-    if any([getattr(each.prompt, "media", ()) for each in requests]):
-        prompts = await _with_media([each.prompt for each in requests], state, deadline)
-        pairs = zip(requests, prompts, strict=True)
-        requests = [structs.replace(each, prompt=prompt) for each, prompt in pairs]
-    echoes = await _echoes(request, state, asked, requests) if asked.echo else [""] * len(requests)
+    prompts = [await _with_media(prompt, state, deadline) for prompt in inference.prompts]
+    echoes = [await _echo(request, state, prompt) if asked.echo else "" for prompt in prompts]
+    requests = [
+        structs.replace(each, prompt=prompts[index // asked.n])
+        for index, each in enumerate(inference.requests)
+    ]
     is_sse = answer_of.media_type.startswith(SSE)
     inbox = Inbox(state.settings.keepalive if asked.streams and is_sse else 0)
     names = names_asked(request, asked.id, state) if asked.streams else ()
@@ -93,8 +94,8 @@ async def respond(
     async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
         await _start_jobs(jobs, state, requests, asked.n, inference.digests, inbox, waits_for)
         choices = [
-            Choice(index, job, inference.parser_of, echo)
-            for index, (job, echo) in enumerate(zip(jobs, echoes, strict=True))
+            Choice(index, job, inference.parser_of, echoes[index // asked.n])
+            for index, job in enumerate(jobs)
         ]
         answer = answer_of(found, asked, choices, state)
         if not asked.streams:
@@ -171,42 +172,33 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: 
 # --- jobs ----------------------------------------------------------------------------------
 
 
-async def _with_media(prompts: Sequence[Any], state: AppState, deadline: float | None) -> list[Any]:
-    """The prompts with the bytes of all of their media, which are fetched once for one prompt.
+async def _with_media(prompt: Any, state: AppState, deadline: float | None) -> Any:
+    """The prompt with the bytes of all of its media.
 
     Raises:
         InvalidRequest: the model cannot take one of them, or it cannot be had; names its field.
         InferenceTimeout: the deadline passes before they are here.
     """
-    info, ready = state.served.info, {id(prompt): prompt for prompt in prompts}
-    for name, prompt in ready.items():
-        media: tuple[Medium, ...] = getattr(prompt, "media", ())
-        check_media(media, info.projector if info is not None else None)
-        if any(isinstance(medium, Link) for medium in media):
-            from worker.api.chat.links import fetched  # with httpx: only workers that fetch
+    info = state.served.info
+    media: tuple[Medium, ...] = getattr(prompt, "media", ())
+    check_media(media, info.projector if info is not None else None)
+    if not any(isinstance(medium, Link) for medium in media):
+        return prompt
+    from worker.api.chat.links import fetched  # with httpx: only workers that fetch
 
-            try:
-                async with asyncio.timeout_at(deadline):  # by the same clock
-                    ready[name] = structs.replace(prompt, media=await fetched(media, state))
-            except TimeoutError:
-                raise InferenceTimeout("The request's deadline has passed.") from None
-    return [ready[id(prompt)] for prompt in prompts]
+    try:
+        async with asyncio.timeout_at(deadline):  # by the same clock
+            return structs.replace(prompt, media=await fetched(media, state))
+    except TimeoutError:
+        raise InferenceTimeout("The request's deadline has passed.") from None
 
 
-async def _echoes(
-    request: Request, state: AppState, asked: Generate, requests: Sequence[InferenceRequest]
-) -> list[str]:
-    texts: list[str] = []
-    for each in requests:
-        prompt = each.prompt
-        if len(texts) % asked.n:
-            texts.append(texts[-1])
-        elif isinstance(prompt, tuple):
-            texts.append(await answered(request, state, Detokenize(prompt)))
-        else:
-            assert isinstance(prompt, str), "only a text or tokens can be echoed"
-            texts.append(prompt)
-    return texts
+async def _echo(request: Request, state: AppState, prompt: Prompt) -> str:
+    if isinstance(prompt, tuple):
+        text: str = await answered(request, state, Detokenize(prompt))
+        return text
+    assert isinstance(prompt, str), "only a text or tokens can be echoed"
+    return prompt
 
 
 async def _start_jobs(
@@ -214,7 +206,7 @@ async def _start_jobs(
     state: AppState,
     requests: Iterable[InferenceRequest],
     n: int,
-    digests: Iterable[str],
+    digests: Sequence[str],
     inbox: Inbox,
     waits_for: Request | None,
 ) -> None:
@@ -224,7 +216,7 @@ async def _start_jobs(
     Returns once all are accepted, before any status line. None is started for a client that has
     left, where `waits_for` is its request.
     """
-    for index, (request, digest) in enumerate(zip(requests, digests, strict=True)):
+    for index, request in enumerate(requests):
         # Who leaves ends the jobs that there are, so while one runs, there is no need to look.
         if waits_for and all([job.has_ended for job in jobs]):
             if await waits_for.is_disconnected():
@@ -236,7 +228,7 @@ async def _start_jobs(
         _log.info(
             "request.accepted",
             job_id=request.job_id,
-            prompt_sha256=digest,
+            prompt_sha256=digests[index // n],
             prompt_tokens=job.prompt_tokens,
             max_tokens=request.max_tokens,
         )
@@ -279,7 +271,7 @@ def counting(path: str, body: type[Any], chat_of: Callable[[Any], Chat], **told:
 
         deadline = deadline_of(request)
         found = await read_as(request, state, body, asked_by)
-        [prompt] = await _with_media([found], state, deadline)
+        prompt = await _with_media(found, state, deadline)
         return {**told, "input_tokens": await answered(request, state, CountPrompt(prompt))}
 
     return Operation("POST", path, count, "Tokens of a prompt", body=body)
