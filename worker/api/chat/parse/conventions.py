@@ -109,9 +109,11 @@ def _json(*headers: str) -> tuple[Form, ...]:
     return tuple(Form(Header(header), "json") for header in headers)
 
 
-def _tags(header: str, *arguments: tuple[str, str], end: str, pad: str = "") -> Form:
+def _tags(
+    header: str, *arguments: tuple[str, str], end: str, pad: str = "", nested: str = ""
+) -> Form:
     pairs = tuple((Header(before), after) for before, after in arguments)
-    return Form(Header(header), Tags(pairs, end, pad))
+    return Form(Header(header), Tags(pairs, end, pad, nested))
 
 
 def _invoke(begin: str, end: str, before: str = "") -> Form:
@@ -166,11 +168,11 @@ CONVENTIONS: Final = (
         ),
         ends=("<|call|>", "<|end|>", "<|return|>"),
         frames=(
-            *("<|channel|>final<|message|>", "<|start|>assistant<|channel|>final<|message|>"),
-            "<|channel|>final <|constrain|>json<|message|>",
-            "<|start|>assistant<|channel|>final <|constrain|>json<|message|>",
-            "<|channel|>commentary<|message|>",
-            "<|start|>assistant<|channel|>commentary<|message|>",
+            *(
+                f"{start}<|channel|>{channel}<|message|>"
+                for channel in ("final", "final <|constrain|>json", "commentary")
+                for start in ("", "<|start|>assistant")
+            ),
             *("<|end|>", "<|return|>"),
         ),
         always_framed=True,
@@ -230,13 +232,11 @@ CONVENTIONS: Final = (
         template=r"\]<\]minimax\[>\[",
         opens=(f"{_M3}<tool_call>",),
         forms=(
-            Form(
-                Header(f'{_M3}<invoke name="{{name}}">'),
-                Tags(
-                    ((Header(f"{_M3}<{{key}}>"), f"{_M3}</{{key}}>"),),
-                    end=f"{_M3}</invoke>",
-                    nested=_M3,
-                ),
+            _tags(
+                f'{_M3}<invoke name="{{name}}">',
+                (f"{_M3}<{{key}}>", f"{_M3}</{{key}}>"),
+                end=f"{_M3}</invoke>",
+                nested=_M3,
             ),
         ),
         ends=(f"{_M3}</tool_call>",),
@@ -347,13 +347,7 @@ CONVENTIONS: Final = (
         between=_LISTS,
         gap="\n",
     ),
-    Convention(  # Hermes, Qwen, Granite 4 and many more
-        opens=("<tool_call>",),
-        forms=(_OBJECT, _function_tag("\n")),
-        between=_LISTS,
-        gap="\n",
-        bare=True,
-    ),
+    replace(GENERIC, opens=("<tool_call>",)),  # Hermes, Qwen, Granite 4 and many more
     Convention(  # Llama 3
         template=r"<\|python_tag\|>|\"parameters\": dictionary",
         opens=("<|python_tag|>",),
