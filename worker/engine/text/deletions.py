@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from worker.engine.text.forms import Chat
-from worker.engine.text.probes import Render
+from worker.engine.text.forms import Chat, assistant, system, user
+from worker.engine.text.probes import Render, calling, chat_of, result
 
 _BEFORE, _AMONG, _BEHIND = "before5eb1", "among5eb1", "behind5eb1"
 _TO_THE_END = None
-_CALL = {"id": "call00001", "type": "function"}
-_TOOL = {"name": "f", "description": "A function", "parameters": {"type": "object"}}
 
 
 class Deletion(NamedTuple):
@@ -71,17 +69,9 @@ def _written(between: str, render: Render) -> Iterator[str | None]:
 
 def _chats(text: str) -> Iterator[Chat]:
     """Two chats with a text in each place: some templates take no tools."""
-
-    def chat(*messages: Chat, tools: Any = None) -> Chat:
-        said = [{"role": "system", "content": text}, {"role": "user", "content": text}, *messages]
-        return {"messages": said, "tools": tools, "add_generation_prompt": True}
-
-    answer = {"role": "assistant", "content": text, "reasoning_content": text}
-    call = {**_CALL, "function": {"name": "f", "arguments": {"key": text}}}
-    result = {"role": "tool", "content": text, "tool_call_id": _CALL["id"]}
-    yield chat(answer, {"role": "user", "content": text})
-    tools = [{"type": "function", "function": _TOOL}]
-    yield chat({**answer, "tool_calls": [call]}, result, tools=tools)
+    begin, thought = (system(text), user(text)), {"reasoning_content": text}
+    yield chat_of(*begin, assistant(text, **thought), user(text))
+    yield chat_of(*begin, calling(text, content=text, **thought), result(text))
 
 
 def shortened(text: str, deletions: Sequence[Deletion]) -> Iterator[tuple[str, Sequence[int]]]:

@@ -38,7 +38,7 @@ _ID = "call_0123456789abcdef0123456"
 """Of a call, but for the last digit: as this worker makes them, and most others."""
 
 
-def _calling(*keys: str, content: Any = "", **more: Any) -> Message:
+def calling(*keys: str, content: Any = "", **more: Any) -> Message:
     calls = [
         {"id": _ID + id, "type": "function", "function": {"name": "f", "arguments": {"key": key}}}
         for id, key in zip("12", keys, strict=False)
@@ -46,7 +46,7 @@ def _calling(*keys: str, content: Any = "", **more: Any) -> Message:
     return assistant(content, tool_calls=calls, **more)
 
 
-def _result(content: Any, id: str = "1") -> Message:
+def result(content: Any, id: str = "1") -> Message:
     return said("tool", content, tool_call_id=_ID + id)
 
 
@@ -64,7 +64,7 @@ def _bare(name: str, **more: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, **more}}
 
 
-def _chat(*messages: Message, tools: Sequence[Any] = ()) -> Chat:
+def chat_of(*messages: Message, tools: Sequence[Any] = ()) -> Chat:
     """With a tool, if it has calls or results."""
     uses_tools = any({"tool_calls", "tool_call_id"} & message.keys() for message in messages)
     given = tools or ([_tool()] if uses_tools else None)
@@ -118,92 +118,92 @@ def _matter_of_parts(role: str, *messages: Message, is_calling: bool = False) ->
     def which(message: Message) -> bool:
         return message.get("role") == role and bool(message.get("tool_calls")) is is_calling
 
-    return _Matter(_chat(*messages), (as_it_is, forms.as_text(which), as_it_is))
+    return _Matter(chat_of(*messages), (as_it_is, forms.as_text(which), as_it_is))
 
 
 _TWO_PARTS = [{"type": "text", "text": _FIRST}, {"type": "text", "text": _SECOND}]
 
 _MATTERS = (
-    _Matter(_chat(user(_MARK)), (as_it_is, forms.without_none, as_it_is)),
+    _Matter(chat_of(user(_MARK)), (as_it_is, forms.without_none, as_it_is)),
     _Matter(
-        _chat(user("x"), tools=[_bare(_FIRST), _bare(_SECOND, parameters={})]),
+        chat_of(user("x"), tools=[_bare(_FIRST), _bare(_SECOND, parameters={})]),
         (as_it_is, forms.complete, as_it_is),
     ),
     _Matter(
-        _chat(developer(_MARK), user("x")),
+        chat_of(developer(_MARK), user("x")),
         (as_it_is, forms.with_role("developer", "system")),
         role="developer",
     ),
     _Matter(
-        _chat(system(_FIRST), system(_MARK), developer(_SECOND), user("x")),
+        chat_of(system(_FIRST), system(_MARK), developer(_SECOND), user("x")),
         (as_it_is, partial(forms.one_beginning, of_each_role=True), forms.one_beginning),
     ),
     _Matter(
-        _chat(
-            *(user("x"), _calling("y"), _result(_FIRST)),
-            *(_calling("s", "t"), *map(_without_id, (_result("u"), _result("v")))),
-            *map(_without_id, (_calling("w", "z"), _result(_MARK), _result(_SECOND))),
+        chat_of(
+            *(user("x"), calling("y"), result(_FIRST)),
+            *(calling("s", "t"), *map(_without_id, (result("u"), result("v")))),
+            *map(_without_id, (calling("w", "z"), result(_MARK), result(_SECOND))),
         ),
         (as_it_is, forms.paired, forms.with_short_ids, as_it_is),
     ),
     _Matter(
-        _chat(user("x"), _calling(_MARK), _result("y")),
+        chat_of(user("x"), calling(_MARK), result("y")),
         (forms.as_objects, forms.with_arguments(forms.written), forms.as_objects),
         _arrives_as_json,
     ),
     _Matter(
-        _chat(user("x"), _calling(_CALLED), _result("y"), tools=[_tool(_MARK)]),
+        chat_of(user("x"), calling(_CALLED), result("y"), tools=[_tool(_MARK)]),
         (as_it_is, forms.as_functions, forms.listed, forms.in_words),
         _tells_tools,
     ),
     _Matter(
-        _chat(user("x"), _result(_MARK), assistant("y"), user("z")),
+        chat_of(user("x"), result(_MARK), assistant("y"), user("z")),
         (as_it_is, forms.strays_as_user, as_it_is),
     ),
     _Matter(
-        _chat(user("x"), _calling(_FIRST, _SECOND), _result("y"), _result("z", "2")),
+        chat_of(user("x"), calling(_FIRST, _SECOND), result("y"), result("z", "2")),
         (as_it_is, forms.one_call_a_turn, as_it_is),
     ),
-    _Matter(_chat(system(_MARK), user("x")), (as_it_is, forms.into_next)),
+    _Matter(chat_of(system(_MARK), user("x")), (as_it_is, forms.into_next)),
     _Matter(
-        _chat(system(_FIRST), user("x"), _calling("z"), _result(_SECOND)),
+        chat_of(system(_FIRST), user("x"), calling("z"), result(_SECOND)),
         (as_it_is, forms.into_next_before_others, as_it_is),
     ),
     _Matter(
-        _chat(
+        chat_of(
             *(user("w"), assistant("x"), system(_FIRST), user("y")),
             *(assistant("z"), developer(_SECOND), user("x")),
         ),
         (as_it_is, forms.later_as_user, as_it_is),
     ),
     _Matter(
-        _chat(user("x"), user(_FIRST), assistant("y"), assistant(_SECOND), user("z")),
+        chat_of(user("x"), user(_FIRST), assistant("y"), assistant(_SECOND), user("z")),
         (as_it_is, forms.runs_merged(forms.is_of_the_turn), as_it_is),
     ),
     _Matter(
-        _chat(
-            *(user("x"), _calling(_MARK, content=_FIRST, reasoning_content="r"), _result("y")),
-            *(assistant("z"), user("w"), assistant(_SECOND), _calling("v"), _result("u")),
+        chat_of(
+            *(user("x"), calling(_MARK, content=_FIRST, reasoning_content="r"), result("y")),
+            *(assistant("z"), user("w"), assistant(_SECOND), calling("v"), result("u")),
             *(assistant("t"), user("s")),
         ),
         (as_it_is, forms.words_with_calls, forms.apart_from_calls, forms.words_with_calls),
         _all_arrive,
     ),
     _Matter(
-        _chat(user("x"), _calling("z"), _result(_MARK)),
+        chat_of(user("x"), calling("z"), result(_MARK)),
         (as_it_is, forms.with_the_call, as_it_is),
         role="tool",
     ),
     _Matter(
-        _chat(system(_FIRST), user("x"), _calling("z"), _result(_MARK), user(_SECOND)),
+        chat_of(system(_FIRST), user("x"), calling("z"), result(_MARK), user(_SECOND)),
         (as_it_is, forms.runs_merged(forms.is_behind_result), as_it_is),
     ),
     _Matter(
-        _chat(user("x"), _calling("z", reasoning_content=_MARK), _result("y")),
+        chat_of(user("x"), calling("z", reasoning_content=_MARK), result("y")),
         (forms.under_each_name, forms.as_thinking_part, forms.under_each_name),
     ),
     _Matter(
-        _chat(user(_FIRST), assistant("x"), user(_TWO_PARTS[1:])),
+        chat_of(user(_FIRST), assistant("x"), user(_TWO_PARTS[1:])),
         (as_it_is, forms.all_as_text, forms.as_parts, forms.all_as_text),
     ),
     _matter_of_parts("system", system(_TWO_PARTS), user("x")),
@@ -211,10 +211,10 @@ _MATTERS = (
     _matter_of_parts("user", user(_TWO_PARTS)),
     _matter_of_parts("assistant", user("x"), assistant(_TWO_PARTS), user("y")),
     _matter_of_parts(
-        *("assistant", user("x"), _calling("z", content=_TWO_PARTS), _result("y")),
+        *("assistant", user("x"), calling("z", content=_TWO_PARTS), result("y")),
         is_calling=True,
     ),
-    _matter_of_parts("tool", user("x"), _calling("z"), _result(_TWO_PARTS)),
+    _matter_of_parts("tool", user("x"), calling("z"), result(_TWO_PARTS)),
 )
 """In the order in which the forms are taken on."""
 
