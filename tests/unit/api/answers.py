@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import cycle
 from typing import Any
 
-from worker.api.chat.delta import (
-    Arguments,
-    Call,
-    Delta,
-    Reasoning,
-    Text,
-)
+from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
@@ -24,6 +19,10 @@ class Message:
     content: str = ""
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def without_ids(self) -> Message:
+        return Message(self.content, self.reasoning, [call | {"id": ""} for call in self.calls])
 
     @property
     def named(self) -> list[tuple[str, Any]]:
@@ -58,19 +57,34 @@ def message_of(deltas: Iterable[Delta]) -> Message:
     return message
 
 
+def deltas_of(parser: AnswerParser, output: str, lengths: Sequence[int] = ()) -> list[Delta]:
+    """What is read of an output in pieces of these lengths, again and again; without any, whole."""
+    deltas, at = list[Delta](), 0
+    for length in cycle(lengths or (len(output),)):
+        if at >= len(output):
+            return deltas + parser.finish()
+        deltas += parser.feed(output[at : at + length])
+        at += length
+    raise AssertionError("there is always another length")
+
+
 def parse(
     output: str,
     template: str | None,
     use: ToolUse | None,
-    size: int,
     prompt_end: str = "",
+    *,
     splits_reasoning: bool = True,
+    lengths: Iterable[int] = (1, 2, 5, 13, 1000),
 ) -> Message:
-    """The message of an output that comes `size` characters at a time."""
-    parser = AnswerParser(
-        conventions_of(template), use, prompt_end=prompt_end, splits_reasoning=splits_reasoning
-    )
-    deltas: list[Delta] = []
-    for start in range(0, len(output), size):
-        deltas += parser.feed(output[start : start + size])
-    return message_of(deltas + parser.finish())
+    """The message of an output, the same in pieces of each of the lengths."""
+    messages = []
+    for length in lengths:
+        parser = AnswerParser(
+            conventions_of(template), use, prompt_end, splits_reasoning=splits_reasoning
+        )
+        messages.append(message_of(deltas_of(parser, output, [length])))
+    first, *others = messages
+    for other in others:
+        assert other.without_ids == first.without_ids
+    return first

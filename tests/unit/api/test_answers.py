@@ -11,7 +11,6 @@ import socket
 import struct
 import threading
 import time
-from itertools import product
 from typing import Any, cast
 
 import httpx
@@ -41,13 +40,11 @@ USE = use_of(TOOLS)
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.template}:{case.output[:30]!r}")
 def test_an_output_says_what_it_says(case: Case) -> None:
-    source = template(case.template)
-    for size in (1, 2, 5, 13, 1000):
-        message = parse(case.output, source, USE, size, case.prompt_end)
-        assert message.named == case.calls
-        assert message.content == case.content and message.reasoning == case.reasoning
-        ids = [call["id"] for call in message.calls]
-        assert len(set(ids)) == len(ids)
+    message = parse(case.output, template(case.template), USE, case.prompt_end)
+    assert message.named == case.calls
+    assert message.content == case.content and message.reasoning == case.reasoning
+    ids = [call["id"] for call in message.calls]
+    assert len(set(ids)) == len(ids)
 
 
 HERMES_CALL = '<tool_call>\n{"name": "edit", "arguments": {"filename": "a.py", "old": "x'
@@ -68,9 +65,8 @@ CODER_CALL = "<function=edit>\n<parameter=filename>\na.py\n</parameter>\n<parame
     ],
 )
 def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: str) -> None:
-    for size in (1, 7, 1000):
-        (call,) = parse(output, template(name), USE, size).calls
-        assert call["name"] == "edit" and call["arguments"] == arguments
+    (call,) = parse(output, template(name), USE).calls
+    assert call["name"] == "edit" and call["arguments"] == arguments
 
 
 @pytest.mark.parametrize(
@@ -100,9 +96,7 @@ def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: 
     ],
 )
 def test_what_is_no_call_is_text(name: str, output: str) -> None:
-    for size in (1, 7, 1000):
-        message = parse(output, template(name), USE, size)
-        assert message == Message(content=output)
+    assert parse(output, template(name), USE) == Message(content=output)
 
 
 CALL = '<tool_call>\n{"name": "edit", "arguments": {"filename": "a"}}\n</tool_call>'
@@ -140,9 +134,8 @@ SPACES = [
 def test_white_space_is_text_but_beside_calls_alone(
     output: str, content: str, n_calls: int
 ) -> None:
-    for size in (1, 3, 1000):
-        message = parse(output, template("Qwen-Qwen2.5-7B-Instruct"), USE, size)
-        assert message.content == content and len(message.calls) == n_calls
+    message = parse(output, template("Qwen-Qwen2.5-7B-Instruct"), USE)
+    assert message.content == content and len(message.calls) == n_calls
 
 
 @pytest.mark.parametrize(
@@ -159,15 +152,14 @@ def test_white_space_is_text_but_beside_calls_alone(
     ],
 )
 def test_reasoning_is_only_at_the_beginning(output: str, reasoning: str, content: str) -> None:
-    for size in (1, 3, 1000):
-        message = parse(output, template("Qwen-Qwen3-0.6B"), USE, size)
-        assert (message.reasoning, message.content) == (reasoning, content)
+    message = parse(output, template("Qwen-Qwen3-0.6B"), USE)
+    assert (message.reasoning, message.content) == (reasoning, content)
 
 
 def test_one_call_at_most_where_one_is_asked_for() -> None:
     use = use_of(TOOLS, parallel=False)
     call = '<tool_call>{"name": "nothing", "arguments": {}}</tool_call>'
-    assert parse(call * 3, template("Qwen-Qwen2.5-7B-Instruct"), use, 5).named == [("nothing", {})]
+    assert parse(call * 3, template("Qwen-Qwen2.5-7B-Instruct"), use).named == [("nothing", {})]
 
 
 def one_parameter(schema: object) -> ToolUse:
@@ -221,10 +213,9 @@ TEXT_OR_NULL = {"anyOf": [{"type": "string"}, {"type": "null"}]}
 )
 def test_a_tagged_value_is_what_its_schema_allows(schema: object, text: str, value: object) -> None:
     call = f"<function=f>\n<parameter=v>\n{text}\n</parameter>\n</function>"
-    for size in (1, 1000):
-        output = f"<tool_call>\n{call}\n</tool_call>"
-        (found,) = parse(output, template("Qwen3-Coder"), one_parameter(schema), size).named
-        assert found == ("f", {"v": value}) and type(found[1]["v"]) is type(value)
+    output = f"<tool_call>\n{call}\n</tool_call>"
+    (found,) = parse(output, template("Qwen3-Coder"), one_parameter(schema)).named
+    assert found == ("f", {"v": value}) and type(found[1]["v"]) is type(value)
 
 
 ITEMS = "§<item>1§</item>§<item>2§</item>"
@@ -309,35 +300,34 @@ def test_an_answer_that_is_json_is_not_held_back(output: str) -> None:
     ],
 )
 def test_arguments_are_strict_json(name: str, output: str, arguments: str) -> None:
-    for size in (1, 3, 1000):
-        (call,) = parse(output, template(name), USE, size).calls
-        assert call["arguments"] == arguments
-        json.loads(arguments, parse_constant=pytest.fail)
+    (call,) = parse(output, template(name), USE).calls
+    assert call["arguments"] == arguments
+    json.loads(arguments, parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize("splits", [True, False])
 def test_without_tools_an_answer_is_its_text(splits: bool) -> None:
     for case in CASES:
-        message = parse(HELLO, template(case.template), None, 3, splits_reasoning=splits)
+        message = parse(HELLO, template(case.template), None, splits_reasoning=splits)
         assert message == Message(content=HELLO)
 
 
 def test_a_frame_that_the_prompt_begins_is_no_text() -> None:
     """Without tools too."""
     source = template("meetkai-functionary-medium-v3.2")
-    for use, size in product((None, USE), (1, 3, 1000)):
-        assert parse(f"all\n{HELLO}", source, use, size, ">>>") == Message(content=HELLO)
+    for use in (None, USE):
+        assert parse(f"all\n{HELLO}", source, use, ">>>") == Message(content=HELLO)
 
 
 def test_reasoning_stays_in_the_text_where_it_is_not_split() -> None:
     output = f"<think>hm</think>{HELLO}"
-    assert parse(output, None, None, 2, splits_reasoning=False).content == output
-    assert parse(output, None, None, 2) == Message(HELLO, "hm")
+    assert parse(output, None, None, splits_reasoning=False).content == output
+    assert parse(output, None, None) == Message(HELLO, "hm")
 
 
 def test_mistral_templates_get_the_ids_that_they_take() -> None:
     output = "[TOOL_CALLS]nothing[ARGS]{}"
-    (call,) = parse(output, template("unsloth-mistral-Devstral-Small-2507"), USE, 4).calls
+    (call,) = parse(output, template("unsloth-mistral-Devstral-Small-2507"), USE).calls
     assert len(call["id"]) == 9 and call["id"].isalnum()
 
 
@@ -366,7 +356,7 @@ def test_marks_that_are_control_tokens_are_asked_for(name: str, tokens: set[str]
 def test_an_open_quote_costs_no_time(quote: str) -> None:
     output = "<|tool_call_start|>[f(a=" + quote + ("\\" + quote) * 100_000 + ")]<|tool_call_end|>"
     began = time.process_time()
-    message = parse(output, "List of tools: tools <|tool_call_start|>", USE, 5000)
+    message = parse(output, "List of tools: tools <|tool_call_start|>", USE, lengths=[5000])
     assert not message.calls and message.content == output
     assert time.process_time() - began < 5
 
@@ -376,8 +366,7 @@ def test_the_forced_form_is_read_whatever_the_dialect() -> None:
     arguments: Any = {"filename": "a", "old": "<tool_call>", "new": "}"}
     output = json.dumps({"name": "edit", "arguments": arguments})
     for name in KINDS:
-        for size in (1, 1000):
-            assert parse(output, template(name), use, size).named == [("edit", arguments)]
+        assert parse(output, template(name), use).named == [("edit", arguments)]
 
 
 def test_a_forced_call_that_is_cut_off_is_no_text() -> None:
@@ -385,7 +374,7 @@ def test_a_forced_call_that_is_cut_off_is_no_text() -> None:
     begun = output.index(": {") + len(": {")
     for name in KINDS:
         for end in range(len(output)):
-            cut = parse(output[:end], template(name), use_of(TOOLS, forced=True), 3)
+            cut = parse(output[:end], template(name), use_of(TOOLS, forced=True), lengths=[3])
             assert cut.content == "" and len(cut.calls) == (end >= begun)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count, product
+from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.api.answers import Message, message_of, use_of
+from tests.unit.api.answers import deltas_of, message_of, use_of
 from tests.unit.api.model_outputs import TOOLS
 from tests.unit.api.round_trips import EDIT, FUNCTION, KINDS, NAMES, Written, source, written
 from worker.api.chat.delta import Delta, Reasoning, Text
@@ -74,24 +75,11 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
-def deltas_of(
-    name: str, output: Written, cuts: list[int], use: ToolUse | None = USE
+def read(
+    name: str, output: Written, lengths: Sequence[int], use: ToolUse | None = USE
 ) -> list[Delta]:
-    """What is read of an output that comes in pieces of these lengths, again and again."""
     parser = AnswerParser(conventions_of(source(name)), use, output.prompt[-64:])
-    deltas, at = list[Delta](), 0
-    for number in count():
-        if at >= len(output.output):
-            return deltas + parser.finish()
-        end = at + (cuts[number % len(cuts)] if cuts else len(output.output))
-        deltas += parser.feed(output.output[at:end])
-        at = end
-    raise AssertionError
-
-
-def without_ids(message: Message) -> Message:
-    calls = [call | {"id": ""} for call in message.calls]
-    return Message(message.content, message.reasoning, calls)
+    return deltas_of(parser, output.output, lengths)
 
 
 def call_of(name: str, calls: list[Any], content: str | None, reasoning: str | None) -> Written:
@@ -150,7 +138,7 @@ def test_a_call_is_read_as_its_template_writes_it(
         reasoning = None  # it does not write the mark that its prompt ends with
     assume(not any(has_own_marks(name, each) for each in calls))
     output = call_of(name, calls, content, reasoning)
-    message = message_of(deltas_of(name, output, cuts))
+    message = message_of(read(name, output, cuts))
     expected = [(FUNCTION, each) for each in calls[: output.output.count(FUNCTION)]]
     if name in READ_AS_TEXT:
         assert message.named in ([], expected)
@@ -169,7 +157,7 @@ def test_a_text_argument_keeps_its_own_line_ends(name: str) -> None:
     arguments = {"path": "\n\na\n b \n\n", "text": "\n"}
     output = call_of(name, [arguments], "", None)
     for cuts in ([1], []):
-        assert message_of(deltas_of(name, output, cuts)).named == [(FUNCTION, arguments)]
+        assert message_of(read(name, output, cuts)).named == [(FUNCTION, arguments)]
 
 
 TAGGED = [
@@ -189,7 +177,7 @@ def test_a_text_argument_may_hold_what_begins_an_argument(name: str, tags: Tags)
             arguments = {"path": "a", "text": f"a{end}\n{begin} b"}
             output = call_of(name, [arguments], None, None)
             for cuts in ([1], []):
-                assert message_of(deltas_of(name, output, cuts)).named == [(FUNCTION, arguments)]
+                assert message_of(read(name, output, cuts)).named == [(FUNCTION, arguments)]
 
 
 def essence(name: str, text: str, prompt: str = "") -> str:
@@ -236,9 +224,9 @@ def test_no_output_loses_or_gains_a_character(
     found = written(name, calls, "Text here", "Hm, so") if calls else None
     plain = found.output[: int(where * len(found.output))] if found else ""
     output = Written(found.prompt if found else begun, plain + noise)
-    deltas = deltas_of(name, output, [], use)
+    deltas = read(name, output, [], use)
     message = message_of(deltas)
-    assert without_ids(message) == without_ids(message_of(deltas_of(name, output, cuts, use)))
+    assert message.without_ids == message_of(read(name, output, cuts, use)).without_ids
     if not message.calls and (use is None or not use.forced):
         told = "".join(each.text for each in deltas if isinstance(each, Text | Reasoning))
         assert essence(name, told) == essence(name, output.output, output.prompt)
@@ -267,5 +255,5 @@ def test_the_work_grows_as_the_text_does(name: str, monkeypatch: pytest.MonkeyPa
     ):
         for filling in ("word {<", "\n", "\\", "</", "<tool_call>"):
             held, text = 0, begin + filling * (1_200 // len(filling))
-            deltas_of(name, Written("", text), [3])
+            read(name, Written("", text), [3])
             assert held < 450 * len(text) / 3, (begin, filling)
