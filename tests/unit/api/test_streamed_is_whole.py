@@ -29,19 +29,11 @@ from worker.api.chat.request import Generate
 from worker.api.chat.run import _streamed
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.dialects.anthropic.schema import read as read_messages
-from worker.api.dialects.anthropic.stream import STREAM as MESSAGE_STREAM
 from worker.api.dialects.anthropic.stream import MessageAnswer
-from worker.api.dialects.llama_server.completion import STREAM as TEXT_STREAM
 from worker.api.dialects.llama_server.completion import TextAnswer, read_completion
 from worker.api.dialects.llama_server.schema import CompletionBody as LlamaServerBody
 from worker.api.dialects.native.schema import InferenceBody, read_inference
-from worker.api.dialects.native.stream import (
-    EVENT_STREAM,
-    LINE_STREAM,
-    NativeAnswer,
-    NativeLines,
-)
-from worker.api.dialects.ollama.naming import LINES
+from worker.api.dialects.native.stream import NativeAnswer, NativeLines
 from worker.api.dialects.ollama.schema import ChatBody as OllamaChatBody
 from worker.api.dialects.ollama.schema import GenerateBody as OllamaGenerateBody
 from worker.api.dialects.ollama.schema import read_chat as read_ollama_chat
@@ -56,7 +48,6 @@ from worker.api.dialects.responses.schema import read as read_response
 from worker.api.dialects.responses.stream import STREAM as RESPONSE_STREAM
 from worker.api.dialects.responses.stream import ResponseAnswer
 from worker.api.http.encoding import KEEPALIVE, in_parts
-from worker.api.http.errors import CHUNK_STREAM
 from worker.api.http.operation import NDJSON, StreamForm
 from worker.errors import EngineCrashed
 from worker.fleet.endings import Tail
@@ -292,72 +283,60 @@ class Client:
     fields: dict[str, Any]
     join: Callable[[bytes], Any]
     whole: Callable[[Any], Any]
-    form: StreamForm
+
+    @property
+    def form(self) -> StreamForm:
+        return RESPONSE_STREAM if self.answer is ResponseAnswer else self.answer.form
 
 
 TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
 CHAT = {"messages": USER} | TOOLS
 TEXT = {"prompt": "Once"}
 CLIENTS = {
-    "chat": Client(
-        ChatBody, read_chat, ChatAnswer, CHAT | CHOICES, join_chat, whole_chat, CHUNK_STREAM
-    ),
-    "chat, scored": Client(
-        ChatBody, read_chat, ChatAnswer,
-        CHAT | CHOICES | {"logprobs": True, "top_logprobs": 1}, join_chat, whole_chat, CHUNK_STREAM,
-    ),
+    "chat": Client(ChatBody, read_chat, ChatAnswer, CHAT | CHOICES, join_chat, whole_chat),
     "completion": Client(
         CompletionBody, read_openai_completion, CompletionAnswer,
-        TEXT | CHOICES, join_completion, whole_completion, CHUNK_STREAM,
-    ),
-    "completion, echo and scores": Client(
-        CompletionBody, read_openai_completion, CompletionAnswer,
-        TEXT | CHOICES | {"echo": True, "logprobs": 1, "prompt_logprobs": 1},
-        join_completion, whole_completion, CHUNK_STREAM,
+        TEXT | CHOICES, join_completion, whole_completion,
     ),
     "messages": Client(
         MessagesBody, read_messages, MessageAnswer,
         {"messages": USER, "max_tokens": 9,
          "tools": [{"name": "get_time", "input_schema": SCHEMA}]},
-        join_message, same, MESSAGE_STREAM,
+        join_message, same,
     ),
     "responses": Client(
         ResponsesBody, read_response, ResponseAnswer,
         {"input": "Hi", "tools": [{"type": "function", **FUNCTION}]},
-        join_response, whole_response, RESPONSE_STREAM,
-    ),
-    "responses, scored": Client(
-        ResponsesBody, read_response, ResponseAnswer,
-        {"input": "Hi", "tools": [{"type": "function", **FUNCTION}], "top_logprobs": 1},
-        join_response, whole_response, RESPONSE_STREAM,
+        join_response, whole_response,
     ),
     "llama-server": Client(
         LlamaServerBody, read_completion, TextAnswer,
         TEXT | CHOICES | {"n_probs": 1, "return_tokens": True},
-        join_llama_server, whole_llama_server, TEXT_STREAM,
+        join_llama_server, whole_llama_server,
     ),
-    "llama-server, some fields": Client(
-        LlamaServerBody, read_completion, TextAnswer,
-        TEXT | CHOICES | {"return_tokens": True,
-                          "response_fields": ["index", "content", "tokens", "stop_type"]},
-        join_llama_server, whole_llama_server, TEXT_STREAM,
-    ),
-    "native": Client(
-        InferenceBody, read_inference, NativeAnswer, TEXT, join_native, same, EVENT_STREAM
-    ),
-    "native lines": Client(
-        InferenceBody, read_inference, NativeLines, TEXT, join_lines, same, LINE_STREAM
-    ),
+    "native": Client(InferenceBody, read_inference, NativeAnswer, TEXT, join_native, same),
+    "native lines": Client(InferenceBody, read_inference, NativeLines, TEXT, join_lines, same),
     "ollama's chat": Client(
         OllamaChatBody, read_ollama_chat, OllamaChatAnswer,
         {"model": "tiny", "logprobs": True, "top_logprobs": 1} | CHAT,
-        join_ollama, whole_ollama, LINES,
+        join_ollama, whole_ollama,
     ),
     "ollama's text": Client(
         OllamaGenerateBody, read_ollama_text, OllamaTextAnswer,
-        {"model": "tiny"} | TEXT, join_ollama, whole_ollama, LINES,
+        {"model": "tiny"} | TEXT, join_ollama, whole_ollama,
     ),
 }  # fmt: skip
+SCORES = {"logprobs": 1, "prompt_logprobs": 1}
+FEW_FIELDS = ["index", "content", "tokens", "stop_type"]
+CLIENTS |= {
+    f"{name}, {what}": replace(CLIENTS[name], fields=CLIENTS[name].fields | fields)
+    for name, what, fields in (
+        ("chat", "scored", {"logprobs": True, "top_logprobs": 1}),
+        ("completion", "echo and scores", {"echo": True, **SCORES}),
+        ("responses", "scored", {"top_logprobs": 1}),
+        ("llama-server", "some fields", {"n_probs": 0, "response_fields": FEW_FIELDS}),
+    )
+}
 
 
 def test_every_dialects_answers_are_read() -> None:
