@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.chats import SPECIAL, TEMPLATES, calling, result, user
 from worker.engine.text import chat_template
 from worker.engine.text.chat_template import ChatTemplate
-from worker.engine.text.forms import complete, one_call_a_turn, paired
+from worker.engine.text.forms import complete, one_call_a_turn, paired, said, without
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
@@ -30,10 +30,6 @@ TOOL = {
 }
 _WORDS = [f"word{letter}7" for letter in "abcd"]
 A, B, C, D = _WORDS
-
-
-def said(role: str, content: Any, **more: Any) -> dict[str, Any]:
-    return {"role": role, "content": content, **more}
 
 
 def call(number: int, where: str = "up") -> dict[str, Any]:
@@ -54,10 +50,6 @@ def named(message: dict[str, Any], *ids: str | None) -> dict[str, Any]:
             "tool_calls": [{**each, "id": id} if id else without(each, "id") for each, id in both],
         }
     return {**message, "tool_call_id": ids[0]} if ids[0] else without(message, "tool_call_id")
-
-
-def without(given: dict[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if key != name}
 
 
 LONG, LONGER = "call_0f1e2d3c4b5a69788796a5b4", "toolu_01AbCdEfGhIjKlMnOpQr"
@@ -373,15 +365,6 @@ def test_each_result_has_the_id_and_the_name_of_its_call(
     assert first["name"] == second["name"] == "look"
 
 
-def test_a_call_has_an_id_of_its_own_though_another_turn_had_it() -> None:
-    turns = [[calling(call(1)), result(1, text)] for text in (A, B)]
-    chat = paired({"messages": [HI, *turns[0], *turns[1]]})
-    ids = [each["tool_calls"][0]["id"] for each in chat["messages"][1::2]]
-    assert len(set(ids)) == 2
-    assert [each["tool_call_id"] for each in chat["messages"][2::2]] == ids
-    assert paired(chat) == chat
-
-
 def test_the_work_on_a_chat_grows_as_the_chat_does() -> None:
     many = [{**call(1), "id": f"call_{n:030}"} for n in range(256)]
     strays = [named(result(1, "r"), f"other_{n:030}") for n in range(3800)]
@@ -426,7 +409,9 @@ def test_every_call_has_an_id_of_its_own_whatever_clients_call_theirs(
     for ids in turns:
         messages.append(named(calling(*map(call, range(len(ids)))), *ids))
         messages += [named(result(1, A), id) for id in ids]
-    messages = paired({"messages": messages})["messages"]
+    chat = paired({"messages": messages})
+    assert paired(chat) == chat
+    messages = chat["messages"]
     called = [each["id"] for message in messages for each in message.get("tool_calls", ())]
     assert [each["tool_call_id"] for each in messages if each["role"] == "tool"] == called
     assert len(set(called)) == len(called)
