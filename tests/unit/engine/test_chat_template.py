@@ -62,27 +62,12 @@ TURNS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 def test_a_template_that_reads_no_parts_gets_their_text() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a"}, PART]}
-    assert render(TURNS, parts) == "<user>a\nb"
+    assert render(TURNS, parts, {**parts, "role": "critic"}) == "<user>a\nb<critic>a\nb"
     reads = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}"
     reads += "{% for p in m.content %}[{{ p.text }}]{% endfor %}{% endif %}{% endfor %}"
     assert render(reads.replace("[", "").replace("]", ""), parts) == "ab"
     only = "{% for m in messages %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endfor %}"
     assert render(only, parts, {"role": "user", "content": "c"}) == "abc"
-
-
-def test_a_call_s_arguments_come_as_the_template_writes_them() -> None:
-    calls = (
-        TAKES_TOOLS
-        + "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{% endfor %}"
-    )
-    for given in ('{"a": "\u00e9"}', {"a": "é"}):
-        call = {"type": "function", "function": {"name": "f", "arguments": given}}
-        message = {"role": "assistant", "content": None, "tool_calls": [call]}
-        as_object = calls.replace("%s", "{{ c.function.arguments | tojson }}")
-        as_text = calls.replace("%s", "{{ '' + c.function.arguments }}")
-        assert render(as_object, USER, message) == '{"a": "é"}'
-        text = given if isinstance(given, str) else '{"a": "é"}'
-        assert render(as_text, USER, message) == text
 
 
 def test_arguments_that_are_no_object_stay_as_they_are() -> None:
@@ -92,16 +77,6 @@ def test_arguments_that_are_no_object_stay_as_they_are() -> None:
         call = {"type": "function", "function": {"name": "f", "arguments": given}}
         message = {"role": "assistant", "content": None, "tool_calls": [call]}
         assert render(source, message) == json.dumps(given)
-
-
-def test_roles_that_a_template_does_not_know() -> None:
-    chat = ({"role": "developer", "content": "Be brief."}, USER)
-    assert render(TURNS, *chat) == "<system>Be brief.<user>Hi & <bye>"
-    knows = "{% for m in messages %}{% if m.role == 'developer' %}DEV {% endif %}{{ m.content }}"
-    assert render(knows + "{% endfor %}", *chat) == "DEV Be brief.Hi & <bye>"
-    strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}"
-    strict += "{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    assert render(strict, *chat) == "<user>Be brief.\nHi & <bye>"
 
 
 def test_variables_that_nobody_sent_are_the_author_s_to_choose() -> None:
