@@ -92,6 +92,7 @@ def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: 
         ("LFM2-8B-A1B", "<|tool_call_start|>[edit(filename="),
         ("LFM2-8B-A1B", "<|tool_call_start|>[edit(filename='it's')]<|tool_call_end|>"),
         ("LFM2-8B-A1B", "<|tool_call_start|>[edit(old='a' 'b')]<|tool_call_end|>"),
+        ("LFM2-8B-A1B", "<|tool_call_start|>[edit(**{'filename': 'a'})]<|tool_call_end|>"),
         ("meta-llama-Llama-3.1-8B-Instruct", "One; two; three;"),
     ],
 )

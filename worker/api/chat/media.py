@@ -12,7 +12,7 @@ from worker.wire.engine_info import ProjectorInfo
 from worker.wire.work import Medium
 
 MAX_MEDIA = 64
-"""In one request."""
+"""In one prompt."""
 _SOUND = re.compile(rb"RIFF....WAVE|ID3|fLaC|\xff[\xe0-\xff]", re.DOTALL)
 """How WAV, MP3 and FLAC begin."""
 _BLANKS = b" \t\r\n"
@@ -70,7 +70,7 @@ def check_media(media: tuple[Medium, ...], projector: ProjectorInfo | None) -> N
         InvalidRequest: there are too many media, or the model cannot take one of them.
     """
     if len(media) > MAX_MEDIA:
-        what = f"is one too many: a request may have {MAX_MEDIA} pictures and sounds"
+        what = f"is one too many: a prompt may have {MAX_MEDIA} pictures and sounds"
         raise refusal(media[MAX_MEDIA].field, "maxItems", what)
     for medium in media:
         what, verb = ("pictures", "see") if medium.kind == "image" else ("sounds", "hear")

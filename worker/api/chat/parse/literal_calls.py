@@ -93,7 +93,9 @@ def _python(source: str) -> list[WholeCall]:
         for call in calls:
             if not isinstance(call, ast.Call) or call.args:
                 return []
-            arguments = {word.arg or "": _literal(word.value) for word in call.keywords}
+            arguments = {word.arg: _literal(word.value) for word in call.keywords}
+            if None in arguments:  # `**`: its object has the arguments
+                return []
             found.append((ast.unparse(call.func), to_json(arguments)))
         return found
     except _NO_PYTHON:
