@@ -414,4 +414,3 @@ def test_breakers_that_are_no_list_of_texts_are_refused_by_name(dialect: Dialect
     for wrong in ("[" * 100_000, '"\\ud800"', "[1]", '"a', '[["a"]]'):
         (fault,) = dialect.faults(dry_sequence_breakers=wrong)
         assert "dry_sequence_breakers" in fault
-    assert dialect.sampling(dry_sequence_breakers='"a", "b"').dry_sequence_breakers == ("a", "b")
