@@ -102,12 +102,13 @@ async def _sent(client: httpx.AsyncClient, url: httpx.URL, known: Known) -> http
     addresses = await _addresses(url, known)
     # The address is connected to, and the certificate is the name's.
     headers = {"host": url.netloc.decode(), "accept-encoding": "identity"}
+    client.cookies.clear()  # they would go to every host of an address
     for address in addresses:
         request = client.build_request(
             "GET",
             url.copy_with(host=str(address)),
             headers=headers,
-            extensions={"sni_hostname": name_of(url), "timeout": client.timeout.as_dict()},
+            extensions={"sni_hostname": name_of(url)},
         )
         try:
             return await client.send(request, stream=True)
