@@ -52,13 +52,12 @@ class ChatTemplate:
     ) -> None:
         """`tool_use` is the model's second template, for chats with tools."""
         self._words = check_template(source)
-        self.source, self.tool_use = source, tool_use
-        self._special_tokens = dict(special_tokens)
+        self.source, self._special_tokens = source, dict(special_tokens)
+        self.tool_use = ChatTemplate(tool_use, special_tokens) if tool_use is not None else None
         self._probing_seconds = 0.0
         self._forms: tuple[Form, ...] = probes.forms_of(self._probed)
-        self._tool_use = ChatTemplate(tool_use, special_tokens) if tool_use is not None else None
-        in_words = probes.tells_tools_in_words(self._forms)
-        self.takes_tools = self._tool_use is not None or not in_words
+        in_words = {forms.in_words, forms.listed} & set(self._forms)
+        self.takes_tools = self.tool_use is not None or not in_words
         """Otherwise tools are described in words."""
 
     def _probed(self, chat: Chat) -> str | None:
@@ -84,8 +83,8 @@ class ChatTemplate:
         return deletions_of(self._words, rendered)
 
     def read(self, prompt: ChatPrompt) -> Reading:
-        if prompt.tools and self._tool_use is not None:
-            return self._tool_use.read(prompt)
+        if prompt.tools and self.tool_use is not None:
+            return self.tool_use.read(prompt)
         now = datetime.now()
         chat: Chat = {
             "date_string": now.strftime("%d %b %Y"),

@@ -244,7 +244,3 @@ def _form_of(matter: _Matter, rendered: Callable[[Chat, Form], str]) -> Form:
         if arrives(prompt):
             return form
     return matter.forms[-1]
-
-
-def tells_tools_in_words(found: tuple[Form, ...]) -> bool:
-    return forms.in_words in found or forms.listed in found
