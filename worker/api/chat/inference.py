@@ -90,17 +90,15 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
 
 def _tool_use(chat: Chat) -> ToolUse | None:
     choice, names = chat.tool_choice, {tool.name for tool in chat.tools}
-    if not names and (choice == "required" or isinstance(choice, OneTool)):
+    forced = choice == "required" or isinstance(choice, OneTool)
+    if forced and not names:
         raise refusal("tool_choice", "requires", "needs tools to choose from")
     if isinstance(choice, OneTool) and choice.name not in names:
         raise refusal(choice.path, "enum", "must be the name of one of the tools")
     if not names or choice == "none":
         return None
-    return ToolUse(
-        choice == "required" or isinstance(choice, OneTool),
-        chat.parallel_tool_calls is not False,
-        {tool.name: tool.parameters for tool in chat.tools},
-    )
+    parameters = {tool.name: tool.parameters for tool in chat.tools}
+    return ToolUse(forced, chat.parallel_tool_calls is not False, parameters)
 
 
 def _requests(

@@ -92,7 +92,8 @@ class AnswerParser:
     def _answer(self) -> Steps[None]:
         source, deltas = self._source, self._deltas
         blank, at_edge, has_text = "", True, False
-        """White space beside a mark; whether one was just read, or the answer begins here."""
+        # `blank` is white space beside a mark; `at_edge` tells that a mark was just read, or that
+        # nothing was.
         while True:
             mark, is_bare = "", False
             if at_edge:
