@@ -115,6 +115,7 @@ def test_a_grammar_of_llama_cpp_is_followed(name: str) -> None:
         ("root ::= <think>", "tokens cannot be named"),
         ("root ::= " + "(" * 9999, "nested too deeply"),
         ("root ::= " + '"a"' * 20_000, "characters"),
+        ("root ::= " + "[a]" * 2001, "more than 4000 symbols"),
         ("\n".join(f'r{i} ::= r{i + 1} "a"' for i in range(500)), "rules"),
         ("start: %json {}", "%json"),
         ("start: a\n" + "\n" * 999, "lines"),

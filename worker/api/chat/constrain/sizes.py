@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 MAX_SIZE = 20_000
-"""Of an expression: the most characters and classes once its repetitions are written out, which the
-engine does before its own limits hold. So many take it some 20 ms."""
+"""Of an expression: the most characters and classes. So many take the engine some 20 ms."""
 _TOKEN = re.compile(
     r"""\{ (?P<numbers> \s*+ (?P<least> [0-9]++ ) \s*+ (?: , \s*+ (?: [0-9]++ \s*+ )?+ )?+ ) \}
     | (?P<class> \[ )
