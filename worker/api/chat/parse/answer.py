@@ -38,23 +38,21 @@ class AnswerParser:
         self._thinking = conventions.thinking
         self._use = use or NO_TOOLS
         self._frames = self._calls.frames
-        self._thinks: tuple[str, ...] = ()
-        """Marks that begin reasoning."""
-        self._thought: tuple[str, ...] = ()
-        """Marks that end it."""
+        self._reasoning_begins: tuple[str, ...] = ()
+        self._reasoning_ends: tuple[str, ...] = ()
         thinking = (self._thinking.begin, self._thinking.also)
         if splits_reasoning:
-            self._thinks, self._thought = thinking, (self._thinking.end,)
+            self._reasoning_begins, self._reasoning_ends = thinking, (self._thinking.end,)
         elif calls.always_framed:
             self._frames += (*thinking, self._thinking.end)
-        self._begins = self._calls.opens + self._calls.begins if use is not None else ()
+        self._call_begins = self._calls.opens + self._calls.begins if use is not None else ()
         gaps = (self._calls.gap[n:] for n in range(len(self._calls.gap) + 1))
-        self._gaps = {gap + begin: gap for gap in gaps for begin in self._begins}
+        self._gaps = {gap + begin: gap for gap in gaps for begin in self._call_begins}
         """By each mark of a call with the line ends before it: those line ends."""
-        self._around = (*self._thinks, *self._thought, *self._frames)
+        self._around = (*self._reasoning_begins, *self._reasoning_ends, *self._frames)
         """Marks that are no part of a section."""
         # What begins calls may begin a frame, too, so it counts without tools as well.
-        marks = (*self._around, *self._calls.opens, *self._begins)
+        marks = (*self._around, *self._calls.opens, *self._call_begins)
         # What is open is read as if the answer began with its mark and the white space behind it.
         plain = prompt_end.rstrip()
         mark = max((mark for mark in marks if plain.endswith(mark)), key=len, default="")
@@ -99,7 +97,7 @@ class AnswerParser:
             if at_edge:
                 blank += yield from source.run_of(BLANK)
                 mark = yield from source.here(self._marks)
-                if self._calls.bare and self._begins and not (mark or has_text):
+                if self._calls.bare and self._call_begins and not (mark or has_text):
                     is_bare = (yield from source.peek()) in ("{", "[")
             if not mark and not is_bare and (yield from source.peek()):
                 deltas.text(blank)
@@ -116,10 +114,10 @@ class AnswerParser:
             if has_text:
                 deltas.text(blank)
             blank, at_edge = "", True
-            if mark in self._thinks and (self._thinking.anywhere or not has_text):
+            if mark in self._reasoning_begins and (self._thinking.anywhere or not has_text):
                 self._drop(mark)
                 yield from self._think()
-            elif mark in self._thought and not has_text:
+            elif mark in self._reasoning_ends and not has_text:
                 self._drop(mark)
                 yield from source.drop(self._thinking.pads[2])
             elif mark in self._frames:
@@ -204,7 +202,7 @@ class AnswerParser:
             return False
         match form.arguments:
             case Tags() as tags:
-                follow = marks_of(tags.end, *self._begins, *self._calls.closes)
+                follow = marks_of(tags.end, *self._call_begins, *self._calls.closes)
                 call = TaggedCall(source, deltas, tags, follow, name, use.properties(name))
                 return (yield from call.read())
             case "gemma" | "python" | "unescaped" as notation:
