@@ -24,7 +24,7 @@ from worker.supervisor.supervisor import Supervisor
 from worker.wire.engine_settings import EngineSettings
 from worker.wire.messages import LoadModel
 from worker.wire.sampling import Sampling
-from worker.wire.work import InferenceRequest
+from worker.wire.work import InferenceRequest, Work
 
 CONFIG = LoadModel(EngineSettings(), "/none", "scripted", "w")
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,6 +59,15 @@ async def submit(supervisor: Supervisor, work: InferenceRequest) -> Job:
         job.cancel()
         raise
     return job
+
+
+async def ask(supervisor: Supervisor, work: Work) -> Any:
+    """The answer to work that generates no text."""
+    job = supervisor.open(work)
+    try:
+        return await job.answer()
+    finally:
+        job.cancel()
 
 
 @asynccontextmanager

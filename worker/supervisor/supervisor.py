@@ -1,8 +1,7 @@
 """The engine as the rest of the API process sees it: requests in, streams of events out.
 
 It passes requests to the engine and the engine's events to their jobs. `guardian` owns the process,
-`job_table` the jobs. Only `ask` waits here until the engine answers; whoever opens a job waits on
-that job.
+`job_table` the jobs. Whoever opens a job waits on that job.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from typing import Any
 
 from worker.errors import (
     Cancelled,
@@ -149,14 +147,6 @@ class Supervisor:
         changed.set()
 
     # --- requests ------------------------------------------------------------------------
-
-    async def ask(self, work: Work, deadline: float | None = None) -> Any:
-        """The answer to work that generates no text; cancelling the task cancels the work."""
-        job = self.open(work, deadline)
-        try:
-            return await job.answer()
-        finally:
-            job.cancel()
 
     def cancel(self, job_id: str) -> bool:
         """Cancel a job; false only if it was never seen. A second call is harmless."""
@@ -309,7 +299,7 @@ class Supervisor:
             if self.state == "sleeping":
                 continue  # there is nothing on the device
             try:
-                await self.ask(ProveResidency())
+                await self.open(ProveResidency()).answer()
             except ResidencyViolation as error:
                 _log.error("residency.lost", message=error.message, **error.details)
                 self._residency_lost = error.message

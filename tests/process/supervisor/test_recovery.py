@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.supervised import (
     all_of,
+    ask,
     engine_pid,
     failure_of,
     kill_engine,
@@ -63,7 +64,7 @@ async def test_streams_go_on_where_they_stopped_and_no_waiting_request_is_lost()
         events = {"a": first, "b": await next_token(other)}
         waiting = await submit(supervisor, request("queue", "c"))
         unread = asyncio.create_task(submit(supervisor, request("ignore", "d")))
-        question = asyncio.create_task(supervisor.ask(Tokenize("silence")))
+        question = asyncio.create_task(ask(supervisor, Tokenize("silence")))
         await until(lambda: supervisor.status().queued == 3)
         first_pid = engine_pid(supervisor)
         await asyncio.sleep(0.05)
@@ -222,7 +223,7 @@ async def test_an_answered_question_is_absolved() -> None:
     async with supervised(crash_limit=9) as supervisor:
         for _ in range(2):
             supervisor._quarantine.blame([Tokenize("a b")])
-            assert await supervisor.ask(Tokenize("a b"))
+            assert await ask(supervisor, Tokenize("a b"))
 
 
 async def test_the_only_request_is_blamed_where_the_engine_noted_none() -> None:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from tests.support.supervised import (
     CONFIG,
     all_of,
+    ask,
     engine_pid,
     failure_of,
     request,
@@ -122,11 +123,11 @@ async def test_a_deadline_ends_what_the_engine_forgets(order: str) -> None:
 
 async def test_calls_get_their_own_replies_or_errors() -> None:
     async with supervised() as supervisor:
-        first = supervisor.ask(Tokenize("ab"))
-        second = supervisor.ask(Tokenize("c"))
+        first = ask(supervisor, Tokenize("ab"))
+        second = ask(supervisor, Tokenize("c"))
         replies = await asyncio.gather(first, second)
         assert list(replies) == [Tokenized(b"ab"), Tokenized(b"c")]
-        trouble = supervisor.ask(Tokenize("trouble"))
+        trouble = ask(supervisor, Tokenize("trouble"))
         assert isinstance(await failure_of(trouble), InferenceFailed)
 
 
