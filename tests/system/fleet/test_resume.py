@@ -68,8 +68,8 @@ async def test_a_job_is_gone_on_with_wherever_it_runs(gateways: tuple[Gateway, G
         pinned = {**RESUME, "x-llorch-worker": f"{group}-0"}
         job = {**JOB, "job_id": f"job-{group}"}
         cut = await call(first, "/execute", job, headers=pinned, leave_after_chunks=3)
-        assert cut.headers["x-llorch-resume"] and not cut.ended
-        head = cut.body[: cut.body.rfind(b"\n\n") + 2]
+        assert cut.headers["x-llorch-resume"]
+        head = b"".join(cut.chunks[:3])  # a busy machine may have passed on more
         last = head.decode().rpartition("id: ")[2].partition("\n")[0]
         got = await call(second, f"/execute/job-{group}", headers={"last-event-id": last})
         assert got.status == 200 and got.headers["x-llorch-worker"] == f"{group}-0"
