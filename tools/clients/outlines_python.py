@@ -5,11 +5,11 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Literal
 
-import openai
 import outlines
 
 from tools.clients.actions import Server, action
 from tools.clients.asked import Person
+from tools.clients.openai_python import client
 
 NAME = "outlines"
 
@@ -17,10 +17,6 @@ NAME = "outlines"
 class Colour(Enum):
     red = "red"
     blue = "blue"
-
-
-def client(server: Server) -> openai.OpenAI:
-    return openai.OpenAI(base_url=server.v1, api_key="any", max_retries=0, timeout=50)
 
 
 def over_openai(server: Server) -> Any:

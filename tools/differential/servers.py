@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from types import TracebackType
 
 import httpx
 
@@ -83,12 +82,7 @@ class Pair:
             self._servers[index] = self._started(server.kind)
             return Answered("ended", server.log_tail())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self._client.close()
         for server in self._servers:
             server.stop()
