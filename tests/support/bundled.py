@@ -60,7 +60,6 @@ def bundled_with_template(target: Path, template: str | None) -> Path:
     return bundled_with(target, {"tokenizer.chat_template": template})
 
 
-def bundled_pooling(target: Path, kind: str = "mean") -> Path:
+def bundled_pooling(target: Path) -> Path:
     """With pooling declared: the same weights, another use."""
-    pooling = int(gguf.PoolingType[kind.upper()])
-    return bundled_with(target, {"llama.pooling_type": pooling}, "f32")
+    return bundled_with(target, {"llama.pooling_type": int(gguf.PoolingType.MEAN)}, "f32")

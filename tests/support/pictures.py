@@ -18,8 +18,8 @@ def picture(seed: int = 0, size: tuple[int, int] = (200, 120), form: str = "PNG"
     return file.getvalue()
 
 
-def data_url(encoded: bytes, kind: str = "image/png") -> str:
-    return f"data:{kind};base64,{base64.b64encode(encoded).decode()}"
+def data_url(encoded: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(encoded).decode()}"
 
 
 def question(

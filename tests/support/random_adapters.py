@@ -17,17 +17,15 @@ MOST_ROWS = 512
 
 
 @functools.cache
-def random_adapters(base: Path, n: int = 2, rank: int = 4) -> tuple[Path, ...]:
-    """Adapters of `base`, beside it."""
-    files = [base.with_suffix(f".lora{i}.gguf") for i in range(n)]
+def random_adapters(base: Path, rank: int = 4) -> tuple[Path, ...]:
+    """Two adapters of `base`, beside it."""
+    files = [base.with_suffix(f".lora{i}.gguf") for i in range(2)]
     return tuple(random_adapter(base, file, i, rank=rank) for i, file in enumerate(files))
 
 
-def random_adapter(
-    base: Path, target: Path, seed: int, *, rank: int = 4, strength: float = 2.0
-) -> Path:
-    """Write an adapter of all matrices in the layers of `base`, whose changes are about `strength`
-    times as large as the weights themselves."""
+def random_adapter(base: Path, target: Path, seed: int, *, rank: int = 4) -> Path:
+    """Write an adapter of all matrices in the layers of `base`, whose changes are about twice as
+    large as the weights themselves."""
     model = GGUFReader(str(base))
     architecture = model.fields["general.architecture"].contents()
     writer = GGUFWriter(str(target), architecture)
@@ -41,7 +39,7 @@ def random_adapter(
             continue
         rows = tensor.data.reshape(-1, tensor.data.shape[-1])[:MOST_ROWS]
         size = float(dequantize(rows, tensor.tensor_type).std())
-        each = (size * strength / rank**0.5) ** 0.5
+        each = (size * 2 / rank**0.5) ** 0.5
         a = dice.standard_normal((*experts[1:], rank, width), np.float32) * each
         b = dice.standard_normal((*experts[1:], height, rank), np.float32) * each
         writer.add_tensor(f"{tensor.name}.lora_a", a)
@@ -50,9 +48,7 @@ def random_adapter(
     return target
 
 
-def random_control_vector(
-    base: Path, target: Path, seed: int, *, strength: float = 0.5, width: int | None = None
-) -> Path:
+def random_control_vector(base: Path, target: Path, seed: int, *, width: int | None = None) -> Path:
     """Write a direction for each layer of `base` that may have one; another `width` is wrong."""
     fields = GGUFReader(str(base)).fields
     architecture = fields["general.architecture"].contents()
@@ -61,7 +57,7 @@ def random_control_vector(
     writer = GGUFWriter(str(target), "controlvector")
     dice = np.random.default_rng(seed)
     for layer in range(1, n_layers):
-        direction = dice.standard_normal(width, np.float32) * strength
+        direction = dice.standard_normal(width, np.float32) * 0.5
         writer.add_tensor(f"direction.{layer}", direction)
     finish(writer)
     return target

@@ -97,8 +97,6 @@ Tensor = tuple[str, npt.NDArray[np.float32]]
 @functools.cache
 def random_model(
     kind: Kind,
-    seed: int = 0,
-    n_used_experts: int = N_EXPERTS,
     width: int = 1,
     template: str | None = None,
     head: int = 16,
@@ -106,7 +104,7 @@ def random_model(
     architecture: str | None = None,
     packed: bool = False,
 ) -> Path:
-    """A model of that kind; the same for the same seed. Removed at the end of the process. With
+    """A model of that kind, always the same. Removed at the end of the process. With
     another `width` it has so many times the channels and heads, with another `head` fewer and
     larger heads. The last tokens of the vocabulary are `renamed`. One that is `packed` has
     quantised matrices, and one of them as both embedding and output.
@@ -117,8 +115,8 @@ def random_model(
     writer = GGUFWriter(str(path), architecture or ARCHITECTURES[kind])
     size = Size(width, head)
     n_vocab = _copy_vocabulary(writer, template, renamed)
-    _write_metadata(writer, kind, n_used_experts, size)
-    for name, tensor in _tensors(kind, n_vocab, size, np.random.default_rng(seed)):
+    _write_metadata(writer, kind, size)
+    for name, tensor in _tensors(kind, n_vocab, size, np.random.default_rng(0)):
         if packed and name == "output.weight":
             continue
         if packed and tensor.ndim == 2 and tensor.shape[1] % Q4_0_BLOCK == 0:
@@ -154,7 +152,7 @@ def _copy_vocabulary(writer: GGUFWriter, template: str | None, renamed: tuple[st
     return len(fields["tokenizer.ggml.tokens"].data)
 
 
-def _write_metadata(writer: GGUFWriter, kind: Kind, n_used_experts: int, size: Size) -> None:
+def _write_metadata(writer: GGUFWriter, kind: Kind, size: Size) -> None:
     writer.add_name(f"random-{kind}")
     writer.add_context_length(CONTEXT_LENGTH)
     writer.add_embedding_length(size.n_embd)
@@ -176,7 +174,7 @@ def _write_metadata(writer: GGUFWriter, kind: Kind, n_used_experts: int, size: S
         writer.add_key_length(size.head)
         writer.add_value_length(size.head)
         writer.add_expert_count(N_EXPERTS)
-        writer.add_expert_used_count(n_used_experts)
+        writer.add_expert_used_count(N_EXPERTS)
         writer.add_expert_shared_count(1)
         writer.add_expert_feed_forward_length(size.n_ff)
     if kind == "convolved":
@@ -187,7 +185,7 @@ def _write_metadata(writer: GGUFWriter, kind: Kind, n_used_experts: int, size: S
         writer.add_key_length(size.head)
         writer.add_value_length(size.head)
         writer.add_expert_count(N_EXPERTS)
-        writer.add_expert_used_count(n_used_experts)
+        writer.add_expert_used_count(N_EXPERTS)
         writer.add_expert_feed_forward_length(size.n_ff)
     if kind in ("hybrid", "recurrent"):
         writer.add_ssm_conv_kernel(CONV)

@@ -29,9 +29,7 @@ AROUND_TILES = ("ĊĊ", "<fake_token_around_image>", "<global-img>")
 
 
 @functools.cache
-def random_projector(
-    kind: ProjectorKind, n_embd: int = 64, seed: int = 0, width: int = WIDTH
-) -> Path:
+def random_projector(kind: ProjectorKind, n_embd: int = 64, width: int = WIDTH) -> Path:
     """`gemma3`: one part a picture, whose rows see each other; `idefics3`: an overview and tiles;
     `qwen3vl_merger`: one part, whose rows have positions in time and space, and more for the
     model's first layers; `pixtral`: one part of as many rows as the picture's shape wants. All but
@@ -41,9 +39,9 @@ def random_projector(
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     path = folder / f"mmproj-{kind}.gguf"
     if kind == "qwen2a":
-        _write_ear(path, n_embd, seed)
+        _write_ear(path, n_embd)
         return path
-    writer, random = GGUFWriter(str(path), "clip"), np.random.default_rng(seed)
+    writer, random = GGUFWriter(str(path), "clip"), np.random.default_rng(0)
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", kind)
     writer.add_bool("clip.use_silu" if kind == "pixtral" else "clip.use_gelu", True)
@@ -127,9 +125,9 @@ def random_projector(
     return path
 
 
-def _write_ear(path: Path, n_embd: int, seed: int) -> None:
+def _write_ear(path: Path, n_embd: int) -> None:
     """An encoder of Whisper's kind for thirty seconds of sound at a time."""
-    writer, random = GGUFWriter(str(path), "clip"), np.random.default_rng(seed)
+    writer, random = GGUFWriter(str(path), "clip"), np.random.default_rng(0)
     writer.add_bool("clip.has_audio_encoder", True)
     writer.add_string("clip.projector_type", "qwen2a")
     writer.add_bool("clip.use_gelu", True)

@@ -67,9 +67,9 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def write_split(folder: Path, stem: str = "split", count: int = 2) -> list[Path]:
+def write_split(folder: Path, count: int = 2) -> list[Path]:
     """A model split in `count` parts by llama.cpp's naming; the first part has the metadata."""
-    paths = [folder / f"{stem}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
+    paths = [folder / f"split-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
     for number, path in enumerate(paths):
         writer = gguf.GGUFWriter(path, "llama")
         if number == 0:

@@ -46,12 +46,11 @@ Step = list[StreamEvent] | float | WorkerError | Callable[[Job], list[StreamEven
 with."""
 
 
-def story(*texts: str, reason: Any = "EOS") -> list[Step]:
+def story(*texts: str) -> list[Step]:
     """Started, one frame per text, Finished."""
     frames: list[Step] = [[Started(0, 0)]]
     frames += [[Token(0, text, (index,))] for index, text in enumerate(texts)]
-    n_tokens = len(texts) + (reason == "EOS")
-    frames.append([Finished(0, reason, n_tokens, 1.0)])
+    frames.append([Finished(0, "EOS", len(texts) + 1, 1.0)])
     return frames
 
 

@@ -203,13 +203,11 @@ class WorkerProcess:
         """The JSON lines of stderr so far, of one event or all."""
         return [line for line in json_lines(self.stderr) if event in (None, line.get("event"))]
 
-    def wait_log(self, event: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
-        until(
-            lambda: bool(self.logs(event)),
-            timeout_s,
-            lambda: f"no {event}:\n{self.stderr[-4000:]}",
-            self,
-        )
+    def wait_log(self, event: str) -> dict[str, Any]:
+        def told() -> str:
+            return f"no {event}:\n{self.stderr[-4000:]}"
+
+        until(lambda: bool(self.logs(event)), PATIENCE_S, told, self)
         return self.logs(event)[-1]
 
     # --- end ---
@@ -220,12 +218,12 @@ class WorkerProcess:
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         return self.process.wait(timeout_s)
 
-    def stop(self, timeout_s: float = PATIENCE_S) -> int:
+    def stop(self) -> int:
         """SIGTERM and wait; the exit code."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
         try:
-            return self.wait(timeout_s)
+            return self.wait()
         except subprocess.TimeoutExpired:
             self.kill()
             raise
@@ -291,7 +289,6 @@ def shown(
     command: str,
     cache_dir: Path,
     *flags: str,
-    code: int = 0,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """What a subcommand prints as JSON."""
@@ -301,7 +298,7 @@ def shown(
         capture_output=True,
         text=True,
     )
-    assert done.returncode == code, done.stderr
+    assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
     return answer
 

@@ -34,7 +34,7 @@ class Shape:
     weight_type: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
 
 
-def write(path: Path, shape: Shape, *, seed: int = 0) -> Path:
+def write(path: Path, shape: Shape) -> Path:
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_name(path.stem)
     writer.add_context_length(shape.context)
@@ -47,7 +47,7 @@ def write(path: Path, shape: Shape, *, seed: int = 0) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(shape.vocabulary)
     add_vocabulary(writer, shape.vocabulary)
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     for name, dimensions in _tensors(shape):
         data = (random.standard_normal(dimensions) * 0.05).astype(np.float32)
         _add_tensor(writer, name, data, shape.weight_type)

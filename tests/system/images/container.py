@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import ssl
 import subprocess
 import tempfile
@@ -183,9 +182,9 @@ class Container:
         )
         return done.stdout + done.stderr
 
-    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """The exit code after the signal."""
-        podman("kill", "--signal", number.name, self.name)
+    def stop(self) -> int:
+        """The exit code after SIGTERM."""
+        podman("kill", "--signal", "SIGTERM", self.name)
         return int(podman("wait", self.name))
 
 
