@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import starting
 from tests.support.devices.fixtures import SHAPES
 from tests.support.devices.other_architectures import encoder
 from tests.support.devices.tiny_gguf import write
@@ -45,34 +46,24 @@ def cards(tmp_path: Path) -> MakeCards:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartOnCards]:
+def start(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartOnCards]:
     """Start a worker on the cards that are described."""
-    cache_dir = tmp_path_factory.mktemp("cache")
-    started: list[WorkerProcess] = []
+    with starting(tmp_path_factory.mktemp("workers"), warm_cache, ends_well=False) as start_worker:
 
-    def start(
-        described: str | Cards, *flags: str, command: Sequence[str] | None = None
-    ) -> WorkerProcess:
-        folder = tmp_path_factory.mktemp("worker")
-        cards = described
-        if isinstance(cards, str):
-            cards = Cards(cards, folder / "cards")
-        worker = WorkerProcess.start(
-            *flags,
-            folder=folder,
-            cache_dir=cache_dir,
-            backend="vulkan",
-            command=command,
-            env=cards.environment(),
-            wait_ready=False,
-        )
-        started.append(worker)
-        worker.wait_ready(SHADER_SECONDS)
-        return worker
+        def start(
+            described: str | Cards, *flags: str, command: Sequence[str] | None = None
+        ) -> WorkerProcess:
+            cards = described
+            if isinstance(cards, str):
+                cards = Cards(cards, tmp_path_factory.mktemp("cards") / "cards")
+            env = cards.environment()
+            worker = start_worker(
+                *flags, backend="vulkan", command=command, env=env, wait_ready=False
+            )
+            worker.wait_ready(SHADER_SECONDS)
+            return worker
 
-    yield start
-    for worker in started:
-        worker.kill()
+        yield start
 
 
 @pytest.fixture(scope="session")
