@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support.commands import DEAF, diagnose
 from tests.support.hub_server import COMMIT, TOKEN, Hub, Repo
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
@@ -90,14 +91,12 @@ def test_of_several_quantisations_the_worker_takes_one_and_says_why(
     assert chosen["file"] == "m-Q8_0.gguf" and chosen["others"] == ["Q4_K_M"]
     assert chosen["size_bytes"] == len(tiny_gguf) < chosen["memory_bytes"] / 2
     assert worker.stop() == 0
-    found = shown("doctor", tmp_path / "cache", "--model", "hf:o/r", env=env)
-    (model,) = (check for check in found["checks"] if check["name"] == "model")
-    assert model["status"] == "ok" and model["text"].endswith("m-Q8_0.gguf")
     guessing = ("--draft", "hf:o/r", "--speculate", "draft")
     assert shown("plan", tmp_path / "cache", *guessing, env=env)["parts"]["draft"] > 0
-    found = shown("doctor", tmp_path / "cache", *guessing, env=env)
-    (draft,) = (check for check in found["checks"] if check["name"] == "draft")
-    assert draft["status"] == "ok" and draft["text"].endswith("m-Q8_0.gguf")
+    for name, asked in (("model", {}), ("draft", {"speculate": "draft"})):
+        report = diagnose(tmp_path / "cache", DEAF, **{name: "hf:o/r"}, **asked)
+        (check,) = (check for check in report.checks if check.name == name)
+        assert check.status == "ok" and check.text.endswith("m-Q8_0.gguf")
 
 
 def test_a_repositorys_projector_comes_with_its_model(
