@@ -96,35 +96,22 @@ def test_the_layout_changes(prompts: list[bytes], max_tokens: int, layouts: list
     assert n_slots(engine) == layouts
 
 
-def test_a_long_prompt_gets_a_longer_part_and_streams_go_on_from_their_cells() -> None:
-    engine = divided_engine()
-    prompts = {0: SHORT[:20], 1: SHORT[3:20]}
-    for request_id, prompt in prompts.items():
-        engine.submit(request_id, prompt)
-    for _ in range(6):
-        engine.turn()
-    prompts[2] = LONG
-    engine.submit(2, LONG)
-    engine.run()
-    assert engine.have_finished(*prompts)
-    assert n_slots(engine) == [4, 2]
-    n_rows = sum(n for batch in engine.runner.batches for _, _, n in batch)
-    assert n_rows <= sum(len(prompt) + 16 for prompt in prompts.values()), "nothing twice"
-
-
 @pytest.mark.parametrize("has_still_tokens", [False, True])
-def test_streams_leave_slots_that_longer_parts_do_not_have(has_still_tokens: bool) -> None:
+@pytest.mark.parametrize(("n_streams", "n_turns"), [(2, 6), (4, 12)])
+def test_a_long_prompt_gets_a_longer_part_and_streams_go_on_from_their_cells(
+    n_streams: int, n_turns: int, has_still_tokens: bool
+) -> None:
+    """Also those that leave slots which the longer parts do not have."""
     engine = divided_engine(has_still_tokens=has_still_tokens)
-    prompts = {n: SHORT[n : 20 + n] for n in range(4)}
-    for request_id, prompt in prompts.items():
-        engine.submit(request_id, prompt)
-    for _ in range(12):
+    for request_id in range(n_streams):
+        engine.submit(request_id, SHORT[request_id : 20 + request_id])
+    for _ in range(n_turns):
         engine.turn()
-    prompts[4] = LONG
-    engine.submit(4, LONG)
+    engine.submit(n_streams, LONG)
     engine.run()
-    assert engine.have_finished(*prompts)
+    assert engine.have_finished(*range(n_streams + 1))
     assert n_slots(engine)[:2] == [4, 2]
+    assert engine.computes_nothing_twice()
 
 
 def test_idle_conversations_outlive_a_change_in_memory() -> None:

@@ -26,23 +26,26 @@ from worker.wire.adapters import Scope
 SECOND_PER_TOKEN = 1.0
 
 
-def pooled(n_slots: int = 4, **kind: Any) -> Engine:
-    engine = Engine(n_slots=n_slots, unified=True, **kind)
+def pooled(**limits: Any) -> Engine:
+    engine = Engine(unified=True, **limits)
     engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
     return engine
 
 
 @pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
-def test_a_prompt_is_computed_beside_no_idle_cells(kind: dict[str, Any]) -> None:
-    engine = pooled(**kind)
-    prompts = [bytes([ord("a") + number]) * 40 for number in range(3)]
+@pytest.mark.parametrize("unified", [False, True])
+def test_what_slots_gave_up_comes_back(unified: bool, kind: dict[str, Any]) -> None:
+    """In one pool, each prompt is computed beside no idle cells."""
+    engine = Engine(n_slots=2, unified=unified, memory_bytes=4000, **kind)
+    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    prompts = [bytes([ord("a") + number]) * 40 for number in range(5)]
     for number, prompt in enumerate(prompts):
         assert engine.ask(number, prompt) == 0
-        assert engine.runner.n_used <= len(prompt) + 8
+        assert not unified or engine.runner.n_used <= len(prompt) + 8
     for number, prompt in enumerate(prompts):
         longer = prompt + engine.text(number).encode() + b"and more"
         assert engine.ask(10 + number, longer) >= len(prompt)
-        assert engine.runner.n_used <= len(longer) + 8
+        assert not unified or engine.runner.n_used <= len(longer) + 8
     engine.check_idle()
 
 
@@ -73,8 +76,7 @@ def test_a_copy_of_what_is_being_restored_waits_for_it(monkeypatch: pytest.Monke
 
 
 def test_a_state_is_only_restored_where_its_cells_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(n_slots=4, n_cells=150, unified=True)
-    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
+    engine = pooled(n_cells=150)
     engine.ask(1, b"a" * 60 + b"first")
     engine.ask(2, b"x" * 40)
     engine.submit(3, b"y" * 70, max_tokens=20)
@@ -121,18 +123,6 @@ def test_what_the_next_request_would_push_out_is_copied_while_nothing_runs() -> 
     split.loop.carrier.save_while(lambda: True)
     assert [state.tokens[0] for state in split.cache.memory.states] == [ord("a")]
     split.check()
-
-
-@pytest.mark.parametrize("kind", [{}, {"recurrent": True}, {"window": 8}])
-def test_a_split_pool_brings_back_what_slots_gave_up(kind: dict[str, Any]) -> None:
-    engine = Engine(n_slots=2, memory_bytes=4000, **kind)
-    engine.scheduler.pace.seconds_per_prompt_token = SECOND_PER_TOKEN
-    prompts = [bytes([ord("a") + number]) * 40 for number in range(5)]
-    for number, prompt in enumerate(prompts):
-        engine.ask(number, prompt)
-    for number, prompt in enumerate(prompts):
-        longer = prompt + engine.text(number).encode() + b"and more"
-        assert engine.ask(10 + number, longer) >= len(prompt)
 
 
 @pytest.mark.parametrize("unified", [False, True])

@@ -171,7 +171,6 @@ class Carrier:
         sequence, entry, length = self._due[0]
         if not self._saves_time(sequence, entry, length):  # it was read for another, since
             self._serve_next()
-            sequence.awaits_disk = False
             return
         began = self._clock()
         if self._patient_until == math.inf:
@@ -188,22 +187,22 @@ class Carrier:
         disk.read(entry, sequence.request.scope, done)
 
     def _serve_next(self) -> None:
-        self._due.popleft()
+        """The first that waits for the disk waits no longer."""
+        sequence, _, _ = self._due.popleft()
+        sequence.awaits_disk = False
         self._patient_until = math.inf
 
     def _stop_waiting(self) -> None:
         """Those that wait for the disk are computed."""
-        for sequence, _, _ in self._due:
-            sequence.awaits_disk = False
-        self._due.clear()
-        self._patient_until = math.inf
+        while self._due:
+            self._serve_next()
         if self.is_reading or self.is_writing:  # else the room is that of requests that wait
             self._hangs = True
             log.warning("kv_store.hangs")
 
     def _has_read(self, sequence: Sequence, state: State | None, began: float) -> None:
         cache, self.is_reading, self._hangs = self._cache, False, False
-        is_awaited, sequence.awaits_disk = sequence.awaits_disk, False
+        is_awaited = sequence.awaits_disk
         if self._due and self._due[0][0] is sequence:
             self._serve_next()
         if state is None:
