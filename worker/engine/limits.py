@@ -12,8 +12,6 @@ from worker.wire.engine_settings import EngineSettings
 
 _CPU_COPY_RATE, _GPU_COPY_RATE = 4e9, 100e9
 """Assumed rates of copies inside the device's memory, in bytes per second."""
-
-
 _STEP_SECONDS = 0.25
 """A step of prompts alone takes no longer by default if it has more than one micro-batch: nothing
 can be cancelled within a step, and who arrives waits for its end."""

@@ -29,8 +29,8 @@ class Head(DraftModel):
         n_rows = self._batch.capacity + STATES_AHEAD
         self._states = np.empty((n_rows, context.model.n_embd), np.float32)
         self._first, self._n_states = 0, 0
-        """The token that the first of the states is behind, and the number of them; -1 where the
-        next token that is read has none before it."""
+        """The first state is the one after this token. The number of states is -1 where the state
+        before the next token is not known."""
         self._adapters: Applied = ()
 
     def read(self, sequence: Sequence, start: int, n_rows: int) -> None:

@@ -11,8 +11,8 @@ TILE_TOKENS = 64
 together (GGML_FA_TILE_Q), and the rows of an incomplete tile take several times as long. A step has
 at least one tile, even beyond the target."""
 MEASURED_TOKENS = 64
-"""The fewest prompt tokens whose time tells the cost of a prompt token well. Until there were so
-many, a shorter prompt's tells it, which is higher."""
+"""A prompt of so many tokens tells well what a token costs. A shorter one, whose tokens cost more,
+tells it until there was such a prompt."""
 _ROW_COST = 1.5
 """The expected time of one more decode row, in prompt tokens of a long prompt…"""
 _LEAST_ROW_COST = 0.02
@@ -20,8 +20,9 @@ _LEAST_ROW_COST = 0.02
 NEWEST = 0.3
 """Weight of the newest measurement in a running mean."""
 _FORGOTTEN = 0.03
-"""The share of the measured cost of further rows that `forget_beyond` forgets, and of the cost of
-fewer rows that more rows disprove: while all steps have guesses, none is measured without."""
+"""How far a known time moves where no step measures it anew: the time of more rows, by
+`forget_beyond`, and that of fewer rows, where more took less. While all steps have guesses, none is
+measured without."""
 
 
 class Pace:

@@ -41,8 +41,9 @@ _MOST_ACCEPTANCE = 0.99
 _STAKE = 0.005
 """The share of all time that guesses may lose for good; looking them up counts."""
 _RESTED = 0.5
-"""What must be on the account before guesses are made again once it was spent. Where a step takes a
-millisecond, looking them up would else take all that comes to it, and few would be tried."""
+"""Plain steps that must be on the account before guesses are made again once it was spent. Without
+that, where a step takes a millisecond, look-ups would take all that comes to the account, and few
+guesses would be tried."""
 _FORGET_STEPS = 32
 """Steps without guesses after which the cost of their rows is forgotten a bit."""
 _FIRST_CREDIT, _MOST_CREDIT = 2, 32
@@ -119,8 +120,8 @@ class Speculation:
         self._n_plain = 0
         """Steps without guesses."""
         self._n_streams, self._n_rows, self._plain = 1, 1, 0.0
-        """Of this step, whose rows are more where tokens are given, and the seconds of one that
-        brings each stream a token."""
+        """The streams of this step, its rows before any guess (given tokens are rows, too), and the
+        seconds of a step with one row a stream."""
         self.n_drafted = self.n_accepted = 0
         """Tokens since the start."""
         self.seconds = 0.0

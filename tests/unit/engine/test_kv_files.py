@@ -53,6 +53,16 @@ def stored(store: Disk, state: State) -> None:
     until(lambda: bool(written), 30, lambda: "nothing is written")
 
 
+def read_back(store: Disk, tokens: Iterable[int]) -> tuple[Path, State | None]:
+    """The file that holds the most of these tokens, and its state if it can be used."""
+    found = store.longest([*tokens], NOBODYS)
+    assert found is not None
+    got: list[State | None] = []
+    store.read(found[0], NOBODYS, got.append)
+    until(lambda: got, 30, lambda: "nothing is read")
+    return found[0].path, got[0]
+
+
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.kv"))
 
@@ -179,14 +189,10 @@ def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
         found = store.longest(tokens, Scope())
         assert found is not None
         os.utime(found[0].path, (first, first))
-    used = store.longest(range(10), Scope())
-    assert used is not None
-    got: list[State | None] = []
-    store.read(used[0], NOBODYS, got.append)
-    until(lambda: got, 30, lambda: "nothing is read")
+    used, _ = read_back(store, range(10))
     stored(store, state(range(9, 19), bytes(1000)))
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 3500
-    assert used[0].path in files(tmp_path)
+    assert used in files(tmp_path)
     assert store.longest(range(1, 11), Scope()) is None, "the second was the longest unused"
     assert 1000 < store.counts.evicted < 1200
 
@@ -217,12 +223,8 @@ def test_another_models_files_are_neither_used_nor_removed(tmp_path: Path) -> No
     # Not even under a name of its own.
     files(tmp_path)[0].rename(tmp_path / f"{'c' * 16}-1.kv")
     other = opened(tmp_path, binding="c" * 64)
-    found = other.longest(STATE.tokens, Scope())
-    assert found is not None
-    got: list[State | None] = []
-    other.read(found[0], NOBODYS, got.append)
-    until(lambda: got, 30, lambda: "nothing is read")
-    assert got == [None] and files(tmp_path) == []
+    _, got = read_back(other, STATE.tokens)
+    assert got is None and files(tmp_path) == []
 
 
 def test_a_damaged_file_is_told_of_and_removed(

@@ -26,6 +26,11 @@ def kind_of(length: int) -> int:
     return sum(length >= least for least in (5, 8, 16))
 
 
+def answered(lookup: Lookup, sequence: Sequence) -> None:
+    lookup.follow(sequence)
+    lookup.forget(sequence)
+
+
 def going_on(texts: list[list[int]], said: list[int], most: int) -> list[Guess]:
     """What followed the last place of the last three tokens; as long as the guesses go on with a
     text, so does the place in it."""
@@ -57,9 +62,7 @@ def test_a_text_goes_on_as_it_did_behind_the_last_equal_tokens(
 ) -> None:
     lookup, kept = Lookup(), list[int]()
     for request_id, words in enumerate(earlier):
-        sequence = said(request_id, [], words)
-        lookup.follow(sequence)
-        lookup.forget(sequence)
+        answered(lookup, said(request_id, [], words))
         kept += [*words, END]
     sequence = said(99, prompt, answer)
     lookup.follow(sequence)
@@ -233,9 +236,7 @@ def test_the_oldest_of_many_answers_are_forgotten() -> None:
     lookup = Lookup()
     answers = [list(range(at, at + 4000)) for at in range(0, 20_000, 4000)]
     for request_id, answer in enumerate(answers):
-        sequence = said(request_id, [], answer)
-        lookup.follow(sequence)
-        lookup.forget(sequence)
+        answered(lookup, said(request_id, [], answer))
     found = []
     for answer in answers:
         sequence = said(99, [], answer[:5])
@@ -266,9 +267,7 @@ def test_the_tenant_that_was_not_served_for_longest_is_forgotten() -> None:
 
 def test_an_answer_that_is_not_kept_is_not_looked_up() -> None:
     lookup = Lookup(keeps=False)
-    first = said(1, [], [1, 2, 3, 4])
-    lookup.follow(first)
-    lookup.forget(first)
+    answered(lookup, said(1, [], [1, 2, 3, 4]))
     second = said(2, [], [1, 2, 3])
     lookup.follow(second)
     assert list(lookup.guess(second, 5)) == []
