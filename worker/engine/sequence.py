@@ -41,7 +41,7 @@ class Sequence:
     sampler: Sampler
     slot: int | None = None
     n_computed: int = 0
-    n_prompt: int = 0
+    n_prompt: int = field(init=False)
     n_most: int = 0
     """The number of tokens at which it ends."""
     holds_nothing: bool = False
@@ -57,7 +57,7 @@ class Sequence:
     first_token_at: float | None = None
     characters: Utf8 = field(default_factory=partial(Utf8, "replace"))
     """Holds back a character whose last byte has not come; what is no UTF-8 becomes U+FFFD."""
-    stops: StopMatcher = field(default_factory=StopMatcher)
+    stops: StopMatcher = field(init=False)
     lines: LineGuard = field(init=False)
     prompt_end: str = ""
     """The last characters of its prompt, control tokens included."""
