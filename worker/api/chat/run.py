@@ -80,7 +80,10 @@ async def respond(
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
         name_ignored(request, ignored)
-    prompts = [await _with_media(prompt, state, deadline) for prompt in inference.prompts]
+    prompts = [
+        await _with_media(prompt, state, deadline) if getattr(prompt, "media", ()) else prompt
+        for prompt in inference.prompts
+    ]
     echoes = [await _echo(request, state, prompt) if asked.echo else "" for prompt in prompts]
     requests = [
         structs.replace(each, prompt=prompts[index // asked.n])
