@@ -41,6 +41,7 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
     """Run a function of a module with `first` and the command line, and exit with the code that it
     returns. A reader that leaves, as `head` does, ends the command without a word. A command whose
     output cannot be written has failed."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # what lies where this is started is no module of a child
     try:
         with interrupted_later():
             run = getattr(importlib.import_module(module), function)

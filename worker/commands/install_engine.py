@@ -46,10 +46,9 @@ def run(arguments: Sequence[str]) -> int:
 
 def _module(*command: str, path: Path | None = None) -> int:
     environment = {**os.environ, "PYTHONPATH": str(path)} if path else None
-    python = [sys.executable, "-P"] if path else [sys.executable]
     # By SIGTERM, as a build ends its compilers then; nothing else tells it that this was killed.
     dies = partial(die_with_parent, signal.SIGTERM)
-    child = subprocess.Popen([*python, "-m", *command], env=environment, preexec_fn=dies)
+    child = subprocess.Popen([sys.executable, "-m", *command], env=environment, preexec_fn=dies)
     for ends in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ends, lambda *_: child.terminate())
     return child.wait()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from worker.wire.async_channel import AsyncChannel
     from worker.wire.messages import Command, Event
 
-ENGINE_ARGV: Sequence[str] = (sys.executable, "-P", "-m", "worker.engine.process")
+ENGINE_ARGV: Sequence[str] = (sys.executable, "-m", "worker.engine.process")
 ENVIRONMENT_PREFIXES = (
     *("PATH", "HOME", "USER", "LANG", "LC_", "TZ", "TMPDIR", "XDG_", "PYTHON", "VIRTUAL_ENV"),
     *("LD_", "DYLD_", "MALLOC_", "GLIBC_", "ASAN_", "UBSAN_", "OMP_", "GOMP_", "KMP_"),
@@ -194,8 +194,7 @@ def engine_environment() -> dict[str, str]:
     allowed["OPENBLAS_NUM_THREADS"] = "1"
     if "OMP_WAIT_POLICY" not in allowed:
         allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
-    # PYTHONPATH has the package's root, and -P excludes the working directory: a folder called
-    # "worker" there is never imported.
+    # As the working directory is none of Python's paths.
     root = str(Path(next(iter(worker.__path__))).parent)
     inherited = os.environ.get("PYTHONPATH")
     allowed["PYTHONPATH"] = os.pathsep.join([root, inherited]) if inherited else root

@@ -80,6 +80,14 @@ def test_standard_files_that_are_closed(warm_cache: Path) -> None:
     serves_and_stops(warm_cache, closed)
 
 
+def test_a_folder_with_modules_of_these_names(tmp_path: Path) -> None:
+    """In which the worker is started: each of its processes imports its own."""
+    (tmp_path / "worker").mkdir()
+    for name in ("worker/__init__", "secrets", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(__file__)")
+    serves_and_stops(tmp_path)  # its cache is empty, so the converter runs too
+
+
 def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> None:
     """A limit on the size of files stands in for the disk: it fails the same write."""
     limited = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh", *installed()]
