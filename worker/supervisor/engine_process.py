@@ -156,7 +156,19 @@ class EngineProcess:
             self.kill()
             await self._has_left(KILL_WAIT_SECONDS)
         self._black_box.close()  # this object is in a cycle, which may not be collected for days
+        await self._reap_orphans()
         return how_it_ended(self._process.returncode)
+
+    async def _reap_orphans(self) -> None:
+        """Reap the engine's own processes, which a container's first process is left with."""
+        import asyncio
+
+        assert self._process is not None
+        deadline = time.monotonic() + KILL_WAIT_SECONDS
+        with contextlib.suppress(ChildProcessError):  # there is none, or none any more
+            while time.monotonic() < deadline:
+                if not os.waitpid(-self._process.pid, os.WNOHANG)[0]:
+                    await asyncio.sleep(0.01)
 
     async def _has_left(self, within_seconds: float) -> bool:
         import asyncio

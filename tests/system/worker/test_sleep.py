@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+
 import psutil
+import pytest
 
 from tests.conftest import StartWorker
 from tests.support.worker import until
@@ -30,3 +35,25 @@ def test_a_worker_that_sleeps_gives_its_memory_back_and_answers_the_same(
     assert after.text == before.text
     assert running.get("/health").json()["state"] == "ready"
     assert not running.get("/info").json()["engine_crashes"]
+
+
+FIRST_PROCESS = """\
+import ctypes
+PR_SET_CHILD_SUBREAPER = 36
+ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+from worker.cli import cpu
+cpu()
+"""
+"""The installed command, to which orphans are left as to the first process of a container."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is given orphans")
+def test_a_containers_first_process_keeps_no_process_of_an_engine_that_ended(
+    start_worker: StartWorker,
+) -> None:
+    running = start_worker(command=[sys.executable, "-c", FIRST_PROCESS])
+    os.kill(running.engine_pid, signal.SIGKILL)
+    until(lambda: len(running.logs("engine.ready")) == 2, 60, lambda: running.stderr, running)
+    assert not [each for each in running.children() if each.status() == psutil.STATUS_ZOMBIE]
+    assert running.post("/sleep", {}).json() == {"status": "sleeping"}
+    until(lambda: not running.children(), 30, lambda: str(running.children()), running)
