@@ -105,6 +105,7 @@ def test_tensors_that_are_left_out_are_named_with_the_reason(tmp_path: Path) -> 
         ("gpt-2", "transformer.h.0.attn.bias", "U8"),
         ("gpt-2", "transformer.h.0.attn.bias", "BOOL"),
         ("qwen2", "model.layers.0.self_attn.rotary_emb.inv_freq", "U8"),
+        ("qwen2", "model.rotary_emb.inv_freq", "U8"),
         ("qwen3", "mtp.layers.0.input_layernorm.weight", "U8"),
     ],
 )

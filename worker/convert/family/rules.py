@@ -150,7 +150,7 @@ _NEEDED = {
 _FURTHER = "they predict further tokens"
 _NEVER_TAKEN = {
     r"(layers\.\d+\.)?mtp.*": _FURTHER,
-    r".*\.(rotary_emb\.inv_freq|attn\.(masked_)?bias|position_ids)": "llama.cpp computes them",
+    r"(.*\.)?(rotary_emb\.inv_freq|attn\.(masked_)?bias|position_ids)": "llama.cpp computes them",
 }
 """As `Family.ignored`, in every family."""
 _NOT_TEXT = (
