@@ -110,11 +110,14 @@ def test_the_smallest_quota_along_the_path_counts(host: Host) -> None:
     assert "pod7/cpu.max" in budget.derivation
 
 
-@pytest.mark.parametrize("group", ["/docker/4f2a", "/../other"])
-def test_a_container_that_sees_a_group_as_the_root(host: Host, group: str) -> None:
-    """Its own, or one that its own is outside of."""
+@pytest.mark.parametrize(
+    ("group", "folder"),
+    [("/docker/4f2a", ""), ("/docker/4f2a/worker", "worker/"), ("/../other", "")],
+)
+def test_a_container_that_sees_a_group_as_the_root(host: Host, group: str, folder: str) -> None:
+    """Its own, one above it, or one that its own is outside of."""
     host.v2(group, mount_root="/docker/4f2a")
-    host.write("sys/fs/cgroup/cpu.max", "400000 100000\n")
+    host.write(f"sys/fs/cgroup/{folder}cpu.max", "400000 100000\n")
     assert threads(host) == 4
 
 
