@@ -627,6 +627,13 @@ def test_a_head_may_have_64_kib_and_no_byte_more(form: bytes) -> None:
         assert statuses(asyncio.run(exchanged(body + head))) == [b"200", status]
 
 
+@pytest.mark.parametrize(("n_chunks", "status"), [(6, b"200"), (10, b"431")])
+def test_what_frames_a_body_is_measured_in_all_of_its_chunks(n_chunks: int, status: bytes) -> None:
+    chunks = (b"1;" + b"a" * 10_000 + b"\r\nx\r\n") * n_chunks + b"0\r\n\r\n"
+    head = b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n" + CHUNKED + b"\r\n"
+    assert statuses(asyncio.run(exchanged(head + chunks))) == [status]
+
+
 def test_a_head_is_measured_without_what_came_before_it() -> None:
     large = b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 30_000 + b"\r\n"
     chunks = b"1;" + b"a" * 50_000 + b"\r\nx\r\n0\r\n\r\n"

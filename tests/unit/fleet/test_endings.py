@@ -92,6 +92,9 @@ async def test_responses_fail_with_the_response_that_was_begun(sent: bytes) -> N
     response = event["response"]
     assert (response["id"], response["status"]) == ("resp-1", "failed")
     assert response["error"]["code"] == "engine_crashed"
+    tail = Tail(ROUTES.at("/v1/responses").dialect.streams[SSE], SSE)
+    assert b"".join(tail.whole(bytes([byte])) for byte in sent) == sent
+    assert last_event(tail.ending(EngineCrashed("lost")))[1]["response"]["id"] == "resp-1"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,13 @@ def test_quarantine_ends_with_the_window(monkeypatch: pytest.MonkeyPatch) -> Non
     assert REQUEST not in quarantine, "none is taken for crashes that are forgotten"
 
 
+def test_of_many_suspects_the_latest_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "_SUSPECTS_KEPT", 2)
+    quarantine, many = Quarantine(300.0), [replace(REQUEST, prompt=str(n)) for n in range(3)]
+    assert not any([quarantine.blame([each]) for each in many])
+    assert [bool(quarantine.blame([each])) for each in (many[2], many[0])] == [True, False]
+
+
 def test_the_fingerprint_sees_through_what_a_retry_changes() -> None:
     retry = replace(REQUEST, job_id="k", sampling=Sampling(seed=2), deadline=3.0, cache_salt="s")
     assert fingerprint(retry) == fingerprint(REQUEST)
