@@ -83,7 +83,9 @@ class Intake:
         self._in_hand = black_box.in_hand
         self._pooling: Pooling | None = None
         if pool is not None:
-            self._pooling = Pooling(loop.call, pool, send, loop.stats, self._in_hand)
+            self._pooling = Pooling(
+                loop.call, pool, send, loop.stats, self._in_hand, loop.count_step
+            )
         self._lock = threading.Lock()
         self._preparing: set[int] = set()
         """Requests that are not with the loop yet and have not ended; guarded by the lock."""

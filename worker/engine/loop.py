@@ -139,6 +139,11 @@ class Loop:
         self._accept(drawn)
         self._steps += 1
 
+    def count_step(self, decode_seconds: float) -> None:
+        """Count a batch that was computed between two steps."""
+        self._steps += 1
+        self._decode_seconds += decode_seconds
+
     def _run_inbox(self) -> None:
         """Run the actions from other threads; waits for one if there is no work."""
         if not self._scheduler.has_work:

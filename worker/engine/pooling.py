@@ -6,6 +6,7 @@ loop, after which other waiting work gets its turn.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -49,9 +50,12 @@ class Pooling:
         send: Callable[[list[Event]], None],
         stats: Callable[[], Event],
         in_hand: memoryview[int],
+        count_step: Callable[[float], None],
     ) -> None:
-        """`call` runs an action on the engine thread between two steps; any thread may use it."""
+        """`call` runs an action on the engine thread between two steps; any thread may use it.
+        `count_step` is told of each batch in how many seconds it was decoded."""
         self._call, self._compute, self._send, self._stats = call, compute, send, stats
+        self._count_step = count_step
         self.token_bytes = compute.token_bytes
         """What each token adds to an answer where nothing is pooled; else 0."""
         self._in_hand = in_hand
@@ -127,9 +131,11 @@ class Pooling:
     def _computed(self, group: Group) -> list[Event]:
         """Compute the texts of a group. One that cannot be computed costs its own request alone."""
         self._in_hand[LOOP] = group[0][0].request_id if len(group) == 1 else 0
+        began = time.monotonic()
         try:
             texts = [text for _, taken in group for text in taken]
             vectors = self._compute(texts, group[0][0].adapters)
+            self._count_step(time.monotonic() - began)
         except WorkerError as error:
             if len(group) > 1:
                 return [event for one in group for event in self._computed([one])]

@@ -100,6 +100,14 @@ def test_many_texts_share_their_decodes(pooling: WorkerProcess) -> None:
     assert too_many.status_code == 400 and "256" in too_many.text
 
 
+def test_what_is_computed_is_counted_as_of_any_engine(pooling: WorkerProcess) -> None:
+    names = ("worker_engine_steps", "worker_engine_decode_seconds")
+    before, began = [pooling.metric(name) for name in names], time.monotonic()
+    assert pooling.post("/v1/embeddings", {"input": LONG[:300]}).status_code == 200
+    pooling.wait_metric(names[0], before[0] + 1)
+    assert 0 < pooling.metric(names[1]) - before[1] < time.monotonic() - began
+
+
 def test_the_slots_are_those_that_the_engine_has(pooling: WorkerProcess) -> None:
     """Not the setting's: texts to embed share one batch without slots of their own."""
     info = pooling.get("/info").json()

@@ -42,6 +42,7 @@ class Fake(PooledContext):
 class Bench:
     def __init__(self) -> None:
         self.compute, self.events = Fake(), list[Event]()
+        self.decoded: list[float] = []
         self.inbox: deque[Callable[[], None]] = deque()
         self.pooling = Pooling(
             self.inbox.append,
@@ -49,6 +50,7 @@ class Bench:
             self.events.extend,
             lambda: Started(0, 0),
             BlackBox().in_hand,
+            self.decoded.append,
         )
 
     def take(self, request_id: int, *texts: list[int], n_adapters: int = 0) -> None:
