@@ -157,6 +157,7 @@ class Job:
     _submitted_at: float = field(default_factory=time.monotonic)
     _context: contextvars.Context = field(default_factory=contextvars.copy_context)
     """It has the correlation id, for the log."""
+    _started_at: float = 0.0
     _first_token_at: float | None = None
     _last_token_at: float = 0.0
     _prompt_ids: bytes = b""
@@ -316,7 +317,12 @@ class Job:
                 case Finished():
                     if self._to_replay:
                         raise EngineCrashed("The engine died, and the next computed otherwise.")
-                    news.append(replace(event, decode_time_ms=round(self.decode_time_ms, 3)))
+                    if self._first_token_at is not None:  # else this engine computed all of it
+                        prompt_s = self._first_token_at - self._started_at
+                        decode_s = time.monotonic() - self._first_token_at
+                        times = [round(1000 * seconds, 3) for seconds in (prompt_s, decode_s)]
+                        event = replace(event, prompt_time_ms=times[0], decode_time_ms=times[1])
+                    news.append(event)
                 case _:
                     news.append(event)
         return news
@@ -333,7 +339,7 @@ class Job:
                     self._learned = event.learned
                 case Started():
                     self.enter(Stage.STARTED)
-                    self.started_at_unix = time.time()
+                    self.started_at_unix, self._started_at = time.time(), time.monotonic()
                     self.cached_tokens = self.computed_tokens = event.cached_tokens
                     self._metrics.queue_wait.observe(time.monotonic() - self._submitted_at)
                     if self.counts_prompt:

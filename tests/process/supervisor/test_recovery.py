@@ -219,6 +219,19 @@ def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
     assert job.continued([Started(1, 0), *told]) == told[-1:]
 
 
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_the_times_of_an_answer_that_goes_on_fit_into_its_own(has_begun: bool) -> None:
+    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
+    job.accept(Accepted(1, 9))
+    job.feed([Started(1, 0), *[Token(1, "a", (5,))] * has_begun])
+    after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
+    of_the_next = Finished(1, "EOS", 2, 30.0, prompt_time_ms=4000.0)
+    told = job.continued([Started(1, 0), Token(1, "b", (6,)), of_the_next])[-1]
+    assert isinstance(told, Finished)
+    is_within = told.prompt_time_ms + told.decode_time_ms <= 1000 * job.age_seconds
+    assert is_within if has_begun else told == of_the_next
+
+
 async def test_an_answered_question_is_absolved() -> None:
     async with supervised(crash_limit=9) as supervisor:
         for _ in range(2):
