@@ -17,6 +17,7 @@ import tokenizers
 
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_pooling
+from tests.support.pool_manager import serving
 from tests.support.random_adapters import random_adapters
 from tests.support.worker import WorkerProcess
 from tests.unit.convert import engine
@@ -228,7 +229,10 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
         n_tokens += len(tokens)
         expected.append(engine.ranks(target, tokens, 2)[0])
     exact = ("--kv-type", "f32", "--flash-attention", "off")
-    worker = start_worker("--model", str(target), *exact)
+    with serving() as manager:
+        worker = start_worker("--model", str(target), *exact, *manager.heartbeat_flags())
+        manager.wait_for_status("ready")
+        assert manager.beats[-1].payload["capabilities"] == ["rerank"]
 
     def ranked(path: str = "/v1/rerank", **fields: Any) -> Any:
         answer = worker.post(path, {"query": QUERY, **fields})
