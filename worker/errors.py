@@ -45,8 +45,6 @@ class WorkerError(Exception):
             key: shortened(value) if isinstance(value, str) else value
             for key, value in details.items()
         }
-        self.ended_a_job = False
-        """Whether a job has ended with it, and is counted in the metrics with its code."""
 
 
 def error_of(code: str, message: str, details: dict[str, Any]) -> WorkerError:

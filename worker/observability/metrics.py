@@ -41,8 +41,8 @@ _GAUGES = (
     ("worker_uptime_seconds", "Since the start of the worker.", "uptime_seconds"),
     ("worker_ready", "1 when new work is accepted.", "is_ready"),
     ("worker_resident", "1 when residency on the device is proved.", "resident"),
-    ("worker_requests_running", "Requests that hold a slot.", "running"),
-    ("worker_queue_depth", "Accepted requests without a slot.", "queued"),
+    ("worker_requests_running", "Requests that hold a slot, share one (an embedder's) or wait to have it back.", "running"),
+    ("worker_queue_depth", "Requests of clients without a slot.", "queued"),
     ("worker_queue_prompt_tokens", "Prompt tokens of the queued requests.", "queued_prompt_tokens"),
     ("worker_kv_cells_used", "KV cells in use.", "stats.kv_cells_used"),
     ("worker_kv_cells_total", "KV cells there are.", "stats.kv_cells_total"),
@@ -81,7 +81,7 @@ class Metrics:
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
         # fmt: off
-        self.requests = counter("worker_requests_total", "Accepted requests that ended, by outcome.", ("outcome",))
+        self.requests = counter("worker_requests_total", "Accepted requests that ended, by outcome; each choice of an answer is one.", ("outcome",))
         self.rejected = counter("worker_requests_rejected_total", "Requests answered with an error before they were accepted, by its code.", ("code",))
         self.keys = counter("worker_key_requests_total", "Requests with a key of --api-key-file, by its name.", ("key",))
         self.quarantined = counter("worker_requests_quarantined_total", "Requests refused after crashing the engine.")
@@ -137,7 +137,7 @@ class Metrics:
         self.reused.labels(tier).inc(cached_tokens)
 
     def tokens(self, n_tokens: int, seconds_each: float | None) -> None:
-        """Count `n_tokens` sent; `seconds_each` is the time between them, `None` for the first."""
+        """Count `n_tokens` that came; `seconds_each` is the time between them, `None` for the first."""
         self.tokens_out.inc(n_tokens)
         if seconds_each is not None:
             for _ in range(n_tokens):

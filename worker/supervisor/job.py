@@ -348,6 +348,9 @@ class Job:
                     self.computed_tokens = event.n_computed
                 case PromptScored():
                     self._is_scored = True
+                case Finished(tokens_out=n_out):
+                    self._n_unsent = max(n_out - len(self._sent_ids), 0)
+                    n_tokens += self._n_unsent
         if n_tokens:
             self.stage = Stage.PRODUCING
             now = time.monotonic()
@@ -358,26 +361,20 @@ class Job:
                 self._metrics.first_token.observe(now - self._submitted_at)
             self._last_token_at = now
         match events[-1]:
-            case Finished(stop_reason=reason, tokens_out=n_out):
-                self._n_unsent = max(n_out - len(self._sent_ids), 0)
-                self._metrics.tokens_out.inc(self._n_unsent)
+            case Finished(stop_reason=reason):
                 self._end("success", reason)
             case Answered():
                 self.is_accepted = True
                 self._end("success", None)
             case Failed(error=error):
                 self._error = error
-                error.ended_a_job = True
                 self._end(_OUTCOMES.get(error.code, "error"), error.code)
         self.inbox.put(events)
 
     def _end(self, outcome: Outcome, reason: str | None) -> None:
         self.has_ended = True
         self.inbox.n_running -= 1
-        if self.is_internal:
-            return
-        if not self.is_accepted and reason is not None:
-            self._metrics.rejected.labels(reason).inc()
+        if self.is_internal or not self.is_accepted:  # what is refused is counted where it is told
             return
         duration_ms = (time.monotonic() - self._submitted_at) * 1000
         self._metrics.requests.labels(outcome).inc()

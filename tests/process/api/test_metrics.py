@@ -189,11 +189,25 @@ def test_a_request_that_fails_once_it_is_accepted_was_not_refused(worker: Worker
     body = {"prompt": FOX, "max_tokens": 8000, "ignore_eos": True}
     timeouts = 'worker_requests_total{outcome="timeout"}'
     with worker.client() as client:
+        told = client.get("/status").json()["refusals"]
         before, refused_before = worker.metric(timeouts), refusals(client)
         answer = client.post("/v1/completions", json=body, headers=soon)
         assert answer.status_code == 504
         assert worker.metric(timeouts) == before + 1
         assert refusals(client) == refused_before
+        assert client.get("/status").json()["refusals"] == told
+
+
+def test_an_answer_whose_first_token_ends_it_has_had_a_first_token(worker: WorkerProcess) -> None:
+    worker.wait_idle()
+    names = [
+        f"worker_{name}_count" for name in ("time_to_first_token_seconds", "queue_wait_seconds")
+    ]
+    before = [worker.metric(name) for name in names]
+    body = {"prompt": FOX, "temperature": 0, "stop": [" "], "max_tokens": 9}
+    usage = worker.post("/v1/completions", body).json()["usage"]
+    assert usage["completion_tokens"] == 1
+    assert [worker.metric(name) - was for name, was in zip(names, before, strict=True)] == [1, 1]
 
 
 def test_who_asks_for_an_idle_slot_hears_that_there_is_none(start_worker: StartWorker) -> None:

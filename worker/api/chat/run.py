@@ -96,6 +96,7 @@ async def respond(
     waits_for = None if names else request
     async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
         await _start_jobs(jobs, state, requests, asked.n, inference.digests, inbox, waits_for)
+        request.state.is_accepted = True
         choices = [
             Choice(index, job, inference.parser_of, echoes[index // asked.n])
             for index, job in enumerate(jobs)
@@ -244,7 +245,11 @@ async def answered(request: Request, state: AppState, work: Work) -> Any:
     """The engine's answer, cancelled when the client leaves."""
     job = state.supervisor.open(work, deadline_of(request))
     async with closing_on_disconnect(request, [job]):
-        return await job.answer()
+        try:
+            return await job.answer()
+        except WorkerError:
+            request.state.is_accepted = job.is_accepted
+            raise
 
 
 # --- operations --------------------------------------------------------------------------

@@ -71,7 +71,8 @@ class Surface(ABC):
     def refused(
         self, operation: Operation | None, path: str, status: int, error: WorkerError
     ) -> None:
-        """A request is answered with an error; `operation` is `None` if there is none for it."""
+        """A request that was not accepted is answered with an error; `operation` is `None` if there
+        is none for it."""
         return
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -154,7 +155,9 @@ class Surface(ABC):
             return json_response(found, operation.status)
         except WorkerError as error:
             response = error_response(error, place.dialect.errors, request.state.correlation_id)
-            self.refused(operation, scope["path"][:_MAX_TOLD_CHARS], response.status_code, error)
+            if not getattr(request.state, "is_accepted", False):
+                path = scope["path"][:_MAX_TOLD_CHARS]
+                self.refused(operation, path, response.status_code, error)
             # A job keeps its error, whose frames keep the job and the body: a ring that would
             # live until the next collection of all generations, which is rare.
             error.__traceback__ = None
@@ -195,8 +198,7 @@ class Application(Surface):
 
         Where the body is at fault, the reason names fields alone: a message may quote it.
         """
-        if not error.ended_a_job:
-            self.state.metrics.rejected.labels(error.code).inc()
+        self.state.metrics.rejected.labels(error.code).inc()
         if operation is None or operation.probe or operation.quiet:
             return
         reason = error.message

@@ -116,7 +116,8 @@ def _known_order(sequence: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that was answered with an error, without anything of its body."""
+    """A request that was answered with an error before it was accepted, without anything of its
+    body."""
 
     at: float
     """Unix time in seconds."""
