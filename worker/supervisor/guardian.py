@@ -136,7 +136,7 @@ class Guardian:
                     crashes=recent,
                 )
                 self.fail(crash_loop)
-                self._supervisor.on_given_up(crash_loop)
+                self._supervisor.on_given_up(EngineCrashed(crash_loop.message))
                 return
             await asyncio.sleep(self.crashes.delay_seconds)
             self.engine = self.engine.successor()

@@ -289,7 +289,8 @@ async def test_a_crash_loop_is_fatal_and_fails_who_waited(script: Callable[..., 
         assert error.details["crashes"] == 3
         assert supervisor.state == "failed"
         last = (await all_of(waiting))[-1]
-        assert isinstance(last, Failed)
+        assert isinstance(last, Failed) and isinstance(last.error, EngineCrashed)
+        assert last.error.retriable, "another worker may compute it"
 
 
 async def test_a_guardian_that_fails_is_fatal(capsys: pytest.CaptureFixture[str]) -> None:

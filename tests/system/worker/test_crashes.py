@@ -186,7 +186,7 @@ def test_a_crash_loop_in_a_drain_is_no_clean_stop(
         for n in (1, 2):
             until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
             os.kill(running.engine_pid, signal.SIGKILL)
-        assert reading.rest().error["code"] == "ENGINE_CRASH_LOOP"
+        assert reading.rest().error["code"] == "ENGINE_CRASHED"
     assert running.wait() == 8
 
 
