@@ -65,6 +65,8 @@ class Inbox(AsyncIterator[list[StreamEvent]]):
     """0 is any time."""
     n_running: int = 0
     """Jobs that have not ended."""
+    timer: asyncio.TimerHandle | None = None
+    """Looks for the next silence while there are such."""
     events: list[StreamEvent] = field(default_factory=list)
     """Those that were not read yet."""
     _news: asyncio.Event = field(default_factory=asyncio.Event)
@@ -100,7 +102,7 @@ class Inbox(AsyncIterator[list[StreamEvent]]):
         while not self.events:
             if not self.n_running:
                 raise StopAsyncIteration
-            if self.silence_seconds and not self._read_at:
+            if self.silence_seconds and self.timer is None:
                 self._look()
             self._read_at = time.monotonic()
             self._news.clear()
@@ -113,8 +115,7 @@ class Inbox(AsyncIterator[list[StreamEvent]]):
 
     def _look(self) -> None:
         """Break a silence. It looks after each period, at no cost per event."""
-        if self.n_running:
-            asyncio.get_running_loop().call_later(self.silence_seconds, self._look)
+        self.timer = asyncio.get_running_loop().call_later(self.silence_seconds, self._look)
         if self._read_at and time.monotonic() - self._read_at >= 0.99 * self.silence_seconds:
             self._is_silent = True
             self._news.set()
@@ -373,7 +374,11 @@ class Job:
 
     def _end(self, outcome: Outcome, reason: str | None) -> None:
         self.has_ended = True
-        self.inbox.n_running -= 1
+        inbox = self.inbox
+        inbox.n_running -= 1
+        if not inbox.n_running and inbox.timer is not None:
+            inbox.timer.cancel()
+            inbox.timer = None
         if self.is_internal or not self.is_accepted:  # what is refused is counted where it is told
             return
         duration_ms = (time.monotonic() - self._submitted_at) * 1000

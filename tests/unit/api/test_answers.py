@@ -11,6 +11,8 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import httpx
@@ -18,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.scripted_api import ScriptedFactory, story
+from tests.support.scripted_api import ScriptedFactory, ScriptedWorker, story
 from tests.support.worker import until
 from tests.unit.api.answers import Message, message_of, parse, use_of
 from tests.unit.api.model_outputs import CASES, HELLO, TOOLS, Case
@@ -32,8 +34,15 @@ from worker.api.chat.parse.conventions import conventions_of, shown_tokens
 from worker.api.chat.parse.tagged_calls import nested_value
 from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
 from worker.errors import QueueFull
-from worker.supervisor.job import Job
-from worker.wire.messages import Finished, PromptProgress, PromptScored, Started, TokenLogprob
+from worker.supervisor.job import Inbox, Job
+from worker.wire.messages import (
+    Finished,
+    PromptProgress,
+    PromptScored,
+    Started,
+    Token,
+    TokenLogprob,
+)
 
 USE = use_of(TOOLS)
 
@@ -500,24 +509,50 @@ def test_what_was_thought_has_no_log_probabilities_in_the_text() -> None:
     assert choice.blocks[-1].scores == [said]
 
 
-def test_what_was_refused_leaves_no_ring_of_its_frames_and_body(scripted: ScriptedFactory) -> None:
-    """Large bodies that are refused one after the other would wait for a rare collection."""
+@contextmanager
+def no_job_is_kept(worker: ScriptedWorker) -> Iterator[None]:
+    """What is held by a ring of frames, as jobs and bodies, would wait for a rare collection."""
 
     def alive() -> int:
-        return sum(isinstance(each, Job) for each in gc.get_objects())
+        return sum(isinstance(each, Job | Inbox) for each in gc.get_objects())
 
-    worker = scripted()
     gc.collect()
     before = alive()
     gc.disable()
     try:
-        with httpx.Client(base_url=worker.base_url) as client:
-            for stream in (False, True):
-                worker.supervisor.script = [QueueFull("too much waits")]
-                body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
-                assert "too much waits" in client.post("/v1/chat/completions", json=body).text
-                worker.supervisor.script = ()
-                worker.supervisor.jobs.clear()
-        until(lambda: alive() == before, 5, lambda: f"{alive() - before} jobs are kept")
+        yield
+        worker.supervisor.script = ()
+        worker.supervisor.jobs.clear()
+        until(lambda: alive() == before, 5, lambda: f"{alive() - before} are kept")
     finally:
         gc.enable()
+
+
+def test_what_was_refused_leaves_no_ring_of_its_frames_and_body(scripted: ScriptedFactory) -> None:
+    worker = scripted()
+    with no_job_is_kept(worker), httpx.Client(base_url=worker.base_url) as client:
+        for stream in (False, True):
+            worker.supervisor.script = [QueueFull("too much waits")]
+            body = {"messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+            assert "too much waits" in client.post("/v1/chat/completions", json=body).text
+            worker.supervisor.jobs.clear()
+
+
+def test_nothing_waits_for_a_silence_of_a_stream_that_has_ended(scripted: ScriptedFactory) -> None:
+    worker = scripted(keepalive=3600)
+    worker.supervisor.script = [0.1, *story("a")]
+    with no_job_is_kept(worker), httpx.Client(base_url=worker.base_url) as client:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+
+
+def test_who_leaves_a_stream_leaves_no_ring_of_its_frames_and_body(
+    scripted: ScriptedFactory,
+) -> None:
+    worker = scripted()
+    with no_job_is_kept(worker), httpx.Client(base_url=worker.base_url) as client:
+        worker.supervisor.script = [[Started(0, 0), Token(0, "a", (1,))], 0.5]
+        body = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            next(response.iter_raw())
+        until(lambda: bool(worker.supervisor.cancelled), 5, lambda: "the job goes on")

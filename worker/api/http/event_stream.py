@@ -7,8 +7,9 @@ leaves during a blocked `send`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -35,7 +36,7 @@ class EventStream(StreamingResponse):
         if scope["method"] == "HEAD":
             self.body_iterator = _nothing()
         try:
-            await super().__call__(scope, receive, send)
+            await while_connected(receive, self.stream_response(send))
         finally:
             self._on_end()
 
@@ -43,6 +44,29 @@ class EventStream(StreamingResponse):
 async def _nothing() -> AsyncIterator[bytes]:
     return
     yield
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work, which is cancelled when the client leaves. Raises what it raises.
+
+    NOTE: an anyio task group, as Starlette's own streams have, would do the same, but what it
+    cancels becomes a ring of frames that holds the job and the body until a rare collection.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            working.result()
+    finally:
+        leaving.cancel()
+        working.cancel()
+        await asyncio.wait({working})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def cancel_all(jobs: Iterable[Job]) -> None:
@@ -58,8 +82,7 @@ async def closing_on_disconnect(
     and may not."""
 
     async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+        await _disconnected(request.receive)
         if not may_leave:
             cancel_all(jobs)
 
