@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import re
 import resource
 import socket
 import ssl
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -414,6 +416,43 @@ async def test_each_pipelined_request_is_told_that_its_client_has_left() -> None
                 await asyncio.sleep(0.001)
         writer.close()
     assert left == ["/long"], "those behind it have not begun, and never do"
+
+
+async def freed_by_itself(kept: weakref.ref[Any], writer: asyncio.StreamWriter) -> None:
+    """Once its client has left, without a collection of garbage."""
+    gc.collect()
+    gc.disable()
+    try:
+        writer.close()
+        async with asyncio.timeout(20):
+            while kept() is not None:
+                await asyncio.sleep(0.001)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.anyio
+async def test_a_pipelined_request_that_never_began_waits_for_no_collection() -> None:
+    async with served() as (port, connections):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /long HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
+        while not any(each.pipeline for each in connections):
+            await asyncio.sleep(0.001)
+        (kept,) = [weakref.ref(each.cycle) for each in connections]
+        await freed_by_itself(kept, writer)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})])
+@pytest.mark.parametrize("sent", [b"\x16", b"GET / HTTP/1.1\r\n\r\n"])
+async def test_a_handshake_that_fails_waits_for_no_collection(sent: bytes, tmp_path: Path) -> None:
+    async with served(certificate=own_certificate(tmp_path)) as (port, connections):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        while not connections:
+            await asyncio.sleep(0.001)
+        (kept,) = map(weakref.ref, connections)
+        writer.write(sent)
+        await freed_by_itself(kept, writer)
 
 
 def test_a_client_that_sends_nothing_more_is_answered_but_not_waited_for() -> None:

@@ -210,6 +210,7 @@ class WorkerProtocol(HttpToolsProtocol):
         self._leave()
         self._forget_timer()
         self.connections.discard(self)
+        self.parser = None  # type: ignore[assignment]  # or it would keep this
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._socket = _Transport(transport, self._end)
@@ -238,6 +239,8 @@ class WorkerProtocol(HttpToolsProtocol):
         self._forget_timer()
         super().connection_lost(exc)
         self._socket.forget()
+        for cycle, _ in self.pipeline:  # as its end would do, but it never begins
+            cycle.on_response = lambda: None
 
     def _leave(self) -> None:
         """Nothing is written from here on: uvicorn tells that to the last request alone."""
