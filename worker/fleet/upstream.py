@@ -87,6 +87,7 @@ class Exchange:
             yield exchange
         finally:
             exchange.abort()
+            del exchange._parser  # which keeps its exchange, and so the answer
 
     async def head(self) -> None:
         """Read the status line and the headers; raises `Lost` if the worker has gone."""

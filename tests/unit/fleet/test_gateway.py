@@ -9,6 +9,7 @@ import json
 import os
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -113,6 +114,21 @@ async def test_a_probes_host_is_one_where_the_address_is_of_ipv6() -> None:
         port = server.sockets[0].getsockname()[1]
         await upstream.fetch(("::1", port), "GET", "/health")
         assert b"host: [::1]:%d\r\n" % port in await heard
+
+
+async def test_a_workers_answer_waits_for_no_collection_of_garbage() -> None:
+    """It may have megabytes, as embeddings have."""
+    async with fleet_of(answers) as (_, table, _):
+        (worker,) = table.workers()
+        gc.disable()
+        try:
+            answer = await upstream.fetch(worker.address, "GET", "/health")
+            assert answer is not None
+            kept = weakref.ref(answer)
+            del answer
+            assert kept() is None
+        finally:
+            gc.enable()
 
 
 async def longest_wait(calling: asyncio.Task[Got]) -> float:
