@@ -668,8 +668,10 @@ def test_a_head_may_have_64_kib_and_no_byte_more(form: bytes) -> None:
 
 @pytest.mark.parametrize(("n_chunks", "status"), [(6, b"200"), (10, b"431")])
 def test_what_frames_a_body_is_measured_in_all_of_its_chunks(n_chunks: int, status: bytes) -> None:
+    """Without its head."""
     chunks = (b"1;" + b"a" * 10_000 + b"\r\nx\r\n") * n_chunks + b"0\r\n\r\n"
-    head = b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: close\r\n" + CHUNKED + b"\r\n"
+    head = b"POST /echo HTTP/1.1\r\nHost: a\r\nA: " + b"a" * 30_000 + b"\r\nConnection: close\r\n"
+    head += CHUNKED + b"\r\n"
     assert statuses(asyncio.run(exchanged(head + chunks))) == [status]
 
 

@@ -651,14 +651,14 @@ def test_while_nothing_is_guessed_the_cost_of_more_rows_is_forgotten_now_and_the
 @pytest.mark.parametrize("row", [0.05, 0.2])
 @pytest.mark.parametrize("a_guess", [0.01, 0.1, 0.35])
 def test_what_a_guess_takes_counts_as_its_row_does(row: float, a_guess: float) -> None:
-    drafter = Guesser(0.0, a_guess)
-    machine = Machine(drafter, 1.0, row)
-    machine.pace.measured(41, 0, 1 + 40 * row)
+    """Both as shares of a plain step, which takes half a second here."""
+    machine = Machine(Guesser(0.0, a_guess / 2), 0.5, row / 2)
+    machine.pace.measured(41, 0, (1 + 40 * row) / 2)
     sequence = stream(b"abc")
     first = len(drafted(machine.speculation, sequence))
     chances = [0.6**n for n in range(1, 32)]
     assert first == worth(chances, 1, row, 2.005), "nothing is known of it yet"
-    assert machine.speculation.seconds == pytest.approx(first * a_guess)
+    assert machine.speculation.seconds == pytest.approx(first * a_guess / 2)
     assert machine.speculation._account == pytest.approx(2.005 - first * a_guess)
     second = len(drafted(machine.speculation, sequence))
     assert second == worth(chances, 1, row + a_guess, 2.01 - first * a_guess)
