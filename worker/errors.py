@@ -16,6 +16,10 @@ from typing import Any, ClassVar
 MOST_CHARS = 4_000
 """Of a message, and of a text in its details."""
 _FIRST_CHARS, _LAST_CHARS = 1_000, 500
+_READ_BY_HTTPX = frozenset({
+    "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"
+})  # fmt: skip
+"""Variables of the environment, in capitals or not."""
 
 
 def shortened(message: str) -> str:
@@ -286,6 +290,15 @@ def system_words(error: OSError) -> str:
         if gone.errno == error.errno:
             return f"The folder in which this was started is gone: {words}"
     return words
+
+
+def of_environment(error: Exception) -> str:
+    """Why an HTTP client cannot be made: the environment names a proxy that is not supported, or
+    certificates that are not there, which the error's own words do not say."""
+    variables = ", ".join(name for name in os.environ if name.upper() in _READ_BY_HTTPX)
+    kind = type(error).__name__
+    said = kind if kind == "InvalidURL" else f"{kind}: {error}"  # it quotes a password
+    return f"{said} (set: {variables or 'no proxy'})"
 
 
 def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> WorkerError:

@@ -7,13 +7,12 @@ faulty costs a log line and a later attempt.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from worker.errors import CallbackFailed
+from worker.errors import CallbackFailed, of_environment
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
 from worker.setting_faults import without_secrets
@@ -28,10 +27,6 @@ LEAST_ATTEMPT_SECONDS = 1.0
 """The least limit, for an attempt that begins when the time is nearly over."""
 FIRST_DELAY_SECONDS = 0.25
 LONGEST_DELAY_SECONDS = 10.0
-_READ_BY_HTTPX = frozenset({
-    "SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"
-})  # fmt: skip
-"""Variables of the environment, in capitals or not."""
 _RETRIED_4XX = frozenset({408, 425, 429})
 _log = get_logger()
 
@@ -103,11 +98,8 @@ class PoolClient:
         not taken it, which is empty if it has. Reads no body."""
         try:
             client = self._client()
-        except Exception as error:  # whose words do not say that it is the environment
-            variables = ", ".join(name for name in os.environ if name.upper() in _READ_BY_HTTPX)
-            kind = type(error).__name__
-            said = kind if kind == "InvalidURL" else f"{kind}: {error}"  # it quotes a password
-            return None, f"{said} (set: {variables or 'no proxy'})"
+        except Exception as error:
+            return None, of_environment(error)
         try:
             async with asyncio.timeout(timeout_seconds):
                 async with client.stream(

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import close_session, constants
 
 from tests.support.fetching import failure, fetch
 from tests.support.hub import set_endpoint
@@ -181,6 +181,33 @@ def test_no_server_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: 
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert error.details["reason"] == "network"
     assert "no connection" in error.message
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "why"),
+    [
+        ("ALL_PROXY", "socks5://user:secret@127.0.0.1:9", "SOCKS"),
+        ("http_proxy", "http://user:secret@[::1", "InvalidURL"),
+        ("HTTPS_PROXY", "ftp://user:secret@127.0.0.1", "Unknown scheme"),
+        ("SSL_CERT_FILE", "/none", "FileNotFoundError"),
+    ],
+)
+def test_what_the_environment_says_of_connections_is_told_as_that(
+    variable: str, value: str, why: str, hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ:
+            if name.upper().endswith("_PROXY"):
+                patch.delenv(name)
+        patch.setenv(variable, value)
+        close_session()
+        error = failure("hf:o/r", tmp_path / "other")
+        again, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert why in error.message and variable in error.message
+    assert error.details["reason"] == "network" and "secret" not in error.message
+    assert again == got, "what is here needs no connection"
 
 
 def test_a_server_that_is_no_hub(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:

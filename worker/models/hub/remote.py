@@ -27,10 +27,13 @@ from huggingface_hub.errors import (
     RemoteEntryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    get_session,
+    parse_ratelimit_headers,
+)
 from huggingface_hub.utils import logging as hub_logging
-from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
-from worker.errors import DownloadError, WorkerError
+from worker.errors import DownloadError, WorkerError, of_environment
 from worker.models.reference import is_inside_repository
 
 LIBRARY = "llorch-worker"
@@ -130,6 +133,11 @@ def _with_retries(repo: str, name: str | None, ask: Callable[[], _T]) -> _T:
     NOTE: the library's own retries (`retry_on_errors`) take too long when the hub is down: a cached
     model should be served sooner.
     """
+    try:
+        get_session()
+    except Exception as error:
+        why = f"The hub cannot be asked for {repo!r}: {of_environment(error)}."
+        raise DownloadError(why, reason="network", repo=repo) from error
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with translated_errors(repo, name):
