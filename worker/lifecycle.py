@@ -299,7 +299,7 @@ class Lifecycle:
 
     def _capabilities(self, info: EngineInfo) -> list[str]:
         if info.model.pooling:
-            return ["rerank" if info.model.pooling == "rank" else "embeddings"]
+            return ["rerank" if info.model.pooling == "rank" else "embedding"]
         return [
             "text-gen",
             *(n for n, is_taken in self._state.served.modalities.items() if is_taken),

@@ -205,9 +205,19 @@ def test_a_text_that_is_too_long_is_named(
     assert answer.status_code == 400 and f"{place}: it has" in answer.text
 
 
+def start_announced(start: StartWorker, capability: str, *flags: str) -> WorkerProcess:
+    """A worker whose pool manager is told this capability and no other."""
+    with serving() as manager:
+        worker = start(*flags, *manager.heartbeat_flags())
+        manager.wait_for_status("ready")
+        assert manager.beats[-1].payload["capabilities"] == [capability]
+    return worker
+
+
 def test_any_context_length_is_served(start_worker: StartWorker, pooling_gguf: Path) -> None:
     """Also one that the texts of a decode cannot share evenly."""
-    worker = start_worker("--model", str(pooling_gguf), "--context-length", "100")
+    flags = ("--model", str(pooling_gguf), "--context-length", "100")
+    worker = start_announced(start_worker, "embedding", *flags)
     longest = worker.post("/v1/embeddings", {"input": [[5] * 100, [5] * 3]})
     assert longest.status_code == 200 and longest.json()["usage"]["prompt_tokens"] == 103
     longer = worker.post("/v1/embeddings", {"input": [5] * 101})
@@ -229,10 +239,7 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
         n_tokens += len(tokens)
         expected.append(engine.ranks(target, tokens, 2)[0])
     exact = ("--kv-type", "f32", "--flash-attention", "off")
-    with serving() as manager:
-        worker = start_worker("--model", str(target), *exact, *manager.heartbeat_flags())
-        manager.wait_for_status("ready")
-        assert manager.beats[-1].payload["capabilities"] == ["rerank"]
+    worker = start_announced(start_worker, "rerank", "--model", str(target), *exact)
 
     def ranked(path: str = "/v1/rerank", **fields: Any) -> Any:
         answer = worker.post(path, {"query": QUERY, **fields})
