@@ -101,6 +101,9 @@ def test_positions_are_counted_from_the_default_of_the_padding(tmp_path: Path) -
     there = made(folder, {**config, "pad_token_id": SAID["xlm-roberta"]["pad_token_id"]})
     assert absent is not None and there is not None
     assert absent[1]["position_embd.weight"] == there[1]["position_embd.weight"]
+    n_rows, n_embd = config["max_position_embeddings"], config["hidden_size"]
+    none = made(folder, {**config, "pad_token_id": -1})
+    assert none is not None and none[1]["position_embd.weight"] == (n_rows, n_embd)
 
 
 def test_what_releases_differ_in_must_be_there(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ _PARTS = ("weight", "bias")
 
 def _roberta_dims(config: Config) -> Dims:
     """RoBERTa numbers positions from the padding token's id + 1; the rows before are not used."""
-    return replace(Dims.of(config), more={"unused": config.count("pad_token_id") + 1})
+    padding = int(config.values.get("pad_token_id") or 0)  # -1 where no token is one
+    return replace(Dims.of(config), more={"unused": padding + 1})
 
 
 def _positions(sources: Sequence[Array], d: Dims) -> Array:
