@@ -29,7 +29,7 @@ from worker.api.http.app import Surface
 from worker.api.http.body import SMALL_BYTES, deadline_of, read_parts
 from worker.api.http.encoding import dumps, json_response
 from worker.api.http.errors import FLAT
-from worker.api.http.event_stream import EventStream, while_connected
+from worker.api.http.event_stream import EventStream
 from worker.api.http.faults import refusal
 from worker.api.http.gate import Gate
 from worker.api.http.headers import (
@@ -261,9 +261,16 @@ class Gateway(Surface):
             job_id = None
         if job_id is not None:
             self._jobs[job_id] = ask
+        relaying = asyncio.ensure_future(Relay(ask, self._table, send).run())
+        leaving = asyncio.ensure_future(_disconnected(receive))
         try:
-            await while_connected(receive, Relay(ask, self._table, send).run())
+            await asyncio.wait({relaying, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if relaying.done():
+                relaying.result()
         finally:
+            leaving.cancel()
+            relaying.cancel()
+            await asyncio.wait({relaying})
             if job_id is not None and self._jobs.get(job_id) is ask:
                 del self._jobs[job_id]
 
@@ -428,6 +435,11 @@ def _model_fields(operation: Operation) -> list[str]:
         if field is not None and isinstance(field.validation_alias, AliasChoices):
             return [str(name) for name in field.validation_alias.choices]
     return ["model"]
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _target(scope: Scope, place: Place) -> bytes:

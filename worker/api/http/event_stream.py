@@ -1,15 +1,15 @@
 """Answers that stream, and the end of their jobs.
 
 `EventStream.__call__` ends the jobs in its `finally`: a generator is not notified when its client
-leaves during a blocked `send`.
+leaves during a blocked `send`. What an anyio task group cancels, as in Starlette's own streams,
+becomes a ring of frames that holds the job and the body until a rare collection of garbage.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
@@ -35,38 +35,22 @@ class EventStream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":
             self.body_iterator = _nothing()
+        streaming = asyncio.ensure_future(self.stream_response(send))
+        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
-            await while_connected(receive, self.stream_response(send))
+            await asyncio.wait({streaming, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if streaming.done():
+                streaming.result()
         finally:
+            leaving.cancel()
+            streaming.cancel()
             self._on_end()
+            await asyncio.wait({streaming})
 
 
 async def _nothing() -> AsyncIterator[bytes]:
     return
     yield
-
-
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
-    """Do the work, which is cancelled when the client leaves. Raises what it raises.
-
-    NOTE: an anyio task group, as Starlette's own streams have, would do the same, but what it
-    cancels becomes a ring of frames that holds the job and the body until a rare collection.
-    """
-    working = asyncio.ensure_future(work)
-    leaving = asyncio.ensure_future(_disconnected(receive))
-    try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-    finally:
-        leaving.cancel()
-        working.cancel()
-        await asyncio.wait({working})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def cancel_all(jobs: Iterable[Job]) -> None:
@@ -82,7 +66,8 @@ async def closing_on_disconnect(
     and may not."""
 
     async def watch() -> None:
-        await _disconnected(request.receive)
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
         if not may_leave:
             cancel_all(jobs)
 
