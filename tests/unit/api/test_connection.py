@@ -9,6 +9,7 @@ import re
 import resource
 import socket
 import ssl
+import struct
 import weakref
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -439,6 +440,18 @@ async def test_a_pipelined_request_that_never_began_waits_for_no_collection() ->
         while not any(each.pipeline for each in connections):
             await asyncio.sleep(0.001)
         (kept,) = [weakref.ref(each.cycle) for each in connections]
+        await freed_by_itself(kept, writer)
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_is_reset_between_requests_is_let_go_of() -> None:
+    async with served() as (port, connections):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await reader.readuntil(b"0\r\n\r\n")
+        (kept,) = map(weakref.ref, connections)
+        at_once = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
         await freed_by_itself(kept, writer)
 
 

@@ -230,6 +230,7 @@ class WorkerProtocol(HttpToolsProtocol):
                 owing._abort()
 
     def _forget_timer(self) -> None:
+        self._unset_keepalive_if_required()  # uvicorn does not where the client has reset it
         if self._timer is not None:
             self._timer.cancel()
 
