@@ -252,7 +252,8 @@ def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None
     for result in answer["results"]:
         assert result["relevance_score"] == pytest.approx(expected[result["index"]], abs=1e-4)
     assert answer["usage"] == {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
-    best = ranked(documents=[{"text": d} for d in DOCUMENTS], top_n=2, return_documents=True)
+    given = [{"text": d} for d in DOCUMENTS]
+    best = ranked("/v2/rerank", documents=given, top_n=2, return_documents=True)
     assert [r["document"]["text"] for r in best["results"]] == [DOCUMENTS[i] for i in order[:2]]
     tei = ranked("/rerank", texts=DOCUMENTS)
     assert [entry["index"] for entry in tei] == order and tei[0]["score"] == pytest.approx(

@@ -79,5 +79,5 @@ async def rerank(request: Request, state: AppState) -> object:
 
 OPERATIONS = [
     Operation("POST", path, rerank, "Documents by how well they answer a query", body=RerankBody)
-    for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")
+    for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank")
 ]
