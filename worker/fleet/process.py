@@ -55,7 +55,8 @@ class WorkerProcess:
                  "--log-format", "json", "--log-level", level],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                 pass_fds=(reading,), start_new_session=True,
-                env={**_environment(), variable_of("worker_token"): token},
+                # As by the command: what lies where Ray was started is no module of the worker's.
+                env={**_environment(), "PYTHONSAFEPATH": "1", variable_of("worker_token"): token},
             )  # fmt: skip
         finally:
             os.close(reading)

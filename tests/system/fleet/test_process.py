@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+from pathlib import Path
 
 import pytest
 
@@ -16,10 +17,15 @@ FLAGS = ["--slots", "2", "--threads", "1"]
 
 @pytest.mark.parametrize("level", ["info", "error"])
 async def test_an_owner_finds_its_worker_whatever_it_logs(
-    level: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    level: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The port is told in a line of the log, and the owner passes on what was asked for. Settings
-    of a worker of its own, in the shell that has started Ray, are not the fleet's."""
+    of a worker of its own, in the shell that has started Ray, are not the fleet's, nor are modules
+    in the folder where that was."""
+    for name in ("secrets", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(__file__)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     for name, value in {
         "LLORCH_API_PREFIX": "/llm",
         "llorch_uds": "/no",
