@@ -171,7 +171,7 @@ class Gateway(Surface):
                 raise QueueFull(message, retry_after_seconds=RETRY_AFTER_SECONDS)
             response = await self._own_answer(ask, operation)
             if response is None:
-                await self._relay(ask, request.receive, send)
+                await self._relay(ask, request, send)
             return response
         finally:
             self._asks.discard(ask)
@@ -252,7 +252,7 @@ class Gateway(Surface):
 
     # --- requests that a worker answers --------------------------------------------------
 
-    async def _relay(self, ask: Ask, receive: Receive, send: Send) -> None:
+    async def _relay(self, ask: Ask, request: Request, send: Send) -> None:
         job_id = ask.job_id
         if (running := self._running(job_id)) is not None:
             if running.worker is None:
@@ -261,8 +261,9 @@ class Gateway(Surface):
             job_id = None
         if job_id is not None:
             self._jobs[job_id] = ask
-        relaying = asyncio.ensure_future(Relay(ask, self._table, send).run())
-        leaving = asyncio.ensure_future(_disconnected(receive))
+        relay = Relay(ask, self._table, send, partial(self.begin, request))
+        relaying = asyncio.ensure_future(relay.run())
+        leaving = asyncio.ensure_future(_disconnected(request.receive))
         try:
             await asyncio.wait({relaying, leaving}, return_when=asyncio.FIRST_COMPLETED)
             if relaying.done():

@@ -75,8 +75,15 @@ class Ask:
 class Relay:
     """Brings one request to its end."""
 
-    def __init__(self, ask: Ask, table: WorkerTable, send: Send) -> None:
-        self._ask, self._table, self._send = ask, table, send
+    def __init__(
+        self,
+        ask: Ask,
+        table: WorkerTable,
+        send: Send,
+        begin: Callable[[int, Headers], Headers],
+    ) -> None:
+        """`begin` makes the head of a status and headers."""
+        self._ask, self._table, self._send, self._head_of = ask, table, send, begin
         self._has_begun = False
         self._tail: Tail | None = None
         self._refused: tuple[Exchange, Worker] | None = None
@@ -218,7 +225,8 @@ class Relay:
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self._has_begun = True
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        head = self._head_of(status, headers)
+        await self._send({"type": "http.response.start", "status": status, "headers": head})
 
     async def _chunk(self, body: bytes) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": True})

@@ -9,7 +9,7 @@ from tools.walk import Walk, walk
 
 FUNCTIONS_IN = 91
 OBJECTS_IN = 15
-FUNCTIONS_OUT = 14
+FUNCTIONS_OUT = 13
 OBJECTS_OUT = 1
 
 

@@ -14,10 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import details_of, error_response
@@ -40,6 +39,8 @@ _MAX_IGNORED_CHARS = 2048
 """Of the names of ignored fields; clients and proxies take headers of 8 KiB."""
 
 _MAX_REASON_CHARS = 256
+
+RawHeaders = list[tuple[bytes, bytes]]
 
 _log = get_logger()
 
@@ -77,7 +78,7 @@ class Surface(ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is told to offer nothing else"
-        began, status = time.monotonic(), 0
+        began = time.monotonic()
         raw = scope["raw_path"]  # what is a slash of a name is encoded there
         n_slashes = len(raw) - len(raw.rstrip(b"/"))
         path = scope["path"] = scope["path"][: len(scope["path"]) - n_slashes] or "/"
@@ -89,54 +90,56 @@ class Surface(ABC):
         is_quiet = operation is not None and operation.quiet
         if not is_probe:
             await self._arrivals.turn()
-        head = Headers(scope=scope)
+        request = Request(scope, receive)
+        head = request.headers
         ids = next(filter(None, (each.all(head) for each in (CORRELATION_ID, REQUEST_ID))), [""])
         correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex
         scope["app"] = self
-        scope.setdefault("state", {})["correlation_id"] = correlation_id
+        scope.setdefault("state", {}).update(correlation_id=correlation_id, status=0)
         unbind_all()
         bind(correlation_id=correlation_id)
-
-        async def send_marked(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                # Of an answer that a gateway gives on, a worker has told them.
-                there = {name for name, _ in message["headers"]}
-                id = correlation_id.encode()
-                added = [(each.key, id) for each in TOLD_IDS if each.key not in there]
-                if names := scope["state"].get("ignored_fields"):
-                    added.append((IGNORED_FIELDS.key, _shown(names).encode()))
-                if ORIGIN.all(head):
-                    added += self.gate.cors(head)
-                message["headers"] = [*message["headers"], *added]
-            await send(message)
-
         try:
             if scope["method"] == "OPTIONS" and (allowed := self.gate.preflight(head)):
-                status = 204
-                await send({"type": "http.response.start", "status": status, "headers": allowed})
+                request.state.status = 204
+                await send({"type": "http.response.start", "status": 204, "headers": allowed})
                 await send({"type": "http.response.body"})
                 return
-            response = await self._response(Request(scope, receive), place, operation, send_marked)
+            response = await self._response(request, place, operation, send)
             if response is not None:
-                await response(scope, receive, send_marked)
+                response.raw_headers = self.begin(
+                    request, response.status_code, response.raw_headers
+                )
+                await response(scope, receive, send)
         except Exception:
             _log.exception("request.broken", path=path[:_MAX_TOLD_CHARS])
-            if status:
+            if request.state.status:
                 raise
             fault = InferenceFailed("an internal error; the log names it by the correlation id")
             broken = error_response(fault, place.dialect.errors, correlation_id)
-            await broken(scope, receive, send_marked)
+            broken.raw_headers = self.begin(request, broken.status_code, broken.raw_headers)
+            await broken(scope, receive, send)
         finally:
             write = _log.debug if is_probe or is_quiet else _log.info
             write(
                 "request.answered",
                 method=scope["method"],
                 path=path[:_MAX_TOLD_CHARS],
-                status=status,
+                status=request.state.status,
                 duration_ms=round((time.monotonic() - began) * 1000, 3),
             )
+
+    def begin(self, request: Request, status: int, headers: RawHeaders) -> RawHeaders:
+        """The headers of an answer that begins with these: with what each request is told."""
+        request.state.status = status
+        # Of an answer that a gateway gives on, a worker has told them.
+        there = {name for name, _ in headers}
+        id = request.state.correlation_id.encode()
+        added = [(each.key, id) for each in TOLD_IDS if each.key not in there]
+        if names := request.scope["state"].get("ignored_fields"):
+            added.append((IGNORED_FIELDS.key, _shown(names).encode()))
+        if ORIGIN.all(request.headers):
+            added += self.gate.cors(request.headers)
+        return [*headers, *added]
 
     async def _response(
         self, request: Request, place: Place, operation: Operation | None, send: Send
@@ -144,7 +147,7 @@ class Surface(ABC):
         """What is left to be sent of the answer, which may be an error."""
         scope = request.scope
         try:
-            if (key := self.gate.check(operation, scope, Headers(scope=scope))) is not None:
+            if (key := self.gate.check(operation, scope, request.headers)) is not None:
                 self.admitted(key)
             if operation is None:
                 raise place.missing()
