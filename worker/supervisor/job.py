@@ -155,6 +155,8 @@ class Job:
     deadline: asyncio.TimerHandle | None = None
     stage: Stage = Stage.SENT
     stage_since: float = field(default_factory=time.monotonic)
+    held_seconds: float = 0.0
+    """How long it has waited for an engine to be there."""
     _submitted_at: float = field(default_factory=time.monotonic)
     _context: contextvars.Context = field(default_factory=contextvars.copy_context)
     """It has the correlation id, for the log."""
@@ -250,8 +252,10 @@ class Job:
     # --- the supervisor's side ---
 
     def enter(self, stage: Stage) -> None:
-        self.stage = stage
-        self.stage_since = time.monotonic()
+        now = time.monotonic()
+        if self.stage == Stage.HELD:
+            self.held_seconds += now - self.stage_since
+        self.stage, self.stage_since = stage, now
 
     def accept(self, event: Accepted) -> None:
         """Record that an engine accepted the job; after a crash, the next one does so again."""

@@ -130,12 +130,12 @@ class Supervisor:
         return [job.activity for job in [j for j in clients if j.has_slot] + waiting]
 
     async def watch_progress(self, silence_seconds: float = 0.0) -> AsyncIterator[Progress]:
-        """The current phase and each later one, until the worker is ready or has failed. One that
-        lasts longer than `silence_seconds` comes again; with 0, none does."""
+        """The current phase and each later one, until an engine is ready, the worker sleeps or it
+        has failed. One that lasts longer than `silence_seconds` comes again; with 0, none does."""
         while True:
             changed = self.changed
             yield self._progress
-            if self.state not in ("loading", "recovering"):
+            if self.state not in ("loading", "recovering") and not self._guardian.wakes:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), silence_seconds or None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from typing import Any
 
 import psutil
 import pytest
@@ -35,6 +36,37 @@ def test_a_worker_that_sleeps_gives_its_memory_back_and_answers_the_same(
     assert after.text == before.text
     assert running.get("/health").json()["state"] == "ready"
     assert not running.get("/info").json()["engine_crashes"]
+
+
+def test_ollamas_clients_are_told_what_a_worker_that_sleeps_has_loaded(
+    start_worker: StartWorker,
+) -> None:
+    running = start_worker("--sleep-idle-seconds", "3600")
+    asked = {"model": "tiny-model", "stream": False, "options": {"num_predict": 3}}
+
+    def generate(**fields: object) -> dict[str, Any]:
+        told: dict[str, Any] = running.post("/api/generate", asked | fields).json()
+        return told
+
+    assert generate(prompt="Hello")["load_duration"] == 0
+    assert running.post("/sleep", {}).status_code == 200
+    assert running.get("/api/ps").json() == {"models": []}
+    assert generate(keep_alive=0)["done_reason"] == "unload"
+    assert running.get("/is_sleeping").json() == {"is_sleeping": True}
+    assert generate()["done_reason"] == "load"
+    assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert len(running.get("/api/ps").json()["models"]) == 1
+    assert running.post("/sleep", {}).status_code == 200
+    told = generate(prompt="Hello")
+    assert 50e6 < told["load_duration"] < told["total_duration"]
+
+
+def test_who_wakes_an_embedder_is_told_how_long_it_took(start_worker: StartWorker) -> None:
+    running = start_worker("--pooling", "mean", "--sleep-idle-seconds", "3600")
+    assert running.post("/sleep", {}).status_code == 200
+    body = {"model": "tiny-model", "input": "Hello " * 400, "truncate": True}
+    told = running.post("/api/embed", body).json()
+    assert 50e6 < told["load_duration"] < told["total_duration"]
 
 
 FIRST_PROCESS = """\

@@ -2,7 +2,7 @@
 
 A dialect is a pydantic model of its body and two things more, which `run.respond` puts together:
 
-- `read(body, state) -> Generate`: a function that makes the request of the body, or its answer if
+- `read(body, state) -> Generate`: a function that makes the request of the body, or `ModelOnly` if
   there is nothing to generate. It raises `InvalidRequest` for what the model of the body cannot
   express. It may run on another thread.
 - a subclass of `Answer`: `encode` turns each delta into bytes of a stream, `whole` the finished
@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
-from starlette.responses import Response
 
 from worker.api.chat.delta import Arguments, Delta, Reasoning, Text
 from worker.api.chat.message import Block, Choice
@@ -33,7 +32,18 @@ from worker.errors import WorkerError
 from worker.wire.messages import Finished, Started
 
 Body = TypeVar("Body", bound=BaseModel)
-Read = Callable[[Body, AppState], Generate | Response]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOnly:
+    """A request that has the model loaded or unloaded, and nothing generated."""
+
+    answer: object
+    is_wanted: bool
+    """Whether it is to be loaded."""
+
+
+Read = Callable[[Body, AppState], Generate | ModelOnly]
 
 
 @dataclass

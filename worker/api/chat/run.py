@@ -17,7 +17,7 @@ from msgspec import structs
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.answer import Answer, Body, Read
+from worker.api.chat.answer import Answer, Body, ModelOnly, Read
 from worker.api.chat.delta import Delta
 from worker.api.chat.inference import Inference, inference_of
 from worker.api.chat.media import Link, check_media
@@ -44,6 +44,7 @@ from worker.wire.work import (
     InferenceRequest,
     Medium,
     Prompt,
+    Tokenize,
     Work,
 )
 
@@ -68,15 +69,17 @@ async def respond(
     """
     deadline = deadline_of(request)
 
-    def asked_by(found: Body) -> tuple[Body, Generate, Inference] | Response:
+    def asked_by(found: Body) -> tuple[Body, Generate, Inference] | ModelOnly:
         asked = read(found, state)
-        if isinstance(asked, Response):
+        if isinstance(asked, ModelOnly):
             return asked
         return found, asked, inference_of(asked, state, deadline)
 
     parsed = await read_as(request, state, body, asked_by)
-    if isinstance(parsed, Response):
-        return parsed
+    if isinstance(parsed, ModelOnly):
+        if parsed.is_wanted:
+            await answered(request, state, Tokenize(""))
+        return parsed.answer
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
         name_ignored(request, ignored)
@@ -250,6 +253,13 @@ async def answered(request: Request, state: AppState, work: Work) -> Any:
         except WorkerError:
             request.state.is_accepted = job.is_accepted
             raise
+        finally:
+            request.state.held_seconds = held_seconds(request) + job.held_seconds
+
+
+def held_seconds(request: Request) -> float:
+    """How long the engine's answers to a request have waited for an engine to be there."""
+    return getattr(request.state, "held_seconds", 0.0)
 
 
 # --- operations --------------------------------------------------------------------------

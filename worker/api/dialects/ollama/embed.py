@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.fields import AdaptedBody, ModelName, TextOrList
-from worker.api.chat.run import answered
+from worker.api.chat.run import answered, held_seconds
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Flag, Integer, Many, OpenBody, read
 from worker.api.http.encoding import in_parts, json_answer
@@ -70,7 +70,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
         "model": tagged(state.name_of(model)),
         "embeddings": (each.values(body.dimensions) for each in found),
         "total_duration": nanoseconds(time.monotonic() - began),
-        "load_duration": 0,
+        "load_duration": nanoseconds(held_seconds(request)),
         "prompt_eval_count": sum(each.n_tokens for each in found),
     }
     return await json_answer(in_parts(whole), sum(each.n_values for each in found))

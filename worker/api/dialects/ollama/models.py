@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about the server and its model: one, which is always loaded."""
+"""What Ollama's clients ask about the server and its one model."""
 
 from __future__ import annotations
 
@@ -45,9 +45,10 @@ def _of_fleet(answers: Sequence[Any]) -> Any:
 
 
 async def running(request: Request, state: AppState) -> object:
-    if state.supervisor.info is None:
+    status = state.supervisor.status()
+    if not status.resident:
         return {"models": []}
-    held = state.supervisor.status().vram_bytes
+    held = status.vram_bytes
     loaded = {
         "size": held,
         "expires_at": _NEVER,

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
-from starlette.responses import Response
 
+from worker.api.chat.answer import ModelOnly
 from worker.api.chat.chat_fields import (
     MAX_CALLS,
     MAX_MESSAGES,
@@ -32,7 +32,6 @@ from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, R
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
 from worker.api.dialects.ollama.naming import now, served, tagged
 from worker.api.http.body import Flag, Integer, JsonObject, Many
-from worker.api.http.encoding import json_response
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, Prompt
@@ -156,13 +155,13 @@ class GenerateBody(GenerationBody):
     )
 
 
-def read_chat(body: ChatBody, state: AppState) -> Generate | Response:
+def read_chat(body: ChatBody, state: AppState) -> Generate | ModelOnly:
     if not body.messages:
         return _loaded(body, state, {"message": {"role": "assistant", "content": ""}})
     return body.generate(body.chat(reasoning=body.reasoning), state)
 
 
-def read_generate(body: GenerateBody, state: AppState) -> Generate | Response:
+def read_generate(body: GenerateBody, state: AppState) -> Generate | ModelOnly:
     """
     Raises:
         InvalidRequest: a system text that no template takes.
@@ -183,13 +182,15 @@ def read_generate(body: GenerateBody, state: AppState) -> Generate | Response:
     return body.generate((prompt,), state)
 
 
-def _loaded(body: GenerationBody, state: AppState, empty: dict[str, object]) -> Response:
-    """The answer to a request that only wants the model loaded, which it always is."""
+def _loaded(body: GenerationBody, state: AppState, empty: dict[str, object]) -> ModelOnly:
+    """The answer to a request that only wants the model loaded."""
     state.require_model(name := served(body.model, state))
     state.loaded()
     head = {"model": tagged(state.name_of(name)), "created_at": now()}
-    reason = "unload" if _asks_to_unload(body) else "load"
-    return json_response({**head, **empty, "done": True, "done_reason": reason})
+    is_to_go = _asks_to_unload(body)
+    reason = "unload" if is_to_go else "load"
+    answer = {**head, **empty, "done": True, "done_reason": reason}
+    return ModelOnly(answer, is_wanted=not is_to_go)
 
 
 def _asks_to_unload(body: GenerationBody) -> bool:

@@ -82,7 +82,7 @@ class _Lines(Answer[Body]):
             "done": True,
             "done_reason": "length" if choice.finish_reason == "length" else "stop",
             "total_duration": nanoseconds(choice.job.age_seconds),
-            "load_duration": 0,
+            "load_duration": nanoseconds(choice.job.held_seconds),
             "prompt_eval_count": choice.job.prompt_tokens,
             "prompt_eval_duration": nanoseconds(finished.prompt_time_ms / 1000),
             "eval_count": choice.tokens_out,
