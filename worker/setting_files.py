@@ -44,6 +44,15 @@ def check_certificate(certificate: tuple[str, str]) -> str:
     return ", ".join(certificate)
 
 
+def version_of(file: str) -> object:
+    """Another value once the file is another, or is not there."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 def check_store(folder: Path) -> str:
     """The folder of `--kv-store`; raises `ConfigError` if no engine could use it, or make it."""
     others = stat.S_IWGRP | stat.S_IWOTH

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -66,6 +65,7 @@ from worker.fleet.upstream import FETCH_SECONDS, Exchange, fetch
 from worker.fleet.workers import Worker, WorkerTable
 from worker.observability.logs import get_logger
 from worker.observability.metrics import CONTENT_TYPE
+from worker.setting_files import version_of
 
 log = get_logger()
 
@@ -402,15 +402,7 @@ class Gateway(Surface):
 def _key_files(fleet: Fleet) -> list[object]:
     """What changes when a file of the clients' token or keys does."""
     files = (fleet.token_file, fleet.api_key_file)
-    return [_version(file) for file in files if file is not None]
-
-
-def _version(file: str) -> object:
-    try:
-        status = os.stat(file)
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    return [version_of(file) for file in files if file is not None]
 
 
 async def _answers(

@@ -26,7 +26,7 @@ from tests.support.certificate import own_certificate
 from worker.api.http import connection
 from worker.api.http.connection import WorkerProtocol, protocol_with
 from worker.api.http.one_per_turn import OnePerTurn
-from worker.api.http.tls import TlsListener
+from worker.api.http.tls import Certificate, TlsListener
 
 N_SLOW_PARTS = 12
 left: list[str] = []
@@ -93,7 +93,7 @@ async def served(
     if config.ssl is None:
         server = await loop.create_server(make, sock=listener)
     else:
-        server = TlsListener(listener, make, config.ssl)
+        server = TlsListener(listener, make, Certificate(config.ssl, *[str(certificate)] * 2))
     try:
         yield listener.getsockname()[1], state.connections  # type: ignore[misc]
     finally:
@@ -556,6 +556,28 @@ async def test_who_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> 
 
     async with served(certificate=certificate) as (port, _):
         assert statuses(await asyncio.to_thread(upload, port)) == [b"200"]
+
+
+@pytest.mark.anyio
+async def test_a_certificate_that_is_replaced_is_the_next_clients(tmp_path: Path) -> None:
+    certificate = own_certificate(tmp_path)
+    first = ssl.create_default_context(cafile=certificate)
+    (tmp_path / "next").mkdir()
+    renewed = own_certificate(tmp_path / "next")
+    second = ssl.create_default_context(cafile=renewed)
+    async with (
+        served(certificate=certificate) as (port, _),
+        connected(port, GET, ssl=first) as (reader, writer),
+    ):
+        await reader.readuntil(b"x")
+        certificate.write_bytes(renewed.read_bytes()[:700])
+        assert await answered(port, LAST, ssl=first) == [b"200"], "it is only half there"
+        certificate.write_bytes(renewed.read_bytes())
+        assert await answered(port, LAST, ssl=second) == [b"200"]
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await answered(port, LAST, ssl=first)
+        writer.write(LAST)
+        assert statuses(await read_to_end(reader)) == [b"200"], "who was there goes on"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from worker.api.http.connection import WorkerProtocol, protocol_with
-from worker.api.http.tls import TlsListener
+from worker.api.http.tls import Certificate, TlsListener
 from worker.observability.metrics import Cut
 
 KEEP_ALIVE_SECONDS = 75
@@ -40,7 +40,9 @@ class Server(uvicorn.Server):
                 server_state=self.server_state,
                 app_state=self.lifespan.state,
             )
-            self.servers = [TlsListener(each, make, context) for each in sockets or ()]  # type: ignore[misc]
+            files = self.config.ssl_certfile, self.config.ssl_keyfile
+            certificate = Certificate(context, *map(str, files))
+            self.servers = [TlsListener(each, make, certificate) for each in sockets or ()]  # type: ignore[misc]
             self.started = True
         # A garbage collection blocks the event loop. Permanent objects are excluded from it, and
         # collections run less often.
@@ -49,22 +51,19 @@ class Server(uvicorn.Server):
         gc.set_threshold(20_000, 4, 100)
 
 
-Certificate = tuple[str, str]
-"""The files of a certificate chain and of its key, both in PEM."""
-
-
 def server_for(
     app: ASGIApp,
     patience_seconds: float,
     on_cut: Callable[[Cut], None],
-    certificate: Certificate | None = None,
+    certificate: tuple[str, str] | None = None,
     *,
     files_each: int = 1,
 ) -> Server:
     """A client that leaves its answer unread for `patience_seconds` is cut off; `on_cut` is told of
     each that is, and why. For each connection the process may have `files_each` open.
 
-    With a certificate it speaks HTTPS and nothing else.
+    With the files of a certificate chain and of its key, both in PEM, it speaks HTTPS and nothing
+    else.
     """
     certfile, keyfile = certificate or (None, None)
     return Server(

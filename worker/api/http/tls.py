@@ -15,9 +15,41 @@ from collections.abc import Callable
 from typing import Any
 
 from worker.api.http.connection import WorkerProtocol
+from worker.errors import ConfigError
+from worker.observability.logs import get_logger
+from worker.setting_files import check_certificate, version_of
 
 ACCEPT_RETRY_SECONDS = 0.2
 """Until the next try where the system has no descriptor or memory for a connection."""
+
+
+_log = get_logger()
+
+
+class Certificate:
+    """A server's certificate and key as their files are when a client comes: what issues them
+    replaces them while the server runs."""
+
+    def __init__(self, context: ssl.SSLContext, chain: str, key: str) -> None:
+        """`context` has what the files hold now."""
+        self._context, self._files = context, (chain, key)
+        self._versions = self._on_disk()
+
+    def _on_disk(self) -> list[object]:
+        return [version_of(file) for file in self._files]
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        if (versions := self._on_disk()) != self._versions:
+            self._versions = versions
+            try:
+                check_certificate(self._files)  # a load that fails leaves half of the old one
+                self._context.load_cert_chain(*self._files)
+            except (ConfigError, OSError) as error:  # as between the first file and the second
+                _log.warning("certificate.unreadable", message=str(error))
+            else:
+                _log.info("certificate.renewed")
+        return self._context
 
 
 class Handshake(asyncio.Transport):
@@ -40,10 +72,13 @@ class TlsListener:
     """What uvicorn needs of an `asyncio.Server`. `make` makes a protocol for each connection."""
 
     def __init__(
-        self, listener: socket.socket, make: Callable[[], WorkerProtocol], context: ssl.SSLContext
+        self,
+        listener: socket.socket,
+        make: Callable[[], WorkerProtocol],
+        certificate: Certificate,
     ) -> None:
         listener.setblocking(False)
-        self._listener, self._make, self._context = listener, make, context
+        self._listener, self._make, self._certificate = listener, make, certificate
         self._loop = asyncio.get_running_loop()
         self._shaking: set[asyncio.Task[Any]] = set()
         self._retry: asyncio.TimerHandle | None = None
@@ -62,7 +97,9 @@ class TlsListener:
         client.setblocking(False)
         protocol = self._make()
         shaking = asyncio.create_task(
-            self._loop.connect_accepted_socket(lambda: protocol, client, ssl=self._context)
+            self._loop.connect_accepted_socket(
+                lambda: protocol, client, ssl=self._certificate.context
+            )
         )
         self._shaking.add(shaking)
         # A task that is cancelled before its first turn runs nothing of its own.
