@@ -380,8 +380,7 @@ class Lifecycle:
     async def _shut_down(self, server: Server, serving: asyncio.Task[None]) -> None:
         self._request_stop()
         await self._supervisor.drain(self._settings.drain_timeout)
-        server.should_exit = True
-        server.force_exit = self._stops_now
+        server.end(now=self._stops_now)
         ends = await asyncio.gather(
             self._supervisor.stop(), self._leave_pool(), serving, return_exceptions=True
         )

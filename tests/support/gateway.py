@@ -46,7 +46,10 @@ def served(gateway: Gateway) -> Iterator[str]:
     listener = listen("127.0.0.1", 0)
     server = server_for(gateway, 30.0, lambda _: None)
 
+    loops: list[asyncio.AbstractEventLoop] = []
+
     async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
         watching = asyncio.create_task(watch(gateway._table))
         await server.serve(sockets=[listener])
         watching.cancel()
@@ -56,5 +59,5 @@ def served(gateway: Gateway) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        loops[0].call_soon_threadsafe(server.end)
         thread.join(30)

@@ -142,7 +142,7 @@ class GatewayReplica:
 
     async def __del__(self) -> None:
         if self._server is not None:
-            self._server.should_exit = True
+            self._server.end()
             await asyncio.wait({self._serving})
 
 

@@ -26,6 +26,7 @@ from tests.support.certificate import own_certificate
 from worker.api.http import connection
 from worker.api.http.connection import WorkerProtocol, protocol_with
 from worker.api.http.one_per_turn import OnePerTurn
+from worker.api.http.server import server_for
 from worker.api.http.tls import Certificate, TlsListener
 
 N_SLOW_PARTS = 12
@@ -556,6 +557,30 @@ async def test_who_is_still_sending_gets_the_answer_over_tls(tmp_path: Path) -> 
 
     async with served(certificate=certificate) as (port, _):
         assert statuses(await asyncio.to_thread(upload, port)) == [b"200"]
+
+
+@pytest.mark.anyio
+async def test_a_server_without_requests_sleeps_and_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks: list[float] = []
+    plain = uvicorn.Server.on_tick
+
+    async def on_tick(server: uvicorn.Server, counter: int) -> bool:
+        ticks.append(asyncio.get_running_loop().time())
+        return await plain(server, counter)
+
+    monkeypatch.setattr(uvicorn.Server, "on_tick", on_tick)
+    server = server_for(app, 30.0, lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        await asyncio.sleep(0.6)
+        assert len(ticks) == 1
+        async with connected(listener.getsockname()[1], LAST) as (reader, _):
+            assert b"date: " in await read_to_end(reader)
+        server.end()
+        await serving
+    assert len(ticks) == 2 and ticks[1] - ticks[0] < 1
 
 
 @pytest.mark.anyio

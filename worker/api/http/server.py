@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import gc
@@ -25,6 +26,22 @@ CLOSE_SECONDS = 2
 
 class Server(uvicorn.Server):
     """uvicorn without its signal handlers: the lifecycle stops it, after the drain."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._ends = asyncio.Event()
+
+    def end(self, *, now: bool = False) -> None:
+        """Have `serve` end, once the connections have; with `now`, without waiting for them."""
+        self.should_exit, self.force_exit = True, now
+        self._ends.set()
+
+    async def main_loop(self) -> None:
+        """Until `end`. uvicorn looks ten times a second whether it is to; what it does otherwise
+        is to write the second that answers are dated by."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._ends.wait(), 1.0)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
