@@ -25,6 +25,8 @@ Drawn = tuple[Sequence, int, int]
 _NO_LIMITS = LineLimits()
 _SCORES_AT_ONCE = 2048
 """Log-probabilities of a prompt in one event, alternatives included."""
+_LEAST_SECONDS = 1e-6
+"""Of an answer, as llama-server has it: clients divide by its time."""
 _MOST_TEXTS = 1 << 17
 """Of tokens, that are kept."""
 
@@ -134,7 +136,7 @@ class Answers:
         is_cut = stop is not None or sequence.lines.is_over
         ended_by = () if sequence.end_token is None else (sequence.end_token,)
         began = sequence.first_token_at or now
-        decode_ms = round(1000 * (now - began), 3)
+        decode_ms = round(1000 * max(now - began, _LEAST_SECONDS), 3)
         events.append(
             Finished(
                 sequence.request_id,

@@ -198,6 +198,7 @@ class Finished(Message, frozen=True):
     stop_reason: StopReason
     tokens_out: Count
     decode_time_ms: float
+    """Milliseconds from its first token to its end."""
     stop_sequence: str | None = None
     prompt_time_ms: float = 0.0
     """Milliseconds from its slot to its first token."""

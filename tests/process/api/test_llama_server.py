@@ -372,6 +372,15 @@ def test_timings_of_an_answer_without_a_text_have_its_prompt(
     assert found["prompt_per_second"] > 0
 
 
+def test_the_first_token_comes_with_the_prompt_and_is_in_no_pace(worker: WorkerProcess) -> None:
+    """As with llama-server: of two tokens, one has taken the answer's time."""
+    two, one = (completed(worker, n_predict=n, ignore_eos=True)["timings"] for n in (2, 1))
+    assert two["predicted_per_token_ms"] == two["predicted_ms"] > 0
+    assert two["predicted_per_second"] == pytest.approx(1000 / two["predicted_ms"], rel=0.01)
+    assert (one["predicted_per_token_ms"], one["predicted_per_second"]) == (0, 0)
+    assert one["predicted_ms"] > 0, "clients divide by it"
+
+
 def test_an_answer_cannot_begin_anew_and_go_on(worker: WorkerProcess) -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
     both = {"messages": messages, "add_generation_prompt": True, "continue_final_message": True}

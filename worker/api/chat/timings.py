@@ -17,6 +17,7 @@ def timings(choice: Choice) -> dict[str, float]:
     elif done is None and not n_out:
         n_prompt = 0
     predicted_ms = done.decode_time_ms if done is not None else job.decode_time_ms
+    n_steps = max(n_out - 1, 0)  # the first token comes with the prompt
     return {
         "cache_n": job.cached_tokens,
         "prompt_n": n_prompt,
@@ -25,8 +26,8 @@ def timings(choice: Choice) -> dict[str, float]:
         "prompt_per_second": round(n_prompt * 1000 / prompt_ms, 3) if prompt_ms else 0.0,
         "predicted_n": n_out,
         "predicted_ms": round(predicted_ms, 3),
-        "predicted_per_token_ms": round(predicted_ms / n_out, 3) if n_out else 0.0,
-        "predicted_per_second": round(n_out * 1000 / predicted_ms, 3) if predicted_ms else 0.0,
+        "predicted_per_token_ms": round(predicted_ms / n_steps, 3) if n_steps else 0.0,
+        "predicted_per_second": round(n_steps * 1000 / predicted_ms, 3) if predicted_ms else 0.0,
     }
 
 
