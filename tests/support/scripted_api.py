@@ -76,6 +76,7 @@ class ScriptedSupervisor:
         inbox: Inbox | None = None,
         *,
         counts_prompt: bool = True,
+        n_more: int = 0,
     ) -> Job:
         if not isinstance(work, InferenceRequest):
             job = Job(1, work, self.metrics, self._dropped)

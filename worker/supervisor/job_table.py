@@ -73,15 +73,16 @@ class JobTable:
                 longest = max(longest, now - max(job.stage_since, progress_at))
         return longest
 
-    def add(self, job: Job) -> None:
-        """
+    def add(self, job: Job, n_more: int = 0) -> None:
+        """Add a job, for whose request `n_more` are to have room.
+
         Raises:
             QueueFull: too many requests, or too many prompt tokens, are waiting.
             DuplicateJob: a live job has its name.
         """
         limits = self._limits
         if not job.is_internal:
-            if self.n_clients >= self.slots + limits.max_queued_requests:
+            if self.n_clients + n_more >= self.slots + limits.max_queued_requests:
                 raise self._full(f"{limits.max_queued_requests} requests")
             if self.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
                 raise self._full(f"{limits.max_queued_prompt_tokens} prompt tokens")

@@ -173,17 +173,19 @@ class Supervisor:
         inbox: Inbox | None = None,
         *,
         counts_prompt: bool = True,
+        n_more: int = 0,
     ) -> Job:
         """Admit the work and send it to the engine; raises if it is not admitted.
 
         `deadline` is a time of `time.monotonic()`; an `InferenceRequest` has its own. Without an
         `inbox`, the job has one of its own. Where jobs of its `inbox` run, it is a further one of
-        their request, and is admitted whatever has happened to their engine meanwhile.
+        their request, and is admitted whatever has happened to their engine meanwhile. `n_more` of
+        its request follow, for which there must be room, too.
         """
         inbox, condition = inbox or Inbox(), self._guardian.condition
         self._check_admission(work, goes_on=bool(inbox.n_running) and condition != "failed")
         job = Job(self._next_request_id, work, self._metrics, self._drop, inbox, counts_prompt)
-        self._jobs.add(job)
+        self._jobs.add(job, n_more)
         self._next_request_id += 1
         if not job.is_internal:
             self.has_served, self._used_at = True, time.monotonic()

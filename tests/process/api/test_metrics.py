@@ -226,6 +226,21 @@ def test_who_asks_for_an_idle_slot_hears_that_there_is_none(start_worker: StartW
         worker.thaw_engine()
 
 
+def test_choices_that_the_queue_has_no_room_for_are_refused_together(
+    start_worker: StartWorker,
+) -> None:
+    """Those before the one that did not fit were computed, and counted as cancelled."""
+    worker = start_worker("--slots", "1", "--max-queued-requests", "2")
+    with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
+        assert b"event: started" in next(response.iter_raw())
+        refused = worker.post("/v1/completions", {"prompt": FOX, "n": 3})
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
+    worker.wait_metric('worker_requests_total{outcome="cancelled"}', 1)
+    assert worker.metric(f'{REFUSED}{{code="QUEUE_FULL"}}') == 1
+    assert worker.metric("worker_inference_duration_ms_count") == 1
+    assert worker.post("/v1/completions", {"prompt": FOX, "n": 3}).status_code == 200
+
+
 def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
     with worker.streaming(FOX, max_tokens=400, ignore_eos=True) as response:
         chunks = response.iter_raw()

@@ -211,7 +211,7 @@ async def _echo(request: Request, state: AppState, prompt: Prompt) -> str:
 async def _start_jobs(
     jobs: list[Job],
     state: AppState,
-    requests: Iterable[InferenceRequest],
+    requests: Sequence[InferenceRequest],
     n: int,
     digests: Sequence[str],
     inbox: Inbox,
@@ -228,7 +228,12 @@ async def _start_jobs(
         if waits_for and all([job.has_ended for job in jobs]):
             if await waits_for.is_disconnected():
                 raise Cancelled("The client gave the request up.")
-        job = state.supervisor.open(request, inbox=inbox, counts_prompt=index % n == 0)
+        job = state.supervisor.open(
+            request,
+            inbox=inbox,
+            counts_prompt=index % n == 0,
+            n_more=0 if jobs else len(requests) - 1,
+        )
         jobs.append(job)
         await job.accepted()
         await state.acceptances.turn()
