@@ -63,13 +63,13 @@ def layouts_of(options: argparse.Namespace) -> tuple[Limits, ...]:
         n_cells=options.cells,
         batch=2048,
         prefill_budget=options.budget,
-        inter_token_target=options.target,
+        inter_token_seconds=options.target,
         unified=True,
         memory_bytes=_MEMORY_BYTES,
         cell_bytes=options.cell_bytes,
     )
     if options.like_llama_server:
-        return (replace(pool, n_slots=4, prefill_budget=2048, inter_token_target=_WHOLE),)
+        return (replace(pool, n_slots=4, prefill_budget=2048, inter_token_seconds=_WHOLE),)
     parts = [
         replace(
             pool,

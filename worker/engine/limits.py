@@ -26,8 +26,8 @@ class Limits(MemoryKind):
     """Rows in one batch."""
     prefill_budget: int
     """The most prompt tokens in a step."""
-    inter_token_target: float = 3600.0
-    """Seconds that a step beside running streams shall take at most."""
+    inter_token_seconds: float = 3600.0
+    """The target time of a step beside running streams."""
     prefix_cache: bool = True
     unified: bool = False
     """Whether slots share cells. Otherwise a copy always copies a slot's whole part of them."""
@@ -75,7 +75,7 @@ def limits_of(
         n_cells=info.kv_cells,
         batch=info.batch,
         prefill_budget=info.prefill_budget,
-        inter_token_target=settings.inter_token_ms / 1000,
+        inter_token_seconds=settings.inter_token_ms / 1000,
         prefix_cache=settings.prefix_cache,
         unified=info.kv_unified,
         **asdict(runner.memory_kind),

@@ -28,7 +28,7 @@ class Scheduler:
         self._layouts = layouts
         self.limits = limits = layouts[0]
         self.cache = Cache(limits)
-        self.pace = Pace(limits.inter_token_target, limits.prefill_budget)
+        self.pace = Pace(limits.inter_token_seconds, limits.prefill_budget)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""

@@ -98,7 +98,7 @@ def test_what_rows_cost_is_learned_beside_prompts_too() -> None:
 
 @pytest.mark.parametrize(("n_prompts", "n_tokens"), [(1, 64), (2, 128), (3, 192)])
 def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_tokens: int) -> None:
-    engine = Engine(n_slots=4, batch=512, prefill_budget=256, inter_token_target=0.1)
+    engine = Engine(n_slots=4, batch=512, prefill_budget=256, inter_token_seconds=0.1)
     engine.submit(9, b"runs", max_tokens=60)
     engine.turn()
     pace = engine.scheduler.pace

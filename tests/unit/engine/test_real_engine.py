@@ -49,7 +49,7 @@ def test_a_deterministic_prompt_is_computed_in_the_same_parts_beside_others(n_to
     prompt = tuple(300 + 7 * at % 600 for at in range(n_tokens))
     told = []
     for n_beside in (0, 2):
-        engine = RealEngine(4, inter_token_target=1e-9)
+        engine = RealEngine(4, inter_token_seconds=1e-9)
         for number in range(n_beside):
             engine.submit((900 + number, 3, 4), max_tokens=200, ignore_eos=True)
         engine.turn()

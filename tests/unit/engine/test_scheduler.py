@@ -87,7 +87,7 @@ def test_groups_of_equal_adapters_take_turns_of_a_few_steps(
 ) -> None:
     """A batch has one set of adapters, and all of the group; nobody waits for longer than one turn
     of each other group. Where steps take long, a turn is one step."""
-    scheduler = scheduler_of(6, inter_token_target=0.2)
+    scheduler = scheduler_of(6, inter_token_seconds=0.2)
     for n_rows in range(1, 7):
         scheduler.pace.measured(n_rows, 0, seconds)
     sequences = [
@@ -117,7 +117,7 @@ def test_groups_of_equal_adapters_take_turns_of_a_few_steps(
 
 def test_a_prompt_keeps_the_pace_of_streams_with_other_adapters() -> None:
     """It has no rows of theirs beside it, and they wait for its step all the same."""
-    scheduler = scheduler_of(2, prefill_budget=256, inter_token_target=0.1)
+    scheduler = scheduler_of(2, prefill_budget=256, inter_token_seconds=0.1)
     (stream,) = added(scheduler, some(5))
     goes_on(scheduler, 3)
     scheduler.pace.measured(1, 0, 0.05)
