@@ -405,14 +405,18 @@ class Loop:
         stored = self.disk.counts if self.disk is not None else Counts()
         n_cached = cache.cells_cached
         return Stats(
-            cache.cells_running + n_cached,
-            scheduler.limits.n_cells,
-            n_cached,
-            self._steps,
-            self._decode_seconds,
-            self._overhead_seconds,
-            self._sample_seconds,
-            *((guesses.n_drafted, guesses.n_accepted) if guesses is not None else (0, 0)),
-            *(stored.written, stored.read, stored.evicted),
-            *(self._n_encoded, self._encode_seconds),
+            kv_cells_used=cache.cells_running + n_cached,
+            kv_cells_total=scheduler.limits.n_cells,
+            kv_cells_cached=n_cached,
+            steps=self._steps,
+            decode_seconds=self._decode_seconds,
+            overhead_seconds=self._overhead_seconds,
+            sample_seconds=self._sample_seconds,
+            tokens_drafted=guesses.n_drafted if guesses is not None else 0,
+            tokens_accepted=guesses.n_accepted if guesses is not None else 0,
+            kv_store_written=stored.written,
+            kv_store_read=stored.read,
+            kv_store_evicted=stored.evicted,
+            media_encoded=self._n_encoded,
+            encode_seconds=self._encode_seconds,
         )

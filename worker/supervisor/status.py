@@ -21,7 +21,7 @@ its engine still does."""
 Doing = Literal["waiting", "prompt", "decoding"]
 PoolStatus = Literal["loading", "ready", "busy", "sleeping", "draining", "failed"]
 
-NO_STATS = Stats(0, 0, 0, 0, 0.0, 0.0, 0.0)
+NO_STATS = Stats()
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,17 +227,17 @@ class Failed(Message, frozen=True):
 class Stats(Message, frozen=True):
     """The engine's state after a step: several times a second while it works, and once idle."""
 
-    kv_cells_used: int
-    kv_cells_total: int
-    kv_cells_cached: int
+    kv_cells_used: int = 0
+    kv_cells_total: int = 0
+    kv_cells_cached: int = 0
     """The part of the used cells that is kept only for reuse."""
-    steps: int
+    steps: int = 0
     """Since the start of this engine process."""
-    decode_seconds: float
+    decode_seconds: float = 0.0
     """Seconds inside `llama_decode` since the start."""
-    overhead_seconds: float
+    overhead_seconds: float = 0.0
     """Seconds of the steps outside of native decoding and sampling."""
-    sample_seconds: float
+    sample_seconds: float = 0.0
     tokens_drafted: int = 0
     """Tokens that speculation guessed and computed."""
     tokens_accepted: int = 0

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 async def test_requests_that_come_while_it_sleeps_wake_it_once() -> None:
     async with supervised() as supervisor:
         first = engine_pid(supervisor)
-        supervisor.on_events([Stats(3, 8, 0, 1, 0.0, 0.0, 0.0)])
+        supervisor.on_events([Stats(kv_cells_used=3, kv_cells_total=8, steps=1)])
         supervisor.sleep()
         supervisor.sleep()
         status = supervisor.status()
