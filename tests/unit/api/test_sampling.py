@@ -330,7 +330,8 @@ WEB_UI = {
 """text-generation-webui's own completions; `/v1/completions`."""
 
 EXPECTED = Sampling(
-    5, 2.5, 50, 0.9, 0.02, 0.95, 1.5, 0.5, 0.1,
+    seed=5, temperature=2.5, top_k=50, top_p=0.9, min_p=0.02, typical_p=0.95, top_n_sigma=1.5,
+    xtc_probability=0.5, xtc_threshold=0.1,
     repetition_penalty=1.1, frequency_penalty=0.1, presence_penalty=0.2, repeat_last_n=256,
     dry_multiplier=0.8, dry_base=1.8, dry_allowed_length=3, dry_sequence_breakers=("\n", ":"),
     dynatemp_exponent=1.2, logit_bias=((7, -2.5), (9, -math.inf)), is_seeded=True,
