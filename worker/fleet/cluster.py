@@ -164,7 +164,7 @@ class LocalNode:
 
     def keep_token(self, token: str) -> Path:
         """Write the token of the fleet's clients where only this user can read it."""
-        write_whole(self._token, token.encode())
+        write_whole(self._token, token.encode(), mode=0o600)
         return self._token
 
     def forget_token(self) -> None:

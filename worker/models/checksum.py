@@ -10,7 +10,8 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import secrets
+from functools import partial
 from pathlib import Path
 
 
@@ -63,15 +64,15 @@ def _read_note(note: Path) -> dict[str, object]:
     return content if is_whole else {}
 
 
-def write_whole(path: Path, content: bytes, beside: Path | None = None) -> None:
+def write_whole(path: Path, content: bytes, beside: Path | None = None, mode: int = 0o666) -> None:
     """Write a file that is never seen half written. Until then it lies in the folder `beside`, of
-    the same file system; without one, in the file's own."""
+    the same file system; without one, in the file's own. The umask takes from `mode`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=beside or path.parent, delete=False) as file:
-        try:
+    unfinished = (beside or path.parent) / f"tmp{secrets.token_hex(8)}"
+    try:
+        with open(unfinished, "xb", opener=partial(os.open, mode=mode)) as file:
             file.write(content)
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+        os.replace(unfinished, path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise

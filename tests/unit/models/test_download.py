@@ -89,6 +89,19 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(hub: Hub, tmp_path: P
     assert fetch("hf:o/r::file=m.gguf", cache)[0] == first
 
 
+def test_another_user_can_read_all_of_a_cache(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
+    """As where an image has the model, and its worker another user."""
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    before = os.umask(0o022)
+    try:
+        fetch("hf:o/r", tmp_path / "cache")
+    finally:
+        os.umask(before)
+    files = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} >= {"refs", "files", "hashes", "blobs"}
+    assert [path for path in files if path.stat().st_mode & 0o044 != 0o044] == []
+
+
 def test_a_model_in_the_users_cache_needs_none_that_can_be_written(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes
 ) -> None:
