@@ -286,7 +286,7 @@ class Loop:
                     drawn += [(sequence, index, token) for token in tokens]
                 except NotANumber as error:
                     is_its_own = self._scheduler.is_its_own(sequence)
-                    self._scheduler.start_over(sequence)
+                    self._scheduler.put_on_trial(sequence)
                     if is_its_own:
                         self._fail(sequence, error)
                     elif sequence in drafts:

@@ -91,9 +91,9 @@ class Scheduler:
         since all were emptied."""
         return sequence.is_on_trial and self._admissions == self._emptied_at + 1
 
-    def start_over(self, first: Sequence) -> None:
+    def put_on_trial(self, first: Sequence) -> None:
         """`first` has computed NaN, and masks of attention do not keep that from other sequences:
-        have all of them begin anew in empty cells, and each compute its next token alone."""
+        have all that run begin anew in empty cells, and each compute its next token alone."""
         self._is_spoilt = True
         self.running.remove(first)
         self.running.insert(0, first)

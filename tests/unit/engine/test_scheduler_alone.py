@@ -107,7 +107,7 @@ def three_streams(**more: Any) -> tuple[Scheduler, list[Sequence]]:
 def test_after_nan_each_computes_a_token_alone_and_none_goes_on_from_what_was() -> None:
     scheduler, (first, second, third) = three_streams()
     (late,) = added(scheduler, some(30, 5000))
-    scheduler.start_over(second)
+    scheduler.put_on_trial(second)
     assert not scheduler.is_its_own(second), "others were beside it"
     for sequence, n_waiting in ((second, 3), (first, 2), (third, 1)):
         n_tokens = len(sequence.tokens)
@@ -129,7 +129,7 @@ def test_a_long_prompt_is_tried_alone_to_its_end() -> None:
     scheduler = scheduler_of(prefill_budget=64)
     first, second = added(scheduler, some(150), some(150, 1000))
     goes_on(scheduler)
-    scheduler.start_over(first)
+    scheduler.put_on_trial(first)
     for sequence in (first, second):
         steps = [chunks_of(goes_on(scheduler)) for _ in range(3)]
         assert steps == [{sequence: 64}, {sequence: 64}, {sequence: 22}]
@@ -139,7 +139,7 @@ def test_a_long_prompt_is_tried_alone_to_its_end() -> None:
 def test_whoever_leaves_on_trial_holds_nobody_up() -> None:
     scheduler, (first, second, third) = three_streams()
     (late,) = added(scheduler, some(30, 5000))
-    scheduler.start_over(first)
+    scheduler.put_on_trial(first)
     goes_on(scheduler)
     assert scheduler.preempt_youngest() is None
     scheduler.remove(second, keep_cells=False)
@@ -155,7 +155,7 @@ def test_a_medium_of_one_on_trial_waits_for_nobody() -> None:
     (stream,) = added(scheduler, some(5))
     shown = with_medium(scheduler, 0, 20, 7)
     goes_on(scheduler, 2)
-    scheduler.start_over(stream)
+    scheduler.put_on_trial(stream)
     goes_on(scheduler)
     scheduler.pace.encoded(1.0)
     assert chunks_of(goes_on(scheduler)) == {shown: 20}
@@ -167,7 +167,7 @@ def test_a_lone_sequence_is_not_on_trial() -> None:
     (stream,) = added(scheduler, some(5))
     goes_on(scheduler, 2)
     assert not scheduler.is_its_own(stream)
-    scheduler.start_over(stream)
+    scheduler.put_on_trial(stream)
     scheduler.plan()
     assert scheduler.is_its_own(stream)
 
