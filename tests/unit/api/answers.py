@@ -9,9 +9,9 @@ from itertools import cycle
 from typing import Any
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
-from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
+from worker.api.chat.parse.parser import AnswerParser
 
 
 @dataclass

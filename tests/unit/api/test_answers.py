@@ -28,9 +28,9 @@ from tests.unit.api.round_trips import KINDS
 from tests.unit.api.round_trips import source as template
 from worker.api.chat.delta import Arguments, Reasoning, Text
 from worker.api.chat.message import Choice
-from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of, shown_tokens
+from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.parse.tagged_calls import nested_value
 from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
 from worker.errors import QueueFull

@@ -18,9 +18,9 @@ from tests.unit.api.answers import deltas_of, message_of, use_of
 from tests.unit.api.model_outputs import TOOLS
 from tests.unit.api.round_trips import EDIT, FUNCTION, KINDS, NAMES, Written, source, written
 from worker.api.chat.delta import Delta, Reasoning, Text
-from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
+from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.parse.tagged_calls import Tags
 
 USE = use_of([EDIT, *TOOLS])

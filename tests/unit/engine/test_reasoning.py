@@ -13,8 +13,8 @@ from tests.support.random_models import KINDS, Kind, random_model
 from tests.support.real_engine import RealEngine
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.delta import Reasoning
-from worker.api.chat.parse.answer import AnswerParser
 from worker.api.chat.parse.conventions import GENERIC, THINK, THINKING, Conventions, Thinking
+from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.request import Expression
 from worker.engine.lookup import Lookup
 from worker.llama.reasoning import ReasoningTrack

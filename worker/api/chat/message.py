@@ -14,7 +14,7 @@ from typing import Any, Literal
 import pydantic_core
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
-from worker.api.chat.parse.answer import AnswerParser
+from worker.api.chat.parse.parser import AnswerParser
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import (
     Failed,
