@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.worker import WorkerProcess
 from worker.api import app
-from worker.api.chat.run import STREAMING
+from worker.api.chat.operations import STREAMING
 
 TEXT = "Once upon a time there was a fox who lived in the wood and ate what it found there. " * 4
 CHAT = {"messages": [{"role": "user", "content": TEXT}], "model": "tiny-model"}

@@ -2,14 +2,12 @@
 
 There is one piece of a stream for each engine frame, whatever its number of tokens, and a comment
 after a silence. On the event loop, but for deltas with many log-probabilities.
-
-Last come the two operations that every dialect of chats has: to generate, and to count a prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,24 +20,21 @@ from worker.api.chat.delta import Delta
 from worker.api.chat.inference import Inference, inference_of
 from worker.api.chat.media import Link, check_media
 from worker.api.chat.message import Choice
-from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.request import Chat, Generate
+from worker.api.chat.request import Generate
 from worker.api.chat.scored import count_scores
 from worker.api.http.body import deadline_of, name_ignored, read_as
 from worker.api.http.encoding import KEEPALIVE, MANY_VALUES, in_parts, json_answer
 from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
 from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.off_loop import in_background
-from worker.api.http.operation import JSON, SSE, AsInReference, Events, Operation
-from worker.api.http.resume import KEEPING, in_a_path, names_asked, owner_of, reading
+from worker.api.http.operation import SSE
+from worker.api.http.resume import in_a_path, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
 from worker.errors import Cancelled, InferenceTimeout, WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Inbox, Job, StreamEvent
 from worker.wire.work import (
-    ChatPrompt,
-    CountPrompt,
     Detokenize,
     InferenceRequest,
     Medium,
@@ -47,9 +42,6 @@ from worker.wire.work import (
     Tokenize,
     Work,
 )
-
-STREAMING = (*KEEPING, LATE_HEAD)
-"""What is read of a request whose answer may stream."""
 
 _VALUES_OF_SCORE = 8
 """Of each log-probability, alternatives included: its token's text, its bytes and others."""
@@ -84,7 +76,7 @@ async def respond(
     if ignored := (*asked.ignored, *inference.not_enforced):
         name_ignored(request, ignored)
     prompts = [
-        await _with_media(prompt, state, deadline) if getattr(prompt, "media", ()) else prompt
+        await with_media(prompt, state, deadline) if getattr(prompt, "media", ()) else prompt
         for prompt in inference.prompts
     ]
     echoes = [await _echo(request, state, prompt) if asked.echo else "" for prompt in prompts]
@@ -179,7 +171,7 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: 
 # --- jobs ----------------------------------------------------------------------------------
 
 
-async def _with_media(prompt: Any, state: AppState, deadline: float | None) -> Any:
+async def with_media(prompt: Any, state: AppState, deadline: float | None) -> Any:
     """The prompt with the bytes of all of its media.
 
     Raises:
@@ -265,36 +257,3 @@ async def answered(request: Request, state: AppState, work: Work) -> Any:
 def held_seconds(request: Request) -> float:
     """How long the engine's answers to a request have waited for an engine to be there."""
     return getattr(request.state, "held_seconds", 0.0)
-
-
-# --- operations --------------------------------------------------------------------------
-
-
-def generation(
-    path: str, summary: str, body: type[Body], read: Read[Body], answer: type[Answer[Any]]
-) -> Operation:
-    """`POST path`, streamed or whole."""
-    endpoint = partial(respond, body=body, read=read, answer_of=answer)
-    media_type = answer.media_type.partition(";")[0]
-    answers = {JSON: AsInReference, media_type: Events}
-    return Operation(
-        "POST", path, endpoint, summary, answers, body=body, reads=STREAMING, tells=(RESUME,)
-    )
-
-
-def counting(path: str, body: type[Any], chat_of: Callable[[Any], Chat], **told: str) -> Operation:
-    """`POST path`: how many tokens a chat has as the model's template writes it. Beside their
-    number, the answer has the fields `told`."""
-
-    async def count(request: Request, state: AppState) -> object:
-        def asked_by(found: Any) -> ChatPrompt:
-            chat = chat_of(found)
-            state.require_model(found.model)
-            return chat_prompt(chat, state)
-
-        deadline = deadline_of(request)
-        found = await read_as(request, state, body, asked_by)
-        prompt = await _with_media(found, state, deadline)
-        return {**told, "input_tokens": await answered(request, state, CountPrompt(prompt))}
-
-    return Operation("POST", path, count, "Tokens of a prompt", body=body)

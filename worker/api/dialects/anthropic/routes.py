@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.api.chat.run import counting, generation
+from worker.api.chat.operations import counting, generation
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of, read
 from worker.api.dialects.anthropic.stream import ERRORS, STREAM, MessageAnswer
 from worker.api.http.operation import SSE, Dialect

@@ -11,8 +11,8 @@ from worker.api.chat.answer import Answer
 from worker.api.chat.delta import Delta, Text
 from worker.api.chat.fields import MAX_TOP_LOGPROBS, prompts_of
 from worker.api.chat.message import Choice
+from worker.api.chat.operations import generation
 from worker.api.chat.request import Generate
-from worker.api.chat.run import generation
 from worker.api.chat.scored import LOWEST, scored_piece
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.llama_server.schema import (

@@ -8,8 +8,9 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from worker.api.chat.operations import STREAMING
 from worker.api.chat.request import Generate
-from worker.api.chat.run import STREAMING, respond
+from worker.api.chat.run import respond
 from worker.api.dialects.native.answers import Done, Sleeping, WholeAnswer
 from worker.api.dialects.native.info import OPERATIONS as DESCRIPTIONS
 from worker.api.dialects.native.probes import OPERATIONS as PROBES

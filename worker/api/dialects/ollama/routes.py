@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.api.chat.run import generation
+from worker.api.chat.operations import generation
 from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.ollama.models import OPERATIONS as MODELS
 from worker.api.dialects.ollama.naming import ERRORS, LINES, untagged

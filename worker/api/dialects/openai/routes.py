@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from worker.api.chat.run import counting, generation
+from worker.api.chat.operations import counting, generation
 from worker.api.dialects.openai.embeddings import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.openai.schema import (
     ChatBody,

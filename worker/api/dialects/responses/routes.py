@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.api.chat.run import counting, generation
+from worker.api.chat.operations import counting, generation
 from worker.api.dialects.responses.schema import ResponsesBody, chat_of, read
 from worker.api.dialects.responses.stream import STREAM, ResponseAnswer
 from worker.api.http.errors import NESTED

@@ -1,0 +1,54 @@
+"""The operations that every dialect of chats has: to generate, and to count a prompt. On the event
+loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+
+from worker.api.chat.answer import Answer, Body, Read
+from worker.api.chat.prompt import chat_prompt
+from worker.api.chat.request import Chat
+from worker.api.chat.run import answered, respond, with_media
+from worker.api.http.body import deadline_of, read_as
+from worker.api.http.headers import LATE_HEAD, RESUME
+from worker.api.http.operation import JSON, AsInReference, Events, Operation
+from worker.api.http.resume import KEEPING
+from worker.api.http.state import AppState
+from worker.wire.work import ChatPrompt, CountPrompt
+
+STREAMING = (*KEEPING, LATE_HEAD)
+"""What is read of a request whose answer may stream."""
+
+
+def generation(
+    path: str, summary: str, body: type[Body], read: Read[Body], answer: type[Answer[Any]]
+) -> Operation:
+    """`POST path`, streamed or whole."""
+    endpoint = partial(respond, body=body, read=read, answer_of=answer)
+    media_type = answer.media_type.partition(";")[0]
+    answers = {JSON: AsInReference, media_type: Events}
+    return Operation(
+        "POST", path, endpoint, summary, answers, body=body, reads=STREAMING, tells=(RESUME,)
+    )
+
+
+def counting(path: str, body: type[Any], chat_of: Callable[[Any], Chat], **told: str) -> Operation:
+    """`POST path`: how many tokens a chat has as the model's template writes it. Beside their
+    number, the answer has the fields `told`."""
+
+    async def count(request: Request, state: AppState) -> object:
+        def asked_by(found: Any) -> ChatPrompt:
+            chat = chat_of(found)
+            state.require_model(found.model)
+            return chat_prompt(chat, state)
+
+        deadline = deadline_of(request)
+        found = await read_as(request, state, body, asked_by)
+        prompt = await with_media(found, state, deadline)
+        return {**told, "input_tokens": await answered(request, state, CountPrompt(prompt))}
+
+    return Operation("POST", path, count, "Tokens of a prompt", body=body)
