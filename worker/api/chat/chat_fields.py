@@ -8,8 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, Tag
 
-from worker.api.chat.fields import (
-    BudgetFields,
+from worker.api.chat.field_types import (
     ByKind,
     FlagOrWord,
     TextOr,
@@ -18,6 +17,7 @@ from worker.api.chat.fields import (
     needed_by,
     refused,
 )
+from worker.api.chat.fields import BudgetFields
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.request import Chat, Message, OneTool, Part, ReasoningOptions, Tool, ToolCall
 from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody

@@ -6,21 +6,20 @@ OpenAI's own names, with those of llama.cpp and vLLM beside them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar
 
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import AliasChoices, Field
 
-from worker.api.chat.media import MAX_MEDIA, medium_of
+from worker.api.chat.field_types import (
+    ANY_OBJECT,
+    MAX_CHOICES,
+    Limit,
+    ModelName,
+    Schema,
+    Stops,
+    TextOrNumber,
+)
 from worker.api.chat.request import (
     UNASKED,
     Chat,
@@ -32,168 +31,12 @@ from worker.api.chat.request import (
     JsonSchema,
     ReasoningOptions,
 )
-from worker.api.chat.sampling import SamplingFields, TokenId
+from worker.api.chat.sampling import SamplingFields
 from worker.api.http.adapters import Asked
-from worker.api.http.body import (
-    Flag,
-    Integer,
-    Item,
-    JsonObject,
-    Many,
-    Number,
-    OpenBody,
-    parse_json,
-)
+from worker.api.http.body import Flag, Integer, JsonObject, Many, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
 from worker.wire.adapters import MOST_SCALE
-from worker.wire.work import LineLimits, MarkedPrompt, MixedTokens, Prompt
-
-MAX_CHOICES = 32
-MAX_PROMPTS = 256
-MAX_TOP_LOGPROBS = 20
-MAX_STOPS = 128
-ModelName = Annotated[str, Field(max_length=1024)]
-ToolName = Annotated[str, Field(max_length=256)]
-TopLogprobs = Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)]
-Limit = Annotated[Integer, Field(ge=-1, le=2**31 - 1)]
-"""-1 is no limit."""
-
-
-def json_kind(value: object) -> str:
-    """The branch of a union for a value of this JSON type."""
-    match value:
-        case str():
-            return "~text"
-        case list() | tuple():
-            return "~list"
-        case bool():
-            return "~flag"
-        case int() | float():
-            return "~number"
-    return "~null" if value is None else "~object"
-
-
-ByKind = Discriminator(json_kind)
-Text = Annotated[str, Tag("~text")]
-TextOr = Annotated[Text | Annotated[Item, Tag("~object")], ByKind]
-TextOrNumber = Annotated[Text | Annotated[Item, Tag("~number")], ByKind]
-TextOrList = Annotated[Text | Annotated[Item, Tag("~list")], ByKind]
-TextOrMany = TextOrList[Many[Item]]
-FlagOrWord = Annotated[Annotated[Flag, Tag("~flag")] | Annotated[Item, Tag("~text")], ByKind]
-TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
-
-
-def _stops(given: object) -> object:
-    """One text or several; an empty one, as some clients send it, ends no answer."""
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list | tuple):
-        raise PydanticCustomError("body.type", "must be a text or a list of texts")
-    return [each for each in texts if each != ""]
-
-
-Stops = Annotated[
-    Many[str],
-    Field(max_length=MAX_STOPS),
-    BeforeValidator(_stops, json_schema_input_type=str | tuple[str, ...]),
-]
-"""The texts that end an answer."""
-
-
-def needed_by(fields: Mapping[str, str]) -> Any:
-    """A check of a model: the field of its type must be given, and be no empty text."""
-
-    def check(body: Any) -> Any:
-        field = fields.get(body.type)
-        if field is not None and getattr(body, field) in (None, ""):
-            name = field.rstrip("_")
-            raise PydanticCustomError("body.required", f"of type {body.type} needs {name}")
-        return body
-
-    return model_validator(mode="after")(check)
-
-
-def refused(instead: str) -> Any:
-    """A check of a field that may be there only if it asks for nothing; `instead` is what to do."""
-
-    def check(given: Any) -> Any:
-        if given:
-            raise PydanticCustomError("body.unsupported", f"is not honoured here; {instead}")
-        return given
-
-    return AfterValidator(check)
-
-
-Schema = TextOr[JsonObject]
-ANY_OBJECT = {"type": "object"}
-
-
-_MixedTokens = Many[TextOrNumber[TokenId]]
-Mixed = TextOrList[_MixedTokens]
-"""A text, or token ids with texts among them."""
-
-
-class MarkedText(OpenBody):
-    """A text, with a `<__media__>` in the place of each medium."""
-
-    prompt_string: str
-    multimodal_data: Many[str] = Field(
-        (), max_length=MAX_MEDIA, description="pictures and sounds in base64"
-    )
-
-
-_BOTH: dict[str, Any] = {"allOf": [{"contains": {"type": each}} for each in ("string", "integer")]}
-"""Otherwise a list of texts, or of ids, would be described twice."""
-
-
-def _kind_of_prompt(value: object) -> str:
-    if not isinstance(value, list | tuple):
-        return json_kind(value)
-    return "~mixed" if any(isinstance(part, str) for part in value) else "~ids"
-
-
-def _kind_of_prompts(value: object) -> str:
-    if isinstance(value, list | tuple) and not any(type(part) is int for part in value):
-        return "~many"
-    return _kind_of_prompt(value)
-
-
-def prompts_of_at_most(most: int) -> Any:
-    """A prompt or a list of them, each a text, a text with media, or token ids with texts among
-    them. A list with a number in it is one prompt."""
-    one = (
-        Text
-        | Annotated[TokenIds, Tag("~ids")]
-        | Annotated[_MixedTokens, Field(json_schema_extra=_BOTH), Tag("~mixed")]
-        | Annotated[MarkedText, Tag("~object")]
-    )
-    each = Annotated[one, Discriminator(_kind_of_prompt)]
-    many = Annotated[Many[each], Field(min_length=1, max_length=most), Tag("~many")]
-    return Annotated[one | many, Discriminator(_kind_of_prompts)]
-
-
-def prompts_of(given: Any, path: str = "prompt") -> tuple[str | MixedTokens | MarkedPrompt, ...]:
-    """The prompts of a field `path` of that type.
-
-    Raises:
-        InvalidRequest: a medium is no base64.
-    """
-    if not isinstance(given, tuple) or any(isinstance(part, int) for part in given):
-        return (_prompt_of(given, path),)
-    return tuple(_prompt_of(each, f"{path}[{index}]") for index, each in enumerate(given))
-
-
-def _prompt_of(
-    given: str | MixedTokens | MarkedText, path: str
-) -> str | MixedTokens | MarkedPrompt:
-    if not isinstance(given, MarkedText):
-        return given
-    if not given.multimodal_data:
-        return given.prompt_string
-    media = (
-        medium_of(None, encoded, f"{path}.multimodal_data[{index}]")
-        for index, encoded in enumerate(given.multimodal_data)
-    )
-    return MarkedPrompt(given.prompt_string, tuple(media), f"{path}.prompt_string")
+from worker.wire.work import LineLimits, Prompt
 
 
 class StreamOptions(OpenBody):

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
-from worker.api.chat.fields import MAX_STOPS, OwnFields, TextOr, TextOrMany, ToolName, needed_by
+from worker.api.chat.field_types import MAX_STOPS, TextOr, TextOrMany, ToolName, needed_by
+from worker.api.chat.fields import OwnFields
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (

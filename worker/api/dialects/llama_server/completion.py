@@ -9,9 +9,10 @@ from typing import Any
 
 from worker.api.chat.answer import Answer
 from worker.api.chat.delta import Delta, Text
-from worker.api.chat.fields import MAX_TOP_LOGPROBS, prompts_of
+from worker.api.chat.field_types import MAX_TOP_LOGPROBS
 from worker.api.chat.message import Choice
 from worker.api.chat.operations import generation
+from worker.api.chat.prompt_fields import prompts_of
 from worker.api.chat.request import Generate
 from worker.api.chat.scored import LOWEST, scored_piece
 from worker.api.chat.timings import prompt_progress, timings

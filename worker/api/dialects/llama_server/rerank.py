@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.requests import Request
 
-from worker.api.chat.fields import AdaptedBody, ModelName, TextOr
+from worker.api.chat.field_types import ModelName, TextOr
+from worker.api.chat.fields import AdaptedBody
 from worker.api.http.body import Flag, Integer, Many, OpenBody, name_ignored, read
 from worker.api.http.faults import refusal
 from worker.api.http.operation import Operation

@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import MAX_CHOICES
+from worker.api.chat.field_types import MAX_CHOICES
 from worker.api.http.body import Many, OpenBody, read
 from worker.api.http.faults import refusal
 from worker.api.http.headers import BEGAN, OWNER, Described

@@ -7,14 +7,8 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, Field, model_validator
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MessageFields, ReasoningChatFields
-from worker.api.chat.fields import (
-    MAX_ADAPTERS,
-    MAX_PROMPTS,
-    AdapterFields,
-    GenerationFields,
-    Mixed,
-    prompts_of_at_most,
-)
+from worker.api.chat.fields import MAX_ADAPTERS, AdapterFields, GenerationFields
+from worker.api.chat.prompt_fields import MAX_PROMPTS, Mixed, prompts_of_at_most
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, LlamaCppBiases, SamplingFields, TokenId
 from worker.api.http.body import Flag, Integer, Many, Number, OpenBody
 from worker.api.http.errors import NESTED, nested_error

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, create_model
 
-from worker.api.chat.fields import MAX_ADAPTERS, AdapterId, AdapterScale, Limit
+from worker.api.chat.field_types import Limit
+from worker.api.chat.fields import MAX_ADAPTERS, AdapterId, AdapterScale
 from worker.api.chat.request import Generate, ReasoningOptions
 from worker.api.chat.sampling import MAX_BREAKERS, MAX_SEED, number_fields
 from worker.api.http.body import Body, Flag, Integer, Many

@@ -10,7 +10,8 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import AdaptedBody, ModelName, TextOrList
+from worker.api.chat.field_types import ModelName, TextOrList
+from worker.api.chat.fields import AdaptedBody
 from worker.api.chat.run import answered, held_seconds
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Flag, Integer, Many, OpenBody, read

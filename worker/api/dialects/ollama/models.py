@@ -10,7 +10,7 @@ from pydantic import AliasChoices, Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from worker.api.chat.fields import ModelName
+from worker.api.chat.field_types import ModelName
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.dialects.ollama.naming import served, tagged
 from worker.api.http.body import Flag, OpenBody, read

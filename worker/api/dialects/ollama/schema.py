@@ -17,16 +17,16 @@ from worker.api.chat.chat_fields import (
     MessageFields,
     ToolCallFields,
 )
-from worker.api.chat.fields import (
+from worker.api.chat.field_types import (
     ANY_OBJECT,
     ByKind,
     FlagOrWord,
     ModelName,
-    OwnFields,
     Stops,
     TopLogprobs,
     refused,
 )
+from worker.api.chat.fields import OwnFields
 from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
 from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, ReasoningOptions
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields

@@ -11,7 +11,9 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.fields import AdaptedBody, ModelName, prompts_of, prompts_of_at_most
+from worker.api.chat.field_types import ModelName
+from worker.api.chat.fields import AdaptedBody
+from worker.api.chat.prompt_fields import prompts_of, prompts_of_at_most
 from worker.api.http.body import Integer, name_ignored, read_as
 from worker.api.http.encoding import in_parts, json_answer
 from worker.api.http.faults import fault, invalid

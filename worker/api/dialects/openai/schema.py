@@ -19,16 +19,9 @@ from worker.api.chat.chat_fields import (
     WordOr,
     with_allowed,
 )
-from worker.api.chat.fields import (
-    ANY_OBJECT,
-    MAX_PROMPTS,
-    GenerationFields,
-    TopLogprobs,
-    needed_by,
-    prompts_of,
-    prompts_of_at_most,
-    refused,
-)
+from worker.api.chat.field_types import ANY_OBJECT, TopLogprobs, needed_by, refused
+from worker.api.chat.fields import GenerationFields
+from worker.api.chat.prompt_fields import MAX_PROMPTS, prompts_of, prompts_of_at_most
 from worker.api.chat.request import Chat, Format, Generate, JsonSchema, OneTool
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid, refusal

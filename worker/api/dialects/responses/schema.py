@@ -20,15 +20,15 @@ from worker.api.chat.chat_fields import (
     content_of,
     with_allowed,
 )
-from worker.api.chat.fields import (
+from worker.api.chat.field_types import (
     ANY_OBJECT,
     ModelName,
-    OwnFields,
     TextOrList,
     ToolName,
     TopLogprobs,
     needed_by,
 )
+from worker.api.chat.fields import OwnFields
 from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
     Chat,

@@ -1,0 +1,90 @@
+"""The types of fields that several bodies have: unions by JSON type, limits, checks. Pure data, any
+thread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from worker.api.chat.sampling import TokenId
+from worker.api.http.body import Flag, Integer, Item, JsonObject, Many
+
+MAX_CHOICES = 32
+MAX_TOP_LOGPROBS = 20
+MAX_STOPS = 128
+ModelName = Annotated[str, Field(max_length=1024)]
+ToolName = Annotated[str, Field(max_length=256)]
+TopLogprobs = Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+Limit = Annotated[Integer, Field(ge=-1, le=2**31 - 1)]
+"""-1 is no limit."""
+
+
+def json_kind(value: object) -> str:
+    """The branch of a union for a value of this JSON type."""
+    match value:
+        case str():
+            return "~text"
+        case list() | tuple():
+            return "~list"
+        case bool():
+            return "~flag"
+        case int() | float():
+            return "~number"
+    return "~null" if value is None else "~object"
+
+
+ByKind = Discriminator(json_kind)
+Text = Annotated[str, Tag("~text")]
+TextOr = Annotated[Text | Annotated[Item, Tag("~object")], ByKind]
+TextOrNumber = Annotated[Text | Annotated[Item, Tag("~number")], ByKind]
+TextOrList = Annotated[Text | Annotated[Item, Tag("~list")], ByKind]
+TextOrMany = TextOrList[Many[Item]]
+FlagOrWord = Annotated[Annotated[Flag, Tag("~flag")] | Annotated[Item, Tag("~text")], ByKind]
+TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
+
+
+def _stops(given: object) -> object:
+    """One text or several; an empty one, as some clients send it, ends no answer."""
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list | tuple):
+        raise PydanticCustomError("body.type", "must be a text or a list of texts")
+    return [each for each in texts if each != ""]
+
+
+Stops = Annotated[
+    Many[str],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_stops, json_schema_input_type=str | tuple[str, ...]),
+]
+"""The texts that end an answer."""
+
+
+def needed_by(fields: Mapping[str, str]) -> Any:
+    """A check of a model: the field of its type must be given, and be no empty text."""
+
+    def check(body: Any) -> Any:
+        field = fields.get(body.type)
+        if field is not None and getattr(body, field) in (None, ""):
+            name = field.rstrip("_")
+            raise PydanticCustomError("body.required", f"of type {body.type} needs {name}")
+        return body
+
+    return model_validator(mode="after")(check)
+
+
+def refused(instead: str) -> Any:
+    """A check of a field that may be there only if it asks for nothing; `instead` is what to do."""
+
+    def check(given: Any) -> Any:
+        if given:
+            raise PydanticCustomError("body.unsupported", f"is not honoured here; {instead}")
+        return given
+
+    return AfterValidator(check)
+
+
+Schema = TextOr[JsonObject]
+ANY_OBJECT = {"type": "object"}
