@@ -50,7 +50,7 @@ class Limits(MemoryKind):
         return self.unified and not self.recurrent
 
 
-def prompt_tokens(settings: EngineSettings, seconds_per_token: float) -> int:
+def prefill_budget(settings: EngineSettings, seconds_per_token: float) -> int:
     """The most prompt tokens of a step: the chosen number, or as many micro-batches of a batch as
     are soon computed, so that a fast device has few steps to wait for.
 

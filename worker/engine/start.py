@@ -25,7 +25,7 @@ from worker.devices.select import Selected, select_device
 from worker.engine.cache.disk import open_disk
 from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
-from worker.engine.limits import limits_of, prompt_tokens
+from worker.engine.limits import limits_of, prefill_budget
 from worker.engine.loop import Loop
 from worker.engine.media.decoder import decoder
 from worker.engine.media.reader import MediaReader
@@ -145,7 +145,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         slots=plan.slots,
         batch=context.options.n_batch,
         micro_batch=context.options.n_ubatch,
-        prefill_budget=prompt_tokens(settings, seconds_per_token),
+        prefill_budget=prefill_budget(settings, seconds_per_token),
         threads=budget.threads,
         threads_derivation=budget.derivation,
         cpu_variant=select.cpu_variant(),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.limits import prompt_tokens
+from worker.engine.limits import prefill_budget
 from worker.wire.engine_settings import EngineSettings
 
 
 def test_what_was_not_measured_gets_a_micro_batch() -> None:
-    assert prompt_tokens(EngineSettings(), 0.0) == 512
-    assert prompt_tokens(EngineSettings(prefill_budget=100), 1e-6) == 100
+    assert prefill_budget(EngineSettings(), 0.0) == 512
+    assert prefill_budget(EngineSettings(prefill_budget=100), 1e-6) == 100
 
 
 @given(
@@ -21,7 +21,7 @@ def test_a_fast_device_gets_as_many_micro_batches_as_it_soon_computes(
     seconds: float, batch: int, micro_batch: int
 ) -> None:
     settings = EngineSettings("cuda", batch=batch, micro_batch=micro_batch)
-    piece, found = min(batch, micro_batch), prompt_tokens(settings, seconds)
+    piece, found = min(batch, micro_batch), prefill_budget(settings, seconds)
     assert found % piece == 0 and piece <= found <= batch
     assert found == piece or found * seconds <= 0.25
     one_more = found + piece
