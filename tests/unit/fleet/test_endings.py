@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.fleet.scripted import Conversation, call, fleet_of
+from tests.unit.fleet.scripted import SSE_HEAD, Conversation, call, fleet_of
 from worker.api.app import DIALECTS
 from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.operation import NDJSON, SSE
@@ -37,6 +37,29 @@ RESPONSES = (
     b'"sequence_number":0}\n\n'
     b'event: response.output_text.delta\ndata: {"delta":"a","sequence_number":7}\n\n'
 )
+
+
+def test_each_dialect_that_streams_says_how_its_streams_end() -> None:
+    """Else a gateway gives a stream on when it is whole, and cuts it where its worker is lost."""
+    for dialect in DIALECTS:
+        for operation in dialect.operations:
+            assert operation.answers.keys() & {SSE, NDJSON} <= dialect.streams.keys(), operation
+
+
+@pytest.mark.parametrize("path", ["/v1/stream", "/execute/j"])
+async def test_a_kept_stream_of_lines_comes_as_it_is_made(path: str) -> None:
+    line = b'{"done":false}\n'
+
+    async def makes_lines(conversation: Conversation) -> None:
+        conversation.writer.write(SSE_HEAD.replace(b"text/event-stream", NDJSON.encode()))
+        await conversation.chunk(line)
+        await came.wait()
+
+    came = asyncio.Event()
+    async with fleet_of(makes_lines) as (gateway, _, _), asyncio.timeout(10):
+        got = await call(gateway, path, leave_after_chunks=1)
+        came.set()
+    assert got.body == line
 
 
 def last_event(body: bytes) -> tuple[str, dict[str, Any]]:
