@@ -39,7 +39,8 @@ BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
 class Operation:
     method: str
     path: str
-    """May end with a parameter, as `{name}`, which is the rest of a path."""
+    """May end with a parameter, as `{name}`, which is the rest of a path; `{model}` names a model,
+    also to a fleet's gateway."""
     endpoint: Endpoint
     summary: str
     answers: Mapping[str, Any] = field(default_factory=lambda: {JSON: AsInReference})
@@ -128,7 +129,7 @@ class Dialect:
     streams: Mapping[str, StreamForm] = field(default_factory=dict)
     """By media type."""
     model_name: Callable[[str], str] = str
-    """The name of a model without what this dialect's clients add to it."""
+    """The name of a model without what this dialect's clients add to it, in a body or a path."""
     reference: str | None = None
     """Where the form of its answers is documented, if it is another project's."""
     root: str | None = None

@@ -43,6 +43,7 @@ class Routes:
             place = Place(dialect, methods, {})
             before, _, parameter = path.partition("{")
             if parameter:
+                assert parameter.endswith("}"), f"{path}: a parameter is the rest of a path"
                 self._open[before] = parameter.removesuffix("}"), place
             else:
                 self._fixed[path] = place
