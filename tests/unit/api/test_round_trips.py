@@ -180,6 +180,13 @@ def test_a_text_argument_may_hold_what_begins_an_argument(name: str, tags: Tags)
                 assert message_of(read(name, output, cuts)).named == [(FUNCTION, arguments)]
 
 
+def test_each_convention_of_calls_is_a_templates() -> None:
+    """Else nothing here reads what it says."""
+    shown = {id(next((c for c in CONVENTIONS if c.is_shown_by(source(n))), None)) for n in NAMES}
+    without = [each.opens or each.template for each in CONVENTIONS if id(each) not in shown]
+    assert without == [], "none of tests/data/templates is read by it, or another comes before it"
+
+
 def essence(name: str, text: str, prompt: str = "") -> str:
     """A text without white space and the marks that are no part of an answer, of which the first
     may have begun in the prompt."""
