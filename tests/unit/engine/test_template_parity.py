@@ -115,7 +115,7 @@ def the_day_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_templates_and_chats_are_recorded() -> None:
     names = {path.stem for path in TEMPLATES.glob("*.jinja")}
     for reference in ("llama-server", "transformers"):
-        assert set(RECORDED[reference]) == names
+        assert set(RECORDED[reference]) == names, "tools/reference/make_prompt_data.py records them"
         assert all(set(chats) == set(CHATS) for chats in RECORDED[reference].values())
 
 
