@@ -31,6 +31,16 @@ def shortened(message: str) -> str:
     return message[:_FIRST_CHARS] + cut + message[-_LAST_CHARS:]
 
 
+def escaped(text: str) -> str:
+    """The text on one line of a terminal, which obeys nothing in it: what is no character to print
+    is escaped, as Python does it."""
+    if text.isprintable():
+        return text
+    return "".join(
+        each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
+    )
+
+
 class WorkerError(Exception):
     """Base of all failures: a stable `code` and a message of one sentence for the user.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from worker.cli import interrupted_later, stop_signals
 from worker.commands import SUBCOMMANDS, open_standard_files
 from worker.devices.cpu import instructions
-from worker.errors import WorkerError, not_utf8, system_words
+from worker.errors import WorkerError, escaped, not_utf8, system_words
 from worker.supervisor.engine_process import EngineProcess
 
 if TYPE_CHECKING:
@@ -124,5 +124,5 @@ def _report(backend: BackendName, error: WorkerError) -> int:
     details = {key: value for key, value in error.details.items() if key not in ("errors", "event")}
     logs.get_logger().error("worker.failed", **(details | known))
     with contextlib.suppress(OSError):  # without a reader, the exit code still tells
-        print(f"llorch-{backend}: {error.message}", file=sys.stderr, flush=True)
+        print(f"llorch-{backend}: {escaped(error.message)}", file=sys.stderr, flush=True)
     return error.exit_code

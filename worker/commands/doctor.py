@@ -26,7 +26,14 @@ from worker.devices.cpu import instructions
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan, memory_map
 from worker.devices.preflight import ChosenDevice, Findings, Questions
-from worker.errors import ConfigError, DownloadError, InsufficientVram, ModelError, WorkerError
+from worker.errors import (
+    ConfigError,
+    DownloadError,
+    InsufficientVram,
+    ModelError,
+    WorkerError,
+    escaped,
+)
 from worker.models.adapter import resolve_adapters
 from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
@@ -101,7 +108,7 @@ class Diagnosis:
     def as_screen(self) -> str:
         marks = {"ok": "ok     ", "unknown": "unknown", "failed": "FAILED "}
         width = max(len(check.name) for check in self.checks)
-        lines = [f"{marks[c.status]}  {c.name:<{width}}  {c.text}" for c in self.checks]
+        lines = [f"{marks[c.status]}  {c.name:<{width}}  {escaped(c.text)}" for c in self.checks]
         if self.plan is not None:
             for share in self.plan.shares:
                 lines += ["", f"memory of {share.device}", *memory_map(share)]

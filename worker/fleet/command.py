@@ -16,7 +16,7 @@ from pathlib import Path
 
 from worker.api.http.gate import is_loopback
 from worker.arguments import Parser, add_command
-from worker.errors import ConfigError, ModelError, WorkerError
+from worker.errors import ConfigError, ModelError, WorkerError, escaped
 from worker.fleet import deploy
 from worker.fleet.cluster import (
     START_SECONDS,
@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
             act: Callable[[Cluster, argparse.Namespace], None] = arguments.act
             act(cluster, arguments)
     except WorkerError as error:
-        print(f"llorch-ray: {error.message}", file=sys.stderr)
+        print(f"llorch-ray: {escaped(error.message)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import logging
 import os
 import socket
@@ -23,6 +24,7 @@ from typing import Literal, TextIO, cast
 
 from msgspec import msgpack
 
+from worker.errors import escaped
 from worker.lean_imports import unavailable
 
 with unavailable("rich"):  # rich would draw tracebacks; plain ones are wanted
@@ -63,13 +65,13 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
     closing: list[Processor]
     if json_lines:
         # `format_exc_info` prints no local variables, so a traceback has no prompt.
-        renderer = structlog.processors.JSONRenderer(ensure_ascii=False, default=str)
+        renderer = structlog.processors.JSONRenderer(_as_json)
         closing = [structlog.processors.format_exc_info, renderer]
     else:
         console = structlog.dev.ConsoleRenderer(
             colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
-        closing = [_drop_empty, _show_controls, console]
+        closing = [_drop_empty, structlog.processors.format_exc_info, _show_controls, console]
         if for_people:
             closing.insert(0, _drop_failure)
     structlog.configure(
@@ -127,16 +129,22 @@ def _drop_empty(logger: WrappedLogger, name: str, event: EventDict) -> EventDict
 
 
 def _show_controls(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
-    """Escape control characters: a client's path or id may not command the reader's terminal."""
-    return {key: _printable(value) for key, value in event.items()}
+    """Escape control characters: what a client or a file says may not command the reader's
+    terminal. The lines of a trace are indented, so none is taken for one of the log."""
+    trace = event.pop("exception", "")
+    shown = {key: escaped(v) if isinstance(v, str) else v for key, v in event.items()}
+    if trace:
+        shown["exception"] = "\n".join(f"    {escaped(line)}" for line in trace.split("\n"))
+    return shown
 
 
-def _printable(value: object) -> object:
-    if not isinstance(value, str) or value.isprintable():
-        return value
-    return "".join(
-        each if each.isprintable() else each.encode("unicode_escape").decode() for each in value
-    )
+def _as_json(event: EventDict, **_: object) -> str:
+    """A line in which all control characters are escaped, which JSON does not ask for: a terminal
+    may show it, and some readers end a line where Unicode does."""
+    line = json.dumps(event, ensure_ascii=False, default=str)
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)
 
 
 def _drop_failure(logger: WrappedLogger, name: str, event: EventDict) -> EventDict:
