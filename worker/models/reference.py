@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from worker.errors import ConfigError
+from worker.setting_faults import without_secrets
 
 CHECKPOINTS = "an alias of models.toml, a folder of SafeTensors or hf:owner/repo@revision"
 """What names a model that can be converted."""
@@ -59,7 +60,9 @@ def parse(text: str, forms: str = FORMS) -> Reference:
         return _parse_hub(text)
     scheme = re.match(r"([a-z][a-z0-9+.-]*)://", text)
     if scheme:
-        raise _wrong(text, f"is a {scheme[1]} address; a model is named by {forms}")
+        raise _wrong(
+            without_secrets(text), f"is a {scheme[1]} address; a model is named by {forms}"
+        )
     return text if is_alias(text) else Path(os.path.expanduser(text))
 
 

@@ -176,11 +176,11 @@ def test_passing_faults_are_tried_again(hub: Hub, tmp_path: Path, gguf_bytes: by
 
 
 def test_no_server_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub) -> None:
-    set_endpoint(monkeypatch, "http://127.0.0.1:9")
+    set_endpoint(monkeypatch, "http://me:secret@127.0.0.1:9")
     monkeypatch.setattr(remote, "ATTEMPTS", 1)
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert error.details["reason"] == "network"
-    assert "no connection" in error.message
+    assert "no connection to http://127.0.0.1:9 " in error.message
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,10 @@ def test_forms(text: str, expected: object) -> None:
         ("", "must be an alias"),
         (" x", "must be an alias"),
         ("a\0b", "must be an alias"),
-        ("https://example.org/x.gguf", "is a https address"),
+        (
+            "https://me:secret@example.org/x.gguf?key=secret",
+            "'https://example.org/x.gguf' is a https",
+        ),
         ("hf:", "hf:owner/repo"),
         ("hf:a/b/c", "hf:owner/repo"),
         ("hf:../b", "hf:owner/repo"),
@@ -67,6 +70,7 @@ def test_wrong_ones_are_told_what_is_wrong(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text)
     assert words in caught.value.message
+    assert "secret" not in f"{caught.value.message} {caught.value.details}"
     assert caught.value.details["field"] == "model"
     assert caught.value.exit_code == 2
 

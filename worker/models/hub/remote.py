@@ -35,6 +35,7 @@ from huggingface_hub.utils import logging as hub_logging
 
 from worker.errors import DownloadError, WorkerError, of_environment
 from worker.models.reference import is_inside_repository
+from worker.setting_faults import without_secrets
 
 LIBRARY = "llorch-worker"
 """The worker's name in the hub's request logs."""
@@ -118,9 +119,14 @@ def _listing(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:
     return str(info.sha), files
 
 
+def _endpoint() -> str:
+    """The hub's address for messages: a mirror's may have a password in it."""
+    return without_secrets(constants.ENDPOINT)
+
+
 def _not_a_hub(repo: str) -> DownloadError:
     return DownloadError(
-        f"{constants.ENDPOINT} did not say which commit, content and size {repo!r} has, so it "
+        f"{_endpoint()} did not say which commit, content and size {repo!r} has, so it "
         "does not speak the hub's protocol; check HF_ENDPOINT and the proxy.",
         reason="network",
         repo=repo,
@@ -218,14 +224,14 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
         case httpx2.TooManyRedirects(), _:
             return (
                 "network",
-                f"could not be downloaded: {constants.ENDPOINT} leads from one address to the next "
+                f"could not be downloaded: {_endpoint()} leads from one address to the next "
                 "without end; check HF_ENDPOINT and the proxy",
             )
         case httpx2.HTTPError(), _:
             kind = type(error).__name__
             return (
                 "network",
-                f"could not be downloaded: no connection to {constants.ENDPOINT} ({kind})",
+                f"could not be downloaded: no connection to {_endpoint()} ({kind})",
             )
         case OSError(errno=number), _ if number in DISK_FULL:
             return (
