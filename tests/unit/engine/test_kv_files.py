@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
@@ -12,9 +12,11 @@ from threading import Event, Thread
 import pytest
 
 from tests.support.worker import until
+from worker.engine.cache import disk
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_file import Damaged, Entry, read, read_entry, write
 from worker.engine.cache.moves import Snapshot, State
+from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
@@ -195,6 +197,41 @@ def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
     assert used in files(tmp_path)
     assert store.longest(range(1, 11), Scope()) is None, "the second was the longest unused"
     assert 1000 < store.counts.evicted < 1200
+
+
+def test_a_clock_that_was_wrong_fills_no_store_for_good(tmp_path: Path) -> None:
+    """Files of a time to come would be the last to give way, until it comes."""
+    others = opened(tmp_path, limit_bytes=3500, binding="c" * 64)
+    for first in range(3):
+        stored(others, state(range(first, first + 10), bytes(1000)))
+    (tmp_path / "left.part").write_bytes(bytes(1000))
+    for path in tmp_path.iterdir():
+        os.utime(path, (time.time() + 1e8,) * 2)
+    store = opened(tmp_path, limit_bytes=3500)
+    for first in range(3):
+        stored(store, state(range(first, first + 10), bytes(1000)))
+    assert all(store.has(range(first, first + 10), Scope()) for first in range(3))
+    assert len(files(tmp_path)) == 3 and not [*tmp_path.glob("*.part")]
+
+
+def test_of_many_files_few_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine looks for a prefix while all streams wait."""
+    key = opened(tmp_path)._secret
+    for number in range(300):
+        tokens = [*range(64), 1000 + number, *range(200)]
+        write(tmp_path / f"{'b' * 16}-{number}.kv", state(tokens, b"s"), "", key)
+    store = opened(tmp_path)
+    until(lambda: len(store._entries) == 300, 30, lambda: "the folder is not read")
+    compared: list[int] = []
+
+    def counted(a: Sequence[int], b: Sequence[int]) -> int:
+        compared.append(1)
+        return common_length(a, b)
+
+    monkeypatch.setattr(disk, "common_length", counted)
+    found = store.longest([*range(64), 1007, *range(100)], NOBODYS)
+    assert found is not None and found[1] == 165 and found[0].tokens[64] == 1007
+    assert len(compared) <= 3
 
 
 def test_all_bytes_of_the_folder_count(tmp_path: Path) -> None:

@@ -107,9 +107,12 @@ class Disk:
         tokens, salt = array("i", prompt), self._salted(scope)
         with self._lock:
             entries = [each for each in self._entries.values() if each.salt == salt]
-        found = [(entry, self._usable(entry, tokens)) for entry in entries]
-        best = max(found, key=lambda pair: pair[1], default=None)
-        return best if best is not None and best[1] else None
+        best: tuple[Entry, int] | None = None
+        for entry in entries:
+            beyond = best[1] if best is not None else 0
+            if (n_usable := self._usable(entry, tokens, beyond)) > beyond:
+                best = entry, n_usable
+        return best
 
     def has(self, tokens: Sequence[int], scope: Scope) -> bool:
         """Whether a stored prefix allows to reuse all of these tokens."""
@@ -125,7 +128,11 @@ class Disk:
         """Write a state. `done` is called in any case, by the store's thread or at once."""
         self._writer.submit(self._write, state).add_done_callback(lambda _: done())
 
-    def _usable(self, entry: Entry, tokens: array[int]) -> int:
+    def _usable(self, entry: Entry, tokens: array[int], beyond: int) -> int:
+        """How many of the tokens can be reused; told only if they may be more than `beyond`, else
+        0: of many files, most are left at a glance."""
+        if entry.tokens[: beyond + 1] != tokens[: beyond + 1]:
+            return 0
         n_common, cuts = common_length(entry.tokens, tokens), (n for n, _ in entry.snapshots)
         return self._kind.longest_cut(n_common, len(entry.tokens), cuts)
 
@@ -187,23 +194,25 @@ class Disk:
             others = [each for each in self._entries.values() if each.salt == salt]
             self._entries[path] = entry
         for each in others:
-            if self._usable(entry, each.tokens) == len(each.tokens):  # it makes this superfluous
+            n_all = len(each.tokens)
+            if self._usable(entry, each.tokens, n_all - 1) == n_all:  # it makes this superfluous
                 self._remove(each.path)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Remove the least recently used files, whichever worker wrote them."""
+        """Remove the least recently used files, whichever worker wrote them. One with a time to
+        come is as old as that is far: a clock was wrong, and nobody knows when it was used."""
         files, total = [], n_bytes
         for path in self._folder.iterdir():
             if path.suffix in (SUFFIX, UNFINISHED):
                 with contextlib.suppress(OSError):
                     status = path.stat()
-                    is_old = time.time() - status.st_mtime > _ABANDONED_SECONDS
-                    if is_old and path.suffix == UNFINISHED:
+                    age = abs(time.time() - status.st_mtime)
+                    if age > _ABANDONED_SECONDS and path.suffix == UNFINISHED:
                         path.unlink()
                         continue
                     total += status.st_size
-                    files.append((status.st_mtime_ns, status.st_size, path))
-        for _, size, path in sorted(files):
+                    files.append((age, status.st_size, path))
+        for _, size, path in sorted(files, reverse=True):
             if total <= self._limit_bytes:
                 return
             if path.suffix == SUFFIX:  # others may be being written
