@@ -272,6 +272,7 @@ def test_what_cannot_be_served_is_refused(
         {"vocab": ["a", "", ""]},
         {"architecture": "hunyuan-dense", "overrides": {"hunyuan-dense.expert_count": 1}},
         {"architecture": "glm5-next", "overrides": {"glm5-next.rope.dimension_count": 0}},
+        {"architecture": "llorch{0}{arch"},
     ],
 )
 def test_odd_files_that_are_served(tmp_path: Path, odd: dict[str, Any]) -> None:

@@ -162,7 +162,9 @@ class GgufLayout:
         return max(int(value) for value in array.read())
 
     def _filled_in(self, key: str) -> str:
-        return key.format(arch=self.metadata.get(constants().Keys.General.ARCHITECTURE))
+        # A hostile name has braces, and a key may be filled in twice.
+        architecture = self.metadata.get(constants().Keys.General.ARCHITECTURE)
+        return key.replace("{arch}", str(architecture))
 
 
 def read_layout(path: Path) -> GgufLayout:
