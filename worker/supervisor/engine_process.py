@@ -34,6 +34,8 @@ ENVIRONMENT_PREFIXES = (
     *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_", "VK_", "MESA_", "LP_", "RADV_", "ANV_"),
 )
 """Prefixes of the variables that the engine inherits; its settings come through the pipe."""
+_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSW")
+"""What names of secrets have, some of which begin so: `LANGFUSE_SECRET_KEY`, `LLAMA_API_KEY`."""
 SPINS_AT_BARRIERS = "2000"
 """How often an OpenMP thread looks before it sleeps at a barrier: for some 20 µs, by libgomp's own
 estimate.
@@ -200,7 +202,9 @@ def _told() -> Iterator[None]:
 def engine_environment() -> dict[str, str]:
     """The engine's environment: what compute libraries and Python read, and no secret."""
     allowed = {
-        name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT_PREFIXES)
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(ENVIRONMENT_PREFIXES) and not any(word in name for word in _SECRETS)
     }
     # Landlock binds only threads that come later, and NumPy would have one for each core.
     allowed["OPENBLAS_NUM_THREADS"] = "1"

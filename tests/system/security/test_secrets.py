@@ -20,6 +20,9 @@ SECRETS = {
     "LLORCH_CALLBACK_TOKEN": "secret-of-the-pool",
     "HF_TOKEN": "secret-of-the-hub",
     "AWS_SECRET_ACCESS_KEY": "secret-of-the-cloud",
+    "LLAMA_API_KEY": "secret-of-llama-server",
+    "LANGFUSE_SECRET_KEY": "secret-of-another-program",
+    "HOMEBREW_GITHUB_API_TOKEN": "secret-of-one-more",
 }
 
 
