@@ -16,7 +16,7 @@ from worker.convert import architectures, manifest, plausible, reranker, upstrea
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.config import Config
 from worker.convert.family import metadata as family_metadata
-from worker.convert.family.defaults import completed
+from worker.convert.family.defaults import check_settled, completed
 from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Family, Metadata, Place
 from worker.convert.malformed import bounded_faults
@@ -162,13 +162,7 @@ def _prepare(source: Path, options: Options) -> Conversion:
 def _by_family(
     checkpoint: Checkpoint, family: Family, config: Config, options: Options
 ) -> Conversion:
-    whole = config
-    if config.has(family.section):  # A text model alone may have everything on one level.
-        config = config.section(family.section)
-        if whole.has(tie := "tie_word_embeddings"):  # It is the whole model that ties its head.
-            config = config.changed(**{tie: whole.values[tie]})
-    config = completed(config, config.text("model_type", whole.text("model_type", "")))
-    config = family.config(config)
+    config = text_config(family, config)
     plausible.check_config(config, checkpoint)
     dims = family.dims(config)
     plausible.check_dims(config, dims, checkpoint)
@@ -194,6 +188,18 @@ def _by_family(
     _add_vocabulary(made, vocabulary, embeds=pooling is not None, prompts=prompts)
     made.notes += (*_notes(family, config), *_left_out(checkpoint, family, dims, tensors))
     return made
+
+
+def text_config(family: Family, whole: Config) -> Config:
+    """What describes the text model, with what its class has for absent keys."""
+    config = whole
+    if config.has(family.section):  # A text model alone may have everything on one level.
+        config = config.section(family.section)
+        if whole.has(tie := "tie_word_embeddings"):  # It is the whole model that ties its head.
+            config = config.changed(**{tie: whole.values[tie]})
+    config = config.changed(model_type=config.text("model_type", whole.text("model_type", "")))
+    check_settled(config)
+    return family.config(completed(config))
 
 
 def _by_script(checkpoint: Checkpoint, options: Options) -> Conversion:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.resources import files as files_of
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,21 @@ import pytest
 
 from tests.unit.convert import files
 from tests.unit.convert.test_parity import DATA, MODELS, SAYING, checkpoint
-from worker.convert import prepare
+from worker.convert import architectures, family, prepare
+from worker.convert.config import Config
+from worker.convert.family import metadata
+from worker.convert.family.rules import Metadata
 from worker.convert.prepare import Options
 from worker.errors import ModelError
 
 SAID: dict[str, dict[str, Any]] = json.loads(
     (DATA.parent / "definitions/defaults.json").read_text()
 )
-SAID_ELSEWHERE = {"intermediate_size", "id2label", "tie_word_embeddings"}
-"""By the tensors, so that a default which they deny is not taken: layers that are all experts have
-no `intermediate_size`, a ranker has a row for each label, and a model without a head has its
-embedding for one."""
+SAID_ELSEWHERE = {"id2label", "tie_word_embeddings"}
+"""By the tensors: a ranker has a row for each label, and a model without a head has its embedding
+for one."""
+WHOLE = {"layer_types", "rope_parameters"}
+"""What follows from other keys, or is a whole scaling, and may be missed by name."""
 TOKEN = "_token_id"
 """The tokenizer's files say which they are; of RoBERTa's positions see below."""
 
@@ -50,23 +55,51 @@ def made(folder: Path, config: dict[str, Any]) -> Made:
     return conversion.metadata, shapes, computed, conversion.notes
 
 
+def described(config: dict[str, Any]) -> Metadata | str:
+    """What a configuration says of a model, whose tensors nobody looks at; the sentence by which it
+    is refused otherwise."""
+    family = architectures.family_of(Config(config))
+    assert family is not None
+    try:
+        text = prepare.text_config(family, Config(config))
+        d = family.dims(text)
+        metadata.check(family, text, d)
+        return metadata.of_family(family, text, d)
+    except ModelError as error:
+        return error.message
+
+
 def with_section(config: dict[str, Any], section: dict[str, Any]) -> dict[str, Any]:
     return {**config, "text_config": section} if "text_config" in config else section
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_absent_key_is_its_default_or_refused(name: str, tmp_path: Path) -> None:
+def test_an_absent_key_is_its_default(name: str, tmp_path: Path) -> None:
     folder = checkpoint(name, tmp_path)
     config = json.loads((folder / "config.json").read_text())
     section = config.get("text_config", config)
     differing = {}
     for key in (k for k in SAID[name].keys() - SAID_ELSEWHERE if not k.endswith(TOKEN)):
-        others = {k: v for k, v in section.items() if k != key}
-        absent = made(folder, with_section(config, others))
-        there = with_section(config, {**others, key: SAID[name][key]})
-        if absent is not None and absent != made(folder, there):
-            differing[key] = SAID[name][key]
+        absent = with_section(config, {k: v for k, v in section.items() if k != key})
+        there = with_section(config, {**section, key: SAID[name][key]})
+        found = described(absent)
+        if found != described(there) and not (key in WHOLE and isinstance(found, str)):
+            differing[key] = found
+        if made(folder, absent) not in (None, made(folder, there)):
+            differing[key] = "other tensors"
     assert not differing
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_key_has_each_name_of_its_class(name: str) -> None:
+    config = json.loads((DATA / name / "config.json").read_text())
+    section = config.get("text_config", config)
+    classes = json.loads((files_of(family) / "classes.json").read_text())
+    for other, key in classes[section["model_type"].removesuffix("_text")]["names"].items():
+        values = {k: v for k, v in section.items() if k not in (key, other)}
+        value = section.get(key, section.get(other))
+        one, two = (described(with_section(config, {**values, k: value})) for k in (key, other))
+        assert one == two
 
 
 def test_a_head_is_tied_where_the_class_ties_it(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from importlib import import_module
 
 from worker.convert.config import Config
+from worker.convert.family.defaults import completed
 from worker.convert.family.rules import Family
 from worker.errors import ModelError
 
@@ -42,9 +43,10 @@ def family_of(config: Config) -> Family | None:
         for end, other in _SAME_LAYERS.items()
         if name.endswith(end)
     }
+    whole = completed(config)
     for each in (names, others):
         for family in FAMILIES:
-            if each.intersection(family.names) and family.applies(config):
+            if each.intersection(family.names) and family.applies(whole):
                 return family
     return None
 

@@ -106,8 +106,9 @@ _NOMIC_KEYS = {
 
 def _nomic_config(config: Config) -> Config:
     trained = config.integer("max_trained_positions", default=2048)
-    context = min(config.integer("n_positions", default=trained), trained)
-    return renamed(config, _NOMIC_KEYS, max_position_embeddings=context)
+    n_positions = config.integer("n_positions", "max_position_embeddings", default=trained)
+    config = renamed(config, _NOMIC_KEYS)
+    return config.changed(max_position_embeddings=min(n_positions, trained))
 
 
 NOMIC_BERT = Family(

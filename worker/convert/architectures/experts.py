@@ -21,7 +21,6 @@ from worker.convert.config import Config
 from worker.convert.family.dims import Dims, with_experts
 from worker.convert.family.metadata import SHARED_WIDTH, as_deepseek, integer, of_dims, rotated
 from worker.convert.family.rules import Array, Family, Into, Make, Sources, halves
-from worker.errors import ModelError
 
 
 def half(i: int) -> Make:
@@ -78,27 +77,18 @@ QWEN2_MOE = replace(
     architecture="qwen2moe",
     names=("Qwen2MoeForCausalLM",),
     metadata=SHARED_WIDTH,
-    dims=with_experts(
-        "num_experts", "num_local_experts", shared_width="shared_expert_intermediate_size"
-    ),
+    dims=with_experts("num_experts", shared_width="shared_expert_intermediate_size"),
     head="always",
     requires={**_SPARSE, "norm_topk_prob": False},
 )
-
-
-def _check_normed(config: Config, _d: Dims) -> None:
-    """Absence means false in transformers, and llama.cpp knows nothing but true."""
-    if not config.flag("norm_topk_prob"):
-        raise ModelError(f"{config.name}: norm_topk_prob is False, llama.cpp implements True")
 
 
 QWEN3_MOE = replace(
     QWEN3,
     architecture="qwen3moe",
     names=("Qwen3MoeForCausalLM",),
-    dims=with_experts("num_experts", "num_local_experts"),
-    requires=_SPARSE,
-    check=_check_normed,
+    dims=with_experts("num_local_experts"),
+    requires={**_SPARSE, "norm_topk_prob": True},
 )
 
 QWEN3_VL_MOE = replace(
@@ -107,7 +97,7 @@ QWEN3_VL_MOE = replace(
     multimodal=("Qwen3VLMoeForConditionalGeneration",),
     dims=QWEN3_MOE.dims,
     sources=halves_of("mlp.experts"),
-    requires={**_SPARSE, "norm_topk_prob": True},
+    requires=QWEN3_MOE.requires,
 )
 
 # --- experts whose router has a bias --------------------------------------------------------------

@@ -252,9 +252,7 @@ LFM2_MOE = replace(
         Keys.LLM.EXPERT_GATING_FUNC: 2,  # Sigmoid.
     },
     config=_tied,
-    dims=with_experts(
-        "num_experts", "num_local_experts", n_dense="num_dense_layers", of=_lfm2_dims
-    ),
+    dims=with_experts("num_experts", n_dense="num_dense_layers", of=_lfm2_dims),
     requires={
         "conv_bias": False,
         "norm_topk_prob": True,

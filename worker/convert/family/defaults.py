@@ -1,128 +1,68 @@
-"""What a key means that `config.json` leaves out, where it is not what most families mean.
+"""What a key means that `config.json` leaves out or calls otherwise: what the model's class says.
 
-A checkpoint may leave out whatever its class in transformers has by default, and that is another
-value in another class. Here are those by `model_type`; `tests/unit/convert/test_defaults.py` takes
-each key out of each checkpoint and compares. An explicit `null` is not absence: it says that there
-is no window, or that the heads are as many as usual.
+`classes.json` has, by `model_type`, the defaults of transformers' classes for the keys that the
+converter reads, and the names that they take in place of a key
+(`tools/reference/make_config_defaults.py`). An explicit `null` is absence of a flag alone:
+elsewhere it says that there is no window, or that the heads are as many as usual.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
 from typing import Any, Final
+
+import msgspec
 
 from worker.convert.config import Config
 from worker.errors import ModelError
 
-GIVEN: Final = object()
-"""In place of a value: the key must be there. Releases of transformers, or a model's own code, have
-different defaults, or the default is a whole scaling of the rotation."""
-
-_TIED = {"tie_word_embeddings": True}
-_SCALED = {"norm_topk_prob": True, "routed_scaling_factor": 2.5}
-_DEEPSEEK3 = {"n_group": 8, "topk_group": 4, **_SCALED}
-_ERNIE = {**_TIED, "rope_theta": 500000.0}
-_LFM2 = {**_TIED, "rope_theta": 1000000.0, "num_key_value_heads": 8}
-_QWEN2_VL = {"num_key_value_heads": 8, "rope_theta": 1000000.0}
-_ROBERTA = {"pad_token_id": 1, "type_vocab_size": 2}
-_SHARED_512 = {"shared_expert_intermediate_size": 512}
-
-DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "bert": {"type_vocab_size": 2},
-    "cohere": {**_TIED, "rope_theta": GIVEN},
-    "cohere2": {**_TIED, "sliding_window": 4096},
-    "deepseek_v3": _DEEPSEEK3,
-    "deepseek_v32": {**_DEEPSEEK3, "first_k_dense_replace": 3},
-    "dots1": {"num_key_value_heads": 32},
-    "ernie4_5": {**_ERNIE, "head_dim": 128, "num_key_value_heads": 2},
-    "ernie4_5_moe": _ERNIE,
-    "exaone4": {"num_key_value_heads": 32, "sliding_window": 4096},
-    "exaone_moe": {"num_key_value_heads": 32, "sliding_window": 4096, **_SCALED},
-    "gemma": {**_TIED, "head_dim": 256, "num_key_value_heads": 16},
-    "gemma2": {**_TIED, "query_pre_attn_scalar": 256},
-    "gemma3": {
-        **_TIED,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 131072,
-        "vocab_size": 262208,
-        "rope_theta": 1_000_000.0,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 4096,
-    },
-    "gemma4": {**_TIED, "head_dim": 256, "hidden_size_per_layer_input": 256, "sliding_window": 512},
-    "glm4": {"head_dim": 128, "num_key_value_heads": 2},
-    "glm4_moe": {
-        "attention_bias": False,
-        "use_qk_norm": False,
-        "norm_topk_prob": True,
-        "num_key_value_heads": 8,
-    },
-    "glm4_moe_lite": {"norm_topk_prob": True, "routed_scaling_factor": 1.8},
-    "glm_moe_dsa": {"first_k_dense_replace": 3, **_SCALED},
-    "gpt2": _TIED,
-    "gpt_oss": {
-        "head_dim": 64,
-        "num_key_value_heads": 8,
-        "rope_type": GIVEN,
-        "sliding_window": 128,
-    },
-    "granitemoe": {"num_local_experts": 8},
-    "granitemoeshared": {"num_local_experts": 8},
-    "internlm3": {"head_dim": 128, "num_key_value_heads": 2},
-    "kimi_k2": _DEEPSEEK3,
-    "lfm2": _LFM2,
-    "lfm2_moe": _LFM2,
-    "llama": {"attention_bias": False, "mlp_bias": False},
-    "llama4": {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": 500000.0},
-    "minimax_m2": {"head_dim": 128, "num_key_value_heads": 8, "rope_theta": GIVEN},
-    "ministral3": {"head_dim": 128, "num_key_value_heads": 8, "rope_type": GIVEN},
-    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
-    "mistral4": {"norm_topk_prob": True, "rope_type": GIVEN},
-    "mixtral": {"num_key_value_heads": 8, "rope_theta": 1000000.0},
-    "olmo3": {"rope_theta": GIVEN, "sliding_window": 4096},
-    "phi3": {"original_max_position_embeddings": 4096},
-    "qwen2": {"num_key_value_heads": 32},
-    "qwen2_5_vl": _QWEN2_VL,
-    "qwen2_moe": {"num_key_value_heads": 16, "shared_expert_intermediate_size": 5632},
-    "qwen2_vl": _QWEN2_VL,
-    "qwen3": {"head_dim": 128, "num_key_value_heads": 32},
-    "qwen3_5": {"head_dim": 256},
-    "qwen3_5_moe": {**_SHARED_512, "head_dim": 256, "num_key_value_heads": 2},
-    "qwen3_next": {**_SHARED_512, "head_dim": 256, "num_key_value_heads": 2},
-    "qwen3_vl": {"head_dim": 128, "num_key_value_heads": 32, "rope_theta": GIVEN},
-    "qwen3_vl_moe": {"num_key_value_heads": 16, "rope_theta": GIVEN},
-    "roberta": _ROBERTA,
-    "seed_oss": {"head_dim": 128, "num_key_value_heads": 8},
-    "smollm3": {**_TIED, "rope_theta": 2000000.0},
-    "solar_open": {
-        "head_dim": 128,
-        "num_key_value_heads": 8,
-        "norm_topk_prob": True,
-        "rope_theta": 1000000.0,
-    },
-    "stablelm": {"num_key_value_heads": 32, "qk_layernorm": False, "use_qkv_bias": False},
-    "starcoder2": {**_TIED, "num_key_value_heads": 2},
-    "xlm-roberta": _ROBERTA,
+UNSETTLED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("cohere", "minimax_m2", "olmo3", "qwen3_vl", "qwen3_vl_moe"), "rope_theta"),
+    **dict.fromkeys(("gpt_oss", "ministral3", "mistral4"), "rope_type"),
 }
-"""By `model_type`, without the `_text` that a part of a multimodal model may have behind it."""
+"""A key that must be there. Releases of transformers, or a model's own code, have different
+defaults, or the default is a whole scaling of the rotation."""
+_LIKE = {"kimi_k2": "deepseek_v3"}
+"""Types of models whose class is another one's."""
 
 
-def completed(config: Config, kind: str) -> Config:
-    """With the defaults of a `model_type` in the places of keys that are absent.
+class _Class(msgspec.Struct):
+    defaults: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    """The key that each further name stands for."""
 
-    Raises:
-        ModelError: a key is absent that has no default.
+
+@cache
+def _classes() -> Mapping[str, _Class]:
+    data = (files(__package__) / "classes.json").read_bytes()
+    return msgspec.json.decode(data, type=dict[str, _Class])
+
+
+def completed(config: Config) -> Config:
+    """With the defaults of the configuration's class in the places of keys that are absent."""
+    kind, given = _kind(config), config.values
+    said = _classes().get(_LIKE.get(kind, kind), _Class())
+    named = {key: given[name] for name, key in said.names.items() if name in given}
+    flags = {key for key, value in said.defaults.items() if isinstance(value, bool)}
+    there = {k: v for k, v in given.items() if v is not None or k not in flags}
+    return Config({**said.defaults, **named, **there}, config.name)
+
+
+def check_settled(config: Config) -> None:
     """
-    there = set(_keys(config))
-    defaults = DEFAULTS.get(kind.removesuffix("_text"), {})
-    for key, value in defaults.items():
-        if value is GIVEN and key not in there:
-            raise ModelError(f"{config.name} lacks {key}")
-    missing = {key: value for key, value in defaults.items() if value is not GIVEN}
-    return Config({**missing, **config.values}, config.name)
+    Raises:
+        ModelError: a key is absent whose default is not settled.
+    """
+    key = UNSETTLED.get(_kind(config))
+    if key and key not in set(_keys(config)):
+        raise ModelError(f"{config.name} lacks {key}")
+
+
+def _kind(config: Config) -> str:
+    """The type of the model; a part of a multimodal one may have `_text` behind it."""
+    return config.text("model_type", "").removesuffix("_text")
 
 
 def _keys(config: Config) -> Iterator[str]:

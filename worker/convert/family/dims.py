@@ -41,15 +41,14 @@ class Dims:
         )
 
 
-def renamed(config: Config, keys: Mapping[str, str], **defaults: object) -> Config:
-    """With the usual names, of which those that are there already are kept."""
-    present = {key: value for key, value in config.values.items() if value is not None}
-    own = {usual: present[key] for usual, key in keys.items() if key in present}
-    return Config({**defaults, **own, **present}, config.name)
+def renamed(config: Config, keys: Mapping[str, str]) -> Config:
+    """With the usual names of keys that have one of the family's own, which goes before."""
+    own = {usual: config.values[key] for usual, key in keys.items() if config.has(key)}
+    return config.changed(**own)
 
 
 def with_experts(
-    *n_expert: str,
+    n_expert: str,
     width: str = "moe_intermediate_size",
     shared_width: str = "",
     n_shared: str = "",
@@ -60,20 +59,19 @@ def with_experts(
     """The sizes of a family with experts, whose settings have these names; `of` gives the others.
 
     Shared experts have a width of their own, or there are `n_shared` as wide as the others. The
-    first layers are dense: `n_dense` of them, or those that `mlp_layer_types` says. With
+    first layers are dense: those that `mlp_layer_types` says, or `n_dense` of them. With
     `optional`, models of the family may have no experts.
     """
 
     def dims(config: Config) -> Dims:
         d, n_ff = of(config), config.integer(width)
         shared = n_ff * config.integer(n_shared) if n_shared else config.count(shared_width)
-        has_none = optional and not config.values.get(n_expert[0])
-        n = 0 if has_none else config.integer(*n_expert)
+        n = config.count(n_expert) if optional else config.integer(n_expert)
         d = replace(d, n_expert=n, n_ff_expert=n_ff, n_ff_shared=shared)
         if n_dense:
             kinds = config.values.get("mlp_layer_types")
-            said = kinds.count("dense") if isinstance(kinds, list) else 0
-            first = config.number(n_dense, default=said)
+            said = kinds.count("dense") if isinstance(kinds, list) else None
+            first = config.number(n_dense, default=0) if said is None else said
             widths = ["dense" if i < first else "experts" for i in range(d.n_layers)]
             pairs = zip(d.kinds or ("",) * d.n_layers, widths, strict=True)
             d = replace(d, kinds=tuple(" ".join(pair).strip() for pair in pairs))
