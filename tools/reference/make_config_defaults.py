@@ -3,7 +3,7 @@
     python -m tools.reference.make_config_defaults
 
 Needs transformers. `worker/convert/family/classes.json` has for each `model_type` the defaults of
-the keys that the converter reads, and the keys that have another name, too. For
+the keys that the converter reads, other names of keys, and keys that may be `null`. For
 `tests/data/definitions/defaults.json` each key is taken out of each checkpoint's text configuration
 in turn, and the class says what it then is: `{checkpoint: {key: value}}`; a key that the class
 wants or does not know is left out.
@@ -78,15 +78,19 @@ def of_class(model_type: str) -> dict[str, Any]:
         by_layer = "global_rope_theta" in inspect.getsource(kind.convert_rope_params_to_dict)
         name = "global_rope_theta" if by_layer else "rope_theta"
         known[name] = theta["global"] if isinstance(theta, dict) else theta
+    defaults = {
+        key: value
+        for key, value in known.items()
+        if key in read - UNUSED and isinstance(value, int | float | str) and value != "auto"
+        # Older releases left `true` out, whatever the class had: the tensors say it.
+        if (key, value) != ("tie_word_embeddings", False)
+    }
     return {
-        "defaults": {
-            key: value
-            for key, value in known.items()
-            if key in read - UNUSED and isinstance(value, int | float | str) and value != "auto"
-            # Older releases left `true` out, whatever the class had: the tensors say it.
-            if (key, value) != ("tie_word_embeddings", False)
-        },
+        "defaults": defaults,
         "names": {name: key for name, key in names.items() if key in read},
+        "nullable": sorted(
+            f.name for f in fields(kind) if f.name in defaults and "None" in str(f.type)
+        ),
     }
 
 

@@ -2,8 +2,7 @@
 
 `classes.json` has, by `model_type`, the defaults of transformers' classes for the keys that the
 converter reads, and the names that they take in place of a key
-(`tools/reference/make_config_defaults.py`). An explicit `null` is absence of a flag alone:
-elsewhere it says that there is no window, or that the heads are as many as usual.
+(`tools/reference/make_config_defaults.py`).
 """
 
 from __future__ import annotations
@@ -32,6 +31,8 @@ class _Class(msgspec.Struct):
     defaults: dict[str, Any] = {}
     names: dict[str, str] = {}
     """The key that each further name stands for."""
+    nullable: list[str] = []
+    """Where `null` is no absence: there is no window, or the heads are as many as usual."""
 
 
 @cache
@@ -45,8 +46,7 @@ def completed(config: Config) -> Config:
     kind, given = _kind(config), config.values
     said = _classes().get(_LIKE.get(kind, kind), _Class())
     named = {key: given[name] for name, key in said.names.items() if name in given}
-    flags = {key for key, value in said.defaults.items() if isinstance(value, bool)}
-    there = {k: v for k, v in given.items() if v is not None or k not in flags}
+    there = {k: v for k, v in given.items() if v is not None or k in said.nullable}
     return Config({**said.defaults, **named, **there}, config.name)
 
 
