@@ -173,7 +173,8 @@ def _by_family(
     ranks = pooling is None and reranker.is_reranker(checkpoint.folder, family, config)
     vocabulary = read_vocabulary(checkpoint, dims.n_vocab, options.pre_tokenizer)
     if ranks:
-        family, dims = reranker.with_classifier(family, config, dims, vocabulary)
+        has_head = "lm_head.weight" in checkpoint.tensors
+        family, dims = reranker.with_classifier(family, config, dims, vocabulary, has_head=has_head)
     metadata: Metadata = {
         **family_metadata.of_family(family, config, dims),
         **family.tensor_metadata(checkpoint, dims),
@@ -186,7 +187,8 @@ def _by_family(
     made = Conversion(checkpoint, options, family.architecture, metadata, tensors)
     prompts = reranker.PROMPTS if ranks else {}
     _add_vocabulary(made, vocabulary, embeds=pooling is not None, prompts=prompts)
-    made.notes += (*_notes(family, config), *_left_out(checkpoint, family, dims, tensors))
+    made.notes += _notes(family, config, tensors)
+    made.notes += _left_out(checkpoint, family, dims, tensors)
     return made
 
 
@@ -264,8 +266,16 @@ def _importance(options: Options) -> Metadata:
     return {manifest.IMATRIX: sha256_of_file(options.imatrix)}
 
 
-def _notes(family: Family, config: Config) -> Iterator[str]:
+def _notes(family: Family, config: Config, tensors: Iterable[OutputTensor]) -> Iterator[str]:
     yield from family.notes(config)
+    pieces = {t.name: t.pieces for t in tensors}
+    head = pieces.get("output.weight")
+    if (
+        head
+        and config.values.get("tie_word_embeddings")
+        and head != pieces.get("token_embd.weight")
+    ):
+        yield "the output head is kept: tie_word_embeddings is true, but the embedding is another"
     window = config.values.get("sliding_window")
     if family.ignores_window and isinstance(window, int) and window > 0:
         if window < config.integer("max_position_embeddings"):
@@ -280,8 +290,7 @@ def _left_out(
     for name in sorted(checkpoint.tensors):
         why = family.why_left_out(name, d)
         if why is None and name not in used and _is_head(family, name):
-            # Whoever trained a head of its own sees here that the configuration denies it.
-            why = "tie_word_embeddings has the embedding in its place"
+            why = "the embedding, which has the same values, is in its place"
         if why:
             by_reason.setdefault(why, []).append(name)
     for why, names in by_reason.items():

@@ -44,9 +44,10 @@ def is_reranker(source: Path, family: Family, config: Config) -> bool:
 
 
 def with_classifier(
-    family: Family, config: Config, d: Dims, vocabulary: Vocabulary
+    family: Family, config: Config, d: Dims, vocabulary: Vocabulary, *, has_head: bool
 ) -> tuple[Family, Dims]:
-    """The family with a classifier of two rows of the output head instead of the whole head.
+    """The family with a classifier of two rows of the output head instead of the whole head, which
+    is the embedding where the checkpoint has none.
 
     Raises:
         ModelError: "yes" or "no" is not a token.
@@ -57,7 +58,7 @@ def with_classifier(
         raise ModelError(f"a reranker answers {' or '.join(LABELS)}, and both must be tokens")
     rows = Into("cls.output", make=_rows)
     classifier: Sources = {"embed_tokens.weight": ("token_embd", rows), "lm_head.weight": ()}
-    if not config.flag("tie_word_embeddings", default=True):
+    if has_head or not config.flag("tie_word_embeddings", default=True):
         classifier = {"lm_head.weight": rows}
     family = replace(
         family,

@@ -29,6 +29,8 @@ from worker.models.safetensors import TensorInfo
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]
+_COMPARED = 1 << 22
+"""So many values of a head are compared at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,7 @@ def plan_tensors(
             tensor=name,
         )
     if family.head != "none":
-        _tie_head(family, outputs, config)
+        _tie_head(checkpoint, family, outputs, config)
     return sorted(outputs.values(), key=_position)
 
 
@@ -303,21 +305,37 @@ def _misshapen(source: TensorInfo, why: str) -> ModelError:
     )
 
 
-def _tie_head(family: Family, outputs: dict[str, OutputTensor], config: Config) -> None:
-    """Tie the output head to the embedding, or not, as `config.json` and llama.cpp require."""
+def _tie_head(
+    checkpoint: Checkpoint, family: Family, outputs: dict[str, OutputTensor], config: Config
+) -> None:
+    """Tie the output head to the embedding, or not, as `config.json` and llama.cpp require. A head
+    that differs from the embedding is one of its own, whatever the configuration says, as with
+    transformers."""
     head, embedding = outputs.get("output.weight"), outputs.get("token_embd.weight")
     tied = config.flag("tie_word_embeddings", default=head is None)
     if not tied and head is None:
         raise ModelError(f"{config.name}: tie_word_embeddings is false, but there is no lm_head")
+    if head is not None and embedding is not None and (tied or family.head == "never"):
+        tied = _are_equal(checkpoint, head, embedding)
     if not tied and family.head == "never":
         raise ModelError(
-            f"{config.name}: tie_word_embeddings is false, llama.cpp's {family.architecture} "
-            "has no output head of its own"
+            f"{checkpoint.folder} has an output head that differs from its embedding, llama.cpp's "
+            f"{family.architecture} has none of its own"
         )
     if tied:
         outputs.pop("output.weight", None)
         if family.head == "always" and embedding is not None:
             outputs["output.weight"] = replace(embedding, name="output.weight")
+
+
+def _are_equal(checkpoint: Checkpoint, one: OutputTensor, other: OutputTensor) -> bool:
+    (piece, *_), (beside, *_) = one.pieces, other.pieces
+    step = max(1, _COMPARED // one.row_length)
+    parts = ((i, min(step, piece.n_rows - i)) for i in range(0, piece.n_rows, step))
+    return one.shape == other.shape and all(
+        np.array_equal(piece.read(checkpoint, *part), beside.read(checkpoint, *part))
+        for part in parts
+    )
 
 
 def _position(tensor: OutputTensor) -> tuple[int, str]:

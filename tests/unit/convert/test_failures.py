@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gguf
 import numpy as np
 import pytest
 
@@ -233,18 +234,42 @@ def test_a_source_that_is_no_number_is_refused_for_every_type(
     assert "blk.1.ffn_up.weight has a NaN or an infinity in its source" in sentence
 
 
-def test_a_head_that_the_configuration_ties_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = Path(shutil.copytree(TINY, tmp_path / "tied"))
+def add_head(source: Path, is_own: bool) -> None:
+    """One of zeros, or the embedding once more."""
     header, data = files.read(source / "model.safetensors")
     embedding = header["model.embed_tokens.weight"]
     first, end = embedding["data_offsets"]
     header["lm_head.weight"] = {**embedding, "data_offsets": [len(data), len(data) + end - first]}
-    files.write(source / "model.safetensors", header, data + bytes(end - first))
-    converted(source, tmp_path / "m.gguf")
+    head = bytes(end - first) if is_own else data[first:end]
+    files.write(source / "model.safetensors", header, data + head)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_head_that_the_configuration_ties_is_named(
+    is_own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that was trained is kept, as by transformers, whose older releases stored both."""
+    source = Path(shutil.copytree(TINY, tmp_path / "tied"))
+    add_head(source, is_own)
+    target = converted(source, tmp_path / "m.gguf")
     said = capsys.readouterr().err
-    assert "note: left out lm_head.weight: tie_word_embeddings has the embedding" in said
+    assert ("note: the output head is kept: tie_word_embeddings is true" in said) is is_own
+    assert ("note: left out lm_head.weight: the embedding" in said) is not is_own
+    names = [tensor.name for tensor in gguf.GGUFReader(target).tensors]
+    assert ("output.weight" in names) is is_own
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_head_that_llama_cpp_has_no_place_for_must_be_the_embedding(
+    is_own: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = checkpoint("gemma", tmp_path)
+    edit(source / "config.json", tie_word_embeddings=False)
+    add_head(source, is_own)
+    if is_own:
+        assert "output head that differs from its embedding" in fails(source, capsys)
+    else:
+        converted(source, tmp_path / "m.gguf")
 
 
 def test_ends_beyond_the_vocabulary_are_told(

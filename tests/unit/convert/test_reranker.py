@@ -31,11 +31,13 @@ def converted(source: Path) -> Path:
     return files.converted(source, source.with_suffix(".gguf"), "--outtype", "f32")
 
 
-@pytest.mark.parametrize("by", ["name", "config"])
+@pytest.mark.parametrize("by", ["name", "config", "head"])
 def test_the_rank_is_the_probability_of_yes(tmp_path: Path, by: str) -> None:
-    source = reranker(tmp_path, "Qwen3-Reranker-0.6B" if by == "name" else "tuned")
+    source = reranker(tmp_path, "tuned" if by == "config" else "Qwen3-Reranker-0.6B")
     if by == "config":
         edit(source / "config.json", _name_or_path="Qwen/Qwen3-Reranker-0.6B")
+    if by == "head":  # It is another one than the embedding, whatever the configuration says.
+        edit(source / "config.json", tie_word_embeddings=True)
     target = converted(source)
     expected = np.load(DATA / "qwen3/expected.npz")
     pair = np.exp(expected["logits"][-1][[YES, NO]].astype(np.float64))
