@@ -259,6 +259,29 @@ def test_a_list_of_sizes_that_differ_is_no_size(
     assert "moe_topk must be a positive integer, not [2, 1]" in fails(source, capsys)
 
 
+@pytest.mark.parametrize("family", ["bert-ranker", "xlm-roberta-ranker"])
+@pytest.mark.parametrize("n_rows", [1, 2])
+def test_a_classifier_has_as_many_labels_as_rows(family: str, n_rows: int, tmp_path: Path) -> None:
+    """Two is the default, which transformers leaves out of a configuration."""
+    source = checkpoint(family, tmp_path)
+    with files.rewritten(source / "config.json") as config:
+        del config["id2label"], config["label2id"]
+    name = "classifier" if family == "bert-ranker" else "classifier.out_proj"
+    path = source / "model.safetensors"
+    grown = [
+        (tensor, kind, [n_rows, *shape[1:]], n_rows * data)
+        if tensor in (f"{name}.weight", f"{name}.bias")
+        else (tensor, kind, shape, data)
+        for tensor, kind, shape, data in files.read_tensors(path)
+    ]
+    files.write_tensors(path, grown)
+    if n_rows == 1:
+        prepared(source)
+    else:
+        with pytest.raises(ModelError, match="a classifier of 2 labels cannot be converted"):
+            prepared(source)
+
+
 def test_a_ranker_of_bert_tells_that_llama_cpp_sees_one_kind_of_text(tmp_path: Path) -> None:
     source = checkpoint("bert-ranker", tmp_path)
     note = "llama.cpp gives all tokens the type of the first text, the model its own to the second"

@@ -60,9 +60,10 @@ XLM_ROBERTA = replace(
 )
 
 
-def _check_label(config: Config, _d: Dims) -> None:
-    if len(config.section("id2label").values) > 1:
-        raise ModelError(f"{config.name}: a classifier of several labels cannot be converted")
+def _one_label(sources: Sequence[Array], _d: Dims) -> Array:
+    if (n := len(sources[0])) != 1:
+        raise ModelError(f"a classifier of {n} labels cannot be converted")
+    return sources[0]
 
 
 def _ranker(family: Family, *names: str) -> Family:
@@ -70,8 +71,8 @@ def _ranker(family: Family, *names: str) -> Family:
     return replace(
         family,
         names=names,
+        makes={**family.makes, "cls.output": _one_label, "cls.output.bias": _one_label},
         metadata={**family.metadata, Keys.LLM.POOLING_TYPE: int(PoolingType.RANK)},
-        check=_check_label,
         needs=f"{family.needs} cls cls.bias cls.output cls.output.bias",
     )
 
