@@ -162,6 +162,33 @@ def test_null_is_as_good_as_absence_of_any_key(tmp_path: Path, family: str) -> N
         assert is_taken(without) == is_taken({**config, key: None}), key
 
 
+WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    ("settings", "is_idle"),
+    [
+        ({"layer_types": None}, False),
+        ({"layer_types": None, "max_window_layers": 2}, True),
+        ({"layer_types": None, "sliding_window": None}, True),
+        ({"layer_types": None, "sliding_window": 256}, True),
+        ({"layer_types": ["full_attention", "full_attention"]}, True),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, False),
+    ],
+)
+def test_a_window_that_no_layer_has_is_none(
+    family: str, settings: dict[str, Any], is_idle: bool, tmp_path: Path
+) -> None:
+    source = checkpoint(family, tmp_path)
+    edit(source / "config.json", **{**WINDOW, **settings})
+    if is_idle:
+        prepared(source)
+    else:
+        with pytest.raises(ModelError, match="use_sliding_window is True"):
+            prepared(source)
+
+
 def test_a_multimodal_name_over_a_text_models_configuration(tmp_path: Path) -> None:
     """As published pruned Qwen3.5 ones have it, without a width that no layer has."""
     source = checkpoint("qwen3.5-moe", tmp_path)

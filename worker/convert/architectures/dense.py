@@ -107,12 +107,19 @@ ERNIE4_5 = Family(
 
 # --- Qwen --------------------------------------------------------------------------------------
 
-QWEN2 = Family(
-    "qwen2",
-    ("Qwen2ForCausalLM",),
-    requires={"hidden_act": "silu", "use_sliding_window": False},
-    needs=QKV_BIASES,
-)
+
+def _check_windows(config: Config, d: Dims) -> None:
+    """Without `layer_types`, the first `max_window_layers` layers have none."""
+    has_window = config.number("max_window_layers", default=0) < d.n_layers
+    kinds = config.values.get("layer_types") or ["sliding_attention"] * has_window
+    window = config.count("sliding_window") if config.flag("use_sliding_window") else 0
+    if "sliding_attention" in kinds and 0 < window < config.integer("max_position_embeddings"):
+        raise ModelError(
+            f"{config.name}: use_sliding_window is True, llama.cpp attends to the whole context"
+        )
+
+
+QWEN2 = Family("qwen2", ("Qwen2ForCausalLM",), needs=QKV_BIASES, check=_check_windows)
 
 QWEN3 = replace(QWEN2, architecture="qwen3", names=("Qwen3ForCausalLM",), needs="")
 

@@ -70,7 +70,12 @@ OLMOE = replace(
 
 # --- Qwen --------------------------------------------------------------------------------------
 
-_SPARSE = {**QWEN2.requires, "decoder_sparse_step": 1, "mlp_only_layers": ([], None)}
+_SPARSE = {
+    **QWEN2.requires,
+    "use_sliding_window": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": ([], None),
+}
 
 QWEN2_MOE = replace(
     QWEN2,
