@@ -81,7 +81,7 @@ class Metrics:
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
         # fmt: off
-        self.requests = counter("worker_requests_total", "Accepted requests that ended, by outcome; each choice of an answer is one.", ("outcome",))
+        self.requests = counter("worker_requests_total", "Accepted requests to generate, embed or rank that ended, by outcome; each choice of an answer is one.", ("outcome",))
         self.rejected = counter("worker_requests_rejected_total", "Requests answered with an error before they were accepted, by its code.", ("code",))
         self.keys = counter("worker_key_requests_total", "Requests with a key of --api-key-file, by its name.", ("key",))
         self.quarantined = counter("worker_requests_quarantined_total", "Requests refused after crashing the engine.")

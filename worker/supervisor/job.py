@@ -369,7 +369,6 @@ class Job:
             case Finished(stop_reason=reason):
                 self._end("success", reason)
             case Answered():
-                self.is_accepted = True
                 self._end("success", None)
             case Failed(error=error):
                 self._error = error
@@ -383,7 +382,9 @@ class Job:
         if not inbox.n_running and inbox.timer is not None:
             inbox.timer.cancel()
             inbox.timer = None
-        if self.is_internal or not self.is_accepted:  # what is refused is counted where it is told
+        # What is refused is counted where it is told. To cut texts into tokens is no inference; a
+        # request may need it before its own work.
+        if not self.is_accepted:
             return
         duration_ms = (time.monotonic() - self._submitted_at) * 1000
         self._metrics.requests.labels(outcome).inc()

@@ -75,6 +75,17 @@ def test_a_request_is_counted_once_everywhere(worker: WorkerProcess) -> None:
     assert 1 <= inter_token <= 199, "those that came together with the first are not apart"
 
 
+def test_what_a_request_has_cut_or_joined_is_no_request(worker: WorkerProcess) -> None:
+    """An embedding of texts that are to be cut was one for each, and their times an inference's."""
+    worker.wait_idle()
+    names = ['worker_requests_total{outcome="success"}', "worker_inference_duration_ms_count"]
+    before = [worker.metric(name) for name in names]
+    body = {"prompt": [[9, 8, 7], [9, 8]], "echo": True, "max_tokens": 1}
+    assert worker.post("/v1/completions", body).status_code == 200
+    assert worker.post("/tokenize", {"content": FOX}).status_code == 200
+    assert [worker.metric(name) - was for name, was in zip(names, before, strict=True)] == [2, 2]
+
+
 @pytest.mark.parametrize(
     "fields",
     [
