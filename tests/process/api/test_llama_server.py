@@ -372,6 +372,12 @@ def test_timings_of_an_answer_without_a_text_have_its_prompt(
     assert found["prompt_per_second"] > 0
 
 
+def test_timings_of_each_token_have_the_prompts_time(worker: WorkerProcess) -> None:
+    chunks = streamed(worker, n_predict=3, ignore_eos=True, timings_per_token=True)
+    assert not any("prompt_progress" in chunk for chunk in chunks)
+    assert all(chunk["timings"]["prompt_ms"] > 0 for chunk in chunks)
+
+
 def test_the_first_token_comes_with_the_prompt_and_is_in_no_pace(worker: WorkerProcess) -> None:
     """As with llama-server: of two tokens, one has taken the answer's time."""
     two, one = (completed(worker, n_predict=n, ignore_eos=True)["timings"] for n in (2, 1))

@@ -213,7 +213,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             scores_end=scores_end,
             echo=echo,
             streams=self.stream,
-            reports_progress=self.return_progress and self.stream,
+            reports_progress=(self.return_progress or self.timings_per_token) and self.stream,
             **self.own(prefix),
         )
 

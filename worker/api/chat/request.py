@@ -184,7 +184,7 @@ class Generate:
     """Whether the answer begins with the prompt; if it has log-probabilities, with the prompt's."""
     streams: bool = False
     reports_progress: bool = False
-    """Whether a stream tells how far the prompt is."""
+    """Whether a stream tells how far the prompt is, or what time it has taken."""
     adapters: Asked | None = None
     """LoRA adapters that it lists; `None` leaves them to `model`."""
     salt: str | None = None

@@ -87,7 +87,7 @@ class TextAnswer(Answer[TextBody]):
             case Text(text, logprobs, ids):
                 part = self._part(choice, text, ids, logprobs)
                 return large_event(part) if logprobs else data_event(part)
-            case Started() | PromptProgress() if self.asked.reports_progress:
+            case Started() | PromptProgress() if self.body.return_progress:
                 progress = {"prompt_progress": prompt_progress(choice)}
                 return data_event(self._part(choice, "", (), ()) | progress)
             case Finished(token_ids=ids):

@@ -60,7 +60,7 @@ class _Choices(Answer[Any]):
                 reason = f'"{choice.finish_reason}"'
                 end = self._chunk(choice, self.nothing, reason=reason, more=times)
                 return end + self._ending() if is_last else end
-            case Started() | PromptProgress() if self.asked.reports_progress:
+            case Started() | PromptProgress() if self.body.return_progress:
                 times = _timings(choice) if self._times_tokens else ""
                 progress = f',"prompt_progress":{dumps(prompt_progress(choice))}{times}'
                 return self._chunk(choice, self.nothing, more=progress)
@@ -134,7 +134,7 @@ class ChatAnswer(_Choices):
                 content = f'{{"tool_calls":[{function}]}}'
             case Started():
                 first = '"delta":{"role":"assistant","content":"","refusal":null}'
-                progress = super().encode(choice, delta) if self.asked.reports_progress else b""
+                progress = super().encode(choice, delta) if self.body.return_progress else b""
                 return self._chunk(choice, first) + progress
             case _:
                 return super().encode(choice, delta)
