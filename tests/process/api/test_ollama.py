@@ -30,6 +30,7 @@ def test_the_model_is_listed_with_a_tag(worker: WorkerProcess) -> None:
     assert listed["name"] == listed["model"] == NAME
     assert listed["size"] > 2_000_000 and re.fullmatch("[0-9a-f]{64}", listed["digest"])
     assert datetime.fromisoformat(listed["modified_at"]).tzinfo is not None
+    assert worker.get("/api/tags").json()["models"] == [listed], "nothing has changed"
     details = listed["details"]
     assert (details["format"], details["family"], details["families"]) == (
         "gguf",

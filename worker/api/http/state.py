@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -143,6 +144,8 @@ class AppState:
         self.settings, self.supervisor, self.metrics = settings, supervisor, metrics
         self.worker_id, self.model_ref, self.incarnation = worker_id, model_ref, incarnation
         self.request_shutdown = request_shutdown
+        self.started_at = time.time()
+        """Unix time of the worker's start."""
         self.acceptances = OnePerTurn()
         """Of jobs, by the engine."""
         self.refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -151,7 +150,7 @@ def _capabilities(state: AppState) -> list[str]:
 
 
 def _started_at(state: AppState) -> str:
-    return rfc3339(time.time() - state.supervisor.status().uptime_seconds, "microseconds")
+    return rfc3339(state.started_at, "microseconds")
 
 
 OPERATIONS = [

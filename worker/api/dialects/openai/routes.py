@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,7 +49,7 @@ async def model(request: Request, state: AppState) -> object:
 
 def _model(state: AppState, name: str) -> dict[str, Any]:
     info, is_adapter = state.loaded(), name in state.adapters.names
-    created = int(time.time() - state.supervisor.status().uptime_seconds)
+    created = int(state.started_at)
     kinds = {"vision": "image", "audio": "audio"}
     media = [kinds[name] for name, is_taken in state.served.modalities.items() if is_taken]
     return {
