@@ -72,6 +72,8 @@ class WorkerStatus:
     """Names of the LoRA adapters of requests that hold a slot."""
     waiting_adapters: tuple[str, ...] = ()
     """Of those that only queued requests have."""
+    sleeps_in_seconds: float | None = None
+    """When it falls asleep, if nobody asks for anything more; `None` for never."""
 
     @property
     def is_ready(self) -> bool:

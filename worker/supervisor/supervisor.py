@@ -117,6 +117,7 @@ class Supervisor:
             crashes=self._guardian.crashes.latest,
             running_adapters=self._names(running := self._jobs.adapters(with_slot=True)),
             waiting_adapters=self._names(self._jobs.adapters(with_slot=False) - running),
+            sleeps_in_seconds=self._sleeps_in_seconds(),
         )
 
     def _names(self, adapters: set[int]) -> tuple[str, ...]:
@@ -260,18 +261,23 @@ class Supervisor:
         """Spawn the engine and wait until it has decoded a token; raises if it cannot."""
         info = await self._guardian.start(config)
         self._guardian.run(self._watch_residency())
-        if (seconds := self._settings.sleep_idle_seconds) is not None:
-            self._guardian.run(self._fall_asleep(seconds))
+        self._guardian.run(self._fall_asleep())
         return info
 
-    async def _fall_asleep(self, seconds: float) -> None:
-        """Sleep whenever no client has asked for anything for so long."""
-        while True:
-            left = self._used_at + seconds - time.monotonic()
-            if left > 0 or self.state != "ready" or self._jobs.n_clients:
-                await asyncio.sleep(max(left, min(1.0, seconds)))
+    async def _fall_asleep(self) -> None:
+        """Sleep whenever no client has asked for anything for `--sleep-idle-seconds`."""
+        while (left := self._sleeps_in_seconds()) is not None:
+            if left or self.state != "ready":
+                await asyncio.sleep(left or 1.0)
             else:
                 self.sleep()
+
+    def _sleeps_in_seconds(self) -> float | None:
+        """As `WorkerStatus` has it."""
+        seconds = self._settings.sleep_idle_seconds
+        if seconds is None or self._jobs.n_clients:
+            return seconds
+        return max(self._used_at + seconds - time.monotonic(), 0.0)
 
     def sleep(self) -> None:
         """End the engine until the next request; a worker that sleeps goes on doing so.

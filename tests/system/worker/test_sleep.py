@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from datetime import UTC, datetime
 from typing import Any
 
 import psutil
@@ -55,7 +56,9 @@ def test_ollamas_clients_are_told_what_a_worker_that_sleeps_has_loaded(
     assert running.get("/is_sleeping").json() == {"is_sleeping": True}
     assert generate()["done_reason"] == "load"
     assert running.get("/is_sleeping").json() == {"is_sleeping": False}
-    assert len(running.get("/api/ps").json()["models"]) == 1
+    [loaded] = running.get("/api/ps").json()["models"]
+    left = datetime.fromisoformat(loaded["expires_at"]) - datetime.now(UTC)
+    assert 3500 < left.total_seconds() < 3601
     assert running.post("/sleep", {}).status_code == 200
     told = generate(prompt="Hello")
     assert 50e6 < told["load_duration"] < told["total_duration"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,10 +48,10 @@ async def running(request: Request, state: AppState) -> object:
     status = state.supervisor.status()
     if not status.resident:
         return {"models": []}
-    held = status.vram_bytes
+    held, left = status.vram_bytes, status.sleeps_in_seconds
     loaded = {
         "size": held,
-        "expires_at": _NEVER,
+        "expires_at": _NEVER if left is None else rfc3339(time.time() + left),
         "size_vram": held if state.settings.engine.on_gpu else 0,
         "context_length": state.loaded().model.context_length,
     }
