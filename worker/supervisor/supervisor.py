@@ -136,7 +136,8 @@ class Supervisor:
         while True:
             changed = self.changed
             yield self._progress
-            if self.state not in ("loading", "recovering") and not self._guardian.wakes:
+            wakes = self.state == "sleeping" and self._guardian.wakes
+            if self.state not in ("loading", "recovering") and not wakes:
                 return
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(changed.wait(), silence_seconds or None)

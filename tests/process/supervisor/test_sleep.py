@@ -117,17 +117,31 @@ async def test_a_load_is_no_idleness() -> None:
         assert supervisor.state == "ready"
 
 
-async def test_whoever_watches_sees_it_wake_and_who_waited_knows_how_long() -> None:
+async def test_who_waited_for_it_to_wake_knows_how_long() -> None:
     async with supervised() as supervisor:
         supervisor.sleep()
-        assert [p.phase async for p in supervisor.watch_progress()] == ["sleeping"]
         job = supervisor.open(request("say"))
-        assert [p.phase async for p in supervisor.watch_progress()][-2:] == ["load", "ready"]
         await all_of(job)
         assert 0 < job.held_seconds < job.age_seconds
         later = await submit(supervisor, request("say"))
         await all_of(later)
         assert later.held_seconds == 0
+
+
+async def test_whoever_watches_sees_it_wake_and_does_not_hold_up_its_end(
+    script: Callable[..., None],
+) -> None:
+    script("ok", "hang")
+    async with supervised() as supervisor:
+        supervisor.sleep()
+        assert [each.phase async for each in supervisor.watch_progress()] == ["sleeping"]
+        supervisor.wake()
+        phases = []
+        async for progress in supervisor.watch_progress():
+            phases.append(progress.phase)
+            if progress.phase == "load":
+                supervisor.begin_draining()
+        assert set(phases) == {"sleeping", "load"}
 
 
 async def test_an_engine_that_does_not_wake_is_told_and_tried_again(
