@@ -25,10 +25,10 @@ from starlette.types import Receive, Scope, Send
 
 from worker.api.app import DIALECTS
 from worker.api.http.app import Surface
-from worker.api.http.body import SMALL_BYTES, deadline_of, read_parts
+from worker.api.http.body import SMALL_BYTES, deadline_of, parts_of
 from worker.api.http.encoding import dumps, json_response
 from worker.api.http.errors import FLAT
-from worker.api.http.event_stream import EventStream
+from worker.api.http.event_stream import EventStream, while_connected
 from worker.api.http.faults import refusal
 from worker.api.http.gate import Gate
 from worker.api.http.headers import (
@@ -156,13 +156,11 @@ class Gateway(Surface):
     ) -> object:
         if operation.asks == "none":
             return await operation.endpoint(request, _NO_STATE)
-        body = b"".join(await read_parts(request, self._fleet.max_body_bytes))
-        try:
+        async with parts_of(request, self._fleet.max_body_bytes) as parts:
+            body = b"".join(parts)
             fields = await self._fields_of(request, body)
-        finally:
-            self.body_bytes -= len(body)
         ask = self._ask(place, operation, request, body, fields)
-        del body, fields  # the request's is let go of when its answer begins
+        del body, fields, parts  # the request's is let go of when its answer begins
         self._asks.add(ask)
         try:
             n_held = sum(len(each.body) for each in self._asks)
@@ -263,14 +261,12 @@ class Gateway(Surface):
             self._jobs[job_id] = ask
         relay = Relay(ask, self._table, send, partial(self.begin, request))
         relaying = asyncio.ensure_future(relay.run())
-        leaving = asyncio.ensure_future(_disconnected(request.receive))
         try:
-            await asyncio.wait({relaying, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if relaying.done():
-                relaying.result()
+            async with while_connected(request.receive, relaying.cancel):
+                await asyncio.wait({relaying})
+                if not relaying.cancelled():
+                    relaying.result()
         finally:
-            leaving.cancel()
-            relaying.cancel()
             await asyncio.wait({relaying})
             if job_id is not None and self._jobs.get(job_id) is ask:
                 del self._jobs[job_id]
@@ -428,11 +424,6 @@ def _model_fields(operation: Operation) -> list[str]:
         if field is not None and isinstance(field.validation_alias, AliasChoices):
             return [str(name) for name in field.validation_alias.choices]
     return ["model"]
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _target(scope: Scope, place: Place) -> bytes:

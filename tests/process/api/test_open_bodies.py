@@ -11,7 +11,7 @@ from starlette.requests import Request
 
 from tests.conftest import StartWorker
 from tests.support.worker import WorkerProcess
-from worker.api.http.body import read_parts
+from worker.api.http.body import parts_of
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
@@ -286,6 +286,7 @@ async def test_a_body_in_tiny_pieces_takes_no_more_memory_than_its_bytes() -> No
 
     reading = SimpleNamespace(body_bytes=0)
     request = Request({"type": "http", "headers": [], "app": reading}, receive)
-    parts = await read_parts(request, 2**22)
-    assert [len(part) for part in parts] == [65_536] * 3 + [200_000 - 3 * 65_536]
-    assert reading.body_bytes == 200_000
+    async with parts_of(request, 2**22) as parts:
+        assert [len(part) for part in parts] == [65_536] * 3 + [200_000 - 3 * 65_536]
+        assert reading.body_bytes == 200_000
+    assert reading.body_bytes == 0

@@ -24,7 +24,7 @@ from worker.api.chat.request import Generate
 from worker.api.chat.scored import count_scores
 from worker.api.http.body import deadline_of, name_ignored, read_as
 from worker.api.http.encoding import KEEPALIVE, MANY_VALUES, in_parts, json_answer
-from worker.api.http.event_stream import EventStream, cancel_all, closing_on_disconnect
+from worker.api.http.event_stream import EventStream, cancel_all, while_connected
 from worker.api.http.headers import LATE_HEAD, RESUME
 from worker.api.http.off_loop import in_background
 from worker.api.http.operation import SSE
@@ -89,7 +89,8 @@ async def respond(
     names = names_asked(request, asked.id, state) if asked.streams else ()
     jobs: list[Job] = []
     waits_for = None if names else request
-    async with closing_on_disconnect(request, jobs, may_leave=bool(names)):
+    give_up = partial(cancel_all, jobs)
+    async with while_connected(request.receive, give_up, may_leave=bool(names)):
         await _start_jobs(jobs, state, requests, asked.n, inference.digests, inbox, waits_for)
         request.state.is_accepted = True
         choices = [
@@ -108,7 +109,7 @@ async def respond(
         stream = reading(log, 0, state)
         stream.headers[RESUME.name] = in_a_path(asked.id)
         return stream
-    return EventStream(chunks, partial(cancel_all, jobs), answer.media_type)
+    return EventStream(chunks, give_up, answer.media_type)
 
 
 async def _whole(answer: Answer[Any], frames: AsyncIterable[list[StreamEvent]]) -> Response:
@@ -244,7 +245,7 @@ async def _start_jobs(
 async def answered(request: Request, state: AppState, work: Work) -> Any:
     """The engine's answer, cancelled when the client leaves."""
     job = state.supervisor.open(work, deadline_of(request))
-    async with closing_on_disconnect(request, [job]):
+    async with while_connected(request.receive, job.cancel):
         try:
             return await job.answer()
         except WorkerError:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 import string
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -160,16 +161,12 @@ async def read_as(
     Raises what `read` does, and what `convert` raises.
     """
     served = state.served
-    parts = await read_parts(request, served.max_body_bytes)
-    n_bytes = sum(map(len, parts))
-    try:
-        if n_bytes <= SMALL_BYTES:
+    async with parts_of(request, served.max_body_bytes) as parts:
+        if sum(map(len, parts)) <= SMALL_BYTES:
             found, ignored = _read(parts, served.max_text_bytes, model, convert)
         else:
             work = partial(_read, parts, served.max_text_bytes, model, convert)
             found, ignored = await in_background(work)
-    finally:
-        request.app.body_bytes -= n_bytes
     if ignored:
         if state.settings.strict:
             raise unknown_fields(ignored, model)
@@ -279,11 +276,12 @@ def _outside_of_strings(text: bytes) -> bytes:
     return b"".join(outside)
 
 
-async def read_parts(request: Request, limit: int) -> list[bytearray]:
+@asynccontextmanager
+async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray]]:
     """The body in parts of some 64 KiB, however small the pieces are in which it comes. Whoever
     parses it joins them, because that takes milliseconds.
 
-    Its bytes count among the surface's that are being read until the caller has done with them.
+    Its bytes count among the surface's that are being read until the block ends.
     """
     surface = request.app
 
@@ -308,10 +306,9 @@ async def read_parts(request: Request, limit: int) -> list[bytearray]:
             if surface.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit) and not is_small:
                 message = "too many bodies are being sent at once"
                 raise QueueFull(message, retry_after_seconds=1)
-        return parts
-    except BaseException:
+        yield parts
+    finally:
         surface.body_bytes -= n_bytes
-        raise
 
 
 def _too_large(found: str, limit: int) -> PayloadTooLarge:

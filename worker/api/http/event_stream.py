@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
-from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -36,14 +35,12 @@ class EventStream(StreamingResponse):
         if scope["method"] == "HEAD":
             self.body_iterator = _nothing()
         streaming = asyncio.ensure_future(self.stream_response(send))
-        leaving = asyncio.ensure_future(self.listen_for_disconnect(receive))
         try:
-            await asyncio.wait({streaming, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if streaming.done():
-                streaming.result()
+            async with while_connected(receive, streaming.cancel):
+                await asyncio.wait({streaming})
+                if not streaming.cancelled():
+                    streaming.result()
         finally:
-            leaving.cancel()
-            streaming.cancel()
             self._on_end()
             await asyncio.wait({streaming})
 
@@ -59,23 +56,22 @@ def cancel_all(jobs: Iterable[Job]) -> None:
 
 
 @asynccontextmanager
-async def closing_on_disconnect(
-    request: Request, jobs: Iterable[Job], *, may_leave: bool = False
+async def while_connected(
+    receive: Receive, give_up: Callable[[], object], *, may_leave: bool = False
 ) -> AsyncIterator[None]:
-    """Cancel the jobs that there are by then if the block fails, or if the client leaves inside it
-    and may not."""
+    """Call `give_up` if the block fails, or if the client leaves inside it and may not."""
 
     async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
+        while (await receive())["type"] != "http.disconnect":
             pass
         if not may_leave:
-            cancel_all(jobs)
+            give_up()
 
     watcher = asyncio.create_task(watch())
     try:
         yield
     except BaseException:
-        cancel_all(jobs)
+        give_up()
         raise
     finally:
         watcher.cancel()
