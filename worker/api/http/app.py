@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -91,7 +92,7 @@ class Surface(ABC):
         if not is_probe:
             await self._arrivals.turn()
         request = Request(scope, receive)
-        head = request.headers
+        head = Headers(scope=scope)
         ids = next(filter(None, (each.all(head) for each in (CORRELATION_ID, REQUEST_ID))), [""])
         correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex
         scope["app"] = self
@@ -137,8 +138,8 @@ class Surface(ABC):
         added = [(each.key, id) for each in TOLD_IDS if each.key not in there]
         if names := request.scope["state"].get("ignored_fields"):
             added.append((IGNORED_FIELDS.key, _shown(names).encode()))
-        if ORIGIN.all(request.headers):
-            added += self.gate.cors(request.headers)
+        if ORIGIN.all(head := Headers(scope=request.scope)):
+            added += self.gate.cors(head)
         return [*headers, *added]
 
     async def _response(
@@ -147,7 +148,7 @@ class Surface(ABC):
         """What is left to be sent of the answer, which may be an error."""
         scope = request.scope
         try:
-            if (key := self.gate.check(operation, scope, request.headers)) is not None:
+            if (key := self.gate.check(operation, scope, Headers(scope=scope))) is not None:
                 self.admitted(key)
             if operation is None:
                 raise place.missing()
