@@ -84,22 +84,34 @@ def check_there(path: Path) -> None:
 def check_checkpoint(folder: Path) -> None:
     """Raises `ModelError` naming what a folder lacks that a conversion needs."""
     if not folder.is_dir():
-        raise ModelError(f"The folder {str(folder)!r} does not exist.", path=str(folder))
+        what = _instead(folder, "folder")
+        raise ModelError(f"The folder {str(folder)!r} {what}.", path=str(folder))
+    for path in (folder / name for name in (*CONFIG_FILES, INDEX)):
+        # Without what a damaged cache no longer has, another model would come of it unnoticed.
+        if os.path.lexists(path):
+            _check_file(path)
     if not (folder / "config.json").is_file():
         raise _not_a_checkpoint(folder, "it has no config.json")
     if not any((folder / name).is_file() for name in TOKENIZERS):
         raise _not_a_checkpoint(folder, f"it has none of {', '.join(TOKENIZERS)}")
-    for name in (*CONFIG_FILES, INDEX):
-        # Without what a damaged cache no longer has, another model would come of it unnoticed.
-        if os.path.lexists(path := folder / name) and not path.is_file():
-            what = "a link to nothing" if path.is_symlink() and not path.exists() else "no file"
-            raise ModelError(f"{path} is {what}", path=str(path))
     weight_files(folder)
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise ModelError(f"{path} {_instead(path, 'file')}", path=str(path))
+
+
+def _instead(path: Path, wanted: str) -> str:
+    """What is where a file or folder should be."""
+    if path.exists():
+        return f"is no {wanted}"
+    return "is a link to nothing" if path.is_symlink() else "does not exist"
 
 
 def weight_files(folder: Path) -> list[Path]:
     """The `.safetensors` files that hold the weights; raises `ModelError` if one is missing."""
-    present = {path.name for path in folder.iterdir() if path.is_file()}
+    present = {path.name for path in folder.iterdir() if path.is_file() or path.is_symlink()}
     names = weight_names(present, folder / INDEX)
     if not names:
         pickles = any(name.endswith((".bin", ".pt", ".pth")) for name in present)
@@ -113,7 +125,10 @@ def weight_files(folder: Path) -> list[Path]:
         )
     if INDEX not in present:
         _check_numbering(folder, names)
-    return [folder / name for name in names]
+    files = [folder / name for name in names]
+    for path in files:
+        _check_file(path)
+    return files
 
 
 def weight_names(present: Collection[str], index: Path) -> list[str]:

@@ -128,6 +128,7 @@ def test_other_bytes_on_the_hub_are_not_what_the_file_was_made_of(
         ("hf:o/tiny::what=x", 2, "unknown option"),
         ("no-such-alias", 3, "is not in"),
         ("no/such/folder", 3, "does not exist"),
+        ("/dev/null", 3, "is no folder"),
         ("models.toml", 3, "the converter needs a folder"),
     ],
 )

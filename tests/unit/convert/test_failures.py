@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,12 @@ def truncate(folder: Path) -> None:
 def swell_header(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(b"\xff" * 8 + path.read_bytes()[8:])
+
+
+def unlinked(folder: Path, name: str) -> None:
+    """What a cleaned cache of the hub leaves."""
+    (folder / name).unlink()
+    (folder / name).symlink_to(folder / "gone")
 
 
 def share_an_id(folder: Path) -> None:
@@ -129,6 +136,11 @@ CASES: list[tuple[str, Damage, str]] = [
     ("llama", lambda f: (f / TEMPLATE).symlink_to(f / "gone"), "jinja is a link to nothing"),
     ("llama", lambda f: (f / TEMPLATE).write_bytes(b"{{ x }} \xff"), f"{TEMPLATE} is not UTF-8"),
     ("llama", lambda f: (f / "generation_config.json").mkdir(), "config.json is no file"),
+    *(
+        ("llama", partial(unlinked, name=name), f"{name} is a link to nothing")
+        for name in ("config.json", "tokenizer.json", "model.safetensors")
+    ),
+    ("llama-shards", partial(unlinked, name=SHARD), f"{SHARD} is a link to nothing"),
     ("llama", config(architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
     ("llama", config(intermediate_size=128), "shape"),
     ("llama", config(num_hidden_layers=3), "lacks tensor"),
@@ -270,6 +282,17 @@ def test_a_head_that_llama_cpp_has_no_place_for_must_be_the_embedding(
         assert "output head that differs from its embedding" in fails(source, capsys)
     else:
         converted(source, tmp_path / "m.gguf")
+
+
+def test_a_folder_of_a_name_that_is_no_text_is_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    checkpoint("llama", folder)
+    monkeypatch.chdir(folder)
+    target = converted(Path("llama"), Path("m.gguf"))
+    assert verified(Path("llama"), target) == 0
 
 
 def test_ends_beyond_the_vocabulary_are_told(

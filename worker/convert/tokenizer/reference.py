@@ -25,7 +25,7 @@ def reference(folder: Path) -> Tokenizer:
     checkpoint = Checkpoint(folder, {}, {})
     try:
         if path.is_file():
-            tokenizer = Tokenizer.from_file(str(path))
+            tokenizer = Tokenizer.from_buffer(path.read_bytes())
             whole = checkpoint.json(path.name) if checkpoint.json(TEKKEN) else {}
             if cuts := tekken_cuts(checkpoint, whole):
                 tokenizer = Tokenizer.from_str(json.dumps({**whole, "pre_tokenizer": cuts}))
