@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from worker.errors import DuplicateJob, QueueFull
 from worker.settings import Settings
 from worker.supervisor.job import Job, Stage, StreamEvent
-from worker.wire.messages import End, Finished
+from worker.wire.messages import End, Failed
 from worker.wire.work import Embed, InferenceRequest, Rank
 
 _ENDED_NAMES_KEPT = 65536
@@ -31,6 +31,8 @@ class JobTable:
         """Those that a client has named."""
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._finish_times: deque[float] = deque(maxlen=_PACE_SAMPLES)
+        """Of the latest jobs, by a clock that stands still while there is none."""
+        self._idle_seconds, self._idle_since = 0.0, time.monotonic()
 
     def __iter__(self) -> Iterator[Job]:
         """The jobs in order of submission; a copy, so that jobs may end during the iteration."""
@@ -90,6 +92,8 @@ class JobTable:
             if name in self.by_name:
                 raise DuplicateJob(f"A job with the id {name!r} is running already.")
             self.by_name[name] = job
+        if not self.by_id:
+            self._idle_seconds += time.monotonic() - self._idle_since
         self.by_id[job.request_id] = job
 
     def _full(self, waiting: str) -> QueueFull:
@@ -117,6 +121,9 @@ class JobTable:
                 self._ended.popitem(last=False)
         if job.deadline is not None:
             job.deadline.cancel()
-        if isinstance(events[-1], Finished):
-            self._finish_times.append(time.monotonic())
+        now = time.monotonic()
+        if job.is_accepted and not isinstance(events[-1], Failed):
+            self._finish_times.append(now - self._idle_seconds)
+        if not self.by_id:
+            self._idle_since = now
         job.feed(events)

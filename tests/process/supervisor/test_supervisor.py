@@ -102,6 +102,17 @@ async def test_a_full_queue_says_when_to_come_back(settings: dict[str, int]) -> 
         assert error.details["retry_after_seconds"] >= 1
 
 
+async def test_a_full_queue_counts_no_time_without_work() -> None:
+    async with supervised(slots=1, max_queued_requests=1) as supervisor:
+        for _ in range(2):
+            await all_of(await submit(supervisor, request("say x")))
+            await asyncio.sleep(1.2)
+        await submit(supervisor, request("hold", "a"))
+        await submit(supervisor, request("queue", "b"))
+        error = await failure_of(submit(supervisor, request("say x", "c")))
+        assert error.details["retry_after_seconds"] == 1
+
+
 async def test_waiting_prompt_tokens_are_bounded_too() -> None:
     async with supervised(max_queued_prompt_tokens=3) as supervisor:
         await submit(supervisor, request("queue", "a"))
