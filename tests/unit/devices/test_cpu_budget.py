@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import psutil
@@ -158,6 +159,26 @@ def test_the_level_with_least_left_counts_even_if_its_limit_is_larger(host: Host
     budget = cpu_budget(None, host.root)
     assert budget.memory_limit_bytes == 4 * GIB
     assert budget.memory_available_bytes == 1 * GIB
+    assert budget.memory_derivation.endswith("/a/memory.max")
+
+
+def test_the_limit_beyond_which_a_group_is_slowed_down_counts_too(host: Host) -> None:
+    host.v2("/a")
+    host.write("sys/fs/cgroup/a/memory.max", f"{8 * GIB}\n")
+    host.write("sys/fs/cgroup/a/memory.high", f"{6 * GIB}\n")
+    host.write("sys/fs/cgroup/a/memory.current", f"{1 * GIB}\n")
+    budget = cpu_budget(None, host.root)
+    assert budget.memory_limit_bytes == 6 * GIB
+    assert budget.memory_available_bytes == 5 * GIB
+    assert budget.memory_derivation.endswith("a/memory.high")
+
+
+def test_a_limit_of_the_address_space_counts(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.write("proc/self/statm", f"{GIB // resource.getpagesize()} 2 3 4 5 6 7\n")
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (3 * GIB, 4 * GIB))
+    budget = cpu_budget(None, host.root)
+    assert budget.memory_available_bytes == 2 * GIB
+    assert "ulimit -v" in budget.memory_derivation
 
 
 def test_memory_limit_of_version_1(host: Host) -> None:

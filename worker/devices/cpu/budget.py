@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import resource
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -100,10 +101,15 @@ def parse_cpu_list(text: str) -> list[int]:
 
 
 def _memory(limits: CgroupLimits, root: Path) -> tuple[int, str]:
-    host = _host_memory_bytes(root)
-    if limits.memory_free_bytes is not None and limits.memory_free_bytes < host:
-        return limits.memory_free_bytes, f"left below the limit of {limits.memory_origin}"
-    return host, "free on this host"
+    left = [(_host_memory_bytes(root), "free on this host")]
+    if limits.memory_free_bytes is not None:
+        left.append((limits.memory_free_bytes, f"left below the limit of {limits.memory_origin}"))
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if space != resource.RLIM_INFINITY:
+        n_pages, _, _ = read(root / "proc/self/statm").partition(" ")
+        used = int(n_pages or 0) * resource.getpagesize()
+        left.append((max(space - used, 0), "left of the address space that ulimit -v allows"))
+    return min(left)
 
 
 def darwin_free_bytes(vm_stat: bytes) -> int:

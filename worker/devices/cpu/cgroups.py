@@ -26,8 +26,9 @@ class CgroupLimits:
     """The file that sets it, shown to the user."""
     memory_bytes: int | None = None
     memory_origin: str = ""
+    """The file with the limit below which the least is left."""
     memory_free_bytes: int | None = None
-    """Memory that is left below the limit; page cache that can be dropped counts as left."""
+    """What is left there; page cache that can be dropped counts as left."""
 
 
 def read_limits(root: Path = Path("/")) -> CgroupLimits:
@@ -44,9 +45,9 @@ def read_limits(root: Path = Path("/")) -> CgroupLimits:
                 cpu += _cpu_limit(folder, version)
                 memory += _memory_limit(folder, version)
     cpus, cpus_origin = min(cpu, default=(None, ""))
-    limit, memory_origin, _ = min(memory, default=(None, "", 0))
-    free = min((left for _, _, left in memory), default=None)
-    return CgroupLimits(cpus, cpus_origin, limit, memory_origin, free)
+    limit = min((limit for _, _, limit in memory), default=None)
+    free, origin, _ = min(memory, default=(None, "", 0))
+    return CgroupLimits(cpus, cpus_origin, limit, origin, free)
 
 
 def _memberships(root: Path) -> Iterator[tuple[int, frozenset[str], PurePosixPath]]:
@@ -101,12 +102,15 @@ def _cpu_limit(folder: Path, version: int) -> list[tuple[float, str]]:
 
 
 def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
-    limit_name, usage_name, prefix = {
-        1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
-        2: ("memory.max", "memory.current", ""),
+    """What is left below the limit, its file, and the limit."""
+    limit_names, usage_name, prefix = {
+        1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"),
+        2: (("memory.max", "memory.high"), "memory.current", ""),  # beyond `high` all is slowed down
     }[version]
-    limit = read(folder / limit_name).strip()
-    if not limit.isdigit() or int(limit) >= _V1_UNLIMITED_BYTES:
+    found = [(read(folder / name).strip(), str(folder / name)) for name in limit_names]
+    limits = [(int(limit), file) for limit, file in found if limit.isdigit()]
+    limit, file = min(limits, default=(_V1_UNLIMITED_BYTES, ""))
+    if limit >= _V1_UNLIMITED_BYTES:
         return []
     usage = read(folder / usage_name).strip()
     used_bytes = int(usage) if usage.isdigit() else 0
@@ -116,8 +120,8 @@ def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
         name, _, value = line.partition(" ")
         if name in (f"{prefix}inactive_file", f"{prefix}active_file") and value.isdigit():
             droppable_bytes += int(value)
-    left = int(limit) - max(used_bytes - droppable_bytes, 0)
-    return [(int(limit), str(folder / limit_name), max(left, 0))]
+    left = limit - max(used_bytes - droppable_bytes, 0)
+    return [(max(left, 0), file, limit)]
 
 
 def read(path: Path) -> str:
