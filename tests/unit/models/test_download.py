@@ -238,6 +238,21 @@ def test_a_damaged_cached_file_is_fetched_again(
     assert again.path.read_bytes() == gguf_bytes
 
 
+def test_so_is_a_copy_that_was_broken_off(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where links are not possible, the library copies a blob to its place."""
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert not got.path.is_symlink()
+    os.truncate(got.path, 100)
+    again, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert again.path.read_bytes() == gguf_bytes
+    hub.requests.clear()
+    assert fetch("hf:o/r::file=m.gguf", tmp_path / "cache")[0] == again and not hub.bodies()
+
+
 @pytest.mark.parametrize("size", [300, 3 << 20])
 def test_a_damaged_blob_of_another_commit_is_fetched_again(
     hub: Hub, tmp_path: Path, size: int

@@ -161,7 +161,8 @@ class _Download:
         """A model's files on this machine, and the commit of a revision."""
         repo = self.ref.repo
         first = remote_file(repo, names[0], revision)
-        paths = self.cache.find_all(first.commit, names, pin)
+        known = pin or (first.sha256 if len(names) == 1 else None)
+        paths = self.cache.find_all(first.commit, names, known)
         if paths is None:
             others = [remote_file(repo, name, first.commit) for name in names[1:]]
             self.transfer.fetch_all([first, *others], pin)

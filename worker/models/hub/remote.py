@@ -73,6 +73,12 @@ class RemoteFile:
     in_xet: bool
     """Whether the hub serves it in content-addressed chunks (Xet)."""
 
+    @property
+    def sha256(self) -> str | None:
+        """Of its content, if the hub tells it. A link to the blob has it in its name; a copy, which
+        takes its place where links are not possible, has not."""
+        return self.etag if re.fullmatch("[0-9a-f]{64}", self.etag) else None
+
 
 def remote_file(repo: str, name: str, revision: str) -> RemoteFile:
     """Ask the hub for a file's commit, ETag and size; raises `DownloadError`."""

@@ -47,7 +47,11 @@ class Transfer:
 
     def fetch_all(self, files: Sequence[RemoteFile], pin: str | None = None) -> None:
         """Download the files that are not here yet; `pin` is the SHA-256 of a single file."""
-        missing = [file for file in files if not self.cache.find(file.commit, file.name, pin)]
+        missing = [
+            file
+            for file in files
+            if not self.cache.find(file.commit, file.name, pin or file.sha256)
+        ]
         for file in missing:
             # If the hub's own hash contradicts the pin, the download is pointless.
             if pin is not None and len(file.etag) == len(pin) and file.etag != pin:
@@ -80,7 +84,7 @@ class Transfer:
                 tqdm_class=_progress_bar(counter),
             )
         self.on_progress(Progress("verify", counter.percent))
-        if not self.cache.is_intact(path, pin):
+        if not self.cache.is_intact(path, pin or file.sha256):
             self.cache.discard(path)
             raise self._checksum_error(file, pin)
 
