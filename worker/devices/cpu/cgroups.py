@@ -105,7 +105,8 @@ def _memory_limit(folder: Path, version: int) -> list[tuple[int, str, int]]:
     """What is left below the limit, its file, and the limit."""
     limit_names, usage_name, prefix = {
         1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_"),
-        2: (("memory.max", "memory.high"), "memory.current", ""),  # beyond `high` all is slowed down
+        # Beyond `high` all is slowed down.
+        2: (("memory.max", "memory.high"), "memory.current", ""),
     }[version]
     found = [(read(folder / name).strip(), str(folder / name)) for name in limit_names]
     limits = [(int(limit), file) for limit, file in found if limit.isdigit()]
