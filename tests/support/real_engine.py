@@ -164,9 +164,12 @@ class RealEngine(Driven):
                 self.loop.turn()  # waits for the store
 
     def _is_done(self) -> bool:
-        if self.scheduler.waiting or self.scheduler.has_work or self.loop.carrier.is_writing:
+        if self.scheduler.waiting or self.scheduler.has_work:
             return False
-        return self.loop.disk is None or not any(slot.is_new for slot in self.cache.slots)
+        traffic = self.loop.traffic
+        if traffic is None:
+            return True
+        return not traffic.is_writing and not any(slot.is_new for slot in self.cache.slots)
 
     def generate(self, prompt: str | tuple[int, ...], **options: Any) -> str:
         request_id = self.submit(prompt, **options)

@@ -13,6 +13,7 @@ from typing import NoReturn
 from worker.engine.answers import Answers, Drawn, prompt_events
 from worker.engine.cache.carrier import Carrier
 from worker.engine.cache.disk import Counts, Disk
+from worker.engine.cache.disk_traffic import DiskTraffic
 from worker.engine.cache.moves import Truncate
 from worker.engine.media.span import Span
 from worker.engine.model_runner import ModelRunner
@@ -49,8 +50,11 @@ class Loop:
         drafter: Drafter | None = None,
     ) -> None:
         self._runner, self._scheduler = runner, scheduler
-        self._send, self._clock, self.disk = send, clock, disk
-        self.carrier = Carrier(scheduler.cache, runner.cells, disk, self.call, clock)
+        self._send, self._clock = send, clock
+        self.carrier = Carrier(scheduler.cache, runner.cells, clock)
+        self.traffic: DiskTraffic | None = None
+        if disk is not None:
+            self.traffic = DiskTraffic(disk, scheduler.cache, self.carrier, self.call, clock)
         self.speculation: Speculation | None = None
         self._cuts_anywhere = runner.memory_kind.cuts_anywhere
         self._n_held: dict[Sequence, int] = {}
@@ -110,8 +114,8 @@ class Loop:
             self._fail_expired(began)
         if self._scheduler.has_work:
             self.step()
-        if self.disk is not None:
-            self.carrier.use_disk(self.disk)
+        if self.traffic is not None:
+            self.traffic.go_on()
         self._flush()
         self._overhead_seconds += self._clock() - began - self._native_seconds
 
@@ -364,7 +368,8 @@ class Loop:
         context_end = self._runner.context_length + 1
         sequence.n_most = min(sequence.n_prompt + sequence.request.max_tokens, context_end)
         self._n_deadlines += sequence.request.deadline is not None
-        self.carrier.look_up(sequence)
+        if self.traffic is not None:
+            self.traffic.look_up(sequence)
         self._scheduler.add(sequence)
 
     def _cancel(self, request_id: int) -> None:
@@ -402,7 +407,7 @@ class Loop:
     def stats(self) -> Stats:
         scheduler = self._scheduler
         cache, guesses = scheduler.cache, self.speculation
-        stored = self.disk.counts if self.disk is not None else Counts()
+        stored = self.traffic.disk.counts if self.traffic is not None else Counts()
         n_cached = cache.cells_cached
         return Stats(
             kv_cells_used=cache.cells_running + n_cached,

@@ -104,8 +104,7 @@ def test_a_file_is_read_where_all_of_it_fits(tmp_path: Path) -> None:
     keep(engine, 1, b"a" * 80)
     engine = Engine(4, 200, unified=True, divisions=(4,), folder=tmp_path)
     keep(engine, 2, b"a" * 45, max_tokens=1)
-    assert engine.loop.disk is not None
-    assert engine.loop.disk.counts.read == 0, "a part has 50 cells"
+    assert engine.traffic.disk.counts.read == 0, "a part has 50 cells"
     keep(engine, 3, b"a" * 80 + b"more", max_tokens=1)
     assert engine.cached_tokens(3) >= 80
 
@@ -118,10 +117,10 @@ def after_another(
     for number, prompt in enumerate((b"a" * 40, b"b" * 40)):
         keep(engine, number, prompt)
     engine = Engine(folder=folder, n_slots=n_slots)
-    assert engine.loop.disk is not None
     begun: list[Callable[[], None]] = []
-    read = engine.loop.disk.read
-    monkeypatch.setattr(engine.loop.disk, "read", lambda *of: begun.append(lambda: read(*of)))
+    disk = engine.traffic.disk
+    read = disk.read
+    monkeypatch.setattr(disk, "read", lambda *of: begun.append(lambda: read(*of)))
     return engine, begun
 
 
@@ -131,15 +130,15 @@ def test_a_read_that_nobody_waits_for_any_more_is_ended(
     """Its request was cancelled, or served from what another has read: the next read begins, and
     what was read serves whoever comes."""
     engine, begun = after_another(tmp_path, 3, monkeypatch)
-    carrier, memory = engine.loop.carrier, engine.cache.memory
+    traffic, memory = engine.traffic, engine.cache.memory
     engine.submit(1, b"a" * 40 + b"first", max_tokens=4)
     engine.submit(2, b"a" * 40 + b"second", max_tokens=4)
     engine.submit(3, b"b" * 40 + b"third", max_tokens=4)
     engine.turn()
-    assert carrier.is_reading and len(begun) == 1 and len(engine.scheduler.waiting) == 3
+    assert traffic.is_reading and len(begun) == 1 and len(engine.scheduler.waiting) == 3
     engine.loop.cancel(1)
     engine.turn()
-    assert isinstance(engine.end(1), Failed) and carrier.is_reading
+    assert isinstance(engine.end(1), Failed) and traffic.is_reading
     begun[0]()
     while len(begun) < 2:  # the second has found what was read for the first
         engine.turn()
@@ -151,7 +150,7 @@ def test_a_read_that_nobody_waits_for_any_more_is_ended(
     begun[1]()
     engine.drain()
     assert engine.have_finished(2, 3) and engine.cached_tokens(3) >= 40 and len(begun) == 2
-    assert not engine.loop.carrier.is_reading and memory.locked_bytes == 0
+    assert not engine.traffic.is_reading and memory.locked_bytes == 0
 
 
 def test_nobody_waits_for_a_disk_that_hangs(
@@ -170,7 +169,7 @@ def test_nobody_waits_for_a_disk_that_hangs(
     assert len(begun) == 1, "the others do not wait behind it"
     keep(engine, 4, b"c" * 40)
     begun[0]()
-    while engine.loop.carrier.is_reading:
+    while engine.traffic.is_reading:
         engine.turn()
     engine = Engine(folder=tmp_path, n_slots=1)
     keep(engine, 5, b"c" * 40 + b"more")
@@ -181,9 +180,8 @@ def test_nobody_waits_for_room_that_a_write_which_hangs_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, begun = after_another(tmp_path, 2, monkeypatch)
-    assert engine.loop.disk is not None
     written: list[Callable[[], None]] = []
-    monkeypatch.setattr(engine.loop.disk, "write", lambda _, done: written.append(done))
+    monkeypatch.setattr(engine.traffic.disk, "write", lambda _, done: written.append(done))
     engine.cache.memory.most_bytes = 350
     engine.submit(1, b"c" * 40, max_tokens=4)
     while not written:

@@ -21,6 +21,7 @@ from tests.support.byte_runner import (
 )
 from tests.support.driven import Driven
 from worker.engine.cache.disk import Disk
+from worker.engine.cache.disk_traffic import DiskTraffic
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.media.span import Span
@@ -124,8 +125,8 @@ class Engine(Driven):
     def drain(self) -> None:
         """Until all is computed, read and written."""
         self.turn()
-        carrier = self.loop.carrier
-        while self.scheduler.waiting or self.scheduler.running or carrier.is_writing:
+        traffic = self.loop.traffic
+        while self.scheduler.waiting or self.scheduler.running or (traffic and traffic.is_writing):
             self.loop.turn()
         self.check_answers()
         self.check_idle()
@@ -146,6 +147,11 @@ class Engine(Driven):
             expected, said = expected[len(request.produced) :], self.text(request_id).encode()
             is_whole = self.have_finished(request_id) and not request.stop
             assert said == expected if is_whole else expected.startswith(said)
+
+    @property
+    def traffic(self) -> DiskTraffic:
+        assert self.loop.traffic is not None, "it has a folder"
+        return self.loop.traffic
 
     def end(self, request_id: int) -> Finished | Failed:
         last = self.events[request_id][-1]

@@ -14,7 +14,8 @@ are seconds a byte and seconds a token, as measured. A locked state stays: a req
 from it. A preempted request is such a one: it computes nothing twice.
 
 The books (`Cache`) are plain Python: they decide, and write down the `moves` that follow from it.
-`Carrier` carries the moves out in their order, with native calls, clocks and the disk's threads.
+`Carrier` carries the moves out in their order, with native calls and clocks; `DiskTraffic` asks the
+disk's threads for files, and gives them what is new.
 A scheduler uses few verbs of the books: `match` a prompt, `acquire` a slot for it, `release` or
 `preempt` it, and make `room`.
 
