@@ -14,7 +14,7 @@ from worker.engine.cache.cache import Cache, Match
 from worker.engine.limits import Limits
 from worker.engine.pace import Pace
 from worker.engine.sequence import Sequence
-from worker.engine.step import Chunk, Step, share
+from worker.engine.step import Chunk, Step, split_budget
 from worker.engine.turns import Turns
 
 _MORE_TOKENS = 32
@@ -166,7 +166,7 @@ class Scheduler:
         if prefilling[0].request.deterministic:  # it is alone, and rounds by the sizes of its parts
             budget = self.limits.prefill_budget
         budget = min(budget, n_free + len(prefilling))
-        step.chunks += share(prefilling, budget, oldest_first=self._turns.oldest_first())
+        step.chunks += split_budget(prefilling, budget, oldest_first=self._turns.oldest_first())
 
     def _plan_media(self, prefilling: list[Sequence], step: Step) -> list[Sequence]:
         """The prompts that go on with tokens; none, if this step is for a part of a medium. That is

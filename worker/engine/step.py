@@ -50,7 +50,9 @@ def main_prompt(chunks: list[Chunk]) -> int | None:
     return chunks[sizes.index(largest)].sequence.request_id
 
 
-def share(sequences: list[Sequence], budget: int, *, oldest_first: bool = True) -> list[Chunk]:
+def split_budget(
+    sequences: list[Sequence], budget: int, *, oldest_first: bool = True
+) -> list[Chunk]:
     """Split a budget of prompt tokens between sequences in the order of admission: half of its
     tiles are the oldest prompt's, the rest goes to the prompts with the least left to compute. An
     odd tile is the oldest's if it is its turn.
@@ -87,4 +89,4 @@ def shrink(chunks: list[Chunk]) -> list[Chunk] | None:
     n_tokens = sum(chunk.n_tokens for chunk in prefills) // 2
     if n_tokens == 0:
         return None
-    return share([chunk.sequence for chunk in prefills], n_tokens)
+    return split_budget([chunk.sequence for chunk in prefills], n_tokens)

@@ -9,7 +9,7 @@ import pytest
 from tests.support.byte_runner import make_sequence
 from tests.unit.engine.test_loop import Engine
 from worker.engine.pace import TILE_TOKENS, Pace
-from worker.engine.step import share
+from worker.engine.step import split_budget
 
 Machine = Callable[[int, int], float]
 
@@ -116,7 +116,7 @@ def test_a_tile_is_one_prompts() -> None:
     first.admission, second.admission = 1, 2
 
     def shares(budget: int, *, oldest_first: bool) -> dict[int, int]:
-        chunks = share([first, second], budget, oldest_first=oldest_first)
+        chunks = split_budget([first, second], budget, oldest_first=oldest_first)
         return {chunk.sequence.request_id: chunk.n_tokens for chunk in chunks}
 
     assert shares(64, oldest_first=True) == {1: 64}
