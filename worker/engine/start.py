@@ -22,7 +22,7 @@ from worker.devices.plan.plan import Plan
 from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
-from worker.engine.cache.disk import open_disk
+from worker.engine.cache.binding import open_disk
 from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
 from worker.engine.limits import limits_of, prefill_budget

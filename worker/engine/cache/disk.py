@@ -7,12 +7,10 @@ Several workers may share a folder; each finds the others' files at its start.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import hmac
 import json
 import os
 import secrets
-import sys
 import threading
 import time
 from array import array
@@ -36,13 +34,9 @@ from worker.engine.cache.moves import State
 from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
-from worker.models.checksum import sha256_of_file
-from worker.models.gguf.header import GgufHeader
 from worker.observability.logs import get_logger
 from worker.setting_files import check_store
 from worker.wire.adapters import Scope
-from worker.wire.engine_info import EngineInfo
-from worker.wire.engine_settings import EngineSettings
 
 log = get_logger()
 
@@ -51,8 +45,6 @@ _OPENING_SECONDS = 1.0
 """How long a start waits for the store; after that, the store opens in the background."""
 _ABANDONED_SECONDS = 3600
 """An unfinished file of this age is abandoned."""
-_FORMAT = 4
-"""The format's version; it must change with the content of the files."""
 
 
 Binding = tuple[str, Sequence[str]]
@@ -266,46 +258,3 @@ def _secret(path: Path) -> bytes:
             field="kv_store",
         )
     return key
-
-
-# --- the disk of an engine -----------------------------------------------------------------------
-
-
-def open_disk(
-    header: GgufHeader,
-    settings: EngineSettings,
-    info: EngineInfo,
-    kind: MemoryKind,
-    projector: Path | None,
-) -> Disk | None:
-    """The third tier of the engine's cache; `None` if states are not to be stored. Raises as
-    `Disk`."""
-    if settings.kv_store is None or info.kv_store_bytes is None:
-        return None
-
-    def bind(hashes: Path) -> Binding:
-        """Hashes the model, which takes seconds per gigabyte, or finds the hash that was stored
-        under `hashes`. Raises `OSError` if a file cannot be read."""
-        n_parts = 1 if info.kv_unified else info.slots
-        longest = info.kv_cells // n_parts
-        parts = {
-            "format": _FORMAT,
-            "byteorder": sys.byteorder,
-            "versions": {name: v for name, v in info.versions.items() if name != "python"},
-            "backend": info.backend,
-            "model": [sha256_of_file(path, hashes) for path in header.parts],
-            "projector": [sha256_of_file(projector, hashes)] if projector is not None else None,
-            "kv_types": settings.kv_types,
-            "rope": settings.rope,
-            "metadata": header.overridden,
-            "control": info.model.control.sha256 if info.model.control is not None else None,
-            "flash_attention": settings.flash_attention,
-            "split_into": 1 if kind.moves_states else n_parts,
-            "longest": longest if header.lengths_differ else None,
-        }
-        binding = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-        adapters = (Path(adapter.path) for adapter in info.model.adapters)
-        return binding, [sha256_of_file(path, hashes) for path in adapters]
-
-    folder = Path(os.path.expanduser(settings.kv_store))
-    return Disk(folder, info.kv_store_bytes, kind, bind)
