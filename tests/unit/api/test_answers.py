@@ -26,8 +26,8 @@ from tests.unit.api.answers import Message, message_of, parse, use_of
 from tests.unit.api.model_outputs import CASES, HELLO, TOOLS, Case
 from tests.unit.api.round_trips import KINDS
 from tests.unit.api.round_trips import source as template
+from worker.api.chat.choice import Choice
 from worker.api.chat.delta import Arguments, Reasoning, Text
-from worker.api.chat.message import Choice
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of, shown_tokens
 from worker.api.chat.parse.parser import AnswerParser

@@ -22,9 +22,9 @@ from msgspec import structs
 from tests.support.scripted_api import ScriptedWorker, of
 from tests.support.sse import parse as parse_sse
 from worker.api.chat.answer import Answer
+from worker.api.chat.choice import Choice
 from worker.api.chat.delta import Text
 from worker.api.chat.inference import inference_of
-from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate
 from worker.api.chat.run import _streamed
 from worker.api.dialects.anthropic.schema import MessagesBody

@@ -21,8 +21,8 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
+from worker.api.chat.choice import Block, Choice
 from worker.api.chat.delta import Arguments, Delta, Reasoning, Text
-from worker.api.chat.message import Block, Choice
 from worker.api.chat.request import Generate
 from worker.api.chat.scored import count_scores
 from worker.api.http.encoding import sse

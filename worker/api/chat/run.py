@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.answer import Answer, Body, ModelOnly, Read
+from worker.api.chat.choice import Choice
 from worker.api.chat.delta import Delta
 from worker.api.chat.inference import Inference, inference_of
 from worker.api.chat.media import Link, check_media
-from worker.api.chat.message import Choice
 from worker.api.chat.request import Generate
 from worker.api.chat.scored import count_scores
 from worker.api.http.body import deadline_of, name_ignored, read_as

@@ -5,7 +5,7 @@ llama-swap and others read them in OpenAI's answers too.
 
 from __future__ import annotations
 
-from worker.api.chat.message import Choice
+from worker.api.chat.choice import Choice
 
 
 def timings(choice: Choice) -> dict[str, float]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from worker.api.chat.answer import BlockAnswer, Event, What
-from worker.api.chat.message import Block
+from worker.api.chat.choice import Block
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.http.encoding import sse
 from worker.api.http.operation import ErrorForm, StreamForm

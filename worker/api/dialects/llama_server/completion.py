@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from worker.api.chat.answer import Answer
+from worker.api.chat.choice import Choice
 from worker.api.chat.delta import Delta, Text
 from worker.api.chat.field_types import MAX_TOP_LOGPROBS
-from worker.api.chat.message import Choice
 from worker.api.chat.operations import generation
 from worker.api.chat.prompt_fields import prompts_of
 from worker.api.chat.request import Generate

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from worker.api.chat.answer import Answer
+from worker.api.chat.choice import Choice
 from worker.api.chat.delta import Delta, Text
-from worker.api.chat.message import Choice
 from worker.api.dialects.native.schema import InferenceBody
 from worker.api.http.encoding import json_line, quoted, rfc3339, sse
 from worker.api.http.errors import error_head

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from worker.api.chat.answer import Answer, Body
+from worker.api.chat.choice import Block, Choice
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
-from worker.api.chat.message import Block, Choice
 from worker.api.chat.scored import scored_tokens
 from worker.api.dialects.ollama.naming import LINES, nanoseconds, now, tagged
 from worker.api.http.encoding import json_line

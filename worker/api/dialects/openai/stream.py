@@ -7,9 +7,9 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from worker.api.chat.answer import Answer
+from worker.api.chat.choice import Choice
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.fields import GenerationFields
-from worker.api.chat.message import Choice
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.openai.logprobs import (
     Scored,

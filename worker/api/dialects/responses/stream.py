@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from worker.api.chat.answer import BlockAnswer, Event, What
+from worker.api.chat.choice import Block
 from worker.api.chat.delta import Delta
-from worker.api.chat.message import Block
 from worker.api.chat.scored import count_scores, scored_tokens
 from worker.api.chat.timings import timings
 from worker.api.dialects.responses.schema import ResponsesBody, ToolChoice
