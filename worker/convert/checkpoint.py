@@ -74,7 +74,7 @@ class Checkpoint:
         quantised = [info for info in self.tensors.values() if info.dtype in scaled.QUANTISED]
         for info in quantised:
             stored = self.tensors.get(scaled.scale_name(info.name, self.tensors))
-            if stored is None or len(info.shape) != 2:
+            if stored is None or len(info.shape) not in (2, 3):
                 continue  # A missing scale is reported only if the model needs the tensor.
             if stored.dtype not in _OF_SCALES:
                 known = ", ".join(_OF_SCALES)

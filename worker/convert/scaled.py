@@ -7,7 +7,7 @@ own framework computes. Any other method of a `quantization_config` is refused b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -22,12 +22,12 @@ QUANTISED = ("F8_E4M3", "I8")
 """Types whose values need a scale."""
 POWER = "F8_E8M0"
 """A type of scales alone: a power of two, by its exponent."""
-_SCALES = ("weight_scale_inv", "weight_scale")
+_SCALES = ("_scale_inv", "_scale")
 _FORMATS = ("float-quantized", "naive-quantized", "int-quantized")
 """Formats of compressed-tensors that store one byte per value, symmetrically."""
 _STRUCTURE = "block_structure"
 """What they call the sizes of a block."""
-UNUSED = r".*\.(input_scale|output_scale|k_scale|v_scale)"
+UNUSED = r".*(\.(input|output|k|v)|[._]activation)_scale"
 """Scales of activations, which are not quantised here."""
 
 
@@ -94,15 +94,18 @@ def scale_values(stored: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32
 
 def scale_name(weight: str, names: Mapping[str, Any]) -> str:
     """The name of a weight's scale among these names; empty if there is none."""
-    base = weight.removesuffix("weight")
-    return next((base + scale for scale in _SCALES if base + scale in names), "")
+    return next((weight + scale for scale in _SCALES if weight + scale in names), "")
 
 
 def scale_of(
     values: npt.NDArray[np.float32], shape: tuple[int, ...], block: tuple[int, int], name: str
 ) -> Scale:
     """The scale of each block, if there are as many `values`; else of a whole tensor, of each row
-    or of equal parts of a row, by the shape of `values`."""
+    or of equal parts of a row, by the shape of `values`. In a stack, each member has its own."""
+    if len(shape) == 3 and len(values.shape) and len(values) == shape[0]:
+        members = [scale_of(each, shape[1:], block, name) for each in values]
+        if shape[1] % members[0].rows == 0:
+            return replace(members[0], values=np.concatenate([m.values for m in members]))
     grid = values.reshape(1, 1) if values.size == 1 else values.reshape(values.shape[0], -1)
     if min(block) > 0:  # The last part of an extent may be shorter.
         n_parts = tuple(-(-extent // size) for extent, size in zip(shape, block, strict=True))

@@ -93,6 +93,35 @@ def test_fp8_is_multiplied_with_its_scales(
     assert np.array_equal(got, expected)
 
 
+@pytest.mark.parametrize(
+    ("scale_shape", "block"), [((4,), None), ((4, 1, 1), None), ((4, 4, 2), [16, 32])]
+)
+def test_a_stack_of_experts_has_scales_of_each(
+    tmp_path: Path, scale_shape: tuple[int, ...], block: list[int] | None
+) -> None:
+    """As Mistral publishes its models, beside scales of activations."""
+    source = checkpoint("mistral-4", tmp_path)
+    name = "model.layers.1.mlp.experts.gate_up_proj"
+    tensors = read_all(source / "model.safetensors")
+    shape = tensors[name][1].shape
+    generator = np.random.default_rng(1)
+    raw = generator.integers(0, 127, shape, dtype=np.uint8)
+    scale = generator.random(scale_shape, dtype=np.float32) * np.float32(1e-3)
+    tensors |= {name: ("F8_E4M3", raw), f"{name}_scale_inv": ("F32", scale)}
+    for unused in (f"{name}_activation_scale", "model.layers.1.self_attn.o_proj.activation_scale"):
+        tensors[unused] = ("F32", np.ones(4, dtype=np.float32))
+    write_all(source / "model.safetensors", tensors)
+    method = {"quant_method": "fp8", "weight_block_size": block, "activation_scheme": "static"}
+    edit(source / "config.json", quantization_config=method)
+    grid = scale.reshape(4, *(scale_shape[1:] or (1, 1)))
+    factors = grid.repeat(shape[1] // grid.shape[1], 1).repeat(shape[2] // grid.shape[2], 2)
+    expected = np.vectorize(e4m3, otypes=[np.float32])(raw) * factors
+    target = converted(source, tmp_path)
+    gate, up = np.split(expected, 2, axis=1)
+    assert np.array_equal(tensor(target, "blk.1.ffn_gate_exps.weight"), gate)
+    assert np.array_equal(tensor(target, "blk.1.ffn_up_exps.weight"), up)
+
+
 def with_scale(source: Path, scale: str, values: np.ndarray) -> np.ndarray:
     """Give a weight in FP8 one scale for each row, of this type; returns the weight's bytes."""
     tensors = read_all(source / "model.safetensors")
