@@ -11,6 +11,11 @@ from worker.errors import ModelError
 MOST = 1e30
 """Numbers of a configuration must be below it: a GGUF has them as float32."""
 
+_CONTEXT = "max_position_embeddings"
+TRAINED = "original_max_position_embeddings"
+"""Of a rotation, the context in training. As with transformers, the one beside the rotation goes
+before its own, and where there is none it is the whole context."""
+
 
 def _of_layers(value: Any) -> Any:
     """What a list has for each layer, if that is the same for all."""
@@ -93,15 +98,21 @@ class Config:
 
     def rope(self, layers: str = "full_attention", default_theta: float = 10000.0) -> Rope:
         """The rotary parameters; `layers` picks a section where the configuration has several."""
-        params = self.section("rope_parameters")
+        params, scaling = self.section("rope_parameters"), self.section("rope_scaling")
         if params.has(layers):
             params = params.section(layers)
         elif not params.values:
-            params = self.section("rope_scaling")
+            params = scaling
+        elif any(params.values.get(key) != value for key, value in scaling.values.items()):
+            both = "rope_scaling and other rope_parameters, of which only one can be meant"
+            raise ModelError(f"{self.name} has {both}")
         theta = params.number(
             "rope_theta", default=self.number("rope_theta", default=default_theta)
         )
         if not theta or params.values.get("factor") == 0:
             raise ModelError(f"{self.name}: rope_theta and a rope's factor must be above 0")
         kind = params.text("rope_type", params.text("type", "default"))
+        places = (self.values, TRAINED), (params.values, TRAINED), (self.values, _CONTEXT)
+        trained = next((n for values, key in places if (n := values.get(key)) is not None), None)
+        params = params.changed(**{TRAINED: trained})
         return Rope(theta, kind, params)

@@ -219,3 +219,36 @@ def test_the_context_of_a_long_rotation_is_found_on_either_level(
     metadata = found[0] if found else {}
     assert metadata.get("{arch}.rope.scaling.original_context_length") == context
     assert metadata.get("{arch}.rope.scaling.attn_factor") == pytest.approx(attention)
+
+
+YARN: Scaled = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0}
+LLAMA3: Scaled = {"rope_type": "llama3", "rope_theta": 1e6, "factor": 8.0}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(("name", "rope"), [("qwen3", YARN), ("llama-3.1", LLAMA3)])
+def test_a_scaling_has_the_trained_context_of_transformers(
+    name: str, rope: Scaled, tmp_path: Path
+) -> None:
+    """Beside the rotation, among its parameters, or else the whole one."""
+    folder = checkpoint(name, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"max_position_embeddings": 64}
+    beside, among, whole, other = (
+        made(folder, {**config, **more, "rope_parameters": {**rope, **own}})
+        for more, own in (
+            ({TRAINED: 64}, {TRAINED: 32}),
+            ({}, {TRAINED: 64}),
+            ({}, {}),
+            ({}, {TRAINED: 32}),
+        )
+    )
+    assert beside == among == whole != other
+
+
+def test_a_scaling_beside_other_parameters_is_refused(tmp_path: Path) -> None:
+    """As a model card asks for it, of what transformers 5 has saved: one of them would be lost."""
+    folder = checkpoint("qwen3", tmp_path)
+    files.edit(folder / "config.json", rope_scaling={"type": "yarn", "factor": 4.0})
+    with pytest.raises(ModelError, match="has rope_scaling and other rope_parameters"):
+        prepare.prepare(folder, Options())

@@ -10,7 +10,7 @@ import numpy as np
 from gguf.constants import Keys
 
 from worker.convert.architectures.dense import in_rope, is_mistral4
-from worker.convert.config import Config
+from worker.convert.config import TRAINED, Config
 from worker.convert.family.dims import Dims, with_experts
 from worker.convert.family.metadata import as_deepseek, integer, of_dims
 from worker.convert.family.rules import Array, Family, Into, Setting
@@ -168,10 +168,7 @@ MISTRAL4 = replace(
     metadata={
         **DEEPSEEK_V2.metadata,
         Keys.Attention.TEMPERATURE_SCALE: in_rope("llama_4_scaling_beta"),
-        Keys.Attention.TEMPERATURE_LENGTH: lambda config, d: config.rope().params.integer(
-            "original_max_position_embeddings",
-            default=config.integer("max_position_embeddings"),
-        ),
+        Keys.Attention.TEMPERATURE_LENGTH: lambda config, d: config.rope().params.integer(TRAINED),
     },
     applies=is_mistral4,
 )

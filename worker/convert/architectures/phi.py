@@ -9,18 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.config import MOST, Config
+from worker.convert.config import MOST, TRAINED, Config
 from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import counted, rotated
 from worker.convert.family.rules import Family
 from worker.errors import ModelError
-
-
-def _original_context(config: Config) -> int:
-    """Beside the rotation's parameters it goes before the one among them, as with transformers."""
-    own = config.values.get("original_max_position_embeddings")
-    place = config.rope().params if own is None else config
-    return place.integer("original_max_position_embeddings")
 
 
 def _is_long(config: Config) -> bool:
@@ -30,7 +23,8 @@ def _is_long(config: Config) -> bool:
 def _attention_factor(config: Config, _d: Dims) -> float | None:
     if not _is_long(config):
         return None
-    original, params = _original_context(config), config.rope().params
+    params = config.rope().params
+    original = params.integer(TRAINED)
     if params.has("attention_factor"):
         return params.number("attention_factor")
     scale = config.integer("max_position_embeddings") / original
@@ -40,8 +34,8 @@ def _attention_factor(config: Config, _d: Dims) -> float | None:
 def _check_scale(config: Config) -> None:
     """Of a `factor` that is not that of the contexts, releases of transformers take the one or the
     other."""
-    scale = config.integer("max_position_embeddings") / _original_context(config)
     params = config.rope().params
+    scale = config.integer("max_position_embeddings") / params.integer(TRAINED)
     factor = params.number("factor", default=scale)
     if not params.has("attention_factor") and not math.isclose(factor, scale):
         raise ModelError(f"{params.name}: its factor is {factor}, and {scale} that of the contexts")
@@ -72,7 +66,7 @@ PHI3 = Family(
     metadata={
         Keys.Attention.KEY_LENGTH: None,
         Keys.Attention.VALUE_LENGTH: None,
-        Keys.Rope.SCALING_ORIG_CTX_LEN: lambda config, d: _original_context(config),
+        Keys.Rope.SCALING_ORIG_CTX_LEN: lambda config, d: config.rope().params.integer(TRAINED),
         Keys.Rope.SCALING_ATTN_FACTOR: _attention_factor,
         Keys.Attention.SLIDING_WINDOW: counted("sliding_window"),
     },

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf.constants import Keys
 
-from worker.convert.config import Config
+from worker.convert.config import TRAINED, Config
 from worker.convert.family.dims import Dims
 from worker.convert.family.rules import Family, Metadata, Setting, Value
 from worker.errors import ModelError
@@ -218,8 +218,7 @@ def _check_rope(family: Family, config: Config) -> None:
 def _is_idle(config: Config, params: Config) -> bool:
     """Whether dynamic scaling leaves every position alone that the model is said to have."""
     n_positions = config.integer("max_position_embeddings")
-    begins = params.integer("original_max_position_embeddings", default=n_positions)
-    return begins >= n_positions and not params.has("alpha")
+    return params.integer(TRAINED) >= n_positions and not params.has("alpha")
 
 
 def _yarn(family: Family, config: Config, params: Config) -> Metadata:
@@ -237,9 +236,7 @@ def _yarn(family: Family, config: Config, params: Config) -> Metadata:
     found: Metadata = {
         Keys.Rope.SCALING_TYPE: "yarn",
         Keys.Rope.SCALING_FACTOR: factor,
-        Keys.Rope.SCALING_ORIG_CTX_LEN: params.integer(
-            "original_max_position_embeddings", default=config.integer("max_position_embeddings")
-        ),
+        Keys.Rope.SCALING_ORIG_CTX_LEN: params.integer(TRAINED),
     }
     attention = _yarn_attention(factor, params)
     if not math.isclose(attention, _mscale(factor, 1.0)):
@@ -276,7 +273,7 @@ def llama3_factors(config: Config, d: Dims) -> Mapping[str, npt.NDArray[np.float
     high = given.params.number("high_freq_factor")
     if high <= low:
         raise ModelError(f"{config.name}: high_freq_factor must be greater than low_freq_factor")
-    context = given.params.integer("original_max_position_embeddings")
+    context = given.params.integer(TRAINED)
     exponents = np.arange(0, d.head_dim, 2, dtype=np.float32) / np.float32(d.head_dim)
     frequencies = np.float32(1) / np.float32(given.theta) ** exponents
     lengths = np.float32(2 * math.pi) / frequencies
