@@ -68,15 +68,17 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
     # /health would wait several times for Python's 5 ms while threads read and write JSON.
     sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
+    runner = asyncio.Runner(loop_factory=loop_factory)
+    try:
         _resolve_in_daemon_threads(runner.get_loop())
-        try:
-            error = runner.run(Lifecycle(settings, listeners, engine, room).serve())
-        finally:
-            if path is not None and own is not None:
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.stat(path), own):  # and not that of who came after
-                        os.unlink(path)
+        error = runner.run(Lifecycle(settings, listeners, engine, room).serve())
+    finally:
+        if path is not None and own is not None:
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), own):  # and not that of who came after
+                    os.unlink(path)
+        with contextlib.suppress(RuntimeError):  # it takes a thread, and there may be none
+            runner.close()
     if error is not None:
         raise error
 

@@ -246,4 +246,6 @@ def start_failure(engine: EngineProcess, how: str) -> WorkerError:
             "lack of memory; choose a smaller model, a shorter context or fewer slots.",
             phase=phase,
         )
-    return ModelError(f"The engine process ended in phase {phase!r}: {how}.", phase=phase)
+    # By itself it ends without a report where the system refuses a library something, as a thread.
+    kind = WorkerError if how.startswith("exit code") else ModelError
+    return kind(f"The engine process ended in phase {phase!r}: {how}.", phase=phase)

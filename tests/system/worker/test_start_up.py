@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -92,3 +93,29 @@ def test_what_the_system_refuses_the_engine_is_no_fault_of_the_model(warm_cache:
     assert ended.sentence.endswith("engine's start failed: RuntimeError: can't start new thread.")
     *lines, _ = ended.stderr.splitlines()
     assert all(line.startswith("{") for line in lines), "the trace is in the log's form"
+
+
+def test_a_library_that_ends_the_engine_is_no_fault_of_the_model(warm_cache: Path) -> None:
+    command = with_engine.command("tests.support.exiting_engine")
+    exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
+    refused(exit, 1, "INFERENCE_FAILED", "ended in phase 'preflight': exit code 1")
+
+
+NO_THREAD_AT_THE_END = """\
+import threading
+def start(thread, real=threading.Thread.start):
+    if getattr(thread._target, "__name__", "") == "_do_shutdown":
+        raise RuntimeError("can't start new thread")
+    real(thread)
+threading.Thread.start = start
+from worker.cli import cpu
+cpu()
+"""
+
+
+def test_the_reason_is_told_where_the_event_loop_has_no_thread_to_end_with(
+    warm_cache: Path,
+) -> None:
+    command = [sys.executable, "-c", NO_THREAD_AT_THE_END]
+    exit = run_to_exit("--port", "0", "--model", "nope", cache_dir=warm_cache, command=command)
+    refused(exit, 3, "MODEL_LOAD_FAILED", "'nope' is not in")
