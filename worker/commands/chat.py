@@ -20,7 +20,7 @@ from rich.status import Status
 
 from worker.commands.console import Console
 from worker.commands.served import CONNECT_SECONDS, client_of, headers_of, lost, own_worker
-from worker.errors import WorkerError
+from worker.errors import WorkerError, escaped
 from worker.settings import Settings
 
 _HELP = "/clear forgets the conversation, /system TEXT sets the system prompt, Ctrl-D leaves"
@@ -103,7 +103,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     """
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(errors="replace")
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     is_asked = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
     with _worker(settings) as client:
         talk = _Conversation(client, _model_of(client), console, as_json)
@@ -111,7 +111,8 @@ def run(settings: Settings, *, as_json: bool) -> int:
             # With it, lines are edited and recalled, and several are pasted as one message.
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401
-            console.print(f"[bold]{talk.model}[/bold] at {client.base_url}; {_HELP}", style="dim")
+            console.print(escaped(talk.model), style="bold dim", end="")
+            console.print(f" at {client.base_url}; {_HELP}", style="dim")
         while True:
             try:
                 talk.enter(input(">>> " if is_asked else "").strip())
@@ -120,7 +121,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
             except WorkerError as error:
                 if not is_asked:
                     raise
-                console.print(f"\n{error.message}", style="red")
+                console.print(f"\n{escaped(error.message)}", style="red")
             except KeyboardInterrupt:  # at the prompt it leaves the line
                 if not is_asked:
                     raise

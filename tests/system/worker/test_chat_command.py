@@ -10,6 +10,7 @@ import pty
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -80,13 +81,16 @@ def test_a_model_gives_the_terminal_no_commands(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "[bold]a]52;c;aGk= 2J:smile:b\n" and answer.content == said
 
 
-@pytest.mark.timeout(120)
-def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path: Path) -> None:
+@contextlib.contextmanager
+def at_a_terminal(
+    port: int, cache: Path
+) -> Iterator[tuple[subprocess.Popen[bytes], int, Callable[[bytes], None]]]:
+    """The command, its terminal, and what waits until that shows something."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*installed(), "chat", "--port", str(worker.port)],
+        [*installed(), "chat", "--port", str(port)],
         stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-        env=environment(tmp_path, {"TERM": "xterm"}),
+        env=environment(cache, {"TERM": "xterm"}),
     )  # fmt: skip
     os.close(theirs)
     seen = b""
@@ -100,6 +104,32 @@ def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path:
         seen = seen.partition(wanted)[2]
 
     try:
+        yield process, ours, until_seen
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+@pytest.mark.timeout(120)
+def test_what_a_worker_says_of_itself_is_no_markup(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text("{{ raise_exception('never ' + messages[0].content) }}")
+    flags = ("--served-model-name", "a[/model]", "--chat-template", str(template))
+    worker = start_worker(*flags)
+    with at_a_terminal(worker.port, tmp_path) as (_, terminal, until_seen):
+        until_seen(b"a[/model]")
+        until_seen(b">>> ")
+        os.write(terminal, "say [/INST] \x9b2J\n".encode())
+        until_seen(b"never say [/INST] \\x9b2J")
+        until_seen(b">>> ")
+
+
+@pytest.mark.timeout(120)
+def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path: Path) -> None:
+    with at_a_terminal(worker.port, tmp_path) as (process, ours, until_seen):
         until_seen(b">>> ")
         os.write(ours, FRANCE.encode())
         until_seen(b"Paris")
@@ -122,10 +152,6 @@ def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path:
         until_seen(b">>> ")
         os.write(ours, b"\x04")
         assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
 
 
 @pytest.mark.parametrize(("how", "code"), [(None, 0), ("SIGINT", 130), ("SIGKILL", -9)])
