@@ -7,13 +7,14 @@ interface of Ray's dashboard (https://docs.ray.io/en/latest/serve/api/index.html
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,10 +130,13 @@ class LocalNode:
         self._token = self._folder / "token"
         self.log = self._folder / "ray.log"
         self._mark = str(self._file.absolute())
+        self._started: subprocess.Popen[bytes] | None = None
 
     @property
     def pid(self) -> int | None:
         """The process id that `start` wrote down, while that process exists."""
+        if self._started is not None:  # whose environment Linux may not show yet
+            return self._started.pid if self._started.poll() is None else None
         with contextlib.suppress(OSError, ValueError):
             pid = int(self._file.read_text())
             os.kill(pid, 0)
@@ -146,21 +150,29 @@ class LocalNode:
             return mark in (process / "environ").read_bytes().split(b"\0")
         return False
 
-    def start(self, resources: str) -> None:
-        """Start Ray in a session of its own, without waiting until it answers."""
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """While one command of this user is in the block, the others wait for it."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        with (self._folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def start(self, resources: str) -> None:
+        """Start Ray in a session of its own, without waiting until it answers. Whoever starts it
+        has the lock."""
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
         command += ["--node-ip-address=127.0.0.1", "--port=0", "--dashboard-host=127.0.0.1"]
         command += ["--disable-usage-stats", f"--resources={resources}"]
         environment = {**os.environ, **LOCAL_ENVIRONMENT, _MARK: self._mark}
         environment.pop(TOKEN_VARIABLE, None)  # Ray shows its processes' environment to its users
         with self.log.open("wb") as log:
-            process = subprocess.Popen(
+            self._started = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, env=environment,
             )  # fmt: skip
-        self._file.write_text(str(process.pid))
+        self._file.write_text(str(self._started.pid))
 
     def keep_token(self, token: str) -> Path:
         """Write the token of the fleet's clients where only this user can read it."""

@@ -165,17 +165,18 @@ def _cluster_details(cluster: Cluster, fleet: Fleet) -> dict[str, object]:
             raise
     node = LocalNode()
     deadline = time.monotonic() + START_SECONDS
-    for _ in range(START_ATTEMPTS):
-        if node.pid is None:
-            print("Starting Ray on this machine…", flush=True)
-            node.start(json.dumps(_devices(fleet.workers)))
-        while node.pid is not None:
-            try:
-                return cluster.details()
-            except WorkerError as error:
-                if time.monotonic() > deadline:
-                    raise WorkerError(f"Ray does not start: {error.message}") from None
-            time.sleep(POLL_SECONDS)
+    with node.locked():
+        for _ in range(START_ATTEMPTS):
+            if node.pid is None:
+                print("Starting Ray on this machine…", flush=True)
+                node.start(json.dumps(_devices(fleet.workers)))
+            while node.pid is not None:
+                try:
+                    return cluster.details()
+                except WorkerError as error:
+                    if time.monotonic() > deadline:
+                        raise WorkerError(f"Ray does not start: {error.message}") from None
+                time.sleep(POLL_SECONDS)
     raise WorkerError(f"Ray does not start: {node.log.read_text(errors='replace').strip()[-1500:]}")
 
 

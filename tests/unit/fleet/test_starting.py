@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +18,7 @@ import pytest
 
 from worker.errors import ConfigError, ModelError, WorkerError
 from worker.fleet import cluster, command, deploy
-from worker.fleet.cluster import Cluster, NoCluster
+from worker.fleet.cluster import Cluster, LocalNode, NoCluster
 from worker.fleet.settings import Fleet
 
 FLEET = Fleet.model_validate({"workers": [{"name": "tiny"}]})
@@ -66,6 +69,9 @@ class Node:
     def __init__(self, n_ends: int, log: Path) -> None:
         self.n_ends, self.log = n_ends, log
 
+    def locked(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def start(self, resources: str) -> None:
         self.starts += 1
         self.pid = None if self.starts <= self.n_ends else 1
@@ -98,6 +104,62 @@ def test_a_ray_that_ends_while_it_starts_is_started_again(
     with pytest.raises(WorkerError, match="the port is taken"):
         command._cluster_details(Started(node), FLEET)  # type: ignore[arg-type]
     assert node.starts == command.START_ATTEMPTS
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
+    """A command of Ray's that only says that it was started. Tells how often it was."""
+    package = tmp_path / "ray" / "scripts"
+    package.mkdir(parents=True)
+    log = tmp_path / "starts"
+    text = f"import time\nopen({str(log)!r}, 'a').write('x')\ntime.sleep(300)"
+    (package / "scripts.py").write_text(text)
+    (package.parent / "__init__.py").touch()  # it counts before a Ray that is installed
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return lambda: len(log.read_text()) if log.exists() else 0
+
+
+def test_a_ray_is_there_from_its_start_on(
+    starts: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linux shows a process's environment a moment after its start."""
+    node = LocalNode()
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalNode, "_is_marked", lambda *_: False)
+        with node.locked():
+            node.start("{}")
+        assert node.pid is not None
+    assert node.stop() and node.pid is None
+
+
+def test_of_two_commands_at_once_one_starts_ray(
+    starts: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobody_there = threading.Barrier(2)
+    nodes = [LocalNode(), LocalNode()]
+    monkeypatch.setattr(command, "LocalNode", iter(nodes).__next__)
+
+    class Starting:
+        is_named = False
+        is_asked = False
+
+        def details(self) -> dict[str, object]:
+            if not self.is_asked:
+                self.is_asked = True
+                nobody_there.wait(10)
+            if not starts():
+                raise NoCluster("nobody there")
+            return {}
+
+    try:
+        with ThreadPoolExecutor() as pool:
+            ups = [pool.submit(command._cluster_details, Starting(), FLEET) for _ in range(2)]  # type: ignore[arg-type]
+            assert [each.result(60) for each in ups] == [{}, {}]
+        assert starts() == 1
+    finally:
+        for node in nodes:
+            node.stop()
 
 
 @pytest.mark.parametrize("device", [None, "card"])
