@@ -10,7 +10,8 @@ import pytest
 
 from tests.support.chats import assistant, result, user
 from tests.unit.api.round_trips import NAMES, compiled
-from worker.api.chat.prompt import EFFORT_TOKENS, budget_of, chat_prompt, template_variables
+from worker.api.chat.prompt import chat_prompt
+from worker.api.chat.reasoning import EFFORT_TOKENS, budget_of, template_variables
 from worker.api.chat.request import Part
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.dialects.openai.schema import ChatBody

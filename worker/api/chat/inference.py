@@ -15,7 +15,8 @@ from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of, shown_tokens
 from worker.api.chat.parse.parser import AnswerParser
-from worker.api.chat.prompt import budget_of, chat_prompt
+from worker.api.chat.prompt import chat_prompt
+from worker.api.chat.reasoning import budget_of
 from worker.api.chat.request import Chat, ForcedCalls, Format, Generate, OneTool
 from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid, refusal

@@ -1,4 +1,4 @@
-"""A chat as a prompt for the model's own template, in OpenAI's form; what is asked of reasoning.
+"""A chat as a prompt for the model's own template, in OpenAI's form.
 
 Which form the template reads (parts or text, arguments as text or object, tools or words) is the
 engine's knowledge. Pure functions, any thread.
@@ -7,11 +7,11 @@ engine's knowledge. Pure functions, any thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from worker.api.chat.parse.conventions import conventions_of
-from worker.api.chat.request import Chat, Message, Part, ReasoningOptions, Tool, ToolCall
+from worker.api.chat.reasoning import template_variables
+from worker.api.chat.request import Chat, Message, Part, Tool, ToolCall
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import ChatPrompt
@@ -120,53 +120,3 @@ def _tool(tool: Tool) -> dict[str, Any]:
 
 def _given(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
-
-
-# --- reasoning ---------------------------------------------------------------------------
-
-EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 512, "medium": 2048, "high": 8192}
-"""The budget of an effort, for templates that know nothing of it; others have none. The numbers are
-those of llama-server's page."""
-UNLIMITED = -1
-
-
-def template_variables(chat: Chat, state: AppState) -> dict[str, Any]:
-    """The variables of a chat's template: the worker's, the request's fields', and last those that
-    the request names itself."""
-    asked, settings = chat.reasoning, state.settings
-    found: dict[str, Any] = dict(settings.chat_template_kwargs or {})
-    effort = asked.effort or settings.reasoning_effort
-    budget = settings.reasoning_budget if asked.budget is None else asked.budget
-    enabled = asked.enabled
-    if effort == "none" or budget == 0:
-        enabled = False
-    elif enabled is None and asked.budget is not None and asked.budget > 0:
-        enabled = True
-    if enabled is not None:
-        found |= {"enable_thinking": enabled, "thinking": enabled}
-    template = state.served.chat_template
-    if effort is not None and (effort != "none" or re.search(r"""(["'])none\1""", template)):
-        found["reasoning_effort"] = effort
-    if budget > 0 and "thinking_budget" in template:
-        found["thinking_budget"] = budget
-    return {**found, **chat.template_variables}
-
-
-def budget_of(
-    asked: ReasoningOptions, variables: Mapping[str, Any] | None, state: AppState
-) -> int | None:
-    """Tokens of reasoning at most: the request's own number, or its effort's, or the worker's;
-    `None` is any number.
-
-    `variables` are those of a chat's template. They are `None` for a raw prompt, for which the
-    request's own number counts alone.
-    """
-    settings, budget = state.settings, asked.budget
-    if variables is not None and variables.get("enable_thinking") is False:
-        return 0
-    if budget is None and variables is not None:
-        budget = settings.reasoning_budget
-        effort = asked.effort or (settings.reasoning_effort if budget == UNLIMITED else None)
-        if effort is not None and "reasoning_effort" not in state.served.chat_template:
-            budget = EFFORT_TOKENS.get(effort)
-    return None if budget == UNLIMITED else budget
