@@ -19,5 +19,10 @@ OPERATIONS = [
     ),
 ]  # fmt: skip
 DIALECT = Dialect(
-    [*MODELS, *EMBEDDINGS, *OPERATIONS], ERRORS, {NDJSON: LINES}, untagged, _REFERENCE, "/api/"
+    [*MODELS, *EMBEDDINGS, *OPERATIONS],
+    ERRORS,
+    {NDJSON: LINES},
+    model_name=untagged,
+    reference=_REFERENCE,
+    root="/api/",
 )
