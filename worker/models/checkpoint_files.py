@@ -92,9 +92,18 @@ def check_checkpoint(folder: Path) -> None:
             _check_file(path)
     if not (folder / "config.json").is_file():
         raise _not_a_checkpoint(folder, "it has no config.json")
-    if not any((folder / name).is_file() for name in TOKENIZERS):
-        raise _not_a_checkpoint(folder, f"it has none of {', '.join(TOKENIZERS)}")
+    if lacks := no_tokenizer([path.name for path in folder.iterdir() if path.is_file()]):
+        raise _not_a_checkpoint(folder, lacks)
     weight_files(folder)
+
+
+def no_tokenizer(names: Collection[str]) -> str:
+    """Says that a folder with these files has none of `TOKENIZERS`; empty if it has one."""
+    if not set(TOKENIZERS).isdisjoint(names):
+        return ""
+    own = next((name for name in sorted(names) if name.endswith(".tiktoken")), "")
+    hint = f" (how {own} is read, Python code alone says)" if own else ""
+    return f"it has none of {', '.join(TOKENIZERS)}{hint}"
 
 
 def _check_file(path: Path) -> None:
@@ -147,7 +156,7 @@ def checkpoint_names(present: Collection[str], index: Path) -> list[str]:
     """What a repository with these files has of a checkpoint, the weights last; nothing if it has
     no whole one. `index`: its index, which is here if it has one."""
     weights = weight_names(present, index)
-    if not weights or "config.json" not in present:
+    if not weights or "config.json" not in present or no_tokenizer(present):
         return []
     small = [name for name in CONFIG_FILES if name in present]
     small += sorted(

@@ -140,6 +140,11 @@ CASES: list[tuple[str, Damage, str]] = [
         ("llama", partial(unlinked, name=name), f"{name} is a link to nothing")
         for name in ("config.json", "tokenizer.json", "model.safetensors")
     ),
+    (
+        "llama",
+        lambda f: (f / "tokenizer.json").rename(f / "hy.tiktoken"),
+        "how hy.tiktoken is read",
+    ),
     ("llama-shards", partial(unlinked, name=SHARD), f"{SHARD} is a link to nothing"),
     ("llama", config(architectures=["LlamaForCausalLn"]), "LlamaForCausalLM"),
     ("llama", config(intermediate_size=128), "shape"),

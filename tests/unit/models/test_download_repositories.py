@@ -162,6 +162,15 @@ def test_a_repository_of_ggufs_needs_a_file_unless_it_has_one(
         fetch("hf:o/bad", tmp_path / "cache")
 
 
+def test_weights_without_a_tokenizer_are_not_fetched(hub: Hub, tmp_path: Path) -> None:
+    """As Hunyuan publishes them."""
+    files = {"config.json": b"{}", "model.safetensors": bytes(64), "hy.tiktoken": b""}
+    hub.repos["o/ranks"] = Repo(files)
+    with pytest.raises(ModelError, match=r"it has none of .* \(how hy.tiktoken is read, Python"):
+        fetch("hf:o/ranks", tmp_path / "cache")
+    assert not any("model.safetensors" in request for request in hub.requests)
+
+
 @pytest.mark.parametrize("revision", ["", f"@{COMMIT}"])
 @pytest.mark.parametrize(
     ("names", "file", "expected"),

@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from worker.background import in_daemon_thread
 from worker.errors import DownloadError, ModelError
-from worker.models.checkpoint_files import INDEX, checkpoint_names
+from worker.models.checkpoint_files import INDEX, checkpoint_names, no_tokenizer
 from worker.models.gguf.header import split_names
 from worker.models.hub.cache import RepoCache
 from worker.models.hub.quantisation import SHARE, fitting, quantisations
@@ -211,7 +211,9 @@ class _Download:
         models = [name for name in ggufs if split_names(name)[0] == name]
         choice = quantisations(files) if len(models) > 1 and self.room is not None else []
         if not models:
-            what = "neither SafeTensors with a config.json nor a GGUF file."
+            lacks = no_tokenizer(files)
+            what = "neither SafeTensors with a config.json and a tokenizer nor a GGUF file"
+            what += f"; {lacks}." if lacks else "."
         elif self.room is not None and choice and not self.safetensors_only:
             room_bytes = self.room()
             chosen = fitting(choice, room_bytes)
