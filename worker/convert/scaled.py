@@ -1,4 +1,5 @@
-"""Weights stored as FP8 or INT8 beside their scales: FP8 of DeepSeek and Qwen, compressed-tensors.
+"""Weights stored as FP8 or INT8 beside their scales: FP8 of DeepSeek and Qwen, ModelOpt,
+compressed-tensors.
 
 A quantised tensor and its scale become one tensor of float32 values, the products that the source's
 own framework computes. Any other method of a `quantization_config` is refused by name.
@@ -63,8 +64,11 @@ def check_method(config: Config) -> tuple[int, int]:
     method = section.text("quant_method", "MLX" if section.has("bits") else "compressed-tensors")
     if method == "fp8":
         return _block(section, "weight_block_size")
-    kind = section.text("format", "") if method == "compressed-tensors" else ""
-    if kind in _FORMATS:
+    key = {"compressed-tensors": "format", "modelopt": "quant_algo"}.get(method, "")
+    kind = section.text(key, "")
+    if method == "modelopt" and kind == "FP8":
+        return 0, 0
+    if method == "compressed-tensors" and kind in _FORMATS:
         groups = section.section("config_groups")
         blocks = [_block(groups.section(g).section("weights"), _STRUCTURE) for g in groups.values]
         return max(blocks, default=(0, 0))
@@ -72,7 +76,7 @@ def check_method(config: Config) -> tuple[int, int]:
         return 0, 0
     raise ModelError(
         f"{config.name}: weights quantised by {method}{f' ({kind})' if kind else ''} cannot be "
-        "converted; fp8, mxfp4 and compressed-tensors' FP8 and INT8 can. "
+        "converted; fp8, mxfp4, ModelOpt's FP8 and compressed-tensors' FP8 and INT8 can. "
         "Give the checkpoint that was quantised, or a GGUF",
         quant_method=method,
     )

@@ -188,6 +188,11 @@ CASES: list[tuple[str, Damage, str]] = [
         ),
         "quantised by compressed-tensors (pack-quantized)",
     ),
+    (
+        "qwen3",
+        config(quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+        "quantised by modelopt (NVFP4)",
+    ),
     *(
         ("qwen3", config(**{key: {"group_size": 64, "bits": 4}}), "quantised by MLX")
         for key in ("quantization", "quantization_config")

@@ -68,8 +68,9 @@ def converted(source: Path, tmp_path: Path, outtype: str = "f32") -> Path:
         ((2, 1), [48, 96], {**COMPRESSED, "config_groups": {"group_0": PARTED}}),
         ((64, 1), [1, 96], COMPRESSED),
         ((), [64, 96], {"quant_method": "compressed-tensors", "format": "naive-quantized"}),
+        ((), [64, 96], {"quant_method": "modelopt", "quant_algo": "FP8"}),
     ],
-    ids=["blocks", "blocks-cut", "compressed-blocks-cut", "rows", "whole"],
+    ids=["blocks", "blocks-cut", "compressed-blocks-cut", "rows", "whole", "modelopt"],
 )
 def test_fp8_is_multiplied_with_its_scales(
     tmp_path: Path, scale_shape: tuple[int, ...], block: list[int], method: dict[str, Any]
