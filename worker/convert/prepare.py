@@ -197,8 +197,8 @@ def text_config(family: Family, whole: Config) -> Config:
     config = whole
     if config.has(family.section):  # A text model alone may have everything on one level.
         config = config.section(family.section)
-        if whole.has(tie := "tie_word_embeddings"):  # It is the whole model that ties its head.
-            config = config.changed(**{tie: whole.values[tie]})
+        if whole.has(tie := "tie_word_embeddings"):  # Either may say that it ties its head.
+            config = config.changed(**{tie: whole.values[tie] or config.values.get(tie, False)})
     config = config.changed(model_type=config.text("model_type", whole.text("model_type", "")))
     check_settled(config)
     return family.config(completed(config))

@@ -189,6 +189,17 @@ def test_a_window_that_no_layer_has_is_none(
             prepared(source)
 
 
+@pytest.mark.parametrize("says", ["the whole", "its text part"])
+def test_a_multimodal_model_ties_its_head_on_either_level(says: str, tmp_path: Path) -> None:
+    """Before transformers 5 it was the text part's, and a later one writes both."""
+    source = checkpoint("qwen2-vl", tmp_path)
+    files.leave_out(source, "lm_head.weight")
+    with files.rewritten(source / "config.json") as config:
+        config["tie_word_embeddings"] = says == "the whole"
+        config["text_config"]["tie_word_embeddings"] = says == "its text part"
+    assert "output.weight" not in [tensor.name for tensor in prepared(source).tensors]
+
+
 def test_a_multimodal_name_over_a_text_models_configuration(tmp_path: Path) -> None:
     """As published pruned Qwen3.5 ones have it, without a width that no layer has."""
     source = checkpoint("qwen3.5-moe", tmp_path)
