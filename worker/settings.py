@@ -302,7 +302,7 @@ class Settings(_TableFields):
     outtype: OutputType = _setting("q8_0", "model", "weight type when SafeTensors are converted")
     cache_dir: File | None = _setting(None, "model", "where downloads and conversions go; without it $XDG_CACHE_HOME/llorch-worker")
     worker_id: str = Field(default_factory=lambda: str(uuid.uuid4()), min_length=1, max_length=200, pattern=_VISIBLE, description="name of this worker towards the pool; without it a fresh UUID", json_schema_extra={"group": "server"})
-    host: Hosts = _setting(("127.0.0.1",), "server", "an address to listen on, repeatable; the first one is told to others", min_length=1, max_length=16)
+    host: Hosts = _setting(("127.0.0.1",), "server", "an address to listen on, or a name for all of its addresses, repeatable; the first one is told to others", min_length=1, max_length=16)
     port: Port = _setting(8080, "server", "port to listen on; 0 takes any free one")
     api_prefix: str = _setting("", "server", "a path such as /llm that all paths of the worker begin with", pattern=r"^(/[A-Za-z0-9._~-]+)*$")
     uds: Name | None = _setting(None, "server", "a Unix socket to listen on, in place of --host and --port; the umask says who may connect")

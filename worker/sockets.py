@@ -17,11 +17,11 @@ _WILDCARDS = ("0.0.0.0", "::")
 
 
 def listen_on(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """A listening socket for each address, on one port; raises as `listen`.
+    """A listening socket for each address of the hosts, on one port; raises as `listen`.
 
     An address that is given twice has one, and so have all of a family if all of them are given.
     """
-    places = [_Place.of(host, port) for host in hosts]
+    places = [place for host in hosts for place in _Place.all_of(host, port)]
     wildcards = {each.family: each for each in places if each.address[0] in _WILDCARDS}
     chosen = [wildcards.get(each.family, each) for each in places]
     own = {(each.family, each.address): each for each in chosen}.values()
@@ -42,7 +42,7 @@ def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
 
     Those that are `shared` may have one port, each some of its connections.
     """
-    return _listen(_Place.of(host, port), port, shared=shared)
+    return _listen(_Place.all_of(host, port)[0], port, shared=shared)
 
 
 class _Place(NamedTuple):
@@ -54,16 +54,25 @@ class _Place(NamedTuple):
     """As its family has it: the address, the port, and with IPv6 two more."""
 
     @classmethod
-    def of(cls, host: str, port: int) -> _Place:
-        """Raises `ConfigError` if there is none."""
+    def all_of(cls, host: str, port: int) -> list[_Place]:
+        """Those of a name that this machine has, or the first. Raises `ConfigError` if there is
+        none."""
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except (socket.gaierror, UnicodeError) as error:
             reason = error.strerror if isinstance(error, socket.gaierror) else "not a host name"
             why = f"which does not resolve to an address: {reason}"
             raise wrong_value("host", host, why) from None
-        family, _, _, _, address = found[0]
-        return cls(host, family, address)
+        places = [cls(host, family, address) for family, _, _, _, address in found]
+        return [each for each in places if each._is_here()] or places[:1]
+
+    def _is_here(self) -> bool:
+        try:
+            with socket.socket(self.family, socket.SOCK_STREAM) as tried:
+                tried.bind((self.address[0], 0, *self.address[2:]))
+        except OSError:
+            return False
+        return True
 
 
 def _listen(

@@ -96,6 +96,24 @@ def test_an_address_that_is_given_twice_is_listened_on_once(
 
 
 @pytest.mark.parametrize(
+    ("addresses", "expected"),
+    [
+        (["127.0.0.2", "127.0.0.1"], ["127.0.0.2", "127.0.0.1"]),
+        (["192.0.2.1", "127.0.0.1"], ["127.0.0.1"]),  # the first is nobody's
+    ],
+)
+def test_a_name_is_listened_on_at_each_address_that_this_machine_has(
+    addresses: list[str], expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 0)) for each in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **hints: found)
+    listeners = listen_on(["a-name"], 0)
+    assert [each.getsockname()[0] for each in listeners] == expected
+    for each in listeners:
+        each.close()
+
+
+@pytest.mark.parametrize(
     ("host", "manager", "is_told"),
     [
         ("::0", "127.0.0.1", True),
