@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from tests.support.fetching import failure, fetch, fetching
 from tests.support.hub_server import COMMIT, OTHER_COMMIT, Hub, Repo
 from worker.models.hub import remote
 from worker.models.hub.download import Downloaded
+from worker.models.hub.remote import RemoteFile
+from worker.models.hub.transfer import Transfer
 from worker.wire.messages import Progress
 
 ROOT = Path(__file__).parents[3]
@@ -279,6 +282,24 @@ def test_two_workers_download_once(hub: Hub, tmp_path: Path) -> None:
 
     first, second = asyncio.run(both())
     assert first == second and first.path.read_bytes() == content
+    assert len([path for path, _ in hub.bodies() if path.startswith("/blobs/")]) == 1
+
+
+def test_what_another_worker_fetches_meanwhile_is_left_to_it(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    """It may load the file by then."""
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    with pytest.MonkeyPatch.context() as patch:
+
+        def meanwhile(transfer: Transfer, files: Sequence[RemoteFile]) -> None:
+            patch.undo()
+            fetch("hf:o/r", tmp_path / "cache")
+            transfer._check_disk(files)
+
+        patch.setattr(Transfer, "_check_disk", meanwhile)
+        got, _ = fetch("hf:o/r", tmp_path / "cache")
+    assert got.path.read_bytes() == gguf_bytes
     assert len([path for path, _ in hub.bodies() if path.startswith("/blobs/")]) == 1
 
 

@@ -65,6 +65,14 @@ class Transfer:
             counter.finish(file)
 
     def _fetch(self, file: RemoteFile, pin: str | None, counter: _Counter) -> None:
+        locks = self.cache.hub_dir / ".locks" / self.cache.folder
+        locks.mkdir(parents=True, exist_ok=True)
+        with self._locked(locks / f"{file.etag}.resume.lock"):
+            # Another worker may have fetched it meanwhile; it would be taken away from it.
+            if not self.cache.find(file.commit, file.name, pin or file.sha256):
+                self._fetch_alone(file, pin, counter)
+
+    def _fetch_alone(self, file: RemoteFile, pin: str | None, counter: _Counter) -> None:
         path = self.cache.snapshot(file.commit) / file.name
         if path.exists():
             self.cache.discard(path)  # It is not intact, or it would not be fetched.
@@ -92,20 +100,17 @@ class Transfer:
         """Make the file's blob, to which `hf_hub_download` then only links."""
         blob = self.cache.root / "blobs" / file.etag
         partial = blob.with_name(f"{blob.name}.incomplete")
-        lock = self.cache.hub_dir / ".locks" / self.cache.folder / f"{file.etag}.resume.lock"
-        for path in (blob, lock):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked(lock):
-            if blob.exists():
+        if blob.exists():
+            return
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        # A partial file may not be the beginning of this file: then once more, from the start.
+        for _ in range(2 if _size_of(partial) else 1):
+            self._append(file, partial, counter)
+            if content_matches(partial, file.etag, pin):
+                os.replace(partial, blob)
                 return
-            # A partial file may not be the beginning of this file: then once more, from the start.
-            for _ in range(2 if _size_of(partial) else 1):
-                self._append(file, partial, counter)
-                if content_matches(partial, file.etag, pin):
-                    os.replace(partial, blob)
-                    return
-                partial.unlink()
-            raise self._checksum_error(file, pin)
+            partial.unlink()
+        raise self._checksum_error(file, pin)
 
     def _append(self, file: RemoteFile, partial: Path, counter: _Counter) -> None:
         """Continue `partial` up to the file's full length."""
@@ -157,8 +162,10 @@ class Transfer:
         while not lock.is_locked:
             if self.stop.is_set():
                 raise Stopped
-            with contextlib.suppress(Timeout):
+            try:
                 lock.acquire(timeout=LOCK_POLL_SECONDS)
+            except Timeout:
+                self.on_progress(Progress("waiting for another worker's download", 0.0))
         try:
             yield
         finally:
