@@ -285,6 +285,20 @@ def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int)
         opened(folder)
 
 
+def test_a_folder_that_cannot_have_a_secret_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk, or a file system without links; a start that fails is tried again and again."""
+
+    def refuses(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuses)
+    with pytest.raises(ConfigError, match="cannot be used: Operation not permitted"):
+        opened(tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     for name in ("file", "file/store"):

@@ -245,11 +245,13 @@ def _secret(path: Path) -> bytes:
     if not path.exists():
         made = path.with_name(f"key-{secrets.token_hex(8)}{UNFINISHED}")
         descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(secrets.token_bytes(_KEY_BYTES))
-        with contextlib.suppress(FileExistsError):
-            os.link(made, path)
-        made.unlink()
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(secrets.token_bytes(_KEY_BYTES))
+            with contextlib.suppress(FileExistsError):
+                os.link(made, path)
+        finally:
+            made.unlink()
     key = path.read_bytes()
     if len(key) != _KEY_BYTES or path.stat().st_mode & 0o077:
         raise ConfigError(
