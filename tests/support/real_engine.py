@@ -15,10 +15,10 @@ from worker.engine.cache.disk import Disk
 from worker.engine.limits import Limits
 from worker.engine.loop import Loop
 from worker.engine.model_runner import ModelRunner
-from worker.engine.mtp import Head
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Drafter
+from worker.engine.speculation.mtp import Head
+from worker.engine.speculation.speculation import Drafter
 from worker.engine.text.prompt import PromptBuilder
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context, ContextOptions

@@ -31,12 +31,12 @@ from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.cells import a_part_each, context_options
 from worker.devices.plan.placement import load_options
 from worker.engine.limits import Limits
-from worker.engine.lookup import Lookup
 from worker.engine.loop import Loop
 from worker.engine.model_runner import ModelRunner
 from worker.engine.outbox import Outbox
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
+from worker.engine.speculation.lookup import Lookup
 from worker.llama.constraint import GrammarVocabulary
 from worker.llama.context import Context
 from worker.llama.model import Model

@@ -19,7 +19,7 @@ from worker.engine.media.span import Span
 from worker.engine.model_runner import ModelRunner
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Drafter, Speculation
+from worker.engine.speculation.speculation import Drafter, Speculation
 from worker.engine.step import Chunk, main_prompt, shrink
 from worker.errors import Cancelled, InferenceFailed, InferenceTimeout, VramOom, WorkerError
 from worker.llama.draw import NotANumber

@@ -23,7 +23,6 @@ from worker.devices.residency import live_check
 from worker.devices.residency import proof as residency
 from worker.devices.select import Selected, select_device
 from worker.engine.cache.binding import open_disk
-from worker.engine.drafters import start_guessing
 from worker.engine.intake import Intake
 from worker.engine.limits import limits_of, prefill_budget
 from worker.engine.loop import Loop
@@ -33,6 +32,7 @@ from worker.engine.media.start import start_projector
 from worker.engine.model_runner import ModelRunner
 from worker.engine.outbox import Outbox
 from worker.engine.scheduler import Scheduler
+from worker.engine.speculation.start import start_guessing
 from worker.engine.text.chat_template import ChatTemplate, template_of
 from worker.engine.text.prompt import PromptBuilder
 from worker.engine.text.renderer import renderer

@@ -13,7 +13,7 @@ from tests.support.real_engine import CONTEXT, RealEngine
 from tests.unit.engine.test_speculation import guessed
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.request import Choices, ForcedCalls, JsonSchema, Tool
-from worker.engine.lookup import Lookup
+from worker.engine.speculation.lookup import Lookup
 from worker.llama.sampler import Sampler
 from worker.wire.sampling import Constraint
 

@@ -10,9 +10,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.support.byte_runner import make_sequence
-from worker.engine.lookup import Lookup
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Guess
+from worker.engine.speculation.lookup import Lookup
+from worker.engine.speculation.speculation import Guess
 
 END = -1
 """Stands behind each earlier answer."""

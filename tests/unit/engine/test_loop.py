@@ -27,7 +27,7 @@ from worker.engine.loop import Loop
 from worker.engine.media.span import Span
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Drafter
+from worker.engine.speculation.speculation import Drafter
 from worker.errors import Cancelled, InferenceFailed, InferenceTimeout, VramOom
 from worker.llama.media import MediaChunk
 from worker.wire.adapters import Applied

@@ -24,7 +24,7 @@ from tests.unit.engine.test_speculation import (
     prompts,
     same_but_for_ties,
 )
-from worker.engine.mtp import Head
+from worker.engine.speculation.mtp import Head
 from worker.errors import BackendMismatch
 from worker.llama import library
 from worker.llama.batch import Batch

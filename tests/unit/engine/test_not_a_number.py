@@ -16,10 +16,10 @@ import pytest
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_constraints import constraint
-from worker.engine.draft import DraftModel
-from worker.engine.lookup import Lookup
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Drafter, Guess
+from worker.engine.speculation.draft import DraftModel
+from worker.engine.speculation.lookup import Lookup
+from worker.engine.speculation.speculation import Drafter, Guess
 from worker.llama.context import Context, ContextOptions
 from worker.llama.draw import NotANumber
 from worker.llama.model import LoadOptions, Model

@@ -25,7 +25,7 @@ from tests.unit.engine.test_loop import CONTEXT, Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, Alone
 from tests.unit.engine.test_speculation import Prophet, guessed
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Guess
+from worker.engine.speculation.speculation import Guess
 from worker.errors import Cancelled, VramOom
 from worker.wire.adapters import Applied
 from worker.wire.messages import Event, Failed, Finished

@@ -16,7 +16,7 @@ from worker.api.chat.delta import Reasoning
 from worker.api.chat.parse.conventions import GENERIC, THINK, THINKING, Conventions, Thinking
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.request import Expression
-from worker.engine.lookup import Lookup
+from worker.engine.speculation.lookup import Lookup
 from worker.llama.reasoning import ReasoningTrack
 from worker.wire.messages import Finished, Token
 from worker.wire.sampling import ReasoningRules

@@ -24,11 +24,11 @@ from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_loop import CONTEXT, Engine, answered_with
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.request import Choices, JsonSchema
-from worker.engine.draft import DraftModel
-from worker.engine.lookup import Lookup
 from worker.engine.pace import Pace
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Drafter, Guess, Speculation
+from worker.engine.speculation.draft import DraftModel
+from worker.engine.speculation.lookup import Lookup
+from worker.engine.speculation.speculation import Drafter, Guess, Speculation
 from worker.engine.step import Chunk
 from worker.engine.tokens import common_length
 from worker.llama.context import Context, ContextOptions

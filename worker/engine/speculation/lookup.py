@@ -16,7 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Drafter, Guess
+from worker.engine.speculation.speculation import Drafter, Guess
 from worker.llama.constraint import Follower
 
 N_GRAM = 3

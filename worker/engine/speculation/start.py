@@ -10,10 +10,10 @@ from worker.devices.plan.placement import load_options
 from worker.devices.plan.plan import Plan
 from worker.devices.residency import proof
 from worker.devices.select import Selected
-from worker.engine.draft import DraftModel
-from worker.engine.lookup import Lookup
-from worker.engine.mtp import Head
-from worker.engine.speculation import Drafter
+from worker.engine.speculation.draft import DraftModel
+from worker.engine.speculation.lookup import Lookup
+from worker.engine.speculation.mtp import Head
+from worker.engine.speculation.speculation import Drafter
 from worker.errors import InsufficientVram, VramOom
 from worker.llama import library, warmup
 from worker.llama.context import Context, ContextOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Rows
 
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Drafter, Guess
+from worker.engine.speculation.speculation import Drafter, Guess
 from worker.engine.tokens import common_length
 from worker.llama.batch import Batch
 from worker.llama.context import Context

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 
 from worker.devices.plan.cells import STATES_AHEAD
-from worker.engine.draft import DraftModel
 from worker.engine.sequence import Sequence
-from worker.engine.speculation import Guess
+from worker.engine.speculation.draft import DraftModel
+from worker.engine.speculation.speculation import Guess
 from worker.engine.tokens import common_length
 from worker.llama.context import Context
 from worker.wire.adapters import Applied
