@@ -243,7 +243,8 @@ def test_choices_that_the_queue_has_no_room_for_are_refused_together(
     """Those before the one that did not fit were computed, and counted as cancelled."""
     worker = start_worker("--slots", "1", "--max-queued-requests", "2")
     with worker.streaming(FOX, max_tokens=900, ignore_eos=True) as response:
-        assert b"event: started" in next(response.iter_raw())
+        chunks = response.iter_raw()  # a client that forgets it leaves
+        assert b"event: started" in next(chunks)
         refused = worker.post("/v1/completions", {"prompt": FOX, "n": 3})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
     worker.wait_metric('worker_requests_total{outcome="cancelled"}', 1)
