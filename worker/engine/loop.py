@@ -395,6 +395,10 @@ class Loop:
                 n_cached, prompt_end = sequence.n_cached, sequence.prompt_end
                 event = Started(sequence.request_id, n_cached, prompt_end, sequence.tier)
                 self._events.append(event)
+        # Now, and not with what the step computes, which takes a long prompt a second.
+        events, self._events = self._events, []
+        if events:
+            self._send(events)
 
     def _flush(self) -> None:
         events, self._events, now = self._events, [], self._clock()

@@ -139,7 +139,8 @@ class Accepted(Message, frozen=True):
 
 
 class Started(Message, frozen=True):
-    """The sequence has a slot. `cached_tokens` of its prompt were reused."""
+    """The sequence has a slot, and its first step is computed next. `cached_tokens` of its prompt
+    were reused."""
 
     request_id: int
     cached_tokens: Count

@@ -33,6 +33,7 @@ from worker.llama.media import MediaChunk
 from worker.wire.adapters import Applied
 from worker.wire.messages import (
     DecodeOutcome,
+    Event,
     Failed,
     Finished,
     PromptProgress,
@@ -284,6 +285,23 @@ def test_decoding_goes_on_while_a_long_prompt_is_computed() -> None:
     told = [each.n_computed for each in engine.events[2] if isinstance(each, PromptProgress)]
     assert len(told) > 2 and told == sorted(told) and told[-1] < 90, "each step but the last"
     assert not any(isinstance(each, PromptProgress) for each in engine.events[1])
+
+
+def test_a_request_has_started_before_its_first_step_is_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step takes a long prompt a second, in which it counted as waiting for a slot."""
+    engine = Engine()
+    compute, told = engine.runner.decode, list[list[type[Event]]]()
+
+    def decode() -> DecodeOutcome:
+        told.append([type(each) for each in engine.events[1]])
+        return compute()
+
+    monkeypatch.setattr(engine.runner, "decode", decode)
+    engine.submit(1, answered_with(4)[0], max_tokens=4)
+    engine.turn()
+    assert told == [[Started]]
 
 
 @pytest.mark.parametrize("reports_progress", [True, False])
