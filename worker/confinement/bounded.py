@@ -157,11 +157,13 @@ def _over(server: int) -> int:
 def _bound(most_bytes: int) -> None:
     """Bound this process for good: its memory, what it opens, and what it asks of the kernel."""
     bounds = {resource.RLIMIT_NOFILE: 0, resource.RLIMIT_FSIZE: 0, resource.RLIMIT_CORE: 0}
-    if sys.platform == "linux":
+    with contextlib.suppress(FileNotFoundError, PermissionError):  # without Linux, or its /proc
         with open("/proc/self/statm", "rb") as file:
             n_pages = int(file.read().split()[0])
         bounds[resource.RLIMIT_AS] = n_pages * resource.getpagesize() + most_bytes
     for kind, most in bounds.items():
+        _, allowed = resource.getrlimit(kind)
+        most = most if allowed == resource.RLIM_INFINITY else min(most, allowed)
         resource.setrlimit(kind, (most, most))
     with contextlib.suppress(OSError):  # a kernel without it
         seccomp.restrict()

@@ -9,6 +9,8 @@ import os
 import re
 import resource
 import signal
+import subprocess
+import sys
 import termios
 import time
 from collections.abc import Callable
@@ -158,6 +160,21 @@ def test_the_process_that_answers_can_open_nothing(program: Callable[[], Bounded
     assert re.search(r"Max file size +0 +0 ", links)
     assert re.search(r"Max core file size +0 +0 ", links)
     assert not re.search(r"Max address space +unlimited", links)
+
+
+BOUNDED_ALREADY = """\
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (200_000_000, 200_000_000))
+from worker.engine.text.renderer import renderer
+print(renderer().render("{{ a }}", {"a": "x"}, 5))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="without it, memory is not bounded")
+def test_a_bound_that_is_there_already_is_kept() -> None:
+    """By `ulimit -v`, and not raised, which the system refuses."""
+    command = [sys.executable, "-c", BOUNDED_ALREADY]
+    assert subprocess.run(command, check=True, capture_output=True).stdout == b"x\n"
 
 
 def _unread(program: BoundedProgram) -> int:
