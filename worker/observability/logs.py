@@ -69,7 +69,8 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
         closing = [structlog.processors.format_exc_info, renderer]
     else:
         console = structlog.dev.ConsoleRenderer(
-            colors=stream.isatty(), exception_formatter=structlog.dev.plain_traceback
+            colors=moves_cursor() and not os.environ.get("NO_COLOR"),
+            exception_formatter=structlog.dev.plain_traceback,
         )
         closing = [_drop_empty, structlog.processors.format_exc_info, _show_controls, console]
         if for_people:
@@ -86,6 +87,11 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
 def is_for_people(level: str, format: Format) -> bool:
     """Whether a person reads stderr without having asked for more than warnings."""
     return format == "auto" and level == "info" and sys.stderr.isatty()
+
+
+def moves_cursor() -> bool:
+    """Whether stderr is a terminal that obeys more than line ends."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def get_logger() -> FilteringBoundLogger:

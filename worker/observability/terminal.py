@@ -11,7 +11,7 @@ import shutil
 import time
 from typing import TextIO
 
-from worker.observability.logs import CLEAR
+from worker.observability.logs import CLEAR, moves_cursor
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import Progress
 
@@ -36,7 +36,7 @@ _BAR_WIDTH = 24
 
 
 class LiveLine:
-    """A line that is overwritten again and again, until `clear`."""
+    """A line that is overwritten again and again, until `clear`; none where it cannot be."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -57,6 +57,8 @@ class LiveLine:
         self._write(CLEAR)
 
     def _write(self, text: str) -> None:
+        if not moves_cursor():
+            return
         with contextlib.suppress(OSError, ValueError):  # the terminal was closed
             self._stream.write(text)
             self._stream.flush()

@@ -7,6 +7,7 @@ import pty
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -90,3 +91,32 @@ def test_a_start_on_a_terminal_is_one_line_and_then_three(warm_cache: Path) -> N
     assert re.fullmatch(r"Page at http://127\.0\.0\.1:\d+/", told[1])
     assert re.fullmatch(rf"Chat at http://127\.0\.0\.1:\d+/chat/|{NO_CHAT}", told[2])
     assert "{" not in text, "no JSON line comes between"
+
+
+SHOWS = """\
+import sys
+from worker.observability.logs import configure, get_logger
+from worker.observability.terminal import LiveLine
+from worker.wire.messages import Progress
+configure()
+LiveLine(sys.stderr).show(Progress("load", 50.0))
+get_logger().warning("engine.stalled")
+"""
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_live", "is_colored"),
+    [({}, True, True), ({"NO_COLOR": "1"}, True, False), ({"TERM": "dumb"}, False, False)],
+)
+def test_a_terminal_is_told_only_what_it_and_its_user_want(
+    variables: dict[str, str], is_live: bool, is_colored: bool, tmp_path: Path
+) -> None:
+    ours, theirs = pty.openpty()
+    env = environment(tmp_path, {"TERM": "xterm", "NO_COLOR": "", **variables})
+    subprocess.run([sys.executable, "-c", SHOWS], stderr=theirs, env=env, check=True)
+    seen = os.read(ours, 4096).decode()  # less than the terminal keeps
+    os.close(theirs)
+    os.close(ours)
+    assert "engine.stalled" in seen
+    assert ("\x1b[K" in seen) == is_live and ("\x1b[3" in seen) == is_colored
+    assert is_live or "\x1b" not in seen
