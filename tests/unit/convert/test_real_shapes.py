@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import threading
 from importlib.resources import files as files_of
 from pathlib import Path
@@ -187,6 +188,61 @@ def test_a_window_that_no_layer_has_is_none(
     else:
         with pytest.raises(ModelError, match="use_sliding_window is True"):
             prepared(source)
+
+
+GRANITE_MOE = {
+    "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+    "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+    "block_sparse_moe.router.layer.weight": "block_sparse_moe.router.weight",
+}
+ERNIE = {"mlp.moe_statics": "mlp.gate.moe_statics"}
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [
+        ("granite-moe", GRANITE_MOE),
+        ("granite-hybrid", GRANITE_MOE),
+        ("ernie-4.5-moe", ERNIE),
+        ("nemotron-h", {"backbone.": "model."}),
+        ("mixtral", {"block_sparse_moe": "mlp"}),
+        *((name, {}) for name in ("qwen3-moe", "deepseek-v3", "lfm-2-moe", "solar-open")),
+    ],
+)
+def test_experts_are_read_as_transformers_5_has_them_in_memory(
+    family: str, names: dict[str, str], tmp_path: Path
+) -> None:
+    """It saves them so of a model that is partly offloaded: in one tensor for each layer."""
+    source = checkpoint(family, tmp_path)
+    before = [(tensor.name, tensor.shape) for tensor in prepared(source).tensors]
+    path = source / "model.safetensors"
+    kept: list[files.Tensor] = []
+    stacks: dict[str, dict[str, list[files.Tensor]]] = {}
+    for tensor in sorted(files.read_tensors(path), key=lambda each: natural(each[0])):
+        name = tensor[0]
+        for old, new in names.items():
+            name = name.replace(old, new)
+        match = re.fullmatch(r"(.*\.experts)\.\d+\.(\w+)\.weight", name)
+        if match:
+            role = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}.get(match[2], match[2])
+            stacks.setdefault(match[1], {}).setdefault(role, []).append(tensor)
+        else:
+            kept.append((name, *tensor[1:]))
+    for experts, by_role in stacks.items():
+        gated = [role for role in ("gate_proj", "up_proj") if role in by_role]
+        inner = "gate_up_proj" if len(gated) > 1 else "up_proj"
+        for name, roles in ((inner, gated), ("down_proj", ["down_proj"])):
+            members = list(zip(*(by_role[role] for role in roles), strict=True))
+            _, kind, (n_rows, n_columns), _ = members[0][0]
+            data = b"".join(part[3] for member in members for part in member)
+            shape = [len(members), n_rows * len(roles), n_columns]
+            kept.append((f"{experts}.{name}", kind, shape, data))
+    files.write_tensors(path, kept)
+    assert [(tensor.name, tensor.shape) for tensor in prepared(source).tensors] == before
+
+
+def natural(name: str) -> list[int]:
+    return [int(n) for n in re.findall(r"\d+", name)]
 
 
 @pytest.mark.parametrize("says", ["the whole", "its text part"])

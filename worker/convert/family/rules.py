@@ -127,6 +127,10 @@ def halves(stack: str = "") -> tuple[Into, Into]:
 _USUAL: Sources = {
     "lm_head.weight": "output",
     "experts.gate_up_proj": halves("_exps"),
+    "experts.up_proj": "ffn_up_exps",
+    "experts.down_proj": "ffn_down_exps",
+    "block_sparse_moe.router.weight": "ffn_gate_inp",
+    "gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "dt_bias": "ssm_dt.bias",
 }
 """By the end of a name, what `gguf` does not have or only for some architectures."""
