@@ -1,9 +1,9 @@
 """The closed set of messages between the API process and the engine process.
 
 The API process sends single commands. The engine process sends the events of a step as one list (a
-"frame"). Every submitted request gets exactly one `End`, always last. A message is data with a type
-that each end checks (`transport`). All classes are immutable, because they cross threads and
-processes.
+"frame"), and before it what starts with that step. Every submitted request gets exactly one `End`,
+always last. A message is data with a type that each end checks (`transport`). All classes are
+immutable, because they cross threads and processes.
 """
 
 from __future__ import annotations
