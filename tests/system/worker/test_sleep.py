@@ -56,6 +56,7 @@ def test_ollamas_clients_are_told_what_a_worker_that_sleeps_has_loaded(
     assert running.get("/is_sleeping").json() == {"is_sleeping": True}
     assert generate()["done_reason"] == "load"
     assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert running.post("/wake_up", {}).json() == {"status": "awake"}
     [loaded] = running.get("/api/ps").json()["models"]
     left = datetime.fromisoformat(loaded["expires_at"]) - datetime.now(UTC)
     assert 3500 < left.total_seconds() < 3601

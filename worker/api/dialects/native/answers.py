@@ -174,7 +174,7 @@ class Done(TypedDict):
     """What a command has done."""
 
     job_id: NotRequired[str]
-    status: Literal["cancelled", "draining", "sleeping", "waking"]
+    status: Literal["cancelled", "draining", "sleeping", "waking", "awake"]
 
 
 class Load(TypedDict):

@@ -76,7 +76,7 @@ async def sleep(request: Request, state: AppState) -> Done:
 
 async def wake_up(request: Request, state: AppState) -> Done:
     state.supervisor.wake()
-    return {"status": "waking"}
+    return {"status": "awake" if state.supervisor.state == "ready" else "waking"}
 
 
 async def is_sleeping(request: Request, state: AppState) -> Sleeping:
