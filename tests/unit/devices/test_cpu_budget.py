@@ -177,6 +177,7 @@ def test_a_limit_of_the_address_space_counts(host: Host, monkeypatch: pytest.Mon
     host.write("proc/self/statm", f"{GIB // resource.getpagesize()} 2 3 4 5 6 7\n")
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (3 * GIB, 4 * GIB))
     budget = cpu_budget(None, host.root)
+    assert budget.memory_limit_bytes == budget.memory_total_bytes == 3 * GIB
     assert budget.memory_available_bytes == 2 * GIB
     assert "ulimit -v" in budget.memory_derivation
 

@@ -28,12 +28,12 @@ class CpuBudget:
     derivation: str
     """How `threads` was derived, in one sentence for the log and for `doctor`."""
     memory_limit_bytes: int | None
-    """The tightest control group limit; `None` without one."""
+    """The tightest limit, of a control group or of the address space; `None` without one."""
     memory_available_bytes: int
     """Memory that this process may still use: what the host has free, or what the limit leaves."""
     memory_derivation: str = ""
     memory_total_bytes: int = 0
-    """The host's memory, or the control group's limit if that is less."""
+    """The host's memory, or the limit if that is less."""
 
 
 def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
@@ -43,8 +43,9 @@ def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
     if override is not None:
         threads, derivation = override, f"set by --threads (the budget alone: {threads})"
     available, memory_derivation = _memory(limits, root)
-    total = min(_host_total_bytes(root), limits.memory_bytes or sys.maxsize)
-    return CpuBudget(threads, derivation, limits.memory_bytes, available, memory_derivation, total)
+    limit = min(filter(None, (limits.memory_bytes, _address_space())), default=None)
+    total = min(_host_total_bytes(root), limit or sys.maxsize)
+    return CpuBudget(threads, derivation, limit, available, memory_derivation, total)
 
 
 def _threads(limits: CgroupLimits, root: Path) -> tuple[int, str]:
@@ -104,12 +105,16 @@ def _memory(limits: CgroupLimits, root: Path) -> tuple[int, str]:
     left = [(_host_memory_bytes(root), "free on this host")]
     if limits.memory_free_bytes is not None:
         left.append((limits.memory_free_bytes, f"left below the limit of {limits.memory_origin}"))
-    space, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if space != resource.RLIM_INFINITY:
+    if (space := _address_space()) is not None:
         n_pages, _, _ = read(root / "proc/self/statm").partition(" ")
         used = int(n_pages or 0) * resource.getpagesize()
         left.append((max(space - used, 0), "left of the address space that ulimit -v allows"))
     return min(left)
+
+
+def _address_space() -> int | None:
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if space == resource.RLIM_INFINITY else space
 
 
 def darwin_free_bytes(vm_stat: bytes) -> int:
