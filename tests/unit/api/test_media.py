@@ -105,6 +105,22 @@ def test_the_address_that_was_checked_is_connected_to_under_the_hosts_name(
     assert names == ["pictures.example"]
 
 
+def test_an_address_that_does_not_answer_leaves_time_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def resolved(*_: Any, **__: Any) -> list[Any]:
+        return [(0, 0, 0, "", (address, 80)) for address in ("93.184.215.15", PUBLIC)]
+
+    def connected(request: httpx.Request) -> httpx.Response:
+        if request.url.host == PUBLIC:
+            return sent()
+        assert 0 < request.extensions["timeout"]["connect"] < links.SECONDS / 2
+        raise httpx.ConnectTimeout("", request=request)
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", resolved)
+    assert got("http://pictures.example/x.png", answer=connected) == b"x"
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [

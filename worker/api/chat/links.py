@@ -51,7 +51,7 @@ async def fetched(media: Sequence[Medium], state: AppState) -> tuple[Medium, ...
     left = state.served.max_body_bytes
     # With a transport of its own, a client asks no proxy; certificates are httpx's defaults.
     transport = httpx.AsyncHTTPTransport()
-    async with state.fetches, httpx.AsyncClient(transport=transport, timeout=SECONDS) as client:
+    async with state.fetches, httpx.AsyncClient(transport=transport) as client:
         ends_at = asyncio.get_running_loop().time() + SECONDS
         for medium in media:
             if not isinstance(medium, Link) or medium.url in found:
@@ -103,16 +103,18 @@ async def _sent(client: httpx.AsyncClient, url: httpx.URL, known: Known) -> http
     # The address is connected to, and the certificate is the name's.
     headers = {"host": url.netloc.decode(), "accept-encoding": "identity"}
     client.cookies.clear()  # they would go to every host of an address
+    timeout = httpx.Timeout(SECONDS, connect=SECONDS / (1 + len(addresses)))
     for address in addresses:
         request = client.build_request(
             "GET",
             url.copy_with(host=str(address)),
             headers=headers,
+            timeout=timeout,
             extensions={"sni_hostname": name_of(url)},
         )
         try:
             return await client.send(request, stream=True)
-        except httpx.ConnectError:
+        except (httpx.ConnectError, httpx.ConnectTimeout):
             if address == addresses[-1]:
                 raise
     raise AssertionError("there is an address")
