@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.background import die_with_parent
+from worker.environment import without_secrets
 from worker.errors import ModelError, WorkerError
 from worker.llama import imatrix, library
 
@@ -45,7 +46,7 @@ def quantize(
     command = [sys.executable, "-m", __name__, *arguments]
     failure: dict[str, Any] | None = None
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=without_secrets()
     ) as child:
         try:
             for line in child.stdout or ():

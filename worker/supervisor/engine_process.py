@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import worker
+from worker.environment import without_secrets
 from worker.errors import WorkerError, system_words
 from worker.wire.black_box import BlackBox
 
@@ -34,8 +35,6 @@ ENVIRONMENT_PREFIXES = (
     *("CUDA_", "NVIDIA_", "NCCL_", "MTL_", "METAL_", "VK_", "MESA_", "LP_", "RADV_", "ANV_"),
 )
 """Prefixes of the variables that the engine inherits; its settings come through the pipe."""
-_SECRETS = ("KEY", "TOKEN", "SECRET", "PASSW")
-"""What names of secrets have, some of which begin so: `LANGFUSE_SECRET_KEY`, `LLAMA_API_KEY`."""
 SPINS_AT_BARRIERS = "2000"
 """How often an OpenMP thread looks before it sleeps at a barrier: for some 20 µs, by libgomp's own
 estimate.
@@ -203,8 +202,8 @@ def engine_environment() -> dict[str, str]:
     """The engine's environment: what compute libraries and Python read, and no secret."""
     allowed = {
         name: value
-        for name, value in os.environ.items()
-        if name.startswith(ENVIRONMENT_PREFIXES) and not any(word in name for word in _SECRETS)
+        for name, value in without_secrets().items()
+        if name.startswith(ENVIRONMENT_PREFIXES)
     }
     # Landlock binds only threads that come later, and NumPy would have one for each core.
     allowed["OPENBLAS_NUM_THREADS"] = "1"

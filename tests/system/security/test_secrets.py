@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
@@ -10,6 +12,7 @@ from structlog.testing import capture_logs
 
 from tests.conftest import StartWorker
 from tests.support.pool_manager import serving
+from tests.support.worker import until
 from worker.errors import CallbackFailed
 from worker.observability.metrics import Metrics
 from worker.pool.client import PoolClient
@@ -42,6 +45,22 @@ def test_the_engine_inherits_no_secret_and_those_in_the_pool_s_urls_are_never_lo
     running.stop()
     for secret in ("hunter2", "opensesame", "secret-of"):
         assert secret not in running.stderr + running.stdout
+
+
+def test_nor_does_a_conversion(start_worker: StartWorker, tmp_path: Path) -> None:
+    """What it reads may be hostile."""
+    running = start_worker(env=SECRETS, cache_dir=tmp_path, wait_ready=False)
+    inherited: dict[str, dict[str, str]] = {}
+
+    def are_seen() -> bool:
+        for process in running.children():
+            with contextlib.suppress(psutil.Error, IndexError):
+                inherited[process.cmdline()[2]] = process.environ()
+        return inherited.keys() >= {"worker.commands.convert", "worker.convert.tokenizer.check"}
+
+    until(are_seen, 60, lambda: str([*inherited]), running)
+    for name, variables in inherited.items():
+        assert "PATH" in variables and SECRETS.keys().isdisjoint(variables), name
 
 
 @pytest.mark.anyio
