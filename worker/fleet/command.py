@@ -98,10 +98,8 @@ def _up(cluster: Cluster, arguments: argparse.Namespace) -> None:
     fleet = _protected(fleet, running)
     config = deploy.configuration(fleet, running, failed)
     if (both := deploy.with_leaving(config, running, failed)) is not None:
-        cluster.deploy(both)
-        _wait(cluster, unless_for_a_device=True)
-    cluster.deploy(config)
-    _wait(cluster)
+        _deploy(cluster, both, unless_for_a_device=True)
+    _deploy(cluster, config)
     print(f"The fleet is up: {fleet.uri}")
 
 
@@ -122,15 +120,13 @@ def _status(cluster: Cluster, arguments: argparse.Namespace) -> None:
 
 def _scale(cluster: Cluster, arguments: argparse.Namespace) -> None:
     config = _running_fleet(cluster.details())
-    cluster.deploy(deploy.scaled(config, _group(config, arguments), arguments.count))
-    _wait(cluster)
+    _deploy(cluster, deploy.scaled(config, _group(config, arguments), arguments.count))
 
 
 def _roll(cluster: Cluster, arguments: argparse.Namespace) -> None:
     config = _running_fleet(cluster.details())
     group = _group(config, arguments)
-    cluster.deploy(deploy.rolled(config, group))
-    _wait(cluster)
+    _deploy(cluster, deploy.rolled(config, group))
     print(f"All workers of {group} are new.")
 
 
@@ -217,16 +213,23 @@ def _devices(groups: Iterable[WorkerGroup]) -> Counter[str]:
     return counted
 
 
-def _wait(cluster: Cluster, *, unless_for_a_device: bool = False) -> None:
-    """Wait until all applications run; prints each change of their states.
+def _deploy(cluster: Cluster, config: deploy.Config, *, unless_for_a_device: bool = False) -> None:
+    """Deploy, and wait until all applications run and the gateways list all workers; prints each
+    change of the applications' states.
 
     With `unless_for_a_device`, no longer than until those that do not run only wait for a device.
     Raises `ModelError` if an application does not start; its message carries the worker's reason.
+    Raises `WorkerError` if another command has changed the fleet meanwhile.
     """
     shown: dict[str, tuple[str, int]] = {}
     in_want_since = time.monotonic()
+    is_listed = False
+    cluster.deploy(config)
     while True:
-        states = deploy.states(cluster.details())
+        details = cluster.details()
+        if deploy.args_of(deploy.running_config(details)) != deploy.args_of(config):
+            raise WorkerError("Another command has changed the fleet meanwhile, or ended it.")
+        states = deploy.states(details)
         for state in states:
             now = (state.status, state.running)
             if shown.get(state.name) != now:
@@ -236,9 +239,12 @@ def _wait(cluster: Cluster, *, unless_for_a_device: bool = False) -> None:
             if state.has_failed:
                 raise ModelError(f"{state.name} does not start: {_short(state.message)}")
         left = [state for state in states if not state.is_up]
-        if states and not left:
-            return
-        if not all(state.waits_for_a_device for state in left):
+        if not left:
+            if is_listed:
+                return
+            is_listed = True
+            cluster.deploy(deploy.with_listed(config, states))
+        elif not all(state.waits_for_a_device for state in left):
             in_want_since = time.monotonic()
         elif unless_for_a_device and time.monotonic() - in_want_since > PLACING_SECONDS:
             return

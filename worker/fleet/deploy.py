@@ -13,6 +13,7 @@ from typing import Any
 
 from worker.errors import ConfigError
 from worker.fleet.settings import GATEWAY_DRAIN_SECONDS, KEY_FILES, Fleet, Scaling, WorkerGroup
+from worker.fleet.workers import worker_id
 
 GATEWAY = "gateway"
 STOP_MARGIN_SECONDS = 10.0
@@ -98,13 +99,15 @@ def with_leaving(
     return {**config, "applications": [*groups, *leaving, gateway]}
 
 
+def args_of(config: Config | None) -> dict[str, dict[str, Any]]:
+    """What each application is started with, by its name."""
+    return {app["name"]: app["args"] for app in (config or {}).get("applications", [])}
+
+
 def key_files_of(config: Config | None) -> dict[str, str]:
     """Where the gateways of a running fleet read its clients' token and keys, by the settings."""
-    for app in (config or {}).get("applications", []):
-        if app["name"] == GATEWAY:
-            fleet = app["args"].get("fleet", {})
-            return {name: fleet[name] for name in KEY_FILES if fleet.get(name) is not None}
-    return {}
+    fleet = args_of(config).get(GATEWAY, {}).get("fleet", {})
+    return {name: fleet[name] for name in KEY_FILES if fleet.get(name) is not None}
 
 
 def running_config(details: Mapping[str, Any]) -> Config | None:
@@ -149,6 +152,20 @@ def rolled(config: Config, name: str) -> Config:
     """The configuration with which Serve replaces all workers of the group, one after another."""
     changed, app = _copied(config, name)
     app["args"]["generation"] = app["args"].get("generation", 0) + 1
+    return changed
+
+
+def with_listed(config: Config, states: Iterable[GroupState]) -> Config:
+    """The configuration with which a gateway is ready when it lists the workers that run now."""
+    changed = deepcopy(config)
+    (gateway,) = (app for app in changed["applications"] if app["name"] == GATEWAY)
+    gateway["deployments"][0]["user_config"]["listed"] = [
+        worker_id(state.name, replica.id)
+        for state in states
+        if state.name != GATEWAY
+        for replica in state.replicas
+        if replica.state == "RUNNING"
+    ]
     return changed
 
 

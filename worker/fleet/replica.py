@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -24,12 +25,14 @@ from worker.fleet.autoscaling import REQUESTS
 from worker.fleet.gateway import Gateway
 from worker.fleet.process import WorkerProcess
 from worker.fleet.settings import GATEWAY_DRAIN_SECONDS, Fleet, WorkerGroup
-from worker.fleet.workers import Worker, WorkerTable, watch
+from worker.fleet.workers import Worker, WorkerTable, watch, worker_id
 from worker.observability import logs
 from worker.sockets import listen, uri_of
 
 ASK_EVERY_SECONDS = 0.5
 """How often a gateway asks for the addresses of a group's workers."""
+KNOWING_SECONDS = 10.0
+"""How long Serve waits for a gateway to know its workers, which may be others by then."""
 SLOW_READER_SECONDS = 30.0
 """A client may leave its answer unread for so long."""
 
@@ -66,7 +69,7 @@ class WorkerReplica:
         host = _listen_at_home()
         # Made here and told to the gateways alone, so it is in no configuration, log or file.
         self._token = secrets.token_urlsafe(32)
-        self._id = f"{self._group.name}-{id}"
+        self._id = worker_id(self._group.name, id)
         ids = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
         self._process = WorkerProcess(
             self._group.backend, host, self._token,
@@ -106,13 +109,18 @@ class GatewayReplica:
         self._fleet = fleet
         self._table = WorkerTable()
         self._gateway = Gateway(self._table)
+        self._groups: list[dict[str, Any]] = []
         self._server: Server | None = None
         self._asking: dict[str, asyncio.Task[None]] = {}
 
-    async def reconfigure(self, groups: dict[str, Any]) -> None:
-        """Serve calls this at the start and after each `up` that changes the groups."""
-        fleet = Fleet.model_validate({**self._fleet, **groups})
-        self._gateway.use(fleet)
+    async def reconfigure(self, given: dict[str, Any]) -> None:
+        """Serve calls this at the start and after each command that changes what is given, and
+        takes the gateway for ready when this has ended. `listed` are the workers that the command
+        has seen."""
+        fleet = Fleet.model_validate({**self._fleet, "workers": given["workers"]})
+        if given["workers"] != self._groups:
+            self._gateway.use(fleet)
+            self._groups = given["workers"]
         names = {group.name for group in fleet.workers}
         for gone in self._asking.keys() - names:
             self._asking.pop(gone).cancel()
@@ -120,7 +128,11 @@ class GatewayReplica:
         for name in names - self._asking.keys():
             self._asking[name] = asyncio.create_task(_ask(name, self._table))
         if self._server is None:
+            # Who is connected to this gateway from now on finds what the one before had.
+            await _until(lambda: names <= self._table.groups)
             self._serve(fleet)
+        elif (listed := given.get("listed")) is not None:
+            await _until(lambda: {worker.id for worker in self._table.workers()} == set(listed))
 
     def _serve(self, fleet: Fleet) -> None:
         listener = listen(fleet.host, fleet.port, shared=True)
@@ -144,6 +156,13 @@ class GatewayReplica:
         if self._server is not None:
             self._server.end()
             await asyncio.wait({self._serving})
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(KNOWING_SECONDS):
+            while not holds():
+                await asyncio.sleep(0.05)
 
 
 async def _ask(group: str, table: WorkerTable) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -91,6 +91,11 @@ class Worker:
             del self.prefixes[next(iter(self.prefixes))]
 
 
+def worker_id(group: str, replica: str) -> str:
+    """The name of the worker that this replica of the group owns."""
+    return f"{group}-{replica}"
+
+
 class WorkerTable:
     """All workers, by their groups, and those that have left these."""
 
@@ -110,6 +115,11 @@ class WorkerTable:
         """Forget those that have left their groups and answer no more."""
         leaving = self._leaving.items()
         self._leaving = {id: worker for id, worker in leaving if not worker.is_silent}
+
+    @property
+    def groups(self) -> Set[str]:
+        """Those whose workers were told, also where there are none."""
+        return self._groups.keys()
 
     def workers(self, group: str | None = None) -> list[Worker]:
         groups = self._groups.values() if group is None else [self._groups.get(group, {})]

@@ -162,6 +162,26 @@ def test_of_two_commands_at_once_one_starts_ray(
             node.stop()
 
 
+class Serving:
+    """In the place of `Cluster`: of this configuration the group is in these states in turn."""
+
+    def __init__(self, config: deploy.Config, left: list[str]) -> None:
+        self.left, self.deployed = left, list[deploy.Config]()
+        self._group, self._gateway = config["applications"]
+
+    def deploy(self, config: deploy.Config) -> None:
+        self.deployed.append(config)
+
+    def details(self) -> dict[str, object]:
+        status = self.left.pop(0)
+        state = "RUNNING" if status == "RUNNING" else "STARTING"
+        replica = {"replica_id": "a", "state": state, "node_ip": None}
+        of_group = {"worker": {"target_num_replicas": 1, "replicas": [replica]}}
+        group = {"status": status, "deployed_app_config": self._group, "deployments": of_group}
+        gateway = {"status": "RUNNING", "deployed_app_config": self._gateway, "deployments": {}}
+        return {"applications": {"tiny": group, "gateway": gateway}}
+
+
 @pytest.mark.parametrize("device", [None, "card"])
 def test_only_a_group_that_needs_a_device_waits_for_one(
     monkeypatch: pytest.MonkeyPatch, device: str | None
@@ -170,24 +190,35 @@ def test_only_a_group_that_needs_a_device_waits_for_one(
     monkeypatch.setattr(command, "PLACING_SECONDS", 0.0)
     monkeypatch.setattr(command, "POLL_SECONDS", 0.001)
     fleet = Fleet.model_validate({"workers": [{"name": "tiny", "device": device}]})
-    left = ["DEPLOYING"] * 9 + ["DEPLOY_FAILED"]
-
-    class Starting:
-        def details(self) -> dict[str, object]:
-            replica = {"replica_id": "a", "state": "STARTING", "node_ip": None}
-            app = {
-                "status": left.pop(0),
-                "deployed_app_config": deploy.configuration(fleet)["applications"][0],
-                "deployments": {"worker": {"target_num_replicas": 1, "replicas": [replica]}},
-            }
-            return {"applications": {"tiny": app}}
-
+    config = deploy.configuration(fleet)
+    starting = Serving(config, ["DEPLOYING"] * 9 + ["DEPLOY_FAILED"])
     if device is None:
         with pytest.raises(ModelError, match="tiny does not start"):
-            command._wait(Starting(), unless_for_a_device=True)  # type: ignore[arg-type]
+            command._deploy(starting, config, unless_for_a_device=True)  # type: ignore[arg-type]
     else:
-        command._wait(Starting(), unless_for_a_device=True)  # type: ignore[arg-type]
-        assert left
+        command._deploy(starting, config, unless_for_a_device=True)  # type: ignore[arg-type]
+        assert starting.left
+
+
+def test_a_command_ends_when_the_gateways_list_the_workers_it_has_seen(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "POLL_SECONDS", 0.001)
+    config = deploy.configuration(FLEET)
+    serving = Serving(config, ["DEPLOYING", "RUNNING", "RUNNING"])
+    command._deploy(serving, config)  # type: ignore[arg-type]
+    first, second = (each["applications"][1]["deployments"][0] for each in serving.deployed)
+    assert "listed" not in first["user_config"]
+    assert second == {**first, "user_config": {**first["user_config"], "listed": ["tiny-a"]}}
+
+
+def test_a_command_says_that_another_one_has_won(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "POLL_SECONDS", 0.001)
+    config = deploy.configuration(FLEET)
+    theirs = Fleet.model_validate({"workers": [{"name": "tiny", "settings": {"slots": 3}}]})
+    serving = Serving(deploy.configuration(theirs), ["RUNNING"])
+    with pytest.raises(WorkerError, match="Another command has changed the fleet"):
+        command._deploy(serving, config)  # type: ignore[arg-type]
 
 
 def test_down_ends_no_cluster_here_where_another_is_named(
