@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from worker.api.app import DIALECTS
 from worker.api.http.app import Surface
-from worker.api.http.body import SMALL_BYTES, deadline_of, parts_of
+from worker.api.http.body import SMALL_BYTES, deadline_of, names_of_fields, parts_of
 from worker.api.http.encoding import dumps, json_response
 from worker.api.http.errors import FLAT
 from worker.api.http.event_stream import EventStream, while_connected
@@ -419,11 +418,8 @@ def _asked(ask: Ask, method: str, worker: Worker) -> Awaitable[Exchange | None]:
 
 def _model_fields(operation: Operation) -> list[str]:
     """The fields of the operation's body that may name the model, by all their aliases."""
-    if isinstance(operation.body, type) and issubclass(operation.body, BaseModel):
-        field = operation.body.model_fields.get("model")
-        if field is not None and isinstance(field.validation_alias, AliasChoices):
-            return [str(name) for name in field.validation_alias.choices]
-    return ["model"]
+    names = names_of_fields(operation.body) if isinstance(operation.body, type) else {}
+    return [name for name, field in names.items() if field == "model"] or ["model"]
 
 
 def _target(scope: Scope, place: Place) -> bytes:

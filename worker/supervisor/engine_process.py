@@ -61,7 +61,7 @@ class EngineProcess:
         self.ready_at: float | None = None
         """When it had decoded a token and served from then on."""
         self.phase = "preflight"
-        self.has_served = False
+        self.has_answered = False
         """Whether it has finished a request."""
         self.error: WorkerError | None = None
         """Its own report of why it could not start, or not go on."""

@@ -170,7 +170,7 @@ class Guardian:
         engine = self.engine
         told = engine.error.message if engine.error else None
         cause = told or engine.kill_reason or how
-        crash = Crash(cause, engine.ready_seconds, engine.has_served)
+        crash = Crash(cause, engine.ready_seconds, engine.has_answered)
         self.crashes.record(crash)
         self._metrics.crashes.inc()
         _log.error(

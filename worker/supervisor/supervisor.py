@@ -431,5 +431,5 @@ class Supervisor:
             self._intake_at = time.monotonic()
         if not isinstance(last, Failed):
             self._quarantine.absolve(job.work)
-            self._guardian.engine.has_served = True
+            self._guardian.engine.has_answered = True
         self._deliver_end(job, stream)

@@ -338,7 +338,7 @@ def _extras(body: OpenBody, path: str) -> Iterator[str]:
     prefix = f"{path}." if path else ""
     extra = body.model_extra or {}
     for name in extra:
-        field, given = _other_names(type(body)).get(name), extra[name]
+        field, given = names_of_fields(type(body)).get(name), extra[name]
         given = tuple(given) if isinstance(given, list) else given
         if field is None or getattr(body, field) != given:
             yield prefix + name
@@ -354,8 +354,8 @@ def _extras(body: OpenBody, path: str) -> Iterator[str]:
 
 
 @cache
-def _other_names(model: type[BaseModel]) -> dict[str, str]:
-    """Each of the several names of a field → the field."""
+def names_of_fields(model: type[BaseModel]) -> dict[str, str]:
+    """Each of the several names of a field → the field; without those that have one name."""
     return {
         str(name): field
         for field, info in model.model_fields.items()
