@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 
-def own_certificate(folder: Path) -> Path:
+def own_certificate(folder: Path, key: tuple[str, ...] = ("rsa:2048",)) -> Path:
     """A file with the key and the certificate of 127.0.0.1, made now."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs openssl")
     path = folder / "own.pem"
     subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+        [openssl, "req", "-x509", "-newkey", *key, "-nodes", "-days", "2"]
         + ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
         + ["-keyout", str(folder / "key"), "-out", str(path)],
         check=True,

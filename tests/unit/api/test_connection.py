@@ -79,6 +79,7 @@ async def served(
         date_header=False,
         timeout_keep_alive=keep_alive_s,
         ssl_certfile=certificate,
+        ssl_keyfile=certificate,
     )
     config.load()
     state = uvicorn.server.ServerState()
@@ -94,7 +95,7 @@ async def served(
     if config.ssl is None:
         server = await loop.create_server(make, sock=listener)
     else:
-        server = TlsListener(listener, make, Certificate(config.ssl, *[str(certificate)] * 2))
+        server = TlsListener(listener, make, Certificate(config))
     try:
         yield listener.getsockname()[1], state.connections  # type: ignore[misc]
     finally:
@@ -583,7 +584,7 @@ async def test_a_server_without_requests_sleeps(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.anyio
 async def test_a_certificate_that_is_replaced_is_the_next_clients(tmp_path: Path) -> None:
-    certificate = own_certificate(tmp_path)
+    certificate = own_certificate(tmp_path, ("ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"))
     first = ssl.create_default_context(cafile=certificate)
     (tmp_path / "next").mkdir()
     renewed = own_certificate(tmp_path / "next")

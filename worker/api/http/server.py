@@ -48,7 +48,7 @@ class Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if (context := self.config.ssl) is None:
+        if self.config.ssl is None:
             await super().startup(sockets)
         else:
             make = functools.partial(
@@ -57,8 +57,7 @@ class Server(uvicorn.Server):
                 server_state=self.server_state,
                 app_state=self.lifespan.state,
             )
-            files = self.config.ssl_certfile, self.config.ssl_keyfile
-            certificate = Certificate(context, *map(str, files))
+            certificate = Certificate(self.config)
             self.servers = [TlsListener(each, make, certificate) for each in sockets or ()]  # type: ignore[misc]
             self.started = True
         # A garbage collection blocks the event loop. Permanent objects are excluded from it, and

@@ -14,6 +14,9 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+import uvicorn
+from uvicorn.config import create_ssl_context
+
 from worker.api.http.connection import WorkerProtocol
 from worker.errors import ConfigError
 from worker.observability.logs import get_logger
@@ -30,21 +33,30 @@ class Certificate:
     """A server's certificate and key as their files are when a client comes: what issues them
     replaces them while the server runs."""
 
-    def __init__(self, context: ssl.SSLContext, chain: str, key: str) -> None:
-        """`context` has what the files hold now."""
-        self._context, self._files = context, (chain, key)
+    def __init__(self, config: uvicorn.Config) -> None:
+        """`config` has loaded what the files hold now."""
+        self._config, self._context = config, config.ssl
+        self._files = str(config.ssl_certfile), str(config.ssl_keyfile)
         self._versions = self._on_disk()
 
     def _on_disk(self) -> list[object]:
         return [version_of(file) for file in self._files]
 
     @property
-    def context(self) -> ssl.SSLContext:
+    def context(self) -> ssl.SSLContext | None:
         if (versions := self._on_disk()) != self._versions:
             self._versions = versions
             try:
-                check_certificate(self._files)  # a load that fails leaves half of the old one
-                self._context.load_cert_chain(*self._files)
+                check_certificate(self._files)  # OpenSSL alone would wait for a pass phrase
+                # A new one: the old one keeps its certificate beside that of another kind of key.
+                self._context = create_ssl_context(
+                    *self._files,
+                    password=None,
+                    ssl_version=self._config.ssl_version,
+                    cert_reqs=self._config.ssl_cert_reqs,
+                    ca_certs=None,
+                    ciphers=self._config.ssl_ciphers,
+                )
             except (ConfigError, OSError) as error:  # as between the first file and the second
                 _log.warning("certificate.unreadable", message=str(error))
             else:
