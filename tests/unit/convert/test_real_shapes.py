@@ -172,6 +172,7 @@ WINDOW = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 
     [
         ({"layer_types": None}, False),
         ({"layer_types": None, "max_window_layers": 2}, True),
+        ({"layer_types": None, "max_window_layers": None}, True),  # 28, by their classes
         ({"layer_types": None, "sliding_window": None}, True),
         ({"layer_types": None, "sliding_window": 256}, True),
         ({"layer_types": ["full_attention", "full_attention"]}, True),
