@@ -10,6 +10,7 @@ import json
 import signal
 import statistics
 import time
+from collections import Counter
 from typing import Any
 
 import psutil
@@ -82,6 +83,7 @@ async def test_a_roll_fails_nobody_and_a_bad_model_takes_nothing_away(running: R
         began = time.monotonic()
         done = await asyncio.to_thread(running.command, "roll", "tiny")
         assert done.returncode == 0, done.stderr
+        assert len(await running.workers()) == 3, "a client finds them as soon as it is done"
         await running.until(has(3))
         seconds = time.monotonic() - began
     print(f"roll without a spare device: {counted(outcomes)} in {seconds:.1f} s")
@@ -95,6 +97,20 @@ async def test_a_roll_fails_nobody_and_a_bad_model_takes_nothing_away(running: R
     assert done.returncode == 3
     assert "nowhere.gguf" in done.stderr and "Traceback" not in done.stderr
     assert set(outcome.kind for outcome in outcomes) == {"ok"}
+
+
+async def test_a_gateway_that_takes_anothers_place_knows_its_workers(running: Running) -> None:
+    await running.restored()
+    address = "127.0.0.1", running.port
+    changing = asyncio.create_task(
+        asyncio.to_thread(running.up, f"max_body_bytes = 4096\n{file()}")
+    )
+    statuses = Counter[int]()
+    while not changing.done():
+        if (answer := await fetch(address, "GET", "/v1/models")) is not None:
+            statuses[answer.status] += 1
+        await asyncio.sleep(0.005)
+    assert (await changing).returncode == 0 and statuses.keys() == {200}, statuses
 
 
 # --- ways --------------------------------------------------------------------------------
