@@ -20,7 +20,7 @@ from tests.unit.convert.test_parity import DATA, MODELS, SAYING, checkpoint
 from worker.convert import architectures, family, prepare
 from worker.convert.config import Config
 from worker.convert.family import metadata
-from worker.convert.family.defaults import UNSETTLED
+from worker.convert.family.defaults import UNSETTLED, completed
 from worker.convert.family.rules import Metadata
 from worker.convert.prepare import Options
 from worker.errors import ModelError
@@ -117,6 +117,7 @@ def test_a_key_has_each_name_of_its_class(name: str) -> None:
         value = section.get(key, section.get(other))
         one, two = (described(with_section(config, {**values, k: value})) for k in (key, other))
         assert one == two
+        assert completed(Config(values)) == completed(Config({**values, other: None}))
 
 
 def test_a_head_is_tied_where_the_class_ties_it(tmp_path: Path) -> None:

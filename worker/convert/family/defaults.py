@@ -43,10 +43,10 @@ def _classes() -> Mapping[str, _Class]:
 
 def completed(config: Config) -> Config:
     """With the defaults of the configuration's class in the places of keys that are absent."""
-    kind, given = _kind(config), config.values
+    kind = _kind(config)
     said = _classes().get(_LIKE.get(kind, kind), _Class())
-    named = {key: given[name] for name, key in said.names.items() if name in given}
-    there = {k: v for k, v in given.items() if v is not None or k in said.nullable}
+    there = {k: v for k, v in config.values.items() if v is not None or k in said.nullable}
+    named = {key: there[name] for name, key in said.names.items() if name in there}
     return Config({**said.defaults, **named, **there}, config.name)
 
 
