@@ -45,7 +45,8 @@ def run(argv: list[str]) -> int:
             act: Callable[[Cluster, argparse.Namespace], None] = arguments.act
             act(cluster, arguments)
     except WorkerError as error:
-        print(f"llorch-ray: {escaped(error.message)}", file=sys.stderr)
+        lines = map(escaped, error.message.split("\n"))  # Ray says much, as a whole traceback
+        print("llorch-ray:", "\n    ".join(lines), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

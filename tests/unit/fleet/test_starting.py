@@ -221,6 +221,19 @@ def test_a_command_says_that_another_one_has_won(monkeypatch: pytest.MonkeyPatch
         command._deploy(serving, config)  # type: ignore[arg-type]
 
 
+def test_what_ray_says_in_lines_is_shown_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def down(*given: object) -> None:
+        raise WorkerError("Ray refuses: Traceback\n  in serve\nValueError: \x1b[31mred")
+
+    monkeypatch.setattr(command, "require_ray", lambda: None)
+    monkeypatch.setattr(command, "_down", down)
+    assert command.run(["down"]) == 1
+    lines = ["llorch-ray: Ray refuses: Traceback", "      in serve", "    ValueError: \\x1b[31mred"]
+    assert capsys.readouterr().err.splitlines() == lines
+
+
 def test_down_ends_no_cluster_here_where_another_is_named(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
