@@ -1,9 +1,10 @@
-"""What the engine process is told by its environment; what it is not told, `security/` tests."""
+"""What processes are told by their environment; what they are not told, `security/` tests, too."""
 
 from __future__ import annotations
 
 import pytest
 
+from worker.environment import without_secrets
 from worker.supervisor.engine_process import SPINS_AT_BARRIERS, engine_environment
 
 
@@ -23,3 +24,19 @@ def test_threads_wait_for_a_short_time_unless_the_operator_says_how(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert engine_environment().get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HTTPS_PROXY", "http://me:hunter2@proxy:3128"),
+        ("LLORCH_CALLBACK_URL", "https://pool/?a=b@c"),
+        ("MYSQL_PASSWD", "hunter2"),
+        ("SSH_PASSPHRASE", "hunter2"),
+    ],
+)
+def test_a_password_is_inherited_under_no_name(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert (name in without_secrets()) == ("hunter2" not in value)
