@@ -10,7 +10,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 
-from worker.errors import DuplicateJob, QueueFull
+from worker.errors import DuplicateJob, InvalidRequest, QueueFull
 from worker.settings import Settings
 from worker.supervisor.job import Job, Stage, StreamEvent
 from worker.wire.messages import End, Failed
@@ -80,11 +80,16 @@ class JobTable:
 
         Raises:
             QueueFull: too many requests, or too many prompt tokens, are waiting.
+            InvalidRequest: for so many there never is room.
             DuplicateJob: a live job has its name.
         """
         limits = self._limits
         if not job.is_internal:
-            if self.n_clients + n_more >= self.slots + limits.max_queued_requests:
+            most = self.slots + limits.max_queued_requests
+            if n_more >= most:
+                why = f"a request has {most} answers at most here (--max-queued-requests)"
+                raise InvalidRequest(f"{n_more + 1} answers are too many: {why}.")
+            if self.n_clients + n_more >= most:
                 raise self._full(f"{limits.max_queued_requests} requests")
             if self.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
                 raise self._full(f"{limits.max_queued_prompt_tokens} prompt tokens")

@@ -35,6 +35,7 @@ from worker.errors import (
     InferenceFailed,
     InferenceTimeout,
     InsufficientVram,
+    InvalidRequest,
     ModelError,
     NotReady,
     QueueFull,
@@ -111,6 +112,13 @@ async def test_a_full_queue_counts_no_time_without_work() -> None:
         await submit(supervisor, request("queue", "b"))
         error = await failure_of(submit(supervisor, request("say x", "c")))
         assert error.details["retry_after_seconds"] == 1
+
+
+async def test_a_request_that_never_has_room_is_told_no_time_to_come_back() -> None:
+    async with supervised(slots=1, max_queued_requests=2) as supervisor:
+        with pytest.raises(InvalidRequest, match="3 answers at most"):
+            supervisor.open(request("say x", "a"), n_more=3)
+        await all_of(supervisor.open(request("say x", "a"), n_more=2))
 
 
 async def test_waiting_prompt_tokens_are_bounded_too() -> None:
