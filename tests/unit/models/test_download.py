@@ -241,19 +241,21 @@ def test_a_damaged_cached_file_is_fetched_again(
     assert again.path.read_bytes() == gguf_bytes
 
 
+@pytest.mark.parametrize("names", [["m.gguf"], ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]])
 def test_so_is_a_copy_that_was_broken_off(
-    hub: Hub, tmp_path: Path, gguf_bytes: bytes, monkeypatch: pytest.MonkeyPatch
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, names: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where links are not possible, the library copies a blob to its place."""
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_SYMLINKS", True)
-    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
-    got, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
-    assert not got.path.is_symlink()
-    os.truncate(got.path, 100)
-    again, _ = fetch("hf:o/r::file=m.gguf", tmp_path / "cache")
-    assert again.path.read_bytes() == gguf_bytes
+    hub.repos["o/r"] = Repo(dict.fromkeys(names, gguf_bytes))
+    got, _ = fetch(f"hf:o/r::file={names[0]}", tmp_path / "cache")
+    last = got.path.with_name(names[-1])
+    assert not last.is_symlink()
+    os.truncate(last, 100)
+    again, _ = fetch(f"hf:o/r::file={names[0]}", tmp_path / "cache")
+    assert last.read_bytes() == gguf_bytes
     hub.requests.clear()
-    assert fetch("hf:o/r::file=m.gguf", tmp_path / "cache")[0] == again and not hub.bodies()
+    assert fetch(f"hf:o/r::file={names[0]}", tmp_path / "cache")[0] == again and not hub.bodies()
 
 
 @pytest.mark.parametrize("size", [300, 3 << 20])

@@ -118,7 +118,8 @@ class RepoCache:
         folder = hub_dir or self.hub_dir
         found = try_to_load_from_cache(self.repo, name, cache_dir=folder, revision=commit)
         path = Path(found) if isinstance(found, str) else None
-        return path if path and self.is_intact(path, pin) else None
+        size = (self.files_of(commit) or {}).get(name)
+        return path if path and _has_size(path, size) and self.is_intact(path, pin) else None
 
     def find_checkpoint(self, commit: str) -> Path | None:
         """A SafeTensors snapshot of one cache with all files that the hub has of it, or `None`."""
@@ -129,7 +130,7 @@ class RepoCache:
             with contextlib.suppress(ModelError):
                 check_checkpoint(folder)
                 names = checkpoint_names(listed or {}, folder / INDEX)
-                are_here = all((folder / name).exists() for name in names)
+                are_here = all(_has_size(folder / name, (listed or {}).get(name)) for name in names)
                 if are_here and all(map(self.is_intact, checkpoint_files(folder))):
                     return folder
         return None
@@ -150,6 +151,11 @@ class RepoCache:
         if path.is_relative_to(self.root) and path.exists():
             path.resolve().unlink()
             path.unlink(missing_ok=True)
+
+
+def _has_size(path: Path, size: int | None) -> bool:
+    """Whether a file is there, and of this size, if that is known."""
+    return path.exists() and size in (None, path.stat().st_size)
 
 
 def content_matches(
