@@ -12,8 +12,8 @@ _WITH_PASSWORD = re.compile("://[^/?#]*@")
 """An address, such as a proxy's or the pool's."""
 
 
-def without_secrets() -> dict[str, str]:
-    """For a process that reads a model's files, which may take it over."""
+def inherited() -> dict[str, str]:
+    """The variables, without secrets, for a process that a model's files may take over."""
     return {
         name: value
         for name, value in os.environ.items()

@@ -25,7 +25,7 @@ from pathlib import Path
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.family.rules import F32_ALWAYS, Metadata, Typed
 from worker.convert.tensor_plan import OutputTensor, RowSpan
-from worker.environment import without_secrets
+from worker.environment import inherited
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_range
 from worker.models.gguf.header import GgufHeader, read_header
@@ -102,7 +102,7 @@ def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> GgufH
 
 
 def _run(command: list[str], seconds: int) -> Mapping[str, str]:
-    environment = {**without_secrets(), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    environment = {**inherited(), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=seconds, env=environment, check=False

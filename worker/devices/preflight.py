@@ -17,7 +17,7 @@ import msgspec
 
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan
-from worker.environment import without_secrets
+from worker.environment import inherited
 from worker.errors import BackendMismatch, WorkerError
 from worker.wire.codec import check_sendable, from_data
 from worker.wire.engine_info import Wall
@@ -117,7 +117,7 @@ def ask(
         ended = subprocess.run(
             child or CHILD,
             input=msgspec.json.encode(questions),
-            env={**without_secrets(), "OPENBLAS_NUM_THREADS": "1"},  # as an engine has it
+            env={**inherited(), "OPENBLAS_NUM_THREADS": "1"},  # as an engine has it
             capture_output=True,
             timeout=timeout_seconds,
             check=False,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.background import die_with_parent
-from worker.environment import without_secrets
+from worker.environment import inherited
 from worker.errors import ModelError, WorkerError
 from worker.llama import imatrix, library
 
@@ -46,7 +46,7 @@ def quantize(
     command = [sys.executable, "-m", __name__, *arguments]
     failure: dict[str, Any] | None = None
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=without_secrets()
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=inherited()
     ) as child:
         try:
             for line in child.stdout or ():

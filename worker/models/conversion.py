@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from worker.environment import without_secrets
+from worker.environment import inherited
 from worker.errors import ModelError, WorkerError, rebuild_error
 from worker.installation import ENGINE, check_engine
 from worker.models.checkpoint_files import check_checkpoint, checkpoint_files, readable
@@ -187,7 +187,7 @@ async def _run_converter(arguments: Sequence[str], on_progress: OnProgress) -> N
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=without_secrets(),
+        env=inherited(),
         limit=MAX_LINE_BYTES,
     )
     assert process.stdout is not None and process.stderr is not None

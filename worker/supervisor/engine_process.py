@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import worker
-from worker.environment import without_secrets
+from worker.environment import inherited
 from worker.errors import WorkerError, system_words
 from worker.wire.black_box import BlackBox
 
@@ -201,9 +201,7 @@ def _told() -> Iterator[None]:
 def engine_environment() -> dict[str, str]:
     """The engine's environment: what compute libraries and Python read, and no secret."""
     allowed = {
-        name: value
-        for name, value in without_secrets().items()
-        if name.startswith(ENVIRONMENT_PREFIXES)
+        name: value for name, value in inherited().items() if name.startswith(ENVIRONMENT_PREFIXES)
     }
     # Landlock binds only threads that come later, and NumPy would have one for each core.
     allowed["OPENBLAS_NUM_THREADS"] = "1"
@@ -211,8 +209,8 @@ def engine_environment() -> dict[str, str]:
         allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
     # As the working directory is none of Python's paths.
     root = str(Path(next(iter(worker.__path__))).parent)
-    inherited = os.environ.get("PYTHONPATH")
-    allowed["PYTHONPATH"] = os.pathsep.join([root, inherited]) if inherited else root
+    paths = os.environ.get("PYTHONPATH")
+    allowed["PYTHONPATH"] = os.pathsep.join([root, paths]) if paths else root
     return allowed
 
 

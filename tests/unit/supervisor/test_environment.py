@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.environment import without_secrets
+from worker.environment import inherited
 from worker.supervisor.engine_process import SPINS_AT_BARRIERS, engine_environment
 
 
@@ -39,4 +39,4 @@ def test_a_password_is_inherited_under_no_name(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    assert (name in without_secrets()) == ("hunter2" not in value)
+    assert (name in inherited()) == ("hunter2" not in value)

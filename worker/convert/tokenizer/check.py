@@ -25,7 +25,7 @@ from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
 from worker.convert.tokenizer.vocabulary import SPACE
-from worker.environment import without_secrets
+from worker.environment import inherited
 from worker.errors import ModelError, WorkerError
 from worker.models.gguf.header import read_header
 
@@ -59,7 +59,7 @@ class TokenCheck:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=without_secrets(),
+            env=inherited(),
         )
 
     def __enter__(self) -> TokenCheck:
