@@ -197,8 +197,11 @@ def text_config(family: Family, whole: Config) -> Config:
     config = whole
     if config.has(family.section):  # A text model alone may have everything on one level.
         config = config.section(family.section)
-        if whole.has(tie := "tie_word_embeddings"):  # Either may say that it ties its head.
-            config = config.changed(**{tie: whole.values[tie] or config.values.get(tie, False)})
+        if whole.has(tie := "tie_word_embeddings"):
+            # Either may say that it ties its head, but a part that has its class's default.
+            default = completed(config.changed(**{tie: None})).values.get(tie)
+            is_told = config.values.get(tie, False) and not default
+            config = config.changed(**{tie: whole.values[tie] or is_told})
     config = config.changed(model_type=config.text("model_type", whole.text("model_type", "")))
     check_settled(config)
     return family.config(completed(config))
