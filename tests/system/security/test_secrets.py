@@ -54,8 +54,10 @@ def test_nor_does_a_conversion(start_worker: StartWorker, tmp_path: Path) -> Non
 
     def are_seen() -> bool:
         for process in running.children():
-            with contextlib.suppress(psutil.Error, IndexError):
-                inherited[process.cmdline()[2]] = process.environ()
+            with contextlib.suppress(psutil.Error, ValueError):
+                _, option, module, *_ = process.cmdline()
+                if option == "-m":  # else it has its parent's arguments, and begins its own program
+                    inherited[module] = process.environ()
         return inherited.keys() >= {"worker.commands.convert", "worker.convert.tokenizer.check"}
 
     until(are_seen, 60, lambda: str([*inherited]), running)
