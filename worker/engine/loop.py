@@ -428,4 +428,5 @@ class Loop:
             kv_store_evicted=stored.evicted,
             media_encoded=self._n_encoded,
             encode_seconds=self._encode_seconds,
+            preempted=tuple([s.request_id for s in scheduler.waiting if s.started_at is not None]),
         )

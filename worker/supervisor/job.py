@@ -153,6 +153,8 @@ class Job:
     is_suspect: bool = False
     """Whether the last crash was blamed on it."""
     deadline: asyncio.TimerHandle | None = None
+    is_preempted: bool = False
+    """Whether the engine has taken its slot for others, for now."""
     stage: Stage = Stage.SENT
     stage_since: float = field(default_factory=time.monotonic)
     held_seconds: float = 0.0
@@ -193,15 +195,20 @@ class Job:
         return len(self._sent_ids) + self._n_unsent
 
     @property
-    def has_slot(self) -> bool:
+    def has_started(self) -> bool:
+        """Whether this engine has computed for it."""
         return self.stage >= Stage.STARTED
+
+    @property
+    def has_slot(self) -> bool:
+        return self.has_started and not self.is_preempted
 
     @property
     def activity(self) -> Activity:
         """What is done with it, without anything of its text."""
         doing: Doing = "decoding"
         cached, computed = self.cached_tokens, self.prompt_tokens
-        if not self.has_slot:  # what an engine that died had in its cells is gone
+        if not self.has_slot:  # what was in its cells is gone
             doing, cached, computed = "waiting", 0, 0
         elif self.stage == Stage.STARTED:
             doing, computed = "prompt", self.computed_tokens

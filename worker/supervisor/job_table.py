@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from worker.errors import DuplicateJob, InvalidRequest, QueueFull
 from worker.settings import Settings
@@ -32,6 +32,7 @@ class JobTable:
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._finish_times: deque[float] = deque(maxlen=_PACE_SAMPLES)
         """Of the latest jobs, by a clock that stands still while there is none."""
+        self._preempted: frozenset[int] = frozenset()
         self._idle_seconds, self._idle_since = 0.0, time.monotonic()
 
     def __iter__(self) -> Iterator[Job]:
@@ -62,6 +63,13 @@ class JobTable:
         works = (job.work for job in self.by_id.values() if job.has_slot == with_slot)
         asking = (work for work in works if isinstance(work, InferenceRequest | Embed | Rank))
         return {number for work in asking for number, _ in work.adapters}
+
+    def preempt(self, request_ids: Iterable[int]) -> None:
+        """Record which jobs have lost their slots for now."""
+        before, self._preempted = self._preempted, frozenset(request_ids)
+        for id in before ^ self._preempted:
+            if (job := self.by_id.get(id)) is not None:
+                job.is_preempted = id in self._preempted
 
     def stalled_seconds(self, intake_at: float, step_at: float) -> float:
         """How long the engine has owed a job its acceptance or a step; 0 if it owes none.

@@ -94,8 +94,8 @@ def after_a_crash(
     poison = quarantine.blame(job.work for job in suspects)
     for job in lost:
         job.is_suspect = job in suspects
-        job.engine_restarts += job.has_slot
-        if job.is_suspect or (not suspects and not in_hand and job.has_slot):
+        job.engine_restarts += job.has_started
+        if job.is_suspect or (not suspects and not in_hand and job.has_started):
             job.crashes_spent += 1
         job.enter(Stage.HELD)
     condemned = []
@@ -114,7 +114,7 @@ def _suspects(lost: list[Job], in_hand: frozenset[int]) -> list[Job]:
     asked = [job for job in lost if not job.is_internal]
     if in_hand:
         return [job for job in asked if job.request_id in in_hand]
-    running = [job for job in asked if job.has_slot]
+    running = [job for job in asked if job.has_started]
     return (
         [job for job in running if job.stage == Stage.STARTED]
         or (running if len(running) == 1 else [])

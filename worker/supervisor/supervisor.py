@@ -362,6 +362,7 @@ class Supervisor:
 
     def on_lost(self, error: EngineCrashed, in_hand: frozenset[int]) -> None:
         self._stats = NO_STATS
+        self._jobs.preempt(())
         self._holds_jobs = True
         self._dropped_at.clear()
         survives = self._settings.survive_crashes
@@ -385,6 +386,8 @@ class Supervisor:
         for event in events:
             match event:
                 case Stats():
+                    if event.preempted != self._stats.preempted:
+                        self._jobs.preempt(event.preempted)
                     self._stats = event
                     self._step_at = time.monotonic()
                 case Accepted():

@@ -253,6 +253,8 @@ class Stats(Message, frozen=True):
     """Parts of pictures and sounds that the projector has computed."""
     encode_seconds: float = 0.0
     """Seconds inside the projector since the start."""
+    preempted: tuple[int, ...] = ()
+    """The requests that have started, lost their slots to others and wait for new ones."""
 
 
 End = Finished | Answered | Failed

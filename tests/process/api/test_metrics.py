@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.conftest import StartWorker
+from tests.support.held import engines_held_by
 from tests.support.scripted_api import ScriptedFactory
 from tests.support.worker import WorkerProcess, until
 
@@ -277,6 +279,36 @@ def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
             continue
     worker.wait_idle()
     assert worker.get("/status").json()["requests"] == []
+
+
+def test_a_preempted_request_counts_as_one_that_waits(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    """It counted as one that runs, so a router saw no queue where a request stood still."""
+    hold = tmp_path / "hold"
+    flags = ("--slots", "2", "--kv-unified", "--kv-cells", "256", "--context-length", "200")
+    worker = start_worker(*flags, env=engines_held_by(hold))
+    names = ("worker_requests_running", "vllm:num_requests_running", "worker_queue_depth",
+             "vllm:num_requests_waiting")  # fmt: skip
+    limits = {"max_tokens": 190, "ignore_eos": True}
+    hold.touch()
+    with worker.streaming(FOX, **limits), worker.streaming("The sun", **limits):
+        now: dict[str, Any] = {}
+
+        def is_preempted() -> bool:
+            hold.touch()
+            time.sleep(0.1)
+            now.update(worker.get("/status").json())
+            waiting = [each for each in now["requests"] if each["doing"] == "waiting"]
+            return any(each["tokens_out"] for each in waiting)
+
+        until(is_preempted, 60, lambda: str(now))
+        assert (now["running"], now["queued"], len(now["requests"])) == (1, 1, 2)
+        assert [worker.metric(name) for name in names] == [1, 1, 1, 1]
+        slots = worker.get("/slots?fail_on_no_slot=1").json()
+        assert [slot["is_processing"] for slot in slots] == [True, False]
+        hold.unlink()
+    worker.wait_idle()
 
 
 def test_refusals_are_told_newest_first_and_quote_no_body(worker: WorkerProcess) -> None:

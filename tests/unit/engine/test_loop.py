@@ -339,7 +339,9 @@ def test_a_preempted_request_computes_nothing_twice(
     engine.turn()
     while engine.scheduler.has_work:
         engine.turn()
-        n_preempted += any(s.n_out for s in engine.scheduler.waiting)
+        preempted = [s.request_id for s in engine.scheduler.waiting if s.n_out]
+        assert list(engine.loop.stats().preempted) == preempted
+        n_preempted += len(preempted)
     assert n_preempted
     assert engine.computes_nothing_twice()
     engine.check_answers()
