@@ -94,6 +94,9 @@ class ScriptedSupervisor:
         player.add_done_callback(self._players.discard)
         return job
 
+    def expect_no_more(self, inbox: Inbox) -> None:
+        return
+
     async def _play(self, job: Job, script: Sequence[Step]) -> None:
         for step in script:
             if isinstance(step, float):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from worker.errors import DuplicateJob, InvalidRequest, QueueFull
 from worker.settings import Settings
-from worker.supervisor.job import Job, Stage, StreamEvent
+from worker.supervisor.job import Inbox, Job, Stage, StreamEvent
 from worker.wire.messages import End, Failed
 from worker.wire.work import Embed, InferenceRequest, Rank
 
@@ -32,6 +32,8 @@ class JobTable:
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._finish_times: deque[float] = deque(maxlen=_PACE_SAMPLES)
         """Of the latest jobs, by a clock that stands still while there is none."""
+        self._n_to_come: dict[Inbox, int] = {}
+        """How many jobs there is room kept for, by the inbox of their request."""
         self._preempted: frozenset[int] = frozenset()
         self._idle_seconds, self._idle_since = 0.0, time.monotonic()
 
@@ -84,20 +86,22 @@ class JobTable:
         return longest
 
     def add(self, job: Job, n_more: int = 0) -> None:
-        """Add a job, for whose request `n_more` are to have room.
+        """Add a job, and keep room for `n_more` of its request until they are added.
 
         Raises:
             QueueFull: too many requests, or too many prompt tokens, are waiting.
             InvalidRequest: for so many there never is room.
             DuplicateJob: a live job has its name.
         """
-        limits = self._limits
+        limits, inbox = self._limits, job.inbox
+        n_kept = self._n_to_come.pop(inbox, 0)
         if not job.is_internal:
             most = self.slots + limits.max_queued_requests
             if n_more >= most:
                 why = f"a request has {most} answers at most here (--max-queued-requests)"
                 raise InvalidRequest(f"{n_more + 1} answers are too many: {why}.")
-            if self.n_clients + n_more >= most:
+            n_taken = self.n_clients + sum(self._n_to_come.values())
+            if not n_kept and n_taken + n_more >= most:
                 raise self._full(f"{limits.max_queued_requests} requests")
             if self.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
                 raise self._full(f"{limits.max_queued_prompt_tokens} prompt tokens")
@@ -105,9 +109,15 @@ class JobTable:
             if name in self.by_name:
                 raise DuplicateJob(f"A job with the id {name!r} is running already.")
             self.by_name[name] = job
+        if n_to_come := max(n_kept - 1, n_more):
+            self._n_to_come[inbox] = n_to_come
         if not self.by_id:
             self._idle_seconds += time.monotonic() - self._idle_since
         self.by_id[job.request_id] = job
+
+    def expect_no_more(self, inbox: Inbox) -> None:
+        """Keep no room any more for a request."""
+        self._n_to_come.pop(inbox, None)
 
     def _full(self, waiting: str) -> QueueFull:
         """The refusal, with the time in which those that wait begin at the latest jobs' pace."""

@@ -182,7 +182,7 @@ class Supervisor:
         `deadline` is a time of `time.monotonic()`; an `InferenceRequest` has its own. Without an
         `inbox`, the job has one of its own. Where jobs of its `inbox` run, it is a further one of
         their request, and is admitted whatever has happened to their engine meanwhile. `n_more` of
-        its request follow, for which there must be room, too.
+        its request follow, for which room is kept: who opens fewer calls `expect_no_more`.
         """
         inbox, condition = inbox or Inbox(), self._guardian.condition
         self._check_admission(work, goes_on=bool(inbox.n_running) and condition != "failed")
@@ -205,6 +205,10 @@ class Supervisor:
             job.enter(Stage.HELD)
             self._holds_jobs = True
         return job
+
+    def expect_no_more(self, inbox: Inbox) -> None:
+        """No further job of its request comes."""
+        self._jobs.expect_no_more(inbox)
 
     def _check_admission(self, work: Work, *, goes_on: bool) -> None:
         """`goes_on`: other jobs of its request have been admitted and live.

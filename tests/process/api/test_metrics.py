@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -253,6 +254,24 @@ def test_choices_that_the_queue_has_no_room_for_are_refused_together(
     assert worker.metric(f'{REFUSED}{{code="QUEUE_FULL"}}') == 1
     assert worker.metric("worker_inference_duration_ms_count") == 1
     assert worker.post("/v1/completions", {"prompt": FOX, "n": 3}).status_code == 200
+
+
+def test_choices_of_requests_that_come_together_are_refused_together(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker("--slots", "1", "--max-queued-requests", "2")
+    body = {"prompt": FOX, "n": 2, "max_tokens": 20, "ignore_eos": True}
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(8):
+            asked = [pool.submit(worker.post, "/v1/completions", body) for _ in range(3)]
+            codes = [each.result().status_code for each in asked]
+            assert 200 in codes and {*codes} <= {200, 503}
+    assert worker.metric('worker_requests_total{outcome="cancelled"}') == 0
+    with worker.client() as client:
+        with client.stream("POST", "/v1/completions", json=body | {"stream": True}):
+            pass  # who leaves keeps no room
+    worker.wait_idle()
+    assert worker.post("/v1/completions", body | {"n": 3}).status_code == 200
 
 
 def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:

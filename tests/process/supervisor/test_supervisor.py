@@ -42,6 +42,7 @@ from worker.errors import (
     ShuttingDown,
     WorkerError,
 )
+from worker.supervisor.job import Inbox
 from worker.wire.messages import Failed, Finished, Started, Token
 from worker.wire.work import Tokenize, Tokenized
 
@@ -119,6 +120,25 @@ async def test_a_request_that_never_has_room_is_told_no_time_to_come_back() -> N
         with pytest.raises(InvalidRequest, match="3 answers at most"):
             supervisor.open(request("say x", "a"), n_more=3)
         await all_of(supervisor.open(request("say x", "a"), n_more=2))
+
+
+async def test_room_for_a_requests_jobs_is_kept_until_they_come() -> None:
+    """Two requests of several jobs at once had room each, and one of them was refused midway."""
+    async with supervised(slots=1, max_queued_requests=2) as supervisor:
+        inbox = Inbox()
+        supervisor.open(request("hold", "a"), inbox=inbox, n_more=1)
+        with pytest.raises(QueueFull):
+            supervisor.open(request("queue", "b"), n_more=1)
+        supervisor.open(request("queue", "c"))
+        with pytest.raises(QueueFull):
+            supervisor.open(request("queue", "d"))
+        supervisor.open(request("queue", "a-1"), inbox=inbox)
+        assert supervisor.cancel("c") and supervisor.cancel("a-1")
+        supervisor.open(request("queue", "e"), inbox=(other := Inbox()), n_more=1)
+        with pytest.raises(QueueFull):
+            supervisor.open(request("queue", "f"))
+        supervisor.expect_no_more(other)
+        supervisor.open(request("queue", "f"))
 
 
 async def test_waiting_prompt_tokens_are_bounded_too() -> None:

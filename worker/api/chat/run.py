@@ -216,27 +216,31 @@ async def _start_jobs(
     Returns once all are accepted, before any status line. None is started for a client that has
     left, where `waits_for` is its request.
     """
-    for index, request in enumerate(requests):
-        # Who leaves ends the jobs that there are, so while one runs, there is no need to look.
-        if waits_for and all([job.has_ended for job in jobs]):
-            if await waits_for.is_disconnected():
-                raise Cancelled("The client gave the request up.")
-        job = state.supervisor.open(
-            request,
-            inbox=inbox,
-            counts_prompt=index % n == 0,
-            n_more=0 if jobs else len(requests) - 1,
-        )
-        jobs.append(job)
-        await job.accepted()
-        await state.acceptances.turn()
-        _log.info(
-            "request.accepted",
-            job_id=request.job_id,
-            prompt_sha256=digests[index // n],
-            prompt_tokens=job.prompt_tokens,
-            max_tokens=request.max_tokens,
-        )
+    try:
+        for index, request in enumerate(requests):
+            # Who leaves ends the jobs that there are, so while one runs, there is no need to look.
+            if waits_for and all([job.has_ended for job in jobs]):
+                if await waits_for.is_disconnected():
+                    raise Cancelled("The client gave the request up.")
+            job = state.supervisor.open(
+                request,
+                inbox=inbox,
+                counts_prompt=index % n == 0,
+                n_more=0 if jobs else len(requests) - 1,
+            )
+            jobs.append(job)
+            await job.accepted()
+            await state.acceptances.turn()
+            _log.info(
+                "request.accepted",
+                job_id=request.job_id,
+                prompt_sha256=digests[index // n],
+                prompt_tokens=job.prompt_tokens,
+                max_tokens=request.max_tokens,
+            )
+    finally:
+        if len(jobs) < len(requests):
+            state.supervisor.expect_no_more(inbox)
 
 
 # --- work that generates no text -------------------------------------------------------------
