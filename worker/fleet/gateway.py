@@ -211,7 +211,7 @@ class Gateway(Surface):
         job_id = fields.get("job_id") if is_job else None
         return Ask(
             method=scope["method"],
-            place=place,
+            streams=operation.streams,
             target=_target(scope, place),
             headers=headers,
             body=body,

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from starlette.types import Send
 
 from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.headers import LATE_HEAD, RETRY_AFTER, UNBUFFERED, WORKER
-from worker.api.http.operation import SSE
-from worker.api.http.routes import Place
+from worker.api.http.operation import SSE, StreamForm
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
 from worker.fleet.endings import Tail, error_of_response
 from worker.fleet.upstream import Exchange, Headers, Lost, NotReached
@@ -43,7 +42,8 @@ class Ask:
     """A client's request, with the fields that routing reads from it and its state on the way."""
 
     method: str
-    place: Place
+    streams: Mapping[str, StreamForm]
+    """The forms of the operation's streams by media type."""
     target: bytes
     headers: Headers
     body: bytes
@@ -159,7 +159,7 @@ class Relay:
         """Pass the worker's answer to the client; `False` if another worker should be tried."""
         await self._head(exchange)
         media_type = exchange.header(b"content-type").decode("latin-1").partition(";")[0]
-        if exchange.status == 200 and media_type in self._ask.place.dialect.streams:
+        if exchange.status == 200 and media_type in self._ask.streams:
             await self._stream(worker, exchange, media_type)
             return True
         await exchange.body()
@@ -221,7 +221,7 @@ class Relay:
     # --- to the client -------------------------------------------------------------------
 
     def _new_tail(self, media_type: str) -> Tail:
-        return Tail(self._ask.place.dialect.streams[media_type], media_type)
+        return Tail(self._ask.streams[media_type], media_type)
 
     async def _begin(self, status: int, headers: Headers) -> None:
         self._has_begun = True

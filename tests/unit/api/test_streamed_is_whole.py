@@ -45,10 +45,9 @@ from worker.api.dialects.openai.schema import read_completion as read_openai_com
 from worker.api.dialects.openai.stream import ChatAnswer, CompletionAnswer
 from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.dialects.responses.schema import read as read_response
-from worker.api.dialects.responses.stream import STREAM as RESPONSE_STREAM
 from worker.api.dialects.responses.stream import ResponseAnswer
 from worker.api.http.encoding import KEEPALIVE, in_parts
-from worker.api.http.operation import NDJSON, StreamForm
+from worker.api.http.operation import NDJSON
 from worker.errors import EngineCrashed
 from worker.fleet.endings import Tail
 from worker.settings import Settings
@@ -284,10 +283,6 @@ class Client:
     join: Callable[[bytes], Any]
     whole: Callable[[Any], Any]
 
-    @property
-    def form(self) -> StreamForm:
-        return RESPONSE_STREAM if self.answer is ResponseAnswer else self.answer.form
-
 
 TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
 CHAT = {"messages": USER} | TOOLS
@@ -471,7 +466,7 @@ def test_a_stream_put_together_is_the_whole_answer(name: str, frames: list[Frame
 def check_that_the_last_event_alone_is_the_end(client: Client, stream: bytes) -> None:
     """As a gateway reads it: not the end of one choice, behind which the other one goes on."""
     media_type = client.answer.media_type.partition(";")[0]
-    tail, has_ended = Tail(client.form, media_type), []
+    tail, has_ended = Tail(client.answer.form, media_type), []
     separator = b"\n" if media_type == NDJSON else b"\n\n"
     for event in stream.split(separator)[:-1]:  # a worker may be lost behind each
         tail.whole(event + separator)
@@ -510,7 +505,7 @@ def test_a_stream_that_fails_ends_with_the_failure_alone(
     stream = b"".join(streamed(answer, [*before[:at], (0, [lost])]))
     separator = b"\n" if client.answer.media_type == NDJSON else b"\n\n"
     events = [event + separator for event in stream.split(separator)[:-1]]
-    n_ends = [client.form.is_end(event) for event in events]
+    n_ends = [client.answer.form.is_end(event) for event in events]
     assert n_ends == [False] * (len(events) - 1) + [True]
     assert b"The engine died." in events[-1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from tests.unit.fleet.scripted import SSE_HEAD, Conversation, call, fleet_of
 from worker.api.app import DIALECTS
 from worker.api.http.encoding import KEEPALIVE
-from worker.api.http.operation import NDJSON, SSE
+from worker.api.http.operation import NDJSON, SSE, StreamForm
 from worker.api.http.routes import Routes
 from worker.errors import (
     ContextLengthExceeded,
@@ -39,11 +40,15 @@ RESPONSES = (
 )
 
 
-def test_each_dialect_that_streams_says_how_its_streams_end() -> None:
+def forms_at(path: str) -> Mapping[str, StreamForm]:
+    return ROUTES.at(path).operations["POST"].streams
+
+
+def test_each_operation_that_streams_says_how_its_streams_end() -> None:
     """Else a gateway gives a stream on when it is whole, and cuts it where its worker is lost."""
     for dialect in DIALECTS:
         for operation in dialect.operations:
-            assert operation.answers.keys() & {SSE, NDJSON} <= dialect.streams.keys(), operation
+            assert operation.answers.keys() & {SSE, NDJSON} == operation.streams.keys(), operation
 
 
 @pytest.mark.parametrize("path", ["/v1/stream", "/execute/j"])
@@ -115,7 +120,7 @@ async def test_responses_fail_with_the_response_that_was_begun(sent: bytes) -> N
     response = event["response"]
     assert (response["id"], response["status"]) == ("resp-1", "failed")
     assert response["error"]["code"] == "engine_crashed"
-    tail = Tail(ROUTES.at("/v1/responses").dialect.streams[SSE], SSE)
+    tail = Tail(forms_at("/v1/responses")[SSE], SSE)
     assert b"".join(tail.whole(bytes([byte])) for byte in sent) == sent
     assert last_event(tail.ending(EngineCrashed("lost")))[1]["response"]["id"] == "resp-1"
 
@@ -144,19 +149,24 @@ async def test_an_error_after_a_comment_is_the_workers(
 
     async with fleet_of(fails_late) as (gateway, _, _):
         got = await call(gateway, path, STREAMED)
-    assert got.body.replace(KEEPALIVE, b"") == dialect.streams[SSE].failure(error, b"", b"")
+    assert got.body.replace(KEEPALIVE, b"") == forms_at(path)[SSE].failure(error, b"", b"")
 
 
 def test_lines_of_json() -> None:
-    tail = Tail(ROUTES.at("/v1/inference").dialect.streams[NDJSON], NDJSON)
+    tail = Tail(forms_at("/v1/inference")[NDJSON], NDJSON)
     assert tail.whole(b'{"type":"token"}\n{"ty') == b'{"type":"token"}\n'
     ending = tail.ending(EngineCrashed("lost"))
     assert ending.endswith(b"}\n") and json.loads(ending)["code"] == "ENGINE_CRASHED"
 
 
-@pytest.mark.parametrize(("media_type", "end"), [(SSE, b"\n\n"), (NDJSON, b"\n")])
-def test_an_event_of_many_pieces_is_looked_through_once(media_type: str, end: bytes) -> None:
-    tail = Tail(ROUTES.at("/v1/inference").dialect.streams[media_type], media_type)
+@pytest.mark.parametrize(
+    ("path", "media_type", "end"),
+    [("/execute", SSE, b"\n\n"), ("/v1/inference", NDJSON, b"\n")],
+)
+def test_an_event_of_many_pieces_is_looked_through_once(
+    path: str, media_type: str, end: bytes
+) -> None:
+    tail = Tail(forms_at(path)[media_type], media_type)
     event = b"data: " + b"a" * 16 * 2**20 + end
     began = time.process_time()
     pieces = [tail.whole(event[at : at + 8192]) for at in range(0, len(event), 8192)]
@@ -165,7 +175,7 @@ def test_an_event_of_many_pieces_is_looked_through_once(media_type: str, end: by
 
 
 def test_ollamas_lines() -> None:
-    tail = Tail(ROUTES.at("/api/chat").dialect.streams[NDJSON], NDJSON)
+    tail = Tail(forms_at("/api/chat")[NDJSON], NDJSON)
     line = (
         b'{"model":"a","message":{"content":"a \\"done\\":true","tool_calls":'
         b'[{"function":{"name":"end","arguments":{"done":true}}}]},"done":false}\n'
@@ -176,7 +186,7 @@ def test_ollamas_lines() -> None:
 
 
 def test_a_pull_ends_with_its_success() -> None:
-    tail = Tail(ROUTES.at("/api/pull").dialect.streams[NDJSON], NDJSON)
+    tail = Tail(forms_at("/api/pull")[NDJSON], NDJSON)
     assert tail.whole(b'{"status":"success"}\n') and tail.has_ended
 
 

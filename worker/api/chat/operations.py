@@ -15,7 +15,7 @@ from worker.api.chat.request import Chat
 from worker.api.chat.run import answered, respond, with_media
 from worker.api.http.body import deadline_of, read_as
 from worker.api.http.headers import LATE_HEAD, RESUME
-from worker.api.http.operation import JSON, AsInReference, Events, Operation
+from worker.api.http.operation import JSON, AsInReference, Operation
 from worker.api.http.resume import KEEPING
 from worker.api.http.state import AppState
 from worker.wire.work import ChatPrompt, CountPrompt
@@ -30,7 +30,7 @@ def generation(
     """`POST path`, streamed or whole."""
     endpoint = partial(respond, body=body, read=read, answer_of=answer)
     media_type = answer.media_type.partition(";")[0]
-    answers = {JSON: AsInReference, media_type: Events}
+    answers = {JSON: AsInReference, media_type: answer.form}
     return Operation(
         "POST", path, endpoint, summary, answers, body=body, reads=STREAMING, tells=(RESUME,)
     )

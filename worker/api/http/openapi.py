@@ -12,7 +12,7 @@ from worker.api.http import headers
 from worker.api.http.body import OpenBody
 from worker.api.http.encoding import dumps
 from worker.api.http.headers import Header
-from worker.api.http.operation import JSON, Dialect, Operation
+from worker.api.http.operation import JSON, Dialect, Events, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
 
@@ -53,9 +53,14 @@ def _types(state: AppState, dialects: Sequence[Dialect]) -> dict[Any, None]:
     for dialect in dialects:
         types[dialect.errors.schema] = None
         for operation in dialect.operations:
-            types |= dict.fromkeys((operation.body_of(state), *operation.answers.values()))
+            types |= dict.fromkeys((operation.body_of(state), *_kinds(operation).values()))
     types.pop(None, None)
     return types
+
+
+def _kinds(operation: Operation) -> dict[str, Any]:
+    """The types of its answers by media type."""
+    return {**operation.answers, **dict.fromkeys(operation.streams, Events)}
 
 
 def _document(state: AppState, dialects: Sequence[Dialect], types: Sequence[Any]) -> dict[str, Any]:
@@ -119,7 +124,7 @@ def _described(
     ignores = isinstance(body, type) and issubclass(body, OpenBody)
     ignored = [headers.IGNORED_FIELDS] if ignores else []
     told = [*always, *operation.tells, *ignored]
-    content = {media_type: schemas[kind] for media_type, kind in operation.answers.items()}
+    content = {media_type: schemas[kind] for media_type, kind in _kinds(operation).items()}
     answers = {str(operation.status): _answer("as asked", content, told)}
     for code in sorted({*operation.failures, *(() if operation.probe else (401, 403))}):
         if operation.probe:

@@ -1,7 +1,7 @@
 """An operation of the HTTP API, and the dialect that it belongs to. Pure data, any thread.
 
-An operation says what it takes and answers; `/openapi.json` is made from that. Its dialect says in
-which form its failures are told, before a stream begins and in the middle of it.
+An operation says what it takes and answers, and how its streams end; `/openapi.json` is made from
+that. Its dialect says in which form its failures are told before a stream begins.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Operation:
     endpoint: Endpoint
     summary: str
     answers: Mapping[str, Any] = field(default_factory=lambda: {JSON: AsInReference})
-    """The types of the answers by media type."""
+    """The types of the answers by media type; of a stream, its form."""
     body: BodyOf | None = None
     """The type of the body, or a function that makes it from the worker's state."""
     errors: tuple[int, ...] | None = None
@@ -77,6 +77,11 @@ class Operation:
     @property
     def parameters(self) -> list[str]:
         return re.findall(r"{(\w+)", self.path)
+
+    @property
+    def streams(self) -> Mapping[str, StreamForm]:
+        """The forms of its streams by media type."""
+        return {kind: form for kind, form in self.answers.items() if isinstance(form, StreamForm)}
 
     @property
     def asked_headers(self) -> tuple[Header, ...]:
@@ -126,8 +131,6 @@ class Dialect:
 
     operations: Sequence[Operation]
     errors: ErrorForm
-    streams: Mapping[str, StreamForm] = field(default_factory=dict)
-    """By media type."""
     model_name: Callable[[str], str] = str
     """The name of a model without what this dialect's clients add to it, in a body or a path."""
     reference: str | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from worker.api.chat.operations import counting, generation
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of, read
-from worker.api.dialects.anthropic.stream import ERRORS, STREAM, MessageAnswer
-from worker.api.http.operation import SSE, Dialect
+from worker.api.dialects.anthropic.stream import ERRORS, MessageAnswer
+from worker.api.http.operation import Dialect
 
 _REFERENCE = "https://docs.claude.com/en/api/messages"
 OPERATIONS = [
@@ -17,7 +17,6 @@ OPERATIONS = [
 DIALECT = Dialect(
     OPERATIONS,
     ERRORS,
-    {SSE: STREAM},
     reference=_REFERENCE,
     root="/v1/messages/",
 )

@@ -15,7 +15,7 @@ from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.run import answered
 from worker.api.chat.sampling import DRAWN_SEED
 from worker.api.dialects.llama_server.completion import OPERATIONS as COMPLETIONS
-from worker.api.dialects.llama_server.completion import STREAM, settings_of
+from worker.api.dialects.llama_server.completion import settings_of
 from worker.api.dialects.llama_server.rerank import OPERATIONS as RERANK
 from worker.api.dialects.llama_server.running import OPERATIONS as RUNNING
 from worker.api.dialects.llama_server.schema import (
@@ -27,11 +27,10 @@ from worker.api.dialects.llama_server.schema import (
     TokenizeBody,
 )
 from worker.api.http.body import OpenBody, read, read_as
-from worker.api.http.encoding import in_parts, json_answer, json_line
-from worker.api.http.errors import CHUNK_STREAM, error_object, nested_events
+from worker.api.http.encoding import in_parts, json_answer
 from worker.api.http.faults import refusal
 from worker.api.http.headers import Described
-from worker.api.http.operation import NDJSON, SSE, Dialect, Operation, StreamForm
+from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
 from worker.errors import QueueFull, shortened
 from worker.supervisor.status import Activity
@@ -245,16 +244,8 @@ OPERATIONS = [
         body=AdaptersBody, errors=(400, 413), asks="named",
     ),
 ]  # fmt: skip
-# The streams that the page goes on with are chats, in OpenAI's form.
-_STREAMS = nested_events(lambda event: STREAM.is_end(event) or CHUNK_STREAM.is_end(event))
-_LINES = StreamForm(
-    lambda line: line.startswith(b'{"error":'),
-    lambda error, first, latest: json_line({"error": error_object(error)}),
-)
-"""Of a kept stream, whichever dialect's lines it has."""
 DIALECT = Dialect(
     [*COMPLETIONS, *RERANK, *RUNNING, *OPERATIONS],
     ERRORS,
-    {SSE: _STREAMS, NDJSON: _LINES},
     reference=REFERENCE,
 )

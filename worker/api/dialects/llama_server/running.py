@@ -10,10 +10,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from worker.api.chat.field_types import MAX_CHOICES
+from worker.api.dialects.llama_server.completion import STREAM
 from worker.api.http.body import Many, OpenBody, read
+from worker.api.http.encoding import json_line
+from worker.api.http.errors import CHUNK_STREAM, error_object, nested_events
 from worker.api.http.faults import refusal
 from worker.api.http.headers import BEGAN, OWNER, Described
-from worker.api.http.operation import NDJSON, SSE, Events, Operation
+from worker.api.http.operation import NDJSON, SSE, Operation, StreamForm
 from worker.api.http.resume import FROM, READING, go_on, owner_of
 from worker.api.http.state import AppState
 
@@ -89,10 +92,17 @@ def _latest(answers: Sequence[Any]) -> Any:
     return list(found.values())
 
 
+# The streams that the page goes on with are chats, in OpenAI's form.
+_STREAMS = nested_events(lambda event: STREAM.is_end(event) or CHUNK_STREAM.is_end(event))
+_LINES = StreamForm(
+    lambda line: line.startswith(b'{"error":'),
+    lambda error, first, latest: json_line({"error": error_object(error)}),
+)
+"""Of a kept stream, whichever dialect's lines it has."""
 OPERATIONS = [
     Operation(
         "GET", "/v1/stream", stream, "Go on reading a kept stream",
-        {SSE: Events, NDJSON: Events},
+        {SSE: _STREAMS, NDJSON: _LINES},
         errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM | _CONVERSATION,
     ),
     Operation(

@@ -23,9 +23,10 @@ from worker.api.dialects.native.answers import (
     Status,
     Version,
 )
+from worker.api.dialects.native.stream import EVENT_STREAM
 from worker.api.http.encoding import json_response, sse
 from worker.api.http.event_stream import EventStream
-from worker.api.http.operation import JSON, SSE, Events, Operation
+from worker.api.http.operation import JSON, SSE, Operation
 from worker.api.http.state import AppState
 from worker.installation import own_version
 from worker.observability.history import prompt_tokens
@@ -197,7 +198,7 @@ OPERATIONS = [
     ),
     Operation(
         "GET", "/v1/loading/progress", loading_progress,
-        "The start, phase by phase, until ready", {SSE: Events},
+        "The start, phase by phase, until ready", {SSE: EVENT_STREAM},
     ),
     Operation("GET", "/metrics", metrics, "Prometheus text", {"text/plain": str}, probe=True),
     Operation(

@@ -24,7 +24,7 @@ from worker.api.dialects.native.stream import EVENT_STREAM, LINE_STREAM, NativeA
 from worker.api.http.body import read
 from worker.api.http.errors import FLAT
 from worker.api.http.headers import ACCEPT, BEGAN, RESUME
-from worker.api.http.operation import JSON, NDJSON, SSE, Dialect, Events, Operation
+from worker.api.http.operation import JSON, NDJSON, SSE, Dialect, Operation
 from worker.api.http.resume import FROM, READING, go_on
 from worker.api.http.state import AppState
 from worker.errors import JobNotFound
@@ -37,7 +37,7 @@ def streaming(path: str, *, needs_job_id: bool) -> Operation:
         return await respond(request, state, body(state), _read_stream, NativeAnswer)
 
     return Operation(
-        "POST", path, stream, "Run a job and stream it", {SSE: Events},
+        "POST", path, stream, "Run a job and stream it", {SSE: EVENT_STREAM},
         body=body, reads=STREAMING, tells=(RESUME,),
     )  # fmt: skip
 
@@ -87,12 +87,13 @@ OPERATIONS = [
     streaming("/execute", needs_job_id=True),
     Operation(
         "GET", "/execute/{job_id}", go_on_with, "Go on reading a job's stream",
-        {SSE: Events, NDJSON: Events},
+        {SSE: EVENT_STREAM, NDJSON: LINE_STREAM},
         errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM,
     ),
     streaming("/v1/inference/stream", needs_job_id=False),
     Operation(
-        "POST", "/v1/inference", inference, "Run a job", {JSON: WholeAnswer, NDJSON: Events},
+        "POST", "/v1/inference", inference, "Run a job",
+        {JSON: WholeAnswer, NDJSON: LINE_STREAM},
         body=inference_body, reads=STREAMING, tells=(RESUME,),
     ),
     Operation(
@@ -114,6 +115,4 @@ OPERATIONS = [
     Operation("GET", "/is_sleeping", is_sleeping, "Does the worker sleep?", {JSON: Sleeping}),
 ]  # fmt: skip
 
-DIALECT = Dialect(
-    [*PROBES, *OPERATIONS, *DESCRIPTIONS], FLAT, {SSE: EVENT_STREAM, NDJSON: LINE_STREAM}, root="/"
-)
+DIALECT = Dialect([*PROBES, *OPERATIONS, *DESCRIPTIONS], FLAT, root="/")

@@ -12,10 +12,10 @@ from starlette.responses import PlainTextResponse, Response
 
 from worker.api.chat.field_types import ModelName
 from worker.api.chat.parse.conventions import conventions_of
-from worker.api.dialects.ollama.naming import served, tagged
+from worker.api.dialects.ollama.naming import LINES, served, tagged
 from worker.api.http.body import Flag, OpenBody, read
 from worker.api.http.encoding import json_line, rfc3339
-from worker.api.http.operation import JSON, NDJSON, AsInReference, Events, Operation
+from worker.api.http.operation import JSON, NDJSON, AsInReference, Operation
 from worker.api.http.state import AppState
 from worker.errors import ModelNotFound
 from worker.wire.sampling import PARAMETERS
@@ -169,7 +169,7 @@ OPERATIONS = [
     ),
     Operation(
         "POST", "/api/pull", pull, "The model, which is there from the start",
-        {JSON: AsInReference, NDJSON: Events}, body=NamedBody, errors=(400, 404, 413),
+        {JSON: AsInReference, NDJSON: LINES}, body=NamedBody, errors=(400, 404, 413),
     ),
     *(
         Operation(method, f"/api/{name}", change, "Refused: the model stays", errors=(404,))

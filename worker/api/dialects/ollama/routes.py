@@ -5,10 +5,10 @@ from __future__ import annotations
 from worker.api.chat.operations import generation
 from worker.api.dialects.ollama.embed import OPERATIONS as EMBEDDINGS
 from worker.api.dialects.ollama.models import OPERATIONS as MODELS
-from worker.api.dialects.ollama.naming import ERRORS, LINES, untagged
+from worker.api.dialects.ollama.naming import ERRORS, untagged
 from worker.api.dialects.ollama.schema import ChatBody, GenerateBody, read_chat, read_generate
 from worker.api.dialects.ollama.stream import ChatAnswer, GenerateAnswer
-from worker.api.http.operation import NDJSON, Dialect
+from worker.api.http.operation import Dialect
 
 _REFERENCE = "https://docs.ollama.com/api"
 OPERATIONS = [
@@ -21,7 +21,6 @@ OPERATIONS = [
 DIALECT = Dialect(
     [*MODELS, *EMBEDDINGS, *OPERATIONS],
     ERRORS,
-    {NDJSON: LINES},
     model_name=untagged,
     reference=_REFERENCE,
     root="/api/",

@@ -18,8 +18,8 @@ from worker.api.dialects.openai.schema import (
 )
 from worker.api.dialects.openai.stream import ChatAnswer, CompletionAnswer
 from worker.api.http.encoding import rfc3339
-from worker.api.http.errors import CHUNK_STREAM, NESTED
-from worker.api.http.operation import SSE, Dialect, Operation
+from worker.api.http.errors import NESTED
+from worker.api.http.operation import Dialect, Operation
 from worker.api.http.state import AppState
 from worker.errors import ModelNotFound
 
@@ -114,6 +114,4 @@ OPERATIONS = [
         ),
     )
 ]  # fmt: skip
-DIALECT = Dialect(
-    [*OPERATIONS, *EMBEDDINGS], NESTED, {SSE: CHUNK_STREAM}, reference=_REFERENCE, root="/v1/"
-)
+DIALECT = Dialect([*OPERATIONS, *EMBEDDINGS], NESTED, reference=_REFERENCE, root="/v1/")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from worker.api.chat.operations import counting, generation
 from worker.api.dialects.responses.schema import ResponsesBody, chat_of, read
-from worker.api.dialects.responses.stream import STREAM, ResponseAnswer
+from worker.api.dialects.responses.stream import ResponseAnswer
 from worker.api.http.errors import NESTED
-from worker.api.http.operation import SSE, Dialect
+from worker.api.http.operation import Dialect
 
 _REFERENCE = "https://platform.openai.com/docs/api-reference/responses"
 OPERATIONS = [
@@ -22,4 +22,4 @@ OPERATIONS = [
         ),
     )
 ]  # fmt: skip
-DIALECT = Dialect(OPERATIONS, NESTED, {SSE: STREAM}, reference=_REFERENCE)
+DIALECT = Dialect(OPERATIONS, NESTED, reference=_REFERENCE)

@@ -28,7 +28,40 @@ _DELTAS = {
 _PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
 
 
+# --- the end of a stream, seen from outside ------------------------------------------------
+
+_ENDS = tuple(f"event: response.{end}\n".encode() for end in ("completed", "incomplete", "failed"))
+
+
+def _failure(error: WorkerError, first: bytes, last: bytes) -> bytes:
+    """`response.failed` with the response of the stream's first event and the next number."""
+    response = _data(first).get("response") or {
+        "id": "", "object": "response", "created_at": int(time.time()), "output": [],
+    }  # fmt: skip
+    return sse(
+        {
+            "type": "response.failed",
+            "response": {**response, "status": "failed", "error": error_object(error)},
+            "sequence_number": int(_data(last).get("sequence_number", -1)) + 1,
+        }
+    )
+
+
+def _data(event: bytes) -> dict[str, Any]:
+    """Of an event as it is sent; it may have an id, too."""
+    lines = [line for line in event.split(b"\n") if line.startswith(b"data: ")]
+    return json.loads(lines[0].removeprefix(b"data: ")) if lines else {}
+
+
+STREAM = StreamForm(lambda event: event.startswith(_ENDS), _failure)
+
+
+# --- answers -----------------------------------------------------------------------------
+
+
 class ResponseAnswer(BlockAnswer[ResponsesBody]):
+    form = STREAM
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self._created = int(time.time())
@@ -175,31 +208,3 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "output_tokens_details": {"reasoning_tokens": choice.reasoning_tokens},
             "total_tokens": job.prompt_tokens + choice.tokens_out,
         }
-
-
-# --- the end of a stream, seen from outside ------------------------------------------------
-
-_ENDS = tuple(f"event: response.{end}\n".encode() for end in ("completed", "incomplete", "failed"))
-
-
-def _failure(error: WorkerError, first: bytes, last: bytes) -> bytes:
-    """`response.failed` with the response of the stream's first event and the next number."""
-    response = _data(first).get("response") or {
-        "id": "", "object": "response", "created_at": int(time.time()), "output": [],
-    }  # fmt: skip
-    return sse(
-        {
-            "type": "response.failed",
-            "response": {**response, "status": "failed", "error": error_object(error)},
-            "sequence_number": int(_data(last).get("sequence_number", -1)) + 1,
-        }
-    )
-
-
-def _data(event: bytes) -> dict[str, Any]:
-    """Of an event as it is sent; it may have an id, too."""
-    lines = [line for line in event.split(b"\n") if line.startswith(b"data: ")]
-    return json.loads(lines[0].removeprefix(b"data: ")) if lines else {}
-
-
-STREAM = StreamForm(lambda event: event.startswith(_ENDS), _failure)
