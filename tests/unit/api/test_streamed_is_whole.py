@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
+from openai.types.responses import ResponseError
 
 from tests.support.scripted_api import ScriptedWorker, of
 from tests.support.sse import parse as parse_sse
@@ -48,7 +49,7 @@ from worker.api.dialects.responses.schema import read as read_response
 from worker.api.dialects.responses.stream import ResponseAnswer
 from worker.api.http.encoding import KEEPALIVE, in_parts
 from worker.api.http.operation import NDJSON
-from worker.errors import EngineCrashed
+from worker.errors import EngineCrashed, WorkerError
 from worker.fleet.endings import Tail
 from worker.settings import Settings
 from worker.supervisor.job import Job, StreamEvent
@@ -520,6 +521,17 @@ def test_the_item_in_which_a_response_failed_is_incomplete() -> None:
     failed = named(stream)[-1]["response"]
     items = [(item["type"], item["status"]) for item in failed["output"]]
     assert items == [("message", "completed"), ("function_call", "incomplete")]
+
+
+@pytest.mark.parametrize("kind", WorkerError.__subclasses__())
+def test_a_response_fails_with_a_code_that_openai_s_types_know(kind: type[WorkerError]) -> None:
+    """Typed clients took the worker's own codes for no response."""
+    error = kind("No.", prompt_tokens=9, context_length=8)
+    stream = b"".join(streamed(answer_of(CLIENTS["responses"]), [(0, [Failed(0, error)])]))
+    for event in (stream, ResponseAnswer.form.failure(error, b"", b"")):
+        told = ResponseError.model_validate(named(event)[-1]["response"]["error"], strict=True)
+        assert told.code == ("invalid_prompt" if kind.status < 499 else "server_error")
+        assert told.to_dict()["type"] == kind.code.lower()
 
 
 def test_a_response_has_the_scores_of_its_text_s_own_tokens() -> None:

@@ -119,7 +119,7 @@ async def test_responses_fail_with_the_response_that_was_begun(sent: bytes) -> N
     assert event["sequence_number"] == 8
     response = event["response"]
     assert (response["id"], response["status"]) == ("resp-1", "failed")
-    assert response["error"]["code"] == "engine_crashed"
+    assert response["error"]["code"] == "server_error"
     tail = Tail(forms_at("/v1/responses")[SSE], SSE)
     assert b"".join(tail.whole(bytes([byte])) for byte in sent) == sent
     assert last_event(tail.ending(EngineCrashed("lost")))[1]["response"]["id"] == "resp-1"

@@ -17,7 +17,7 @@ from worker.api.dialects.responses.schema import ResponsesBody, ToolChoice
 from worker.api.http.encoding import large_sse, sse
 from worker.api.http.errors import error_object
 from worker.api.http.operation import StreamForm
-from worker.errors import WorkerError
+from worker.errors import Cancelled, WorkerError
 from worker.wire.messages import TokenLogprob
 
 _DELTAS = {
@@ -41,10 +41,17 @@ def _failure(error: WorkerError, first: bytes, last: bytes) -> bytes:
     return sse(
         {
             "type": "response.failed",
-            "response": {**response, "status": "failed", "error": error_object(error)},
+            "response": {**response, "status": "failed", "error": _error(error)},
             "sequence_number": int(_data(last).get("sequence_number", -1)) + 1,
         }
     )
+
+
+def _error(error: WorkerError) -> dict[str, Any]:
+    """As a response has it, whose codes are a closed set: the worker's own code is its type."""
+    told = error_object(error)
+    code = "server_error" if error.status >= Cancelled.status else "invalid_prompt"
+    return told | {"code": code, "type": told["code"]}
 
 
 def _data(event: bytes) -> dict[str, Any]:
@@ -75,7 +82,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         return self._response(self._status)
 
     def failure(self, error: WorkerError) -> bytes:
-        failed = self._response("failed") | {"error": error_object(error)}
+        failed = self._response("failed") | {"error": _error(error)}
         return self.encoded({"type": "response.failed", "response": failed})
 
     def encoded(self, event: Event) -> bytes:
