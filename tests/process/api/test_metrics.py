@@ -212,6 +212,24 @@ def test_a_request_that_fails_once_it_is_accepted_was_not_refused(worker: Worker
         assert client.get("/status").json()["refusals"] == told
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": FOX}), ("/tokenize", {"content": FOX})],
+)
+def test_who_leaves_before_acceptance_was_not_refused(
+    start_worker: StartWorker, path: str, body: dict[str, Any]
+) -> None:
+    worker = start_worker()
+    worker.freeze_engine()
+    with worker.client(timeout=0.3) as client, pytest.raises(httpx.ReadTimeout):
+        client.post(path, json=body)
+    assert worker.wait_log("request.answered")["status"] == 499
+    with worker.client() as client:
+        assert set(refusals(client).values()) <= {0}
+        assert client.get("/status").json()["refusals"] == []
+    worker.thaw_engine()
+
+
 def test_an_answer_whose_first_token_ends_it_has_had_a_first_token(worker: WorkerProcess) -> None:
     worker.wait_idle()
     names = [

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from msgspec import structs
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from worker.api.chat.answer import Answer, Body, ModelOnly, Read
@@ -31,7 +31,7 @@ from worker.api.http.operation import SSE
 from worker.api.http.resume import in_a_path, names_asked, owner_of, reading
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
-from worker.errors import Cancelled, InferenceTimeout, WorkerError
+from worker.errors import InferenceTimeout, WorkerError
 from worker.observability.logs import get_logger
 from worker.supervisor.job import Inbox, Job, StreamEvent
 from worker.wire.work import (
@@ -221,7 +221,7 @@ async def _start_jobs(
             # Who leaves ends the jobs that there are, so while one runs, there is no need to look.
             if waits_for and all([job.has_ended for job in jobs]):
                 if await waits_for.is_disconnected():
-                    raise Cancelled("The client gave the request up.")
+                    raise ClientDisconnect()
             job = state.supervisor.open(
                 request,
                 inbox=inbox,

@@ -166,7 +166,7 @@ class Surface(ABC):
             # live until the next collection of all generations, which is rare.
             error.__traceback__ = None
             return response
-        except ClientDisconnect:  # before its body was read; nobody reads this answer
+        except ClientDisconnect:  # nobody reads this answer
             return Response(status_code=499)
 
 

@@ -11,10 +11,12 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from worker.api.http.headers import UNBUFFERED
+from worker.errors import Cancelled
 from worker.supervisor.job import Job
 
 
@@ -59,19 +61,27 @@ def cancel_all(jobs: Iterable[Job]) -> None:
 async def while_connected(
     receive: Receive, give_up: Callable[[], object], *, may_leave: bool = False
 ) -> AsyncIterator[None]:
-    """Call `give_up` if the block fails, or if the client leaves inside it and may not."""
+    """Call `give_up` if the block fails, or if the client leaves inside it and may not.
+
+    Raises `ClientDisconnect` in place of the `Cancelled` of what a client that left gave up.
+    """
+    has_left = False
 
     async def watch() -> None:
+        nonlocal has_left
         while (await receive())["type"] != "http.disconnect":
             pass
         if not may_leave:
+            has_left = True
             give_up()
 
     watcher = asyncio.create_task(watch())
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         give_up()
+        if has_left and isinstance(error, Cancelled):
+            raise ClientDisconnect() from None
         raise
     finally:
         watcher.cancel()
