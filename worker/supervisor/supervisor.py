@@ -201,7 +201,7 @@ class Supervisor:
         if condition == "ready":
             self._send(job)
         else:
-            self.wake()
+            self._guardian.wake()
             job.enter(Stage.HELD)
             self._holds_jobs = True
         return job
@@ -302,7 +302,13 @@ class Supervisor:
         self.set_progress(Progress("sleeping", 0.0))
 
     def wake(self) -> None:
-        """Start an engine if the worker sleeps."""
+        """Start an engine if the worker sleeps.
+
+        Raises:
+            NotReady: the worker is about to leave.
+        """
+        if (state := self.state) in ("draining", "failed"):
+            raise NotReady(f"The worker cannot wake now: it is {state}.")
         self._used_at = time.monotonic()
         self._guardian.wake()
 

@@ -99,6 +99,15 @@ async def test_a_worker_that_is_waking_does_not_sleep_and_says_why() -> None:
             assert isinstance(error, NotReady) and why in error.message
 
 
+async def test_a_worker_that_leaves_does_not_wake_and_says_why() -> None:
+    """It said that it wakes."""
+    async with supervised() as supervisor:
+        supervisor.sleep()
+        supervisor.begin_draining()
+        with pytest.raises(NotReady, match="it is draining"):
+            supervisor.wake()
+
+
 async def test_an_idle_worker_falls_asleep_by_itself_and_again() -> None:
     async with supervised(sleep_idle_seconds=0.2) as supervisor:
         for _ in range(2):

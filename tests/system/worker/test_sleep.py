@@ -73,6 +73,19 @@ def test_who_wakes_an_embedder_is_told_how_long_it_took(start_worker: StartWorke
     assert 50e6 < told["load_duration"] < told["total_duration"]
 
 
+@pytest.mark.parametrize(
+    ("path", "field"), [("/api/embed", "input"), ("/api/embeddings", "prompt")]
+)
+def test_ollamas_clients_load_an_embedder_by_asking_for_nothing(
+    start_worker: StartWorker, path: str, field: str
+) -> None:
+    running = start_worker("--pooling", "mean", "--sleep-idle-seconds", "3600")
+    assert running.post("/sleep", {}).status_code == 200
+    told = running.post(path, {"model": "tiny-model", field: ""}).json()
+    assert not told.get("embeddings", told.get("embedding"))
+    assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+
+
 FIRST_PROCESS = """\
 import ctypes
 PR_SET_CHILD_SUBREAPER = 36

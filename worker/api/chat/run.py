@@ -70,7 +70,7 @@ async def respond(
     parsed = await read_as(request, state, body, asked_by)
     if isinstance(parsed, ModelOnly):
         if parsed.is_wanted:
-            await answered(request, state, Tokenize(""))
+            await load_model(request, state)
         return parsed.answer
     found, asked, inference = parsed
     if ignored := (*asked.ignored, *inference.not_enforced):
@@ -257,6 +257,11 @@ async def answered(request: Request, state: AppState, work: Work) -> Any:
             raise
         finally:
             request.state.held_seconds = held_seconds(request) + job.held_seconds
+
+
+async def load_model(request: Request, state: AppState) -> None:
+    """Wait until the model is there, if the worker sleeps."""
+    await answered(request, state, Tokenize(""))
 
 
 def held_seconds(request: Request) -> float:

@@ -110,7 +110,7 @@ OPERATIONS = [
     ),
     Operation(
         "POST", "/wake_up", wake_up, "Start the engine of a worker that sleeps", {JSON: Done},
-        asks="named",
+        errors=(503,), asks="named",
     ),
     Operation("GET", "/is_sleeping", is_sleeping, "Does the worker sleep?", {JSON: Sleeping}),
 ]  # fmt: skip

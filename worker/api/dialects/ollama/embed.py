@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from worker.api.chat.field_types import ModelName, TextOrList
 from worker.api.chat.fields import AdaptedBody
-from worker.api.chat.run import answered, held_seconds
+from worker.api.chat.run import answered, held_seconds, load_model
 from worker.api.dialects.ollama.naming import nanoseconds, served, tagged
 from worker.api.http.body import Flag, Integer, Many, OpenBody, read
 from worker.api.http.encoding import in_parts, json_answer
@@ -67,6 +67,8 @@ async def embeddings(request: Request, state: AppState) -> Response:
     if body.input:
         work = Embed(tuple(inputs))
         found = await embed(request, state, model, body.adapters, work, body.dimensions)
+    else:
+        await load_model(request, state)
     whole = {
         "model": tagged(state.name_of(model)),
         "embeddings": (each.values(body.dimensions) for each in found),
@@ -102,6 +104,8 @@ async def embedding(request: Request, state: AppState) -> object:
     if body.prompt:
         work = Embed((body.prompt,), field="prompt")
         found = await embed(request, state, model, body.adapters, work)
+    else:
+        await load_model(request, state)
     return {"embedding": found[0].values().tolist() if found else []}
 
 
