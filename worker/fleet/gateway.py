@@ -332,7 +332,8 @@ class Gateway(Surface):
 
     async def _exposed(self) -> str:
         told = await _answers(
-            self._table.workers(), lambda worker: fetch(worker.address, "GET", "/metrics")
+            self._table.workers(),
+            lambda worker: fetch(worker.address, "GET", "/metrics", is_brief=worker.misses > 0),
         )
         texts = {
             (worker.id, worker.group): answer.content.decode(errors="replace")
@@ -412,8 +413,9 @@ async def _answers(
 
 def _asked(ask: Ask, method: str, worker: Worker) -> Awaitable[Exchange | None]:
     """A worker's answer to what the client asks."""
-    target = ask.target.decode("latin-1")
-    return fetch(worker.address, method, target, worker.headers_for(ask.headers), ask.body)
+    target, headers = ask.target.decode("latin-1"), worker.headers_for(ask.headers)
+    is_brief = worker.misses > 0  # a client waits for the slowest of all
+    return fetch(worker.address, method, target, headers, ask.body, is_brief=is_brief)
 
 
 def _model_fields(operation: Operation) -> list[str]:

@@ -402,6 +402,21 @@ async def test_one_that_takes_connections_and_says_nothing_is_found(
     assert seconds <= max(30 * factor, 10)
 
 
+async def test_one_that_missed_its_last_probe_holds_up_no_answer_of_several(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each of them took the whole time that a probe may take, until the worker was given up."""
+    monkeypatch.setattr(upstream, "FETCH_SECONDS", 0.1)
+    monkeypatch.setattr(upstream, "BRIEF_SECONDS", 0.1)
+    async with fleet_of(hangs, tells(404, {"code": "JOB_NOT_FOUND"})) as (gateway, table, _):
+        await table_of_workers.probe(table.workers()[0])
+        monkeypatch.setattr(upstream, "FETCH_SECONDS", 60.0)
+        async with asyncio.timeout(20):
+            assert (await call(gateway, "/metrics")).status == 200
+            assert (await call(gateway, "/load")).status == 404
+            assert (await call(gateway, "/cancel", {"job_id": "unknown"})).status == 404
+
+
 async def test_one_that_falls_silent_after_it_left_its_group_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
