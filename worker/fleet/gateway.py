@@ -75,7 +75,6 @@ UNSEEN_SECONDS = 0.05
 """After this long, a worker that was sent a job and does not know it yet is asked again."""
 MAX_HELD_BYTES = 256 * 2**20
 """Of the bodies of all requests whose answers have not begun: another worker may need them."""
-_JOBS = frozenset(("/execute", "/v1/inference", "/v1/inference/stream", "/cancel"))
 _NO_STATE: Any = None
 """Of a worker, for operations that need none."""
 
@@ -102,6 +101,8 @@ _FEED = Dialect(
 
 class Gateway(Surface):
     """The ASGI application; `use` gives it its fleet before the first request."""
+
+    body_setting = "max_body_bytes above the workers in the fleet's file"
 
     def __init__(self, table: WorkerTable) -> None:
         super().__init__()
@@ -203,12 +204,11 @@ class Gateway(Surface):
         is_late = "1" in LATE_HEAD.all(head)  # a proxy wants no early head
         counts_bytes = bool(CONVERSATION.all(head))
         streams = fields.get("stream") is True or JSON not in operation.answers
-        is_job = operation.path in _JOBS
-        in_body = [] if is_job else [fields.get(name) for name in _model_fields(operation)]
+        in_body = [fields.get(name) for name in _model_fields(operation)]
         in_query = filter(None, request.query_params.getlist("model"))
         given = [place.parameters.get("model"), *in_body, *in_query]
         named = next((each for each in given if each is not None), None)
-        job_id = fields.get("job_id") if is_job else None
+        job_id = fields.get("job_id") if operation.names_job else None
         return Ask(
             method=scope["method"],
             streams=operation.streams,
@@ -280,8 +280,7 @@ class Gateway(Surface):
     async def _own_answer(self, ask: Ask, operation: Operation) -> Response | None:
         """The gateway's own answer, which may be made of several workers'; `None` if one worker's
         is to be relayed."""
-        path = operation.path  # also where the request's own is below that of a page
-        if path == "/shutdown":
+        if operation.asks == "refused":
             raise Forbidden("a fleet is not stopped by its clients; `llorch-ray down` does that")
         if ask.only is not None:
             if operation.asks == "all":
@@ -290,10 +289,10 @@ class Gateway(Surface):
         if operation.asks == "named":
             what = "is required: this changes one worker, and others would answer otherwise"
             raise refusal(WORKER.name, "required", what)
-        if path == "/metrics":
+        if operation.probe == "metrics":
             return await self._metrics()
-        if operation.probe:
-            return self._state(asks_for_readiness=path.endswith("ready"))
+        if operation.probe is not None:
+            return self._state(asks_for_readiness=operation.probe == "readiness")
         if operation.asks == "groups" and not ask.names_model:
             found = [self._table.choose(group.name, None, ()) for group in self._fleet.workers]
             return await self._of_several([each for each in found if each], ask, operation)
@@ -357,7 +356,7 @@ class Gateway(Surface):
         """The answer about what any worker may have. Where this gateway knows which worker has the
         job, that one alone is asked."""
         running = self._running(ask.job_id)
-        if running is None or operation.path != "/cancel":
+        if running is None:
             return await self._of_several(self._table.all_workers(), ask, operation)
         running.cancelled = True
         deadline = time.monotonic() + FETCH_SECONDS
@@ -420,6 +419,8 @@ def _asked(ask: Ask, method: str, worker: Worker) -> Awaitable[Exchange | None]:
 
 def _model_fields(operation: Operation) -> list[str]:
     """The fields of the operation's body that may name the model, by all their aliases."""
+    if operation.names_job:
+        return []
     names = names_of_fields(operation.body) if isinstance(operation.body, type) else {}
     return [name for name, field in names.items() if field == "model"] or ["model"]
 

@@ -417,6 +417,13 @@ async def test_one_that_missed_its_last_probe_holds_up_no_answer_of_several(
             assert (await call(gateway, "/cancel", {"job_id": "unknown"})).status == 404
 
 
+async def test_a_body_that_is_too_large_is_told_of_the_fleets_own_setting() -> None:
+    async with fleet_of(answers) as (gateway, _, (worker,)):
+        got = await call(gateway, "/execute", b" " * (16 * 2**20 + 1))
+    assert got.status == 413 and "max_body_bytes above the workers" in got.json["message"]
+    assert not worker.requests
+
+
 async def test_one_that_falls_silent_after_it_left_its_group_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -19,6 +19,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from worker.api.http.body import BODY_SETTING
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import details_of, error_response
 from worker.api.http.gate import Gate
@@ -55,6 +56,8 @@ class Surface(ABC):
     """Of all paths."""
     body_bytes: int = 0
     """Of all bodies that are being read."""
+    body_setting: str = BODY_SETTING
+    """What bounds one, as its user sets it."""
 
     def __init__(self) -> None:
         self._arrivals = OnePerTurn()

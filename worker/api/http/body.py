@@ -53,6 +53,8 @@ SMALL_BYTES = 8 * 1024
 in it, and is taken however many others are being sent."""
 MAX_FIELDS = 256
 """The most fields in one object that is read."""
+BODY_SETTING = "--max-body-bytes"
+"""What bounds a body."""
 MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
 """The most bytes of all bodies that are being read."""
 _LEAVES = frozenset({str, int, float, bool, dict, type(None)})
@@ -290,7 +292,7 @@ async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray
         raise refusal(CONTENT_ENCODING.name, "enum", what)
     declared = CONTENT_LENGTH.of(request) or ""
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
-        raise _too_large(f"{declared} bytes", limit)
+        raise _too_large(f"{declared} bytes", limit, surface.body_setting)
     parts: list[bytearray] = []
     n_bytes = 0
     try:
@@ -301,7 +303,7 @@ async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray
             n_bytes += len(chunk)
             surface.body_bytes += len(chunk)
             if n_bytes > limit:
-                raise _too_large(f"more than {limit} bytes", limit)
+                raise _too_large(f"more than {limit} bytes", limit, surface.body_setting)
             is_small = n_bytes <= SMALL_BYTES
             if surface.body_bytes > max(MAX_BODY_BYTES_AT_ONCE, limit) and not is_small:
                 message = "too many bodies are being sent at once"
@@ -311,8 +313,8 @@ async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray
         surface.body_bytes -= n_bytes
 
 
-def _too_large(found: str, limit: int) -> PayloadTooLarge:
-    message = f"the body has {found}; at most {limit} are taken here (--max-body-bytes)"
+def _too_large(found: str, limit: int, setting: str = BODY_SETTING) -> PayloadTooLarge:
+    message = f"the body has {found}; at most {limit} are taken here ({setting})"
     return PayloadTooLarge(message, limit_bytes=limit)
 
 

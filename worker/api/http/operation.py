@@ -50,8 +50,9 @@ class Operation:
     errors: tuple[int, ...] | None = None
     """The statuses of its failures, unless they follow from its body."""
     status: int = 200
-    probe: bool = False
-    """Whether it is for probes: public, quiet, and in its own form when the worker is unwell."""
+    probe: Literal["liveness", "readiness", "metrics"] | None = None
+    """What it tells probes: it is public, quiet, and in its own form when the worker is unwell. A
+    fleet's gateway tells it itself."""
     public: bool = False
     """Whether it is answered without a token."""
     quiet: bool = False
@@ -65,11 +66,13 @@ class Operation:
     always_json: bool = False
     """Whether it needs a JSON content type also without a body: no web page's form sends that."""
 
-    asks: Literal["none", "one", "named", "groups", "all"] = "one"
+    names_job: bool = False
+    """Whether a `job_id` of its body names a job, and nothing in it a model."""
+    asks: Literal["none", "one", "named", "groups", "all", "refused"] = "one"
     """Which of a fleet's workers a gateway asks: none, as the answer needs no state; one of the
     group of the model named; the one that the request names, whose state it changes; one of each
     group; or all of them, because any may have the job or the answer that the request names, or
-    each a part of the answer."""
+    each a part of the answer. Or it refuses to ask any."""
     joined: Callable[[Sequence[Any]], Any] | None = None
     """Makes one answer out of several workers' answers; without it, a gateway gives on that of a
     worker that has what was asked for."""

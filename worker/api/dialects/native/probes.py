@@ -184,7 +184,9 @@ _IS_WELL = "Is the worker alive and well?"
 _TAKES_WORK = "May it be given work?"
 OPERATIONS = [
     *(
-        Operation("GET", path, health, _IS_WELL, {JSON: Health}, errors=(503,), probe=True)
+        Operation(
+            "GET", path, health, _IS_WELL, {JSON: Health}, errors=(503,), probe="liveness",
+        )
         for path in ("/health", "/v1/health", "/v2/health/live", "/ping")
     ),
     Operation(
@@ -193,14 +195,18 @@ OPERATIONS = [
     ),
     Operation("GET", "/version", version, "This worker's version", {JSON: Version}),
     *(
-        Operation("GET", path, ready, _TAKES_WORK, {JSON: ReadyAnswer}, errors=(503,), probe=True)
+        Operation(
+            "GET", path, ready, _TAKES_WORK, {JSON: ReadyAnswer}, errors=(503,), probe="readiness",
+        )
         for path in ("/ready", "/v1/ready", "/v2/health/ready")
     ),
     Operation(
         "GET", "/v1/loading/progress", loading_progress,
         "The start, phase by phase, until ready", {SSE: EVENT_STREAM},
     ),
-    Operation("GET", "/metrics", metrics, "Prometheus text", {"text/plain": str}, probe=True),
+    Operation(
+        "GET", "/metrics", metrics, "Prometheus text", {"text/plain": str}, probe="metrics",
+    ),
     Operation(
         "GET", "/status", status, "What the worker does now", {JSON: Status}, quiet=True
     ),

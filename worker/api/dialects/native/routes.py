@@ -38,7 +38,7 @@ def streaming(path: str, *, needs_job_id: bool) -> Operation:
 
     return Operation(
         "POST", path, stream, "Run a job and stream it", {SSE: EVENT_STREAM},
-        body=body, reads=STREAMING, tells=(RESUME,),
+        body=body, reads=STREAMING, tells=(RESUME,), names_job=True,
     )  # fmt: skip
 
 
@@ -94,15 +94,15 @@ OPERATIONS = [
     Operation(
         "POST", "/v1/inference", inference, "Run a job",
         {JSON: WholeAnswer, NDJSON: LINE_STREAM},
-        body=inference_body, reads=STREAMING, tells=(RESUME,),
+        body=inference_body, reads=STREAMING, tells=(RESUME,), names_job=True,
     ),
     Operation(
         "POST", "/cancel", cancel, "End a job", {JSON: Done},
-        body=CancelBody, errors=(400, 404, 413, 500), status=202, asks="all",
+        body=CancelBody, errors=(400, 404, 413, 500), status=202, asks="all", names_job=True,
     ),
     Operation(
         "POST", "/shutdown", shutdown, "Finish what runs, then leave", {JSON: Done}, status=202,
-        always_json=True,
+        always_json=True, asks="refused",
     ),
     Operation(
         "POST", "/sleep", sleep, "End the engine until the next request", {JSON: Done},
