@@ -134,6 +134,7 @@ class Gateway(Surface):
             given = {"host": fleet.host, "worker_token": token, "api_key_file": fleet.api_key_file}
             settings = settings_of(first.backend, {**first.settings, **given})
             self.gate = Gate(settings)
+            self._by_key.update(dict.fromkeys(self.gate.key_names, 0))
         except (OSError, ValueError, ConfigError) as error:
             raise ConfigError(f"The clients' token or keys cannot be read: {error}") from None
         self.routes = Routes([*(pages() if settings.page else []), *DIALECTS, _FEED])

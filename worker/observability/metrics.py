@@ -12,6 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
+from worker.errors import WorkerError
 from worker.lean_imports import without_init
 from worker.wire.messages import CacheTier
 
@@ -113,8 +114,12 @@ class Metrics:
         self._adapters = gauge("vllm:lora_requests_info", "Unix time of this; LoRA adapters by name, and how many are loaded.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters"))
         self._vram = gauge("worker_vram_bytes", "Bytes that the model holds on its device.", ("worker_id",))
         # fmt: on
+        # A series that begins at 1 has no rise of which a rate could tell.
         for outcome in get_args(Outcome):
             self.requests.labels(outcome)
+        for error in WorkerError.__subclasses__():
+            if error.status != WorkerError.status or error.retriable:  # a request can meet it
+                self.rejected.labels(error.code)
         for tier in get_args(CacheTier):
             self.reused.labels(tier)
         for reason in get_args(Cut):

@@ -688,7 +688,7 @@ async def test_keys_that_cannot_be_read_are_told_once_for_each_change(tmp_path: 
 async def test_clients_may_have_keys_with_names(tmp_path: Path) -> None:
     """Beside the token or alone; logs and metrics have the name and never the key."""
     file, token = tmp_path / "keys", tmp_path / "token"
-    file.write_text("ann:sk-1\nbob:sk-2\n")
+    file.write_text("ann:sk-1\nbob:sk-2\nidle:sk-9\n")
     token.write_text("sk-3")
 
     async def without_metrics(conversation: Conversation) -> None:
@@ -710,7 +710,7 @@ async def test_clients_may_have_keys_with_names(tmp_path: Path) -> None:
         told = [each.get("key") for each in logs if each["event"] == "request.answered"]
         assert told == [None, "ann", "bob", None, None, "ann", "bob", "token"]
         counted = (await call(gateway, "/metrics")).body.decode()
-        for name, count in {"ann": 2, "bob": 2, "token": 1}.items():
+        for name, count in {"ann": 2, "bob": 2, "token": 1, "idle": 0}.items():
             line = f'worker_key_requests_total{{key="{name}",model="",worker="gateway"}} {count}.0'
             assert line in counted
         assert "sk-" not in f"{logs}{counted}"

@@ -188,6 +188,8 @@ class Application(Surface):
             ]
         )
         self.gate, self.prefix = Gate(state.settings), state.settings.api_prefix
+        for name in self.gate.key_names:
+            state.metrics.keys.labels(name)
 
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send

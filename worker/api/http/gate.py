@@ -44,6 +44,10 @@ class Gate:
         self._origins = {origin.rstrip("/").lower() for origin in settings.allow_origin}
         self._needs_json = not settings.needs_key
 
+    @property
+    def key_names(self) -> list[str]:
+        return [name for name in self._keys.values() if name is not None]
+
     def check(self, operation: Operation | None, scope: Scope, head: Headers) -> str | None:
         """The name of the key that the client shows, if keys have names.
 
