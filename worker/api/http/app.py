@@ -162,7 +162,9 @@ class Surface(ABC):
             return json_response(found, operation.status)
         except WorkerError as error:
             response = error_response(error, place.dialect.errors, request.state.correlation_id)
-            if not getattr(request.state, "is_accepted", False):
+            # A HEAD asks whether there is something; so does a fleet's gateway, of all workers.
+            is_answer = scope["method"] == "HEAD" and error.status == 404
+            if not (is_answer or getattr(request.state, "is_accepted", False)):
                 path = scope["path"][:_MAX_TOLD_CHARS]
                 self.refused(operation, path, response.status_code, error)
             # A job keeps its error, whose frames keep the job and the body: a ring that would
