@@ -94,6 +94,9 @@ class ScriptedSupervisor:
         player.add_done_callback(self._players.discard)
         return job
 
+    async def room(self, inbox: Inbox) -> None:
+        return
+
     def expect_no_more(self, inbox: Inbox) -> None:
         return
 

@@ -103,7 +103,7 @@ class JobTable:
             n_taken = self.n_clients + sum(self._n_to_come.values())
             if not n_kept and n_taken + n_more >= most:
                 raise self._full(f"{limits.max_queued_requests} requests")
-            if self.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
+            if not n_kept and self.queued_prompt_tokens >= limits.max_queued_prompt_tokens:
                 raise self._full(f"{limits.max_queued_prompt_tokens} prompt tokens")
         if (name := job.job_id) is not None:
             if name in self.by_name:

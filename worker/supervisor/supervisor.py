@@ -206,6 +206,13 @@ class Supervisor:
             self._holds_jobs = True
         return job
 
+    async def room(self, inbox: Inbox) -> None:
+        """Wait until the prompt of a further job may wait, too, as long as jobs of its request
+        run: those make room for it."""
+        most = self._settings.max_queued_prompt_tokens
+        while inbox.n_running and self._jobs.queued_prompt_tokens >= most:
+            await inbox.news()
+
     def expect_no_more(self, inbox: Inbox) -> None:
         """No further job of its request comes."""
         self._jobs.expect_no_more(inbox)

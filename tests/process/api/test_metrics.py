@@ -299,6 +299,20 @@ def test_choices_that_the_queue_has_no_room_for_are_refused_together(
     assert worker.post("/v1/completions", {"prompt": FOX, "n": 3}).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_of_more_prompt_tokens_than_may_wait_is_answered(
+    start_worker: StartWorker, stream: bool
+) -> None:
+    """It was refused in its middle, also by an idle worker, and so whenever it came again."""
+    worker = start_worker("--slots", "1", "--max-queued-prompt-tokens", "1000")
+    prompts = [f"{number} foxes ran " * 40 for number in range(20)]
+    body = {"prompt": prompts, "n": 2, "max_tokens": 2, "ignore_eos": True, "stream": stream}
+    answer = worker.post("/v1/completions", body)
+    assert answer.status_code == 200 and answer.text.count('"finish_reason":"length"') == 40
+    assert worker.metric("worker_tokens_in_total") > 3000
+    assert worker.metric('worker_requests_total{outcome="cancelled"}') == 0
+
+
 def test_choices_of_requests_that_come_together_are_refused_together(
     start_worker: StartWorker,
 ) -> None:

@@ -218,6 +218,8 @@ async def _start_jobs(
     """
     try:
         for index, request in enumerate(requests):
+            if jobs:
+                await state.supervisor.room(inbox)
             # Who leaves ends the jobs that there are, so while one runs, there is no need to look.
             if waits_for and all([job.has_ended for job in jobs]):
                 if await waits_for.is_disconnected():
