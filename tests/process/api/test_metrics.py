@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.held import engines_held_by
+from tests.support.held import engines_held_by, mid_stream
 from tests.support.scripted_api import ScriptedFactory
 from tests.support.worker import ROOT, WorkerProcess, until
 
@@ -331,10 +331,9 @@ def test_choices_of_requests_that_come_together_are_refused_together(
     assert worker.post("/v1/completions", body | {"n": 3}).status_code == 200
 
 
-def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
-    with worker.streaming(FOX, max_tokens=400, ignore_eos=True) as response:
-        chunks = response.iter_raw()
-        next(chunks)
+def test_a_running_request_is_told_in_counts(start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = start_worker(env=engines_held_by(hold := tmp_path / "hold"))
+    with mid_stream(worker, hold, FOX, max_tokens=400, ignore_eos=True):
         now: dict[str, Any] = {}
 
         def decodes() -> bool:
@@ -351,8 +350,6 @@ def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
         assert busy[0]["next_token"][0]["n_decoded"] >= request["tokens_out"]
         assert worker.get("/slots?fail_on_no_slot=1").status_code == 200
         assert "fox" not in worker.get("/status").text + worker.get("/slots").text
-        for _ in chunks:
-            continue
     worker.wait_idle()
     assert worker.get("/status").json()["requests"] == []
 
