@@ -37,6 +37,7 @@ from worker.wire.messages import (
     EndReasoning,
     Event,
     Failed,
+    Preparing,
     Submit,
 )
 from worker.wire.sampling import Sampling
@@ -173,12 +174,15 @@ class Intake:
                 self._end(Answered(request_id, None))
 
     def _check_wanted(self, request_id: int) -> None:
-        """
+        """Tell that its preparation moves.
+
         Raises:
             Cancelled: the request was cancelled, whose client has its end.
         """
-        if request_id not in self._preparing:
-            raise Cancelled("the request was cancelled")
+        with self._lock:  # nothing follows a request's end
+            if request_id not in self._preparing:
+                raise Cancelled("the request was cancelled")
+            self._send([Preparing(request_id)])
 
     def _end(self, event: Answered | Failed) -> None:
         """Send the end of a request that the loop does not have, unless it was cancelled."""

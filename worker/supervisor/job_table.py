@@ -76,7 +76,7 @@ class JobTable:
     def stalled_seconds(self, intake_at: float, step_at: float) -> float:
         """How long the engine has owed a job its acceptance or a step; 0 if it owes none.
 
-        The arguments are the times of its last acceptance and of its last step.
+        The arguments are the times at which it last moved in preparing a request, and in a step.
         """
         now, longest = time.monotonic(), 0.0
         for job in self.by_id.values():

@@ -40,6 +40,7 @@ from worker.wire.messages import (
     Event,
     Failed,
     LoadModel,
+    Preparing,
     Progress,
     PromptScored,
     Ready,
@@ -86,7 +87,7 @@ class Supervisor:
         self._used_at = time.monotonic()
         """When the engine became ready, or a client's job last came or ended."""
         self._step_at = self._intake_at = 0.0
-        """When the engine last computed a step, and when it last accepted a request."""
+        """When the engine last computed a step, and when it last moved in preparing a request."""
 
     # --- state for others ----------------------------------------------------------------
 
@@ -407,6 +408,8 @@ class Supervisor:
                         self._jobs.preempt(event.preempted)
                     self._stats = event
                     self._step_at = time.monotonic()
+                case Preparing():
+                    self._intake_at = time.monotonic()
                 case Accepted():
                     self._intake_at = time.monotonic()
                     if (job := self._jobs.by_id.get(event.request_id)) is not None:

@@ -128,6 +128,13 @@ class EngineFailed(Message, frozen=True):
     error: WorkerError
 
 
+class Preparing(Message, frozen=True):
+    """A request that is not accepted yet moves: it comes to the next of its pictures and sounds, of
+    which many may take minutes."""
+
+    request_id: int
+
+
 class Accepted(Message, frozen=True):
     """A request to generate or pool was checked, tokenised and queued."""
 
@@ -259,5 +266,5 @@ class Stats(Message, frozen=True):
 
 End = Finished | Answered | Failed
 """What each submitted request gets exactly one of, always last."""
-RequestEvent = Accepted | Started | PromptProgress | PromptScored | Token | End
+RequestEvent = Preparing | Accepted | Started | PromptProgress | PromptScored | Token | End
 Event = Progress | Ready | EngineFailed | Stats | RequestEvent

@@ -43,7 +43,7 @@ from worker.errors import (
     WorkerError,
 )
 from worker.supervisor.job import Inbox
-from worker.wire.messages import Failed, Finished, Started, Token
+from worker.wire.messages import Failed, Finished, Preparing, Started, Token
 from worker.wire.work import Tokenize, Tokenized
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
@@ -250,3 +250,12 @@ async def test_draining_refuses_new_work_and_waits_for_the_old() -> None:
         assert not drain.done()
         job.cancel()
         await drain
+
+
+async def test_a_prompt_that_is_prepared_for_minutes_is_no_stall() -> None:
+    async with supervised() as supervisor:
+        job = supervisor.open(request("ignore"))
+        await until(lambda: supervisor.stalled_seconds() > 0.2)
+        supervisor.on_events([Preparing(job.request_id)])
+        assert supervisor.stalled_seconds() < 0.2
+        assert supervisor.status().queued == 1

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from tests.support.real_engine import RealEngine
+from tests.unit.engine.test_spans import Hears
 from worker.engine.intake import LONG_WORK, Intake
 from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
 from worker.errors import Cancelled, InferenceFailed, InvalidRequest
 from worker.llama.sampler import Sampler
 from worker.wire.black_box import BlackBox
-from worker.wire.messages import Accepted, Answered, Cancel, Event, Failed, Submit
+from worker.wire.messages import Accepted, Answered, Cancel, Event, Failed, Preparing, Submit
 from worker.wire.sampling import Sampling
-from worker.wire.work import ChatPrompt, InferenceRequest, Tokenize
+from worker.wire.work import ChatPrompt, CountPrompt, InferenceRequest, Medium, Tokenize
 
 TEMPLATE = "{% for m in messages %}{{ m.content.strip() }}{% endfor %}"
 
@@ -29,9 +30,10 @@ class Front:
     def __init__(self) -> None:
         self.engine = RealEngine()
         self.sent: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        template, media = ChatTemplate(TEMPLATE, {}), Hears([(1, 2)]).reader
         self.intake = Intake(
             self.engine.loop,
-            PromptBuilder(self.engine.model, ChatTemplate(TEMPLATE, {}), 10**6),
+            PromptBuilder(self.engine.model, template, 10**6, media=media),
             self.send,
             make_sampler=self.make_sampler,
             pool=None,
@@ -55,6 +57,14 @@ class Front:
 
     def next(self) -> Event:
         return self.sent.get(timeout=30)
+
+    def until(self, request_id: int, kind: type[Event]) -> list[Event]:
+        """What is sent of a request up to an event of this kind."""
+        events: list[Event] = []
+        while not (events and isinstance(events[-1], kind)):
+            if getattr(event := self.next(), "request_id", None) == request_id:
+                events.append(event)
+        return events
 
 
 @pytest.fixture(scope="module")
@@ -109,3 +119,17 @@ def test_nobody_waits_for_another_s_long_text_and_a_cancel_overtakes_it(front: F
     answered = front.next()
     assert isinstance(answered, Answered) and answered.request_id == 8
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_a_prompt_of_many_media_tells_that_it_moves(front: Front, counts: bool) -> None:
+    """To decode all of them may take longer than an engine may stand still."""
+    sounds = tuple(Medium("audio", bytes([n]) * 9, f"messages[0].content[{n}]") for n in range(3))
+    prompt = ChatPrompt(({"role": "user", "content": [{"type": "audio"}] * 3},), media=sounds)
+    if counts:
+        front.intake.handle(Submit(10, CountPrompt(prompt)))
+        *moves, _ = front.until(10, Answered)
+    else:
+        front.submit(9, prompt)
+        *moves, _ = front.until(9, Accepted)
+    assert len(moves) >= 3 and {type(each) for each in moves} == {Preparing}
