@@ -187,10 +187,9 @@ class Intake:
     def _end(self, event: Answered | Failed) -> None:
         """Send the end of a request that the loop does not have, unless it was cancelled."""
         with self._lock:
-            if event.request_id not in self._preparing:
-                return
-            self._preparing.remove(event.request_id)
-        self._send([event])
+            if event.request_id in self._preparing:
+                self._send([event])
+                self._preparing.remove(event.request_id)
 
     def _sequence(self, request_id: int, request: InferenceRequest) -> Sequence:
         if self._pooling is not None:

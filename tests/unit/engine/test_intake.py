@@ -16,9 +16,11 @@ from worker.engine.text.chat_template import ChatTemplate
 from worker.engine.text.prompt import PromptBuilder
 from worker.errors import Cancelled, InferenceFailed, InvalidRequest
 from worker.llama.sampler import Sampler
+from worker.wire import transport
 from worker.wire.black_box import BlackBox
 from worker.wire.messages import Accepted, Answered, Cancel, Event, Failed, Preparing, Submit
 from worker.wire.sampling import Sampling
+from worker.wire.transport import encode
 from worker.wire.work import ChatPrompt, CountPrompt, InferenceRequest, Medium, Tokenize
 
 TEMPLATE = "{% for m in messages %}{{ m.content.strip() }}{% endfor %}"
@@ -133,3 +135,19 @@ def test_a_prompt_of_many_media_tells_that_it_moves(front: Front, counts: bool) 
         front.submit(9, prompt)
         *moves, _ = front.until(9, Accepted)
     assert len(moves) >= 3 and {type(each) for each in moves} == {Preparing}
+
+
+def test_an_answer_that_no_frame_holds_ends_its_request(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send = front.intake._send
+
+    def encoded(events: list[Event]) -> None:
+        encode(events)
+        send(events)
+
+    monkeypatch.setattr(front.intake, "_send", encoded)
+    monkeypatch.setattr(transport, "MAX_FRAME_BYTES", 1000)
+    front.intake.handle(Submit(11, Tokenize("hello " * 2_000)))
+    (failed,) = front.until(11, Failed)
+    assert isinstance(failed, Failed) and isinstance(failed.error, InferenceFailed)
