@@ -19,10 +19,10 @@ _LEAST_ROW_COST = 0.02
 """…and the least, as a share of the nearest step that was measured."""
 NEWEST = 0.3
 """Weight of the newest measurement in a running mean."""
-_FORGOTTEN = 0.03
-"""How far a known time moves where no step measures it anew: the time of more rows, by
+FORGOTTEN = 0.03
+"""How far a known time moves where nothing measures it anew: the time of more rows, by
 `forget_beyond`, and that of fewer rows, where more took less. While all steps have guesses, none is
-measured without."""
+measured without. So do the prices of copies that are too dear to be made."""
 
 
 class Pace:
@@ -48,7 +48,7 @@ class Pace:
             self._decode[n_decoding] = known + NEWEST * (seconds - known)
             for n, longer in self._decode.items():
                 if n < n_decoding and longer > seconds:  # fewer rows take no longer than more do
-                    self._decode[n] = moved(longer, seconds, _FORGOTTEN)
+                    self._decode[n] = moved(longer, seconds, FORGOTTEN)
             return
         are_enough = n_prompt >= min(self._n_told, MEASURED_TOKENS)
         if are_enough and not (n_decoding and self.seconds_per_prompt_token):
@@ -128,7 +128,7 @@ class Pace:
         first = self.decode_seconds(n_rows)
         for n, seconds in self._decode.items():
             if n > n_rows:
-                self._decode[n] = moved(seconds, self._expected(first, n - n_rows), _FORGOTTEN)
+                self._decode[n] = moved(seconds, self._expected(first, n - n_rows), FORGOTTEN)
 
 
 def moved(mean: float, newest: float, weight: float) -> float:

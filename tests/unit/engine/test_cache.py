@@ -882,6 +882,20 @@ def test_a_copy_tells_what_a_token_takes() -> None:
     assert not cache.memory.states, "it was larger than expected"
 
 
+def test_a_price_at_which_nothing_is_copied_is_forgotten() -> None:
+    """What made the last copy slow, as a pause of the process, may be long over."""
+    cache = cache_of()
+    slot = put(cache, 0, some(50))
+    cache.prices.per_byte = 1.0
+    refused = [cache.save(slot) for _ in range(20)]
+    assert not any(refused)
+    assert any(cache.save(slot) for _ in range(200))
+    cheap = Prices(per_byte=1e-12, per_disk_byte=1e-12)
+    cheap.not_copied()
+    cheap.not_read()
+    assert cheap == Prices(per_byte=1e-12, per_disk_byte=1e-12), "it is no reason"
+
+
 # --- memory ----------------------------------------------------------------------------------
 
 

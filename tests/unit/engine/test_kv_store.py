@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.byte_runner import make_sequence
 from tests.support.random_models import Kind, random_model
 from tests.support.real_engine import RealEngine, random_tokens
 from tests.unit.engine.test_kv_files import files
@@ -218,3 +219,16 @@ def test_who_waits_for_the_disk_ends_in_time(
     engine.now = 1.0
     engine.loop.turn()
     assert isinstance(engine.end(1), Failed)
+
+
+def test_a_disk_that_was_slow_for_a_while_is_tried_again(tmp_path: Path) -> None:
+    keep(Engine(folder=tmp_path, n_slots=1), 1, b"a" * 40)
+    engine = Engine(folder=tmp_path)
+    prices = engine.cache.prices
+    prices.per_token = 0.01
+    prices.read(100, 60.0)
+    asked = [make_sequence(number, b"a" * 40 + b"more") for number in range(200)]
+    for sequence in asked:
+        engine.traffic.look_up(sequence)
+    waiting = [sequence.awaits_disk for sequence in asked]
+    assert not any(waiting[:20]) and waiting[-1]

@@ -12,7 +12,7 @@ from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, Snapsho
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.engine.limits import Limits
 from worker.engine.media.span import position_of
-from worker.engine.pace import NEWEST, moved
+from worker.engine.pace import FORGOTTEN, NEWEST, moved
 from worker.engine.sequence import Awaited, Sequence
 from worker.engine.tokens import common_length
 
@@ -29,6 +29,8 @@ fewer than these again."""
 MOST_SECONDS, _MOST_SECONDS_ALONE = 0.1, 2.0
 """The longest expected time of a step's copies to memory, beside running streams and without. What
 would take longer stays in its cells, or is lost with them."""
+_COPIED, _READ = 1e-9, 4e-9
+"""The expected seconds to copy a byte and to read one from the disk."""
 _MORE_TOKENS = 16
 """An answer is expected to go on for as many tokens as it has, and for these."""
 
@@ -39,9 +41,9 @@ class Prices:
 
     per_token: float = 0.0
     """Seconds to compute one; 0 before the first prompt."""
-    per_byte: float = 1e-9
+    per_byte: float = _COPIED
     """Seconds to copy a byte between cells and memory."""
-    per_disk_byte: float = 4e-9
+    per_disk_byte: float = _READ
     """Seconds to read a byte from the disk."""
 
     def copied(self, n_bytes: int, seconds: float) -> None:
@@ -50,6 +52,14 @@ class Prices:
 
     def read(self, n_bytes: int, seconds: float) -> None:
         self.per_disk_byte = moved(self.per_disk_byte, seconds / max(n_bytes, 1), NEWEST)
+
+    def not_copied(self) -> None:
+        """It was too dear. A bad moment of the machine passes, also if nothing measures that."""
+        self.per_byte = min(self.per_byte, moved(self.per_byte, _COPIED, FORGOTTEN))
+
+    def not_read(self) -> None:
+        """Likewise."""
+        self.per_disk_byte = min(self.per_disk_byte, moved(self.per_disk_byte, _READ, FORGOTTEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +407,7 @@ class Cache:
         seconds = self.expected_seconds(slot)
         most = MOST_SECONDS if self.is_busy else _MOST_SECONDS_ALONE
         if not is_awaited and self._copying_seconds + seconds > most:
+            self.prices.not_copied()
             return None
         state = State(tokens, slot.scope, int(self._bytes_per_cell * len(tokens)))
         state.snapshots, state.last_used = list(slot.snapshots), slot.last_used

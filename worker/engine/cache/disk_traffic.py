@@ -68,7 +68,10 @@ class DiskTraffic:
         if n_more < MIN_SHARED_TOKENS or entry.size_bytes > self._cache.memory.most_bytes:
             return False
         seconds = entry.size_bytes * (prices.per_disk_byte + prices.per_byte)
-        return not prices.per_token or seconds <= n_more * prices.per_token
+        if prices.per_token and seconds > n_more * prices.per_token:
+            prices.not_read()
+            return False
+        return True
 
     def go_on(self) -> None:
         """Begin to read and to write what is due."""
@@ -99,7 +102,8 @@ class DiskTraffic:
         self.is_reading = True
 
         def done(state: State | None) -> None:
-            self._call(lambda: self._has_read(sequence, state, began))
+            seconds = self._clock() - began  # without the step that is being computed
+            self._call(lambda: self._has_read(sequence, state, seconds))
 
         self.disk.read(entry, sequence.request.scope, done)
 
@@ -117,14 +121,14 @@ class DiskTraffic:
             self._hangs = True
             log.warning("kv_store.hangs")
 
-    def _has_read(self, sequence: Sequence, state: State | None, began: float) -> None:
+    def _has_read(self, sequence: Sequence, state: State | None, seconds: float) -> None:
         cache, self.is_reading, self._hangs = self._cache, False, False
         is_awaited = sequence.awaits_disk
         if self._due and self._due[0][0] is sequence:
             self._serve_next()
         if state is None:
             return
-        cache.prices.read(state.all_bytes, self._clock() - began)
+        cache.prices.read(state.all_bytes, seconds)
         state.last_used, state.n_locks = cache.now, int(is_awaited)
         if cache.memory.keep(state) and is_awaited:
             sequence.saved = state
