@@ -25,8 +25,7 @@ class Scheduler:
     def __init__(self, *layouts: Limits) -> None:
         """The limits for each layout of the cells, the best first; in the last one, every sequence
         fits that is taken in at all."""
-        self._layouts = layouts
-        self.limits = limits = layouts[0]
+        self._layouts, limits = layouts, layouts[0]
         self.cache = Cache(limits)
         self.pace = Pace(limits.inter_token_seconds, limits.prefill_budget)
         self.waiting: deque[Sequence] = deque()
@@ -48,11 +47,17 @@ class Scheduler:
     # --- state ---------------------------------------------------------------------------
 
     @property
+    def limits(self) -> Limits:
+        """Those of the layout that the cells have now."""
+        return self.cache.limits
+
+    @property
     def has_work(self) -> bool:
         """Whether something can be done before the next call or arrival: those that wait for the
         disk keep slots from the ones behind them."""
-        first = islice(self.waiting, self.limits.n_slots)
-        return bool(self.running) or any(not each.awaits_disk for each in first)
+        if self.running:
+            return True
+        return any(not each.awaits_disk for each in islice(self.waiting, self.limits.n_slots))
 
     # --- sequences come and go -------------------------------------------------------------
 
@@ -115,7 +120,8 @@ class Scheduler:
             self._lay_out()
         if self.waiting and not self._is_full:
             self._start_waiting(step)
-        if not self._is_placed and self.limits.cuts_anywhere and not self.limits.unified:
+        limits = self.cache.limits
+        if not self._is_placed and limits.cuts_anywhere and not limits.unified:
             # One at a time, as running streams wait for the copy; one pool has no neighbours.
             self._is_placed = not self.cache.close_hole(self.pace.seconds_per_pass)
         if self.cache.moves:
@@ -127,8 +133,8 @@ class Scheduler:
         if self._trials:
             group = [each for each in self.running if each.is_on_trial] or group
         # In a split pool, sequences with unlike numbers of rows would take a pass each.
-        may_differ = len(group) == 1 or self.limits.one_pass
-        n_free = self.limits.batch - len(group)  # rows that are left when each sequence has one
+        may_differ = len(group) == 1 or limits.one_pass
+        n_free = limits.batch - len(group)  # rows that are left when each sequence has one
         for sequence in group:
             n_computed, n_tokens = sequence.n_computed, len(sequence.tokens)
             if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # most are so
@@ -208,7 +214,6 @@ class Scheduler:
         while self.running:  # the oldest one is the first to go on
             self._preempt(self.running[-1], keep=keep)
         self.cache.divide(limits)
-        self.limits = limits
         self._emptied_at = self._admissions
 
     # --- admission ---------------------------------------------------------------------------
