@@ -8,7 +8,6 @@ error message instead of a signal.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,14 +19,13 @@ import numpy.typing as npt
 from worker.convert import scaled
 from worker.convert.config import Config
 from worker.convert.quantize import TensorType
-from worker.convert.scaled import Scale
+from worker.convert.scaled import Scaled
 from worker.errors import ModelError, of_file
 from worker.models.checkpoint_files import DENSE_MODULES, INDEX, read_json, weight_files, weight_map
 from worker.models.safetensors import TensorInfo, read_header
 
 READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 """The types that can be converted, each with the NumPy type it is read as: NumPy has no BF16."""
-_OF_SCALES = (*READABLE, scaled.POWER)
 _RAW = "u1"
 """Tensors of any other type are read as bytes."""
 
@@ -43,8 +41,8 @@ class Checkpoint:
     folder: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
-    scales: dict[str, Scale] = field(default_factory=dict)
-    """The stored values of a tensor are multiplied with its scale; it is read as float32."""
+    _scaled: dict[str, Scaled] = field(default_factory=dict)
+    """By name, tensors that several stored ones make."""
     _files: dict[Path, int] = field(default_factory=dict)
     _json: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -64,40 +62,22 @@ class Checkpoint:
                 for info in read_header(path):
                     name = f"{module}.{info.name}"
                     tensors[name] = replace(info, name=name)
-        checkpoint = cls(folder, config, tensors)
-        checkpoint._join_scales()
+        checkpoint, method = cls(folder, config, tensors), scaled.method_of(Config(config))
+        checkpoint._scaled = scaled.join(tensors, method, checkpoint._stored_rows)
         return checkpoint
-
-    def _join_scales(self) -> None:
-        """Attach its scale to each quantised weight, and drop the scales as tensors."""
-        block, used = scaled.check_method(Config(self.config)), set()
-        quantised = [info for info in self.tensors.values() if info.dtype in scaled.QUANTISED]
-        for info in quantised:
-            stored = self.tensors.get(scaled.scale_name(info.name, self.tensors))
-            if stored is None or len(info.shape) not in (2, 3):
-                continue  # A missing scale is reported only if the model needs the tensor.
-            if stored.dtype not in _OF_SCALES:
-                known = ", ".join(_OF_SCALES)
-                why = f"scales by values of type {stored.dtype}; {known} are known"
-                raise ModelError(f"{stored.path}: tensor {stored.name} {why}", tensor=stored.name)
-            values = scaled.scale_values(self.read(stored), stored.dtype)
-            self.scales[info.name] = scaled.scale_of(values, info.shape, block, stored.name)
-            used.add(stored.name)
-        for name in list(self.tensors):
-            if name in used or re.fullmatch(scaled.UNUSED, name):
-                del self.tensors[name]
-
-    def is_readable(self, info: TensorInfo) -> bool:
-        return info.dtype in READABLE or info.name in self.scales
 
     def lossless_type(self) -> TensorType:
         """The type that holds every value of the matrices."""
-        matrices = (i for i in self.tensors.values() if len(i.shape) > 1 and self.is_readable(i))
-        types = {"F32" if info.name in self.scales else info.dtype for info in matrices}
+        types = {i.dtype for i in self.tensors.values() if len(i.shape) > 1 and i.dtype in READABLE}
         return types.pop() if types in ({"BF16"}, {"F16"}) else "F32"
 
     def read_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
-        """Rows of a tensor as stored (BF16 as `uint16`); a tensor with a scale comes as float32."""
+        """Rows of a tensor as stored (BF16 as `uint16`), or made of several as float32."""
+        if (made := self._scaled.get(info.name)) is not None:
+            return made.read_rows(self._stored_rows, first, count)
+        return self._stored_rows(info, first, count)
+
+    def _stored_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
         size, position = count * info.row_bytes, info.offset + first * info.row_bytes
         with of_file(info.path):
             out = read_bytes(self._file(info.path), size, position)
@@ -105,8 +85,6 @@ class Checkpoint:
             raise ModelError(
                 f"{info.path} became shorter while tensor {info.name} was read", path=str(info.path)
             )
-        if (scale := self.scales.get(info.name)) is not None:
-            return scale.applied(out.reshape(count, -1), info.dtype, first)
         return out.view(READABLE.get(info.dtype, _RAW)).reshape(count, -1)
 
     def read(self, info: TensorInfo, part: int = 0, n_parts: int = 0) -> npt.NDArray[Any]:

@@ -201,7 +201,7 @@ def _check_readable(
     checkpoint: Checkpoint, instance: Instance, members: list[tuple[TensorInfo, ...]]
 ) -> None:
     for info in (info for member in members for info in member):
-        if not checkpoint.is_readable(info) and not instance.rule.kind:
+        if info.dtype not in READABLE and not instance.rule.kind:
             raise ModelError(
                 f"{info.path}: tensor {info.name} has type {info.dtype}; "
                 f"{', '.join(READABLE)} can be converted",

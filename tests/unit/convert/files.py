@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 from tests.support.gguf_file import finish
 from worker.commands import convert as cli
 
-SIZES = {"BF16": 2, "F32": 4}
+SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
 Tensor = tuple[str, str, Sequence[int], bytes]
 """Name, type, shape and values."""
 
@@ -87,14 +87,19 @@ def write_tensors(path: Path, tensors: Iterable[Tensor]) -> None:
 
 
 def write_hollow(
-    path: Path, weights: Iterable[tuple[str, tuple[int, ...]]], dtype: str = "BF16"
+    path: Path,
+    weights: Iterable[tuple[str, tuple[int, ...]]],
+    dtype: str = "BF16",
+    others: Mapping[str, str] = {},
 ) -> None:
-    """Weights that are all there by name, type and shape, in a sparse file that holds no bytes."""
+    """Weights that are all there by name, type and shape, in a sparse file that holds no bytes;
+    `others` have types of their own."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in weights:
-        start, end = end, end + SIZES[dtype] * math.prod(shape)
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, end]}
+        kind = others.get(name, dtype)
+        start, end = end, end + SIZES[kind] * math.prod(shape)
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, end]}
     write(path, header, n_bytes=end)
 
 

@@ -183,15 +183,13 @@ CASES: list[tuple[str, Damage, str]] = [
     ),
     (
         "qwen3",
-        config(
-            quantization_config={"quant_method": "compressed-tensors", "format": "pack-quantized"}
-        ),
-        "quantised by compressed-tensors (pack-quantized)",
+        config(quantization_config={"quant_method": "compressed-tensors", "format": "marlin-24"}),
+        "quantised by compressed-tensors (marlin-24)",
     ),
     (
         "qwen3",
-        config(quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4"}),
-        "quantised by modelopt (NVFP4)",
+        config(quantization_config={"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}),
+        "quantised by modelopt (NVFP4_AWQ)",
     ),
     *(
         ("qwen3", config(**{key: {"group_size": 64, "bits": 4}}), "quantised by MLX")

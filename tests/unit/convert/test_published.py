@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.unit.convert import published
-from tests.unit.convert.files import edit
+from tests.unit.convert.files import edit, write_hollow
 from tests.unit.convert.published import CONFIGS, DATA, TENSORS, Shapes, tensors
 from tests.unit.convert.test_parity import DATA as PARITY
 from worker.convert.prepare import Options, prepare
@@ -28,6 +28,7 @@ NOT_TEXT = re.compile(
 )
 LARGE, FEW_LAYERS = ("DeepSeek-V3", "Kimi-K2-Instruct"), 5
 """Models of ten thousands of tensors; `make long` prepares all their layers."""
+FBGEMM = "Llama-3.1-405B-Instruct-FP8"
 INDEXES = DATA / "indexes"
 RENAMED = re.compile(r"(?<=model\.)language_model\.|(?<=vision_tower\.)vision_model\.")
 """Parts of names that transformers no longer saves."""
@@ -127,16 +128,50 @@ def test_a_published_model_is_recognised_and_complete(
     assert sum(made) == wanted
 
 
+def test_the_fp8_of_fbgemm_has_a_scale_for_each_row(tmp_path: Path) -> None:
+    """As transformers' layer registers them; few layers are written, all modules have the names."""
+    config = dict(CONFIGS[FBGEMM], num_hidden_layers=FEW_LAYERS)
+    width, wide, n_kv = config["hidden_size"], config["intermediate_size"], 8 * 128
+    kept = config["quantization_config"]["modules_to_not_convert"]
+    matrices = {
+        **{f"mlp.{name}_proj": (wide, width) for name in ("gate", "up")},
+        **{f"self_attn.{name}_proj": (n_kv, width) for name in ("k", "v")},
+        **{f"self_attn.{name}_proj": (width, width) for name in ("q", "o")},
+        "mlp.down_proj": (width, wide),
+    }
+    found: Shapes = {"model.norm.weight": (width,)}
+    found |= {name: (128256, width) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    others: dict[str, str] = {}
+    for layer in (f"model.layers.{i}" for i in range(FEW_LAYERS)):
+        for norm in ("input", "post_attention"):
+            found[f"{layer}.{norm}_layernorm.weight"] = (width,)
+        for name, shape in matrices.items():
+            found[f"{layer}.{name}.weight"] = shape
+            if f"{layer}.{name}" not in kept:
+                found[f"{layer}.{name}.weight_scale"] = (shape[0], 1)
+                others[f"{layer}.{name}.weight"] = "F8_E4M3"
+                others[f"{layer}.{name}.weight_scale"] = "F32"
+    assert 0 < len(others) / 2 < FEW_LAYERS * len(matrices)
+    folder = tmp_path / "model"
+    shutil.copytree(TOKENIZERS[128256], folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    write_hollow(folder / "model.safetensors", found.items(), others=others)
+    conversion = prepare(folder, Options(outtype="bf16"))
+    conversion.checkpoint.close()
+    shapes = {t.name: t.shape for t in conversion.tensors}
+    assert shapes["blk.1.ffn_down.weight"] == (width, wide)
+
+
 REFUSED = {
-    "Llama-3.1-405B-Instruct-FP8": "quantised by fbgemm_fp8",
     "Mistral-Small-4-MLX-4bit": "quantised by MLX",
     "Qwen-72B-Chat": "architecture QWenLMHeadModel is converted by llama.cpp's own",
     "openPangu-7B": "architecture PanguEmbeddedForCausalLM is converted by llama.cpp's",
 }
 
 
-@pytest.mark.parametrize("model", sorted(CONFIGS.keys() - TENSORS.keys()))
+@pytest.mark.parametrize("model", sorted(REFUSED))
 def test_the_others_are_refused_by_name(tmp_path: Path, model: str) -> None:
+    assert {FBGEMM, *REFUSED} == CONFIGS.keys() - TENSORS.keys()
     published.write(tmp_path, CONFIGS[model], [("model.norm.weight", (16384,))])
     index = INDEXES / f"{model}.json.gz"
     if index.is_file():

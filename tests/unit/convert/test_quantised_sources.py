@@ -1,7 +1,9 @@
-"""Checkpoints whose weights are quantised already: FP8, INT8, MXFP4, and what is refused."""
+"""Checkpoints whose weights are quantised already, and what is refused."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,14 @@ import safetensors
 from tests.unit.convert import files
 from tests.unit.convert.files import edit
 from tests.unit.convert.test_parity import checkpoint
+from worker.convert.checkpoint import Checkpoint
 from worker.convert.prepare import Options, prepare
+from worker.convert.quantize import encode, to_float32
 from worker.errors import ModelError
 from worker.models.safetensors import read_header
 
 DTYPES = {"BF16": np.uint16, "F32": np.float32, "F8_E4M3": np.uint8, "U8": np.uint8, "I8": np.int8}
+DTYPES |= {"I32": np.int32, "I64": np.int64}
 DTYPES |= dict.fromkeys(("F8_E8M0", "F8_E5M2"), np.uint8)
 PARTED = {"weights": {"strategy": "block", "block_structure": [48, 96]}}
 """Blocks of which the last is shorter: 64 rows are not 2 times 32."""
@@ -25,6 +30,8 @@ COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
 FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 """The values of E2M1."""
+PACKAGES = Path(__file__).parents[2] / "data/quantised"
+"""Weights as their own packages store them, with what they make of that."""
 
 Tensors = dict[str, tuple[str, np.ndarray]]
 
@@ -208,3 +215,148 @@ def test_a_type_that_safetensors_has_is_read(dtype: str, bits: int, tmp_path: Pa
     assert [name for name, _ in read] == ["x"]
     (info,) = read_header(path)
     assert (info.dtype, info.size_bytes, info.row_bytes) == (dtype, n_bytes, bits)
+
+
+def stored_by_package(name: str, folder: Path) -> Tensors:
+    """Makes a folder of one weight; returns its tensors without what it is expected to be."""
+    file = PACKAGES / f"{name}.safetensors"
+    with safetensors.safe_open(file, "numpy") as opened:
+        describe(folder, json.loads(opened.metadata()["config"]))
+    tensors = read_all(file)
+    write_all(folder / "model.safetensors", tensors)
+    return tensors
+
+
+def describe(folder: Path, method: dict[str, Any]) -> None:
+    config = json.dumps({"quantization_config": method})
+    (folder / "config.json").write_text(config, encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in PACKAGES.glob("*")))
+def test_a_weight_has_the_values_that_its_own_package_makes(name: str, tmp_path: Path) -> None:
+    """Of what that package stored, to the last bit of the type in which it computes; rows are read
+    a few at a time. ModelOpt's zero has no sign."""
+    stored_by_package(name, tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    expected = checkpoint.tensors.pop("expected")
+    (weight,) = checkpoint.tensors.values()
+    assert (weight.name, weight.dtype, weight.shape) == ("weight", "F32", expected.shape)
+    pieces = [(first, min(5, 36 - first)) for first in range(0, 36, 5)]
+    got = np.concatenate([checkpoint.read_rows(weight, *piece) for piece in pieces])
+    rounded = encode(got, expected.dtype).view(DTYPES[expected.dtype]).reshape(expected.shape)
+    assert np.array_equal(to_float32(rounded), to_float32(checkpoint.read(expected)))
+
+
+def without(name: str) -> Callable[[Tensors], object]:
+    return lambda tensors: tensors.pop(name)
+
+
+def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Tensors], object]:
+    def damage(tensors: Tensors) -> None:
+        kind, values = tensors[name]
+        tensors[name] = kind, np.ascontiguousarray(change(values))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "words"),
+    [
+        ("int4", without("weight_shape"), "lacks weight_shape"),
+        ("int4", changed("weight_shape", lambda shape: shape * 2), "for \\[72, 128\\]"),
+        ("int4", changed("weight_scale", lambda scale: scale[:, :1].repeat(3, 1)), "scales no"),
+        ("int4-zero", changed("weight_zero_point", lambda zero: zero[:4]), "scales no"),
+        ("int4-order", changed("weight_g_idx", lambda order: order * 0), "weight_g_idx"),
+        ("nvfp4", without("weight_global_scale"), "lacks tensor weight_global_scale"),
+        ("nvfp4-modelopt", without("weight_scale_2"), "lacks tensor weight_scale_2"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(
+    name: str, damage: Callable[[Tensors], object], words: str, tmp_path: Path
+) -> None:
+    tensors = stored_by_package(name, tmp_path)
+    damage(tensors)
+    write_all(tmp_path / "model.safetensors", tensors)
+    with pytest.raises(ModelError, match=words):
+        Checkpoint.open(tmp_path)
+
+
+def test_experts_of_four_bits_are_converted(tmp_path: Path) -> None:
+    """As Kimi K2 Thinking is published: each expert's matrices, in groups of 32."""
+    source = checkpoint("qwen3-moe", tmp_path)
+    tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
+    expected: dict[str, np.ndarray] = {}
+    for name in [name for name in tensors if ".experts." in name]:
+        rows, columns = tensors.pop(name)[1].shape
+        codes = generator.integers(0, 16, (rows, columns), dtype=np.uint32)
+        scale = generator.random((rows, columns // 32), dtype=np.float32) * np.float32(1e-2)
+        # Eight numbers in an I32, the first in its lowest bits.
+        words = (codes.reshape(rows, -1, 8) << 4 * np.arange(8, dtype=np.uint32)).sum(-1)
+        tensors[f"{name}_packed"] = ("I32", words.astype(np.uint32).view(np.int32))
+        tensors[f"{name}_scale"] = ("F32", scale)
+        tensors[f"{name}_shape"] = ("I32", np.array([rows, columns], np.int32))
+        expected[name] = (codes.astype(np.float32) - 8) * scale.repeat(32, 1)
+    write_all(source / "model.safetensors", tensors)
+    edit(source / "config.json", quantization_config=packed(4))
+    target = converted(source, tmp_path)
+    for layer in range(2):
+        for ours, theirs in {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}.items():
+            experts = f"model.layers.{layer}.mlp.experts"
+            stack = [expected[f"{experts}.{i}.{theirs}.weight"] for i in range(4)]
+            got = tensor(target, f"blk.{layer}.ffn_{ours}_exps.weight")
+            assert np.array_equal(got, np.stack(stack))
+
+
+def packed(n_bits: int) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {"num_bits": n_bits, "group_size": 32}}
+    groups = {"group_0": group}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": groups,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        (
+            "nvfp4-modelopt",
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4"}},
+            },
+        ),
+        (
+            "nvfp4",
+            {
+                "quant_method": "compressed-tensors",
+                "format": "mixed-precision",
+                "config_groups": {
+                    "group_0": {"format": "float-quantized"},
+                    "group_1": {"format": "nvfp4-pack-quantized"},
+                },
+            },
+        ),
+    ],
+)
+def test_layers_may_have_formats_of_their_own(
+    name: str, method: dict[str, Any], tmp_path: Path
+) -> None:
+    stored_by_package(name, tmp_path)
+    describe(tmp_path, method)
+    assert Checkpoint.open(tmp_path).tensors.keys() == {"weight", "expected"}
+    (*_, part), key = method.values(), "quant_algo" if "quant_algo" in method else "format"
+    part[list(part)[-1]][key] = "other"
+    describe(tmp_path, method)
+    with pytest.raises(ModelError, match=r"quantised by .* \(.*other\) cannot be converted"):
+        Checkpoint.open(tmp_path)
+
+
+def test_integers_that_cross_a_border_are_refused(tmp_path: Path) -> None:
+    """Releases of compressed-tensors pack three bits in two ways."""
+    stored_by_package("int4", tmp_path)
+    describe(tmp_path, packed(3))
+    with pytest.raises(ModelError, match="integers of 3 bits"):
+        Checkpoint.open(tmp_path)
