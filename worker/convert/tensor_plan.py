@@ -329,7 +329,7 @@ def _tie_head(
 
 
 def _are_equal(checkpoint: Checkpoint, one: OutputTensor, other: OutputTensor) -> bool:
-    (piece, *_), (beside, *_) = one.pieces, other.pieces
+    (piece,), (beside,) = one.pieces, other.pieces
     step = max(1, _COMPARED // one.row_length)
     parts = ((i, min(step, piece.n_rows - i)) for i in range(0, piece.n_rows, step))
     return one.shape == other.shape and all(

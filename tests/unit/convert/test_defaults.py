@@ -32,8 +32,8 @@ CLASSES = json.loads((files_of(family) / "classes.json").read_text())
 SAID_ELSEWHERE = {"id2label", "tie_word_embeddings"}
 """By the tensors: a ranker has a row for each label, and a model without a head has its embedding
 for one."""
-WHOLE = {"layer_types", "rope_parameters"}
-"""What follows from other keys, or is a whole scaling, and may be missed by name."""
+WHOLE = {"rope_parameters"}
+"""A whole scaling may be missed by name."""
 TOKEN = "_token_id"
 """The tokenizer's files say which they are; of RoBERTa's positions see below."""
 
@@ -118,6 +118,10 @@ def test_a_key_has_each_name_of_its_class(name: str) -> None:
         one, two = (described(with_section(config, {**values, k: value})) for k in (key, other))
         assert one == two
         assert completed(Config(values)) == completed(Config({**values, other: None}))
+        assert described(with_section(config, {**values, key: value, other: value})) == one
+        if value is not None:  # transformers takes the one or the other, by the class.
+            with pytest.raises(ModelError, match="names of one setting"):
+                completed(Config({**values, key: value, other: [value]}))
 
 
 def test_a_head_is_tied_where_the_class_ties_it(tmp_path: Path) -> None:

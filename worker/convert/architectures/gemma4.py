@@ -15,6 +15,18 @@ from worker.convert.family.metadata import counted, if_given, of_dims
 from worker.convert.family.rules import Family, Setting
 
 
+def _config(config: Config) -> Config:
+    """As the model's class has it, the last layer attends to all that is before, and so does every
+    sixth where no kinds are given."""
+    full = "full_attention"
+    if config.has("layer_types"):
+        kinds = config.items("layer_types")
+    else:
+        layers = range(1, config.integer("num_hidden_layers") + 1)
+        kinds = ["sliding_attention" if i % 6 else full for i in layers]
+    return config.changed(layer_types=[*kinds[:-1], full])
+
+
 def _dims(config: Config) -> Dims:
     """The sizes, and each layer's kind: `sliding` or `full` attention, its `own` or a `shared`
     cache, a `narrow` or `wide` MLP, `dense` or with `experts`."""
@@ -104,6 +116,7 @@ GEMMA4 = Family(
     windows=1,
     ropes=("proportional",),
     n_used="top_k_experts",
+    config=_config,
     dims=_dims,
     extra_tensors=_frequencies,
     requires={

@@ -215,14 +215,16 @@ def _lfm2_config(config: Config) -> Config:
 
 
 def _lfm2_dims(config: Config) -> Dims:
-    """Older configurations list the layers with attention, newer ones the kind of each."""
+    """Older configurations list the layers with attention, which are all by default, newer ones the
+    kind of each."""
     d, more = Dims.of(config), {"cache": config.integer("conv_L_cache")}
-    if config.has("full_attn_idxs") and not config.has("layer_types"):
-        attending = config.items("full_attn_idxs")
-        kinds = ["attention" if i in attending else "conv" for i in range(d.n_layers)]
-    else:
+    if config.has("layer_types"):
         given = config.items("layer_types")
         kinds = ["conv" if kind == "conv" else "attention" for kind in given]
+    else:
+        key, layers = "full_attn_idxs", range(d.n_layers)
+        attending = config.items(key) if config.has(key) else layers
+        kinds = ["attention" if i in attending else "conv" for i in layers]
     return replace(d, kinds=tuple(kinds), more=more)
 
 

@@ -42,11 +42,21 @@ def _classes() -> Mapping[str, _Class]:
 
 
 def completed(config: Config) -> Config:
-    """With the defaults of the configuration's class in the places of keys that are absent."""
+    """With the defaults of the configuration's class in the places of keys that are absent.
+
+    Raises:
+        ModelError: a key and another name of it have different values.
+    """
     kind = _kind(config)
     said = _classes().get(_LIKE.get(kind, kind), _Class())
     there = {k: v for k, v in config.values.items() if v is not None or k in said.nullable}
-    named = {key: there[name] for name, key in said.names.items() if name in there}
+    named: dict[str, Any] = {}
+    for name, key in said.names.items():
+        if name in there and there.get(key, there[name]) != there[name]:
+            both = f"{key} {there[key]!r:.80} and {name} {there[name]!r:.80}"
+            raise ModelError(f"{config.name} has {both}, which are names of one setting")
+        if name in there:
+            named[key] = there[name]
     return Config({**said.defaults, **named, **there}, config.name)
 
 
