@@ -238,7 +238,9 @@ def _scaled(
     read: Read,
 ) -> Scaled:
     """What a weight is made of, each part checked against its shape."""
-    known = (*_FLOATS, "F8_E8M0", "F8_E4M3", *(("U8",) if method.has_powers else ()))
+    # Other methods pack integers in bytes, too, beside scales of the usual types.
+    known = ("F8_E4M3",) if numbers.dtype == "U8" else _FLOATS
+    known = (*known, "F8_E8M0", *(("U8",) if method.has_powers else ()))
     grid, whole, zero, order = _grid(scale, weight, known, method.blocks), None, None, None
     second = weight.name + _second(weight, numbers)
     if stored := tensors.get(second):

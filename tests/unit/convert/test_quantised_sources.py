@@ -259,6 +259,13 @@ def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[
     return damage
 
 
+def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
+    def damage(tensors: Tensors) -> None:
+        tensors[name] = kind, tensors[name][1].astype(DTYPES[kind])
+
+    return damage
+
+
 @pytest.mark.parametrize(
     ("name", "damage", "words"),
     [
@@ -267,6 +274,11 @@ def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[
         ("int4", changed("weight_scale", lambda scale: scale[:, :1].repeat(3, 1)), "scales no"),
         ("int4-zero", changed("weight_zero_point", lambda zero: zero[:4]), "scales no"),
         ("int4-order", changed("weight_g_idx", lambda order: order * 0), "weight_g_idx"),
+        (
+            "nvfp4-modelopt",
+            retyped("weight_scale", "F32"),
+            "scales by values of type F32; F8_E4M3,",
+        ),
         ("nvfp4", without("weight_global_scale"), "lacks tensor weight_global_scale"),
         ("nvfp4-modelopt", without("weight_scale_2"), "lacks tensor weight_scale_2"),
     ],
