@@ -109,16 +109,27 @@ def ordered() -> tuple[dict[str, Any], Tensors]:
     return {**config, "config_groups": {"group_0": group}}, {**stored, "expected": expected}
 
 
-def modelopt() -> tuple[dict[str, Any], Tensors]:
-    from modelopt.torch.quantization.qtensor import NVFP4QTensor  # type: ignore[import-not-found]
-
-    packed, scale, second = NVFP4QTensor.quantize(weight(), 16)
-    expected = packed.dequantize(
-        torch.float32, scale=scale, double_scale=second, block_sizes={-1: 16}
+def modelopt(algorithm: str) -> tuple[dict[str, Any], Tensors]:
+    from modelopt.torch.quantization import qtensor  # type: ignore[import-not-found]
+    from modelopt.torch.quantization.qtensor.mxfp8_tensor import (  # type: ignore[import-not-found]
+        MXFP8QTensor,
     )
-    stored = {"weight": packed._quantized_data, "weight_scale": scale, "weight_scale_2": second}
-    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16}
-    return config, {**stored, "expected": expected}
+
+    how: dict[str, Any] = {}
+    if algorithm == "NVFP4":
+        packed, scale, second = qtensor.NVFP4QTensor.quantize(weight(), 16)
+        how, stored = {"double_scale": second, "block_sizes": {-1: 16}}, {"weight_scale_2": second}
+    elif algorithm == "mxfp4":
+        packed, scale = qtensor.MXFP4QTensor.quantize(weight(), 32)
+        how, stored = {"block_sizes": {-1: 32}}, {}
+        scale = scale.view(SHAPE[0], -1)
+    elif algorithm == "MXFP8":
+        (packed, scale), stored = MXFP8QTensor.quantize(weight()), {}
+    else:
+        (packed, scale), stored = qtensor.FP8QTensor.quantize(weight(), axis=0), {}
+    expected = packed.dequantize(torch.float32, scale=scale, **how)
+    stored |= {"weight": packed._quantized_data, "weight_scale": scale, "expected": expected}
+    return {"quant_method": "modelopt", "quant_algo": algorithm}, stored
 
 
 def fbgemm() -> tuple[dict[str, Any], Tensors]:
@@ -156,7 +167,8 @@ def main() -> None:
         return
     for name in FORMATS:
         save(name, *compressed(name))
-    save("nvfp4-modelopt", *modelopt())
+    for algorithm in ("NVFP4", "mxfp4", "MXFP8", "FP8_PER_CHANNEL_PER_TOKEN"):
+        save(f"{algorithm.partition('_')[0].lower()}-modelopt", *modelopt(algorithm))
     save("fp8-fbgemm", *fbgemm())
 
 

@@ -27,15 +27,17 @@ from worker.models.safetensors import TensorInfo
 Read = Callable[[TensorInfo, int, int], npt.NDArray[Any]]
 """Gives rows of a tensor as they are stored: so many from one on."""
 
-_POWERS = ("mxfp4-pack-quantized", "mxfp8-quantized")
 _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "mxfp4"), ("", ())),
-    "modelopt": ("quant_algo", ("FP8", "NVFP4", "W4A16_NVFP4")),
+    "modelopt": (
+        "quant_algo",
+        ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4", "mxfp4", "MXFP8"),
+    ),
     "compressed-tensors": (
         "format",
         (
             *("float-quantized", "naive-quantized", "int-quantized", "pack-quantized"),
-            *("nvfp4-pack-quantized", *_POWERS),
+            *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
         ),
     ),
 }
@@ -61,7 +63,7 @@ class Method:
     """How many rows and columns share a scale, where a weight's last ones may be fewer."""
     n_bits: Collection[int] = ()
     has_powers: bool = False
-    """Scales of type U8 are exponents."""
+    """Scales of type U8 are exponents, as in MXFP4 and MXFP8."""
     has_stacks: bool = True
     """Scales of a stack of experts are laid out as those of a matrix are."""
 
@@ -151,7 +153,7 @@ def method_of(config: Config) -> Method:
         said = f" ({', '.join(sorted(kinds))})" if kinds - {""} else ""
         raise ModelError(
             f"{config.name}: weights quantised by {name}{said} cannot be converted; fp8, "
-            "fbgemm_fp8, mxfp4, ModelOpt's FP8 and NVFP4, and compressed-tensors' FP8, FP4 and "
+            "fbgemm_fp8, mxfp4, ModelOpt's FP8 and FP4, and compressed-tensors' FP8, FP4 and "
             "integers can. Give the checkpoint that was quantised, or a GGUF",
             quant_method=name,
         )
@@ -164,7 +166,7 @@ def method_of(config: Config) -> Method:
     return Method(
         blocks={each for each in blocks if min(each) > 0},
         n_bits={each.integer("num_bits") for each in weights if each.has("num_bits")},
-        has_powers=not kinds.isdisjoint(_POWERS),
+        has_powers=any(kind.lower().startswith("mx") for kind in kinds),
         has_stacks=name != "fbgemm_fp8",
     )
 
