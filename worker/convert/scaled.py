@@ -191,6 +191,10 @@ def join(tensors: MutableMapping[str, TensorInfo], method: Method, read: Read) -
         scale = tensors.get(f"{name}_scale_inv", tensors.get(f"{name}_scale"))
         if scale is None or len(numbers.shape) not in ((2, 3) if method.has_stacks else (2,)):
             continue
+        if name in tensors and name != numbers.name:
+            raise ModelError(
+                f"{numbers.path.parent} has both {name} and {numbers.name}", tensor=name
+            )
         weight, n_bits = _weight(name, numbers, tensors, method, read)
         made[name] = _scaled(weight, numbers, n_bits, scale, tensors, method, read)
         ends = ("_shape", _second(weight, numbers), "_zero_point", "_g_idx")

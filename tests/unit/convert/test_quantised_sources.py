@@ -270,6 +270,7 @@ def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
     ("name", "damage", "words"),
     [
         ("int4", without("weight_shape"), "lacks weight_shape"),
+        ("int4", lambda t: t.update(weight=t["expected"]), "has both weight and weight_packed"),
         ("int4", changed("weight_shape", lambda shape: shape * 2), "for \\[72, 128\\]"),
         ("int4", changed("weight_scale", lambda scale: scale[:, :1].repeat(3, 1)), "scales no"),
         ("int4-zero", changed("weight_zero_point", lambda zero: zero[:4]), "scales no"),
