@@ -62,6 +62,8 @@ class Method:
     blocks: Collection[tuple[int, int]] = ()
     """How many rows and columns share a scale, where a weight's last ones may be fewer."""
     n_bits: Collection[int] = ()
+    has_zeros: bool = False
+    """Every weight says which number stands for zero."""
     has_powers: bool = False
     """Scales of type U8 are exponents, as in MXFP4 and MXFP8."""
     has_stacks: bool = True
@@ -106,7 +108,9 @@ class Scaled:
     order: npt.NDArray[np.int32] | None
     """For each column of the weight that of its scales, if these are not in turn."""
 
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
     def read_rows(self, read: Read, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Its values, of which none that is not finite will be written."""
         stored = read(self.numbers, first, count)
         if self.numbers.dtype == "U8":
             values = _FP4[_parts(stored, 4)]
@@ -166,6 +170,7 @@ def method_of(config: Config) -> Method:
     return Method(
         blocks={each for each in blocks if min(each) > 0},
         n_bits={each.integer("num_bits") for each in weights if each.has("num_bits")},
+        has_zeros=bool(weights) and all(each.values.get("symmetric") is False for each in weights),
         has_powers=any(kind.lower().startswith("mx") for kind in kinds),
         has_stacks=name != "fbgemm_fp8",
     )
@@ -255,6 +260,8 @@ def _scaled(
         raise ModelError(f"{scale.path} lacks tensor {second}", tensor=second)
     if stored := tensors.get(f"{weight.name}_zero_point"):
         zero = _zero(stored, weight, grid, n_bits)
+    elif method.has_zeros:
+        raise ModelError(f"{scale.path} lacks tensor {weight.name}_zero_point", tensor=weight.name)
     if stored := tensors.get(f"{weight.name}_g_idx"):
         if stored.dtype != "I32" or stored.shape != weight.shape[-1:]:
             raise _unfit(stored, weight)

@@ -274,6 +274,7 @@ def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
         ("int4", changed("weight_shape", lambda shape: shape * 2), "for \\[72, 128\\]"),
         ("int4", changed("weight_scale", lambda scale: scale[:, :1].repeat(3, 1)), "scales no"),
         ("int4-zero", changed("weight_zero_point", lambda zero: zero[:4]), "scales no"),
+        ("int4-zero", without("weight_zero_point"), "lacks tensor weight_zero_point"),
         ("int4-order", changed("weight_g_idx", lambda order: order * 0), "weight_g_idx"),
         (
             "nvfp4-modelopt",
