@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.chats import SPECIAL
-from worker.api.chat.parse.conventions import conventions_of
+from worker.api.chat.parse.conventions import Conventions, conventions_of
 from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
@@ -51,13 +51,17 @@ def source(name: str) -> str:
     return (FOLDER / f"{name}.jinja").read_text()
 
 
-KINDS = list({conventions_of(source(name)): name for name in NAMES}.values())
-"""A template for each way to write answers."""
-
-
 @cache
 def compiled(name: str) -> ChatTemplate:
     return ChatTemplate(source(name), SPECIAL)
+
+
+def conventions(name: str) -> Conventions:
+    return conventions_of(source(name), takes_tools=compiled(name).takes_tools)
+
+
+KINDS = list({conventions_of(source(name)): name for name in NAMES}.values())
+"""A template for each way to write answers."""
 
 
 def _render(name: str, *messages: Any, asks: bool = False) -> str | None:

@@ -22,14 +22,14 @@ from hypothesis import strategies as st
 
 from tests.support.scripted_api import ScriptedFactory, ScriptedWorker, story
 from tests.support.worker import until
-from tests.unit.api.answers import Message, message_of, parse, use_of
-from tests.unit.api.model_outputs import CASES, HELLO, TOOLS, Case
+from tests.unit.api.answers import Message, deltas_of, message_of, parse, use_of
+from tests.unit.api.model_outputs import CASES, HELLO, ONE, OPEN, TAG, TOOLS, TWO, Case
 from tests.unit.api.round_trips import KINDS
 from tests.unit.api.round_trips import source as template
 from worker.api.chat.choice import Choice
 from worker.api.chat.delta import Arguments, Reasoning, Text
 from worker.api.chat.parse.calls import ToolUse
-from worker.api.chat.parse.conventions import conventions_of, shown_tokens
+from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.parse.tagged_calls import nested_value
 from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
@@ -54,6 +54,71 @@ def test_an_output_says_what_it_says(case: Case) -> None:
     assert message.content == case.content and message.reasoning == case.reasoning
     ids = [call["id"] for call in message.calls]
     assert len(set(ids)) == len(ids)
+
+
+INVOKE = '<invoke name="special">\n<parameter name="arg1">1</parameter>\n</invoke>'
+PATH = ("get_time", {"city": 'C:\\{"it\'s" (a)\\'})
+QWEN = "<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>"
+
+
+@pytest.mark.parametrize(
+    ("shown", "output", "calls"),
+    [
+        ("<function_calls>", f"<function_calls>\n{INVOKE}\n</function_calls>", ONE),
+        ("<dots_function_call>", f"<dots_function_call>\n{INVOKE}\n</dots_function_call>", ONE),
+        (
+            "<function_calls>",
+            "<function_calls>\nspecial(arg1=1)\nspecial_2(arg1=1, arg2=2)\n</function_calls>",
+            TWO,
+        ),
+        (
+            "<longcat_tool_call>",
+            '<longcat_tool_call>{"name": "special", "arguments": {"arg1": 1}}</longcat_tool_call>',
+            ONE,
+        ),
+        (
+            "<|python_start|>",
+            "<|python_start|>[special(arg1=1), "
+            r'get_time(city="C:\\{\"it\'s\" (a)\\")]<|python_end|>',
+            [*ONE, PATH],
+        ),
+        ("", "[special(arg1=1), special_2(arg1=1, arg2=2)]", TWO),
+        (
+            "<start_function_call>",
+            "<start_function_call>call:special{arg1:1}<end_function_call>"
+            '<start_function_call>call:get_time{city:<escape>C:\\{"it\'s" (a)\\<escape>}'
+            "<end_function_call>",
+            [*ONE, PATH],
+        ),
+        (
+            "<|tool_call>",
+            '<|tool_call>call:get_time{city:<|"|>C:\\{"it\'s" (a)\\<|"|>}<tool_call|>',
+            [PATH],
+        ),
+        (f'Never write <function name="a">.\n{QWEN}', TAG, ONE),
+    ],
+)
+def test_a_template_tells_a_call_by_the_name_of_its_tag_or_by_its_form(
+    shown: str, output: str, calls: list[tuple[str, Any]]
+) -> None:
+    message = parse(output, shown, USE)
+    assert message.named == calls and message.content == ""
+
+
+def test_a_template_that_clears_away_another_mark_of_reasoning_has_its_own() -> None:
+    shown = f"{{% if '</thinking>' in content %}}{{% set mark = '</think>' %}}{{% endif %}}{QWEN}"
+    message = parse(f"Hm.\n</think>\n\n{HELLO}", shown, USE, OPEN)
+    assert (message.content, message.reasoning) == (HELLO, "Hm.")
+
+
+def test_calls_are_read_as_the_words_that_replace_tools_say() -> None:
+    """Whatever the template names: whether it takes tools is the engine's knowledge."""
+    own = conventions_of("{% set tools = [] %}<|START_ACTION|>", takes_tools=False)
+    for output in (
+        '<tool_call>\n{"name": "special", "arguments": {"arg1": 1}}\n</tool_call>',
+        '<|START_ACTION|>[{"tool_name": "special", "parameters": {"arg1": 1}}]<|END_ACTION|>',
+    ):
+        assert message_of(deltas_of(AnswerParser(own, USE), output)).named == ONE
 
 
 HERMES_CALL = '<tool_call>\n{"name": "edit", "arguments": {"filename": "a.py", "old": "x'
@@ -357,9 +422,9 @@ def test_mistral_templates_get_the_ids_that_they_take() -> None:
     ],
 )
 def test_marks_that_are_control_tokens_are_asked_for(name: str, tokens: set[str]) -> None:
-    text = template(name)
-    assert tokens <= set(shown_tokens(text, calls=True, reasoning=True))
-    assert not shown_tokens(text, calls=False, reasoning=False) or name.startswith("openai")
+    own = conventions_of(template(name))
+    assert tokens <= set(own.shown_tokens[True, True])
+    assert not own.shown_tokens[False, False] or name.startswith("openai")
 
 
 @pytest.mark.parametrize("quote", ["'", '"'])

@@ -16,10 +16,19 @@ from hypothesis import strategies as st
 
 from tests.unit.api.answers import deltas_of, message_of, use_of
 from tests.unit.api.model_outputs import TOOLS
-from tests.unit.api.round_trips import EDIT, FUNCTION, KINDS, NAMES, Written, source, written
+from tests.unit.api.round_trips import (
+    EDIT,
+    FUNCTION,
+    KINDS,
+    NAMES,
+    Written,
+    conventions,
+    source,
+    written,
+)
 from worker.api.chat.delta import Delta, Reasoning, Text
 from worker.api.chat.parse.calls import ToolUse
-from worker.api.chat.parse.conventions import CONVENTIONS, THINKING, conventions_of
+from worker.api.chat.parse.conventions import CONVENTIONS, THINKING
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.parse.tagged_calls import Tags
 
@@ -78,7 +87,7 @@ ARGUMENTS = st.fixed_dictionaries(
 def read(
     name: str, output: Written, lengths: Sequence[int], use: ToolUse | None = USE
 ) -> list[Delta]:
-    parser = AnswerParser(conventions_of(source(name)), use, output.prompt[-64:])
+    parser = AnswerParser(conventions(name), use, output.prompt[-64:])
     return deltas_of(parser, output.output, lengths)
 
 
@@ -96,7 +105,7 @@ def call_of(name: str, calls: list[Any], content: str | None, reasoning: str | N
 
 def has_own_marks(name: str, arguments: Any) -> bool:
     """Whether a text holds what ends an argument in this convention: no template escapes it."""
-    forms = conventions_of(source(name)).calls.texts
+    forms = conventions(name).calls.texts
     text = json.dumps(arguments, ensure_ascii=False)
     return any(
         json.dumps(mark, ensure_ascii=False)[1:-1] in text for mark in forms if len(mark) > 4
@@ -163,7 +172,7 @@ def test_a_text_argument_keeps_its_own_line_ends(name: str) -> None:
 TAGGED = [
     (name, form.arguments)
     for name in sorted(set(NAMES) - WRITE_NO_CALLS)
-    for form in conventions_of(source(name)).calls.forms
+    for form in conventions(name).calls.forms
     if isinstance(form.arguments, Tags) and not form.arguments.nested
 ]
 
@@ -190,9 +199,9 @@ def test_each_convention_of_calls_is_a_templates() -> None:
 def essence(name: str, text: str, prompt: str = "") -> str:
     """A text without white space and the marks that are no part of an answer, of which the first
     may have begun in the prompt."""
-    conventions = conventions_of(source(name))
-    thinking = conventions.thinking
-    frames = (thinking.begin, thinking.also, thinking.end, *conventions.calls.frames)
+    own = conventions(name)
+    thinking = own.thinking
+    frames = (thinking.begin, thinking.also, thinking.end, *own.calls.frames)
     rests = (mark[n:] for mark in frames for n in range(1, len(mark)) if prompt.endswith(mark[:n]))
     text = text.removeprefix(next((rest for rest in rests if text.startswith(rest)), ""))
     text = "".join(text.split())

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from worker.api.chat.constrain.constrain import constrain
 from worker.api.chat.parse.calls import ToolUse
-from worker.api.chat.parse.conventions import conventions_of, shown_tokens
+from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.reasoning import budget_of
@@ -51,8 +51,8 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     prompts, sampling = asked.input, asked.sampling
     shown: tuple[str, ...] = ()
     not_enforced: tuple[str, ...] = ()
-    template = state.served.chat_template
-    conventions = conventions_of(template)
+    served = state.served
+    conventions = conventions_of(served.chat_template, takes_tools=served.template_takes_tools)
     wish, variables, splits, parser_of = asked.reasoning, None, False, None
     use: ToolUse | None = None
     goes_on = False
@@ -67,7 +67,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
             tools = tuple(tool for tool in chat.tools if only in (None, tool.name))
             several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
             form, others = ForcedCalls(tools, several), asked.formats
-        shown = shown_tokens(template, calls=use is not None, reasoning=splits)
+        shown = conventions.shown_tokens[use is not None, splits]
         goes_on = prompt.reasoning_marks is not None
         parser_of = partial(
             AnswerParser, conventions, use, splits_reasoning=splits, goes_on=goes_on

@@ -60,6 +60,8 @@ class ServedModel:
         self.has_chat_template = model is None or model.has_chat_template
         self.chat_template = "\n".join(str(self.metadata[n]) for n in names if n in self.metadata)
         """The chat templates as one text, the one for tools included."""
+        self.template_takes_tools = model is None or model.template_takes_tools
+        """Otherwise the engine describes tools in words."""
         self.sampling = sampling_defaults(self.metadata, dict(settings.sampling))
         """The value of each parameter that has one besides `Sampling`'s, and the samplers' order:
         by flag, else by the model's file, else as in llama.cpp."""

@@ -6,16 +6,19 @@ The facts come from the templates and from the tests of llama.cpp's own parsers.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from typing import Final, Literal
 
+from worker.api.chat.parse.literal_calls import QUOTES
 from worker.api.chat.parse.source import Header
 from worker.api.chat.parse.tagged_calls import Tags
 from worker.wire.sampling import ReasoningRules
 
-_TAG: Final = re.compile(r"<[\w:]+>")
+_TAG: Final = re.compile(r"<\w[\w:|]*>")
+_CALL_TAG: Final = re.compile(r"(?i:<\|?[\w:|]*(?:tool|function)_?calls?\|?>)|functools(?=\[)")
 _TOKEN: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
@@ -28,7 +31,7 @@ class Form:
     """Tags · one JSON value · the same, or code up to the next call · an object with the name in
     it, `{"name": …, "arguments": …}` or `{"NAME": …}` · a notation that is read as a whole."""
     end: str = ""
-    """The end of what is read as a whole."""
+    """The end of what is read as a whole, if that is not the bracket that the header opens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +87,7 @@ class Convention:
                     yield from (*header.texts, end)
                 yield form.arguments.end
             elif form.arguments == "gemma":
-                yield '<|"|>'
+                yield from QUOTES["gemma"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,25 +140,23 @@ def _key_tags(name: str, suffix: str = "") -> Form:
     return _tags(name, argument, end=f"</tool_call{suffix}>")
 
 
-def _lfm(template: str, notation: Literal["python", "unescaped"]) -> Convention:
-    """LFM 2. The template of its version 2.5 puts texts between quotes and escapes nothing."""
-    end = "<|tool_call_end|>"
-    forms = tuple(Form(Header(header), notation, end) for header in ("[~{name}(", "{name}("))
-    return Convention(("<|tool_call_start|>",), forms, template)
-
-
 _OBJECT: Final = Form(Header("{"), "object")
+_PYTHON: Final = Form(Header("{name}("), "python")
 _LISTS: Final = "[,"
 _M3: Final = "]<]minimax[>["
 
 GENERIC: Final = Convention(
     opens=("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>"),
-    forms=(_OBJECT, _function_tag("\n")),
+    forms=(_OBJECT, _function_tag("\n"), _invoke("<", "</"), _PYTHON),
     between=_LISTS,
     gap="\n",
     bare=True,
 )
 """For templates that show no convention, and for the instruction that replaces tools."""
+
+TAGGED: Final = replace(GENERIC, template=_CALL_TAG.pattern)
+"""For templates that put calls of one of these forms in tags, whose names tell it: Hermes, Qwen,
+Granite, Nemotron 2, MiniMax M1 and M2, Apriel, Olmo 3 and many more."""
 
 CONVENTIONS: Final = (
     Convention(  # gpt-oss: every part of an answer has a channel, a call also a recipient
@@ -184,13 +185,28 @@ CONVENTIONS: Final = (
         frames=(">>>all\n",),
         always_framed=True,
     ),
-    Convention(  # Gemma 4
-        opens=("<|tool_call>",),
-        forms=(Form(Header("call:{name}~{"), "gemma", "<tool_call|>"),),
+    Convention(  # Gemma 4 and FunctionGemma
+        template=r"<\|tool_call>|<start_function_call>",
+        opens=("<|tool_call>", "<start_function_call>"),
+        forms=(Form(Header("call:{name}~{"), "gemma"),),
+        ends=("<tool_call|>", "<end_function_call>"),
         frames=("<|channel>", "<channel|>"),
     ),
-    _lfm(r"""["]'["] \+ arg_value \+ ["]'["][\s\S]*<\|tool_call_start\|>""", "unescaped"),
-    _lfm(r"<\|tool_call_start\|>|<\|tool_list_start\|>|List of tools: ", "python"),
+    Convention(  # LFM 2.5: it puts texts between quotes, and escapes nothing
+        template=r"""["]'["] \+ arg_value \+ ["]'["][\s\S]*<\|tool_call_start\|>""",
+        opens=("<|tool_call_start|>",),
+        forms=tuple(
+            Form(Header(header), "unescaped", "<|tool_call_end|>")
+            for header in ("[~{name}(", "{name}(")
+        ),
+    ),
+    Convention(  # LFM 2
+        template=r"<\|tool_call_start\|>|<\|tool_list_start\|>|List of tools: ",
+        opens=("<|tool_call_start|>",),
+        forms=(_PYTHON,),
+        ends=("<|tool_call_end|>",),
+        between=_LISTS,
+    ),
     Convention(  # Kimi K2
         template=r"<\|tool_call_argument_begin\|>",
         opens=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
@@ -242,11 +258,6 @@ CONVENTIONS: Final = (
         ends=(f"{_M3}</tool_call>",),
         gap="\n",
     ),
-    Convention(  # MiniMax M2
-        opens=("<minimax:tool_call>",),
-        forms=(_invoke("<", "</"),),
-        gap="\n",
-    ),
     Convention(  # Muse: every part has a recipient, of which `user` is the user
         template=r"<atem:function_calls>",
         opens=("<|start|>assistant", "<atem:function_calls>"),
@@ -259,7 +270,7 @@ CONVENTIONS: Final = (
         always_framed=True,
     ),
     Convention(  # MiniCPM 5
-        template=r'<function name="|<param name=',
+        template=r"<param name=",
         opens=(),
         forms=(
             _tags(
@@ -340,18 +351,12 @@ CONVENTIONS: Final = (
         forms=(_OBJECT,),
         ends=("<|message_sep|>",),
     ),
-    Convention(  # Nemotron 2, Apriel, MiniMax M1, firefunction, Granite 3
-        template=r"<TOOLCALL>|<tool_calls>|functools\[|<\|tool_call\|>",
-        opens=("<TOOLCALL>", "<tool_calls>", "functools", "<|tool_call|>", "<tool_call>"),
-        forms=(_OBJECT,),
-        between=_LISTS,
-        gap="\n",
-    ),
-    replace(GENERIC, opens=("<tool_call>",)),  # Hermes, Qwen, Granite 4 and many more
-    Convention(  # Llama 3
-        template=r"<\|python_tag\|>|\"parameters\": dictionary",
-        opens=("<|python_tag|>",),
-        forms=(_OBJECT,),
+    TAGGED,
+    Convention(  # Llama 3 and 4
+        template=r"<\|python_(?:tag|start)\|>|\"parameters\": dictionary",
+        opens=("<|python_tag|>", "<|python_start|>"),
+        forms=GENERIC.forms,
+        ends=("<|python_end|>",),
         between=_LISTS + ";",
         bare=True,
     ),
@@ -384,6 +389,7 @@ THINKING: Final = (
         "[BEGIN FINAL RESPONSE]",
         ("\n", "\n", "\n"),
     ),
+    THINK,
     Thinking(r"</thinking>", "<thinking>", "</thinking>", _LINES),
 )
 
@@ -406,31 +412,37 @@ class Conventions:
             anywhere=thinking.anywhere,
         )
 
+    @cached_property
+    def shown_tokens(self) -> Mapping[tuple[bool, bool], tuple[str, ...]]:
+        """Control tokens that the engine must show as text: by whether calls are told by them, and
+        whether reasoning is."""
+        found = {}
+        for calls, reasoning in product((False, True), repeat=2):
+            texts = list[str]()
+            if reasoning:
+                texts += [self.thinking.begin, self.thinking.end, *self.calls.frames]
+            if calls or self.calls.always_framed:
+                texts += self.calls.texts
+            parts = (part for text in texts for part in (text, *_TOKEN.findall(text)) if part)
+            found[calls, reasoning] = tuple(dict.fromkeys(parts))
+        return found
+
 
 @lru_cache(maxsize=8)
-def conventions_of(template: str | None) -> Conventions:
+def conventions_of(template: str | None, *, takes_tools: bool = True) -> Conventions:
+    """`takes_tools`: no instruction in words replaces the tools."""
     text = template or ""
     calls = next((each for each in CONVENTIONS if each.is_shown_by(text)), GENERIC)
-    if calls is not GENERIC and not re.search(r"\b(tools|functions)\b", text):
+    if calls is TAGGED:
+        calls = replace(TAGGED, opens=tuple(dict.fromkeys(_CALL_TAG.findall(text))))
+    if calls is not GENERIC and not takes_tools:
         calls = _told_in_words(calls)
     thinking = (each for each in THINKING if re.search(each.template, text))
     return Conventions(calls, next(thinking, THINK))
 
 
-@lru_cache(maxsize=32)
-def shown_tokens(template: str, *, calls: bool, reasoning: bool) -> tuple[str, ...]:
-    """Control tokens that the engine must show as text, to tell calls or reasoning by."""
-    own, texts = conventions_of(template), list[str]()
-    if reasoning:
-        texts += [own.thinking.begin, own.thinking.end, *own.calls.frames]
-    if calls or own.calls.always_framed:
-        texts += own.calls.texts
-    parts = (part for text in texts for part in (text, *_TOKEN.findall(text)) if part)
-    return tuple(dict.fromkeys(parts))
-
-
 def _told_in_words(own: Convention) -> Convention:
-    """The convention of a template that shows no tools but knows calls. The model may write them as
+    """The convention of a template that takes no tools but knows calls. The model may write them as
     it learned to, or as the instruction that replaces tools tells it to."""
     return replace(
         own,

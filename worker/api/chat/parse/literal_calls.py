@@ -1,4 +1,4 @@
-"""Reads calls in Gemma 4's notation and in Python's, each as a whole. Pure functions, any thread.
+"""Reads calls in Gemma's notation and in Python's, each as a whole. Pure functions, any thread.
 
 Gemma's is `call:name{key:<|"|>text<|"|>}`, Python's `[name(key="text"), …]`. A call that cannot be
 read is none, and so is one of which it is not sure what it says.
@@ -15,10 +15,15 @@ from typing import Any, Final
 
 from worker.api.chat.parse.json_calls import strict_word, to_json
 
-QUOTE: Final = '<|"|>'
+QUOTES: Final[Mapping[str, tuple[str, ...]]] = {
+    "gemma": ('<|"|>', "<escape>", '"'),
+    "python": ('"', "'"),
+    "unescaped": (),
+}
+"""What stands on both sides of a text: that of Gemma 4, of FunctionGemma and of JSON."""
 _HEADER: Final = re.compile(r"\s*call:([^{}\s]+?)\s*\{")
 _GEMMA: Final = re.compile(
-    r"""<\|"\|> (?P<text> .*? ) <\|"\|>
+    r"""(?P<quote> <\|"\|> | <escape> ) (?P<text> .*? ) (?P=quote)
     | "(?: [^"\\] | \\. )*+"
     | (?<=[{,]) \s* (?P<key> [^:{}\[\],\s"<]+ ) \s* :
     | (?P<last> , \s* ) (?=[\]}])

@@ -12,9 +12,9 @@ from functools import cached_property
 
 from worker.api.chat.delta import Delta, Reasoning
 from worker.api.chat.parse.calls import NO_TOOLS, Deltas, ToolUse
-from worker.api.chat.parse.conventions import GENERIC, Conventions
+from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
 from worker.api.chat.parse.json_calls import read_arguments, read_keyed, read_named, to_json
-from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTE
+from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTES
 from worker.api.chat.parse.source import BLANK, Marks, Source, Steps, marks_of, unwanted
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
 
@@ -206,23 +206,31 @@ class AnswerParser:
                 call = TaggedCall(source, deltas, tags, follow, name, use.properties(name))
                 return (yield from call.read())
             case "gemma" | "python" | "unescaped" as notation:
-                return (yield from self._whole(notation, form.end))
+                return (yield from self._whole(notation, form))
             case "code" if (yield from source.peek()) != "{":
                 return (yield from self._code(name))
         return (yield from read_arguments(source, deltas, name, fields.get("id")))
 
-    def _whole(self, notation: str, end: str) -> Steps[bool]:
+    def _whole(self, notation: str, form: Form) -> Steps[bool]:
         """Read calls in a notation that is read only as a whole; all of them must be offered."""
         source, deltas = self._source, self._deltas
-        marks = marks_of(end, QUOTE if notation == "gemma" else "")
-        mark, is_quoted = "", False
-        while mark != end or is_quoted:
+        begin = form.header.parts[-1]
+        end = form.end or {"(": ")", "{": "}"}[begin]
+        quotes = QUOTES[notation]
+        marks = marks_of(end, *quotes, *(() if form.end else (begin, "\\")))
+        depth, quote = 1, ""
+        while depth:
             mark = yield from source.until(marks, unwanted)
             if not mark:
                 return False
             source.take(mark)
-            is_quoted ^= mark == QUOTE
-        found = NOTATIONS[notation](source.taken.removesuffix(end))
+            if mark == "\\" and len(quote) == 1:  # the next sign is none
+                source.take((yield from source.peek()))
+            elif mark in quotes and quote in ("", mark):
+                quote = "" if quote else mark
+            elif not quote and mark in (begin, end):
+                depth += 1 if mark == begin else -1
+        found = NOTATIONS[notation](source.taken.removesuffix(form.end))
         calls = [(self._use.offered(name), arguments) for name, arguments in found]
         if any(name is None for name, _ in calls):
             return False
