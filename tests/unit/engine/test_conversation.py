@@ -122,13 +122,6 @@ EXCEPT: dict[str, Mapping[str, str]] = dict.fromkeys(
 )
 
 
-_NO_SYSTEM = "it writes the system's words before a last turn of the user's alone, and refuses this"
-EXCEPT["mistralai-Mistral-Nemo-Instruct-2407"] = {
-    chat: _NO_SYSTEM
-    for chat in ("a system behind a result", "words behind a result", "words behind two results")
-}
-
-
 def prompt_of(template: ChatTemplate, messages: Any, *, has_tools: bool) -> str:
     tools = (TOOL,) if has_tools else ()
     return template.read(ChatPrompt(tuple(messages), tools=tools)).text()

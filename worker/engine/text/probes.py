@@ -164,11 +164,6 @@ _MATTERS = (
         chat_of(user("x"), calling(_FIRST, _SECOND), result("y"), result("z", "2")),
         (as_it_is, forms.one_call_a_turn, as_it_is),
     ),
-    _Matter(chat_of(system(_MARK), user("x")), (as_it_is, forms.into_next)),
-    _Matter(
-        chat_of(system(_FIRST), user("x"), calling("z"), result(_SECOND)),
-        (as_it_is, forms.into_next_before_others, as_it_is),
-    ),
     _Matter(
         chat_of(
             *(user("w"), assistant("x"), system(_FIRST), user("y")),
@@ -195,8 +190,13 @@ _MATTERS = (
         role="tool",
     ),
     _Matter(
-        chat_of(system(_FIRST), user("x"), calling("z"), result(_MARK), user(_SECOND)),
+        chat_of(user(_FIRST), calling("z"), result(_MARK), user(_SECOND)),
         (as_it_is, forms.runs_merged(forms.is_behind_result), as_it_is),
+    ),
+    _Matter(chat_of(system(_MARK), user("x")), (as_it_is, forms.into_next)),
+    _Matter(
+        chat_of(system(_FIRST), user("x"), calling("z"), result(_SECOND)),
+        (as_it_is, forms.into_next_before_others, as_it_is),
     ),
     _Matter(
         chat_of(user("x"), calling("z", reasoning_content=_MARK), result("y")),
