@@ -259,6 +259,7 @@ PETS = {
         ({"type": "array", "items": [{"const": 1}], "additionalItems": False}, [1], [1, 2]),
         ({"type": "string", "nullable": True}, None, 1),
         ({"allOf": [{"$ref": "#/definitions/n"}], "definitions": {"n": {"type": "null"}}}, None, 1),
+        ({"$ref": "#/definitions/Page%3CA%3E", "definitions": {"Page<A>": {"const": 1}}}, 1, 2),
         (
             {"allOf": [{"properties": {"a": {"const": 1}}}, {"required": ["a"]}], "type": "object"},
             {"a": 1},

@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
 from worker.api.chat.constrain import keywords, sizes
 from worker.api.chat.constrain.proofs import DEFINITIONS, are_disjoint, constants_in, endless_in
@@ -186,7 +187,7 @@ def _resolved(document: object, pointer: str) -> object:
     """The target of a JSON pointer in a fragment (`#/$defs/a`), or `_NOTHING`."""
     found = document
     for step in pointer[1:].split("/")[1:]:
-        key = step.replace("~1", "/").replace("~0", "~")
+        key = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping):
             found = found.get(key, _NOTHING)
         elif isinstance(found, list) and key.isascii() and key.isdigit() and len(key) < 6:
