@@ -56,6 +56,8 @@ class _Conversation:
     model: str
     console: Console
     as_json: bool
+    is_typed: bool
+    """Whether a person types: what then looks like a command is none of the conversation."""
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def enter(self, line: str) -> None:
@@ -64,7 +66,7 @@ class _Conversation:
             self.messages = []
         elif line.startswith("/system "):
             self.messages = [{"role": "system", "content": line.removeprefix("/system ")}]
-        elif line.startswith("/"):
+        elif self.is_typed and line.startswith("/") and " " not in line:
             self.console.print(_HELP, style="dim")
         elif line:
             said = [*self.messages, {"role": "user", "content": line}]
@@ -106,7 +108,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     is_asked = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
     with _worker(settings) as client:
-        talk = _Conversation(client, _model_of(client), console, as_json)
+        talk = _Conversation(client, _model_of(client), console, as_json, is_asked)
         if is_asked:
             # With it, lines are edited and recalled, and several are pasted as one message.
             with contextlib.suppress(ImportError):

@@ -45,6 +45,9 @@ def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -
     first, second = map(json.loads, done.stdout.splitlines())
     assert first["content"] and first["finish_reason"] == "stop"
     assert second["timings"]["cache_n"] > 0
+    said = "/system Be kind.\n/etc/hosts\n"  # no command: answered, as JSON
+    last = chat("--port", port, "--json", said=said, cache=tmp_path)
+    assert "content" in json.loads(last.stdout), last.stdout
     plain = chat("--port", port, said=FRANCE, cache=tmp_path)
     assert "Paris" in plain.stdout and "tokens/s" in plain.stdout
 
