@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from tests.support.scripted_api import ScriptedFactory, ScriptedWorker, story
 from tests.support.worker import until
 from tests.unit.api.answers import Message, deltas_of, message_of, parse, use_of
-from tests.unit.api.model_outputs import CASES, HELLO, ONE, OPEN, TAG, TOOLS, TWO, Case
+from tests.unit.api.model_outputs import CASES, HELLO, ONE, TAG, TOOLS, TWO, Case
 from tests.unit.api.round_trips import KINDS
 from tests.unit.api.round_trips import source as template
 from worker.api.chat.choice import Choice
@@ -105,9 +105,16 @@ def test_a_template_tells_a_call_by_the_name_of_its_tag_or_by_its_form(
     assert message.named == calls and message.content == ""
 
 
-def test_a_template_that_clears_away_another_mark_of_reasoning_has_its_own() -> None:
-    shown = f"{{% if '</thinking>' in content %}}{{% set mark = '</think>' %}}{{% endif %}}{QWEN}"
-    message = parse(f"Hm.\n</think>\n\n{HELLO}", shown, USE, OPEN)
+@pytest.mark.parametrize(
+    ("shown", "tag"),
+    [
+        ("{% if '</thinking>' in content %}{% set mark = '</think>' %}{% endif %}", "think"),
+        ("{{ content.split('</thought>')[-1] }}", "thought"),
+    ],
+)
+def test_reasoning_is_told_by_the_tag_that_a_template_shows(shown: str, tag: str) -> None:
+    """`<think>` first: some templates clear away the marks of others."""
+    message = parse(f"Hm.\n</{tag}>\n\n{HELLO}", shown + QWEN, USE, f"<{tag}>\n")
     assert (message.content, message.reasoning) == (HELLO, "Hm.")
 
 

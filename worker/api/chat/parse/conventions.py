@@ -390,7 +390,7 @@ THINKING: Final = (
         ("\n", "\n", "\n"),
     ),
     THINK,
-    Thinking(r"</thinking>", "<thinking>", "</thinking>", _LINES),
+    *(Thinking(f"</{tag}>", f"<{tag}>", f"</{tag}>", _LINES) for tag in ("thinking", "thought")),
 )
 
 
