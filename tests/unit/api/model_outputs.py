@@ -49,6 +49,7 @@ class Case(NamedTuple):
 OPEN = "<|im_start|>assistant\n<think>\n"
 CODER, HERMES = "Qwen3-Coder", "NousResearch-Hermes-3-Llama-3.1-8B-tool_use"
 GEMMA, GPT, LFM = "google-gemma-4-31B-it", "openai-gpt-oss-120b", "LFM2-8B-A1B"
+GRANITE = "ibm-granite-granite-3.3-2B-Instruct"
 KIMI, R7B = "Kimi-K2-Thinking", "CohereForAI-c4ai-command-r7b-12-2024-tool_use"
 TAG = "<function=special>\n<parameter=arg1>\n1\n</parameter>\n</function>\n</tool_call>"
 TAG_2 = (
@@ -79,6 +80,15 @@ CASES = [
     ),
     Case("Qwen-Qwen3-0.6B", f"<think>\nI'm\nthinking\n</think>\n\n{HELLO}", HELLO, "I'm\nthinking"),
     Case("Qwen3.5-4B", "still thinking", "", "still thinking", prompt_end=OPEN),
+    Case(GRANITE, f"<think>Hm.</think>\n<response>\n{HELLO}\n</response>\n", HELLO, "Hm."),
+    Case(GRANITE, "<think>Hm.</think><response>Cut </respons", "Cut </respons", "Hm."),
+    Case(
+        GRANITE,
+        "<think>Hm.</think><response>a <response> b\n</response>\n c</response>",
+        "a <response> b\n</response>\n c",
+        "Hm.",
+    ),
+    Case(GRANITE, "<response>Hi</response>", "<response>Hi</response>"),
     Case(CODER, TAG, calls=ONE),
     Case(CODER, f"Let me call it.\n{TAG}", "Let me call it.", calls=ONE),
     Case(CODER, f"{TAG}\n{TAG_2}", calls=TWO),

@@ -19,6 +19,7 @@ from worker.wire.sampling import ReasoningRules
 
 _TAG: Final = re.compile(r"<\w[\w:|]*>")
 _CALL_TAG: Final = re.compile(r"(?i:<\|?[\w:|]*(?:tool|function)_?calls?\|?>)|functools(?=\[)")
+_WRAP: Final = re.compile(r"</(answer|response)>")
 _TOKEN: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 
@@ -400,6 +401,8 @@ class Conventions:
 
     calls: Convention
     thinking: Thinking
+    wrap: str = ""
+    """The tag in which an answer's text stands behind reasoning: of Granite 3, Hunyuan, Ernie."""
 
     @cached_property
     def reasoning(self) -> ReasoningRules:
@@ -421,6 +424,7 @@ class Conventions:
             texts = list[str]()
             if reasoning:
                 texts += [self.thinking.begin, self.thinking.end, *self.calls.frames]
+                texts += [f"<{self.wrap}>", f"</{self.wrap}>"]
             if calls or self.calls.always_framed:
                 texts += self.calls.texts
             parts = (part for text in texts for part in (text, *_TOKEN.findall(text)) if part)
@@ -438,7 +442,8 @@ def conventions_of(template: str | None, *, takes_tools: bool = True) -> Convent
     if calls is not GENERIC and not takes_tools:
         calls = _told_in_words(calls)
     thinking = (each for each in THINKING if re.search(each.template, text))
-    return Conventions(calls, next(thinking, THINK))
+    wrap = _WRAP.search(text)
+    return Conventions(calls, next(thinking, THINK), wrap[1] if wrap is not None else "")
 
 
 def _told_in_words(own: Convention) -> Convention:

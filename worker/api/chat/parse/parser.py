@@ -1,9 +1,10 @@
 """Splits one choice's text into reasoning, text and calls. One parser per choice, any thread.
 
 What the model wrote is given on as it wrote it. Only marks go: those of reasoning, of calls that
-were read, and the frames that some templates put around an answer's text. What looks like a call
-and is none of an offered function stays text, with its marks. Where a call is forced there is no
-text: what is none yet is the beginning of a call that was cut off. Never raises, whatever the text.
+were read, and the frames that some templates and models put around an answer's text. What looks
+like a call and is none of an offered function stays text, with its marks. Where a call is forced
+there is no text: what is none yet is the beginning of a call that was cut off. Never raises,
+whatever the text.
 """
 
 from __future__ import annotations
@@ -40,16 +41,22 @@ class AnswerParser:
         self._frames = self._calls.frames
         self._reasoning_begins: tuple[str, ...] = ()
         self._reasoning_ends: tuple[str, ...] = ()
+        self._wrap_begins: tuple[str, ...] = ()
+        self._wrap_ends: tuple[str, ...] = ()
         thinking = (self._thinking.begin, self._thinking.also)
         if splits_reasoning:
             self._reasoning_begins, self._reasoning_ends = thinking, (self._thinking.end,)
+            if wrap := conventions.wrap:
+                self._wrap_begins = (f"<{wrap}>\n", f"<{wrap}>")
+                self._wrap_ends = (f"\n</{wrap}>", f"</{wrap}>")
         elif calls.always_framed:
             self._frames += (*thinking, self._thinking.end)
         self._call_begins = self._calls.opens + self._calls.begins if use is not None else ()
         gaps = (self._calls.gap[n:] for n in range(len(self._calls.gap) + 1))
         self._gaps = {gap + begin: gap for gap in gaps for begin in self._call_begins}
         """By each mark of a call with the line ends before it: those line ends."""
-        self._around = (*self._reasoning_begins, *self._reasoning_ends, *self._frames)
+        wraps = (*self._wrap_begins, *self._wrap_ends)
+        self._around = (*self._reasoning_begins, *self._reasoning_ends, *self._frames, *wraps)
         """Marks that are no part of a section."""
         # What begins calls may begin a frame, too, so it counts without tools as well.
         marks = (*self._around, *self._calls.opens, *self._call_begins)
@@ -89,7 +96,7 @@ class AnswerParser:
 
     def _answer(self) -> Steps[None]:
         source, deltas = self._source, self._deltas
-        blank, at_edge, has_text = "", True, False
+        blank, at_edge, has_text, has_thought, is_wrapped = "", True, False, False, False
         # `blank` is white space beside a mark; `at_edge` tells that a mark was just read, or that
         # nothing was.
         while True:
@@ -117,11 +124,18 @@ class AnswerParser:
             if mark in self._reasoning_begins and (self._thinking.anywhere or not has_text):
                 self._drop(mark)
                 yield from self._think()
+                has_thought = True
             elif mark in self._reasoning_ends and not has_text:
                 self._drop(mark)
                 yield from source.drop(self._thinking.pads[2])
+                has_thought = True
             elif mark in self._frames:
                 self._drop(mark)
+            elif mark in self._wrap_begins and has_thought and not has_text:
+                self._drop(mark)
+                is_wrapped = True
+            elif mark in self._wrap_ends and is_wrapped and (yield from self._is_last(mark)):
+                return
             else:
                 deltas.text(source.take(mark))
                 at_edge, has_text = False, True
@@ -129,6 +143,14 @@ class AnswerParser:
     def _drop(self, mark: str) -> None:
         self._source.take(mark)
         self._deltas.n_unwritten = 0
+
+    def _is_last(self, mark: str) -> Steps[bool]:
+        """Whether nothing but white space follows a mark that stands here."""
+        source = self._source
+        while not source.text[source.at + len(mark) :].strip():
+            if not (yield from source.more()):
+                return True
+        return False
 
     def _think(self) -> Steps[None]:
         after_begin, before_end, after_end = self._thinking.pads
