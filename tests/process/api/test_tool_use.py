@@ -197,16 +197,10 @@ def test_auto_leaves_an_answer_in_words_as_it_is(client: OpenAI) -> None:
 
 @pytest.mark.parametrize(("name", "called"), [("look", True), ("jump", False)])
 def test_auto_finds_a_call_that_the_model_chose(client: OpenAI, name: str, called: bool) -> None:
-    """This model knows no functions; a schema for its answer makes it write what others would."""
-    arguments = LOOK["function"]["parameters"]
-    schema = {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": arguments},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-    form = {"type": "json_schema", "json_schema": {"name": "call", "schema": schema}}
-    fields: Any = {"messages": FRANCE, "tools": [LOOK], "response_format": form, "seed": 1}
+    """This model knows no functions; a grammar for its answer makes it write what others would."""
+    written = json.dumps({"name": name, "arguments": {"where": "up"}})
+    form = {"grammar": f"root ::= {json.dumps(written)}"}
+    fields: Any = {"messages": FRANCE, "tools": [LOOK], "seed": 1, "extra_body": form}
     (found,) = client.chat.completions.create(model="tools", **fields).choices
     if called:
         assert found.finish_reason == "tool_calls"
@@ -293,15 +287,36 @@ def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> N
     the_call(call.function.name, call.function.arguments)
 
 
+def test_a_schema_of_the_text_leaves_room_for_a_call(client: OpenAI) -> None:
+    """Agents send both: the model calls until it answers, and the answer has the form."""
+    schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
+    form = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
+    fields: Any = {"messages": FRANCE, "tools": [LOOK], "response_format": form, "max_tokens": 64}
+    called = set()
+    for seed in range(40):
+        answer = client.chat.completions.create(model="tools", seed=seed, temperature=2, **fields)
+        (found,) = answer.choices
+        if found.finish_reason == "length":
+            continue
+        called.add(bool(found.message.tool_calls))
+        if found.message.tool_calls:
+            (call,) = found.message.tool_calls
+            assert call.type == "function" and call.function.name == "look"
+            assert isinstance(json.loads(call.function.arguments), dict)
+            assert (found.message.content, found.finish_reason) == (None, "tool_calls")
+        else:
+            assert json.loads(found.message.content or "") == {"city": "Paris"}
+    assert called == {False, True}
+
+
 @pytest.mark.parametrize(
     ("choice", "names_tools"), [("auto", True), ("none", False), ("required", False)]
 )
-def test_a_form_of_the_text_leaves_no_room_for_a_call(
+def test_a_grammar_of_the_text_leaves_no_room_for_a_call(
     worker: WorkerProcess, choice: str, names_tools: bool
 ) -> None:
-    form = {"type": "json_object"}
     fields = {"messages": FRANCE, "tools": [LOOK], "tool_choice": choice, "max_tokens": 4}
-    answer = worker.post("/v1/chat/completions", {**fields, "response_format": form})
+    answer = worker.post("/v1/chat/completions", {**fields, "grammar": 'root ::= "a"'})
     assert answer.status_code == 200
     ignored = answer.headers.get("x-ignored-fields", "")
     assert ("tools" in ignored.split(", ")) == names_tools

@@ -36,7 +36,7 @@ def use_of(
     """The use of `tools`, which are in OpenAI's form."""
     functions = [tool["function"] for tool in tools]
     parameters = {function["name"]: function.get("parameters") for function in functions}
-    return ToolUse(forced, parallel, parameters)
+    return ToolUse(forced, parallel, parameters, is_json=forced)
 
 
 def message_of(deltas: Iterable[Delta]) -> Message:

@@ -223,7 +223,7 @@ NOISE += ["<![CDATA[", ":0", "\n", " to=", "\ud800", '"old": ', "to=functions.ed
     noise=st.lists(st.sampled_from([*NOISE, *WORDS, *MARKS, *THOUGHTS]), max_size=8).map("".join),
     where=st.floats(0, 1),
     cuts=st.lists(st.integers(1, 12), min_size=1, max_size=5),
-    use=st.sampled_from([USE, USE, replace(USE, forced=True), None]),
+    use=st.sampled_from([USE, USE, replace(USE, forced=True, is_json=True), None]),
     begun=st.sampled_from(["", "<think>\n", "<|START_THINKING|>", ">>>"]),
 )
 def test_no_output_loses_or_gains_a_character(

@@ -17,7 +17,7 @@ from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.reasoning import budget_of
-from worker.api.chat.request import Chat, ForcedCalls, Format, Generate, OneTool
+from worker.api.chat.request import Chat, ForcedCalls, Format, Generate, JsonSchema, OneTool
 from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
@@ -60,13 +60,15 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         chat, prompt = prompts, chat_prompt(prompts, state)
         prompts, wish, variables = (prompt,), chat.reasoning, prompt.template_kwargs
         splits = state.settings.reasoning == "auto" if wish.splits is None else wish.splits
-        use = _tool_use(chat)
+        use = _tool_use(chat, form)
         if use is not None and use.forced:
             # It leaves no text, so a form of the answer's text has no effect beside it.
             only = chat.tool_choice.name if isinstance(chat.tool_choice, OneTool) else None
             tools = tuple(tool for tool in chat.tools if only in (None, tool.name))
             several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
             form, others = ForcedCalls(tools, several), asked.formats
+        elif use is not None and isinstance(form, JsonSchema):
+            form = JsonSchema(form.schema, form.path, form.strict, calls=tuple(use.parameters))
         shown = conventions.shown_tokens[use is not None, splits]
         goes_on = prompt.reasoning_marks is not None
         parser_of = partial(
@@ -74,7 +76,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         )
     if form is not None:
         constraint, not_enforced = constrain(form, strict=state.settings.strict)
-        if use is not None and not isinstance(form, ForcedCalls):
+        if use is not None and not use.is_json:
             # The form holds for the whole answer, in which no call can be written then.
             not_enforced = (*not_enforced, "tools")
         if splits and not conventions.calls.always_framed:
@@ -89,7 +91,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     return Inference(requests, prompts, tuple(map(digest, prompts)), not_enforced, parser_of)
 
 
-def _tool_use(chat: Chat) -> ToolUse | None:
+def _tool_use(chat: Chat, form: Format | ForcedCalls | None) -> ToolUse | None:
     choice, names = chat.tool_choice, {tool.name for tool in chat.tools}
     forced = choice == "required" or isinstance(choice, OneTool)
     if forced and not names:
@@ -99,7 +101,8 @@ def _tool_use(chat: Chat) -> ToolUse | None:
     if not names or choice == "none":
         return None
     parameters = {tool.name: tool.parameters for tool in chat.tools}
-    return ToolUse(forced, chat.parallel_tool_calls is not False, parameters)
+    is_json = forced or isinstance(form, JsonSchema)
+    return ToolUse(forced, chat.parallel_tool_calls is not False, parameters, is_json)
 
 
 def _requests(

@@ -69,6 +69,8 @@ class JsonSchema:
     path: str
     strict: bool = False
     """Whether a schema that cannot be enforced whole is refused."""
+    calls: tuple[str, ...] = ()
+    """Functions of which one may be called instead, as `{"name", "arguments"}`."""
 
 
 @dataclass(frozen=True, slots=True)

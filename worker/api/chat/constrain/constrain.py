@@ -55,8 +55,11 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
     """
     path, schemas = "tools" if isinstance(asked, ForcedCalls) else asked.path, Schemas()
     match asked:
-        case JsonSchema(schema):
-            grammar = _of_json(schemas, schemas.compiled(schema, path), path)
+        case JsonSchema(schema, calls=names):
+            root = schemas.compiled(schema, path)
+            if names and root is not False:
+                root = {"anyOf": [root, _call({"enum": names}, {"type": "object"})]}
+            grammar = _of_json(schemas, root, path)
         case ForcedCalls(tools, several):
             grammar = _of_json(schemas, _forced_calls(schemas, tools, several), path)
         case Expression(pattern):
@@ -81,18 +84,16 @@ def _forced_calls(schemas: Schemas, tools: tuple[Tool, ...], several: bool) -> d
         parameters = {"type": "object", **(tool.parameters or {})}
         if parameters["type"] != "object":
             schemas.fault(f"{tool.path}.type", "const", "must be 'object'")
-        call = {"name": {"const": tool.name}, "arguments": schemas.compiled(parameters, tool.path)}
-        calls.append(
-            {
-                "type": "object",
-                "properties": call,
-                "required": list(call),
-                "additionalProperties": False,
-            }
-        )
+        calls.append(_call({"const": tool.name}, schemas.compiled(parameters, tool.path)))
     one: dict[str, Any] = {"anyOf": calls}
     many = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
     return many if several else one
+
+
+def _call(name: dict[str, Any], arguments: Any) -> dict[str, Any]:
+    call = {"name": name, "arguments": arguments}
+    shape = {"properties": call, "required": list(call), "additionalProperties": False}
+    return {"type": "object", **shape}
 
 
 def _of_json(schemas: Schemas, root: Any, path: str) -> str:

@@ -24,6 +24,8 @@ class ToolUse:
     parallel: bool
     parameters: Mapping[str, Any]
     """The schema of each function's parameters, by the function's name."""
+    is_json: bool = False
+    """Whether a call is bare JSON, whatever the model's convention: a form holds for the answer."""
 
     def offered(self, written: str) -> str | None:
         """The function that a model means: it may write `functions.NAME` and `NAME:0`."""

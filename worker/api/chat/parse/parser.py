@@ -34,8 +34,7 @@ class AnswerParser:
     ) -> None:
         """`goes_on`: the prompt ends within reasoning, which the answer continues."""
         calls = conventions.calls
-        # Every model writes a forced call as bare JSON.
-        self._calls = GENERIC if use is not None and use.forced else calls
+        self._calls = GENERIC if use is not None and use.is_json else calls
         self._thinking = conventions.thinking
         self._use = use or NO_TOOLS
         self._frames = self._calls.frames
