@@ -51,6 +51,8 @@ from worker.wire.messages import Progress
 
 EXIT_MARGIN_SECONDS = 4.5
 """Time for the exit after the drain timeout; then the process is ended by force."""
+_LLAMA_SERVERS = ("LLAMA_ARG_", "LLAMA_API_KEY")
+"""How the variables begin that are llama-server's flags."""
 
 
 def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> None:
@@ -322,6 +324,12 @@ class Lifecycle:
                 "worker.unprotected",
                 message=f"Listening on {', '.join(settings.host)} without LLORCH_WORKER_TOKEN "
                 "or --api-key-file: whoever reaches the port may use the model.",
+            )
+        if unread := sorted(name for name in os.environ if name.startswith(_LLAMA_SERVERS)):
+            self._log.warning(
+                "worker.variables_unread",
+                message=f"{', '.join(unread)}: llama-server's, which a worker does not read; its "
+                "own begin with LLORCH_, and --help has their names.",
             )
         managers = [url for url in (settings.callback_url, settings.heartbeat_url) if url]
         told = self._listeners[0]

@@ -130,6 +130,15 @@ def test_an_address_that_only_this_machine_knows_is_warned_of(
     assert bool(worker.logs("worker.unreachable_uri")) == is_told
 
 
+def test_variables_of_llama_server_are_warned_of(start_worker: StartWorker) -> None:
+    given = {"LLAMA_ARG_CTX_SIZE": "64", "LLAMA_API_KEY": "sk-secret", "LLAMA_TRACE": "1"}
+    worker = start_worker(env=given, wait_ready=False)
+    assert worker.stop() == 0
+    [warning] = worker.logs("worker.variables_unread")
+    assert warning["message"].startswith("LLAMA_API_KEY, LLAMA_ARG_CTX_SIZE: llama-server's")
+    assert "sk-secret" not in str(warning)
+
+
 def test_a_worker_serves_on_a_unix_socket(
     start_worker: StartWorker, warm_cache: Path, tmp_path: Path
 ) -> None:
