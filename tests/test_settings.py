@@ -163,6 +163,14 @@ def test_a_host_is_told_to_others_as_it_is_given(host: str) -> None:
     assert (settings.advertise_host, settings.allow_host) == (host, (host,))
 
 
+def test_the_default_effort_is_the_templates_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's template would be told the word otherwise."""
+    assert load("--reasoning-effort", "default").reasoning_effort is None
+    monkeypatch.setenv("LLORCH_REASONING_EFFORT", "high")
+    assert load().reasoning_effort == "high"
+    assert load("--reasoning-effort", "default").reasoning_effort is None
+
+
 def test_switches_have_two_sides() -> None:
     assert load().engine.prefix_cache is True
     assert load("--no-prefix-cache").engine.prefix_cache is False
