@@ -72,6 +72,25 @@ OPENAI: _Fields = {
 }
 
 
+DRAWING: _Fields = {
+    **SAMPLING,
+    "temperature": (0.1, 0.7, 1.0, 1.7, 5),
+    "dynatemp_range": (0, 0.3, 2),
+    "dynatemp_exponent": (0.4, 1.0, 2),
+    "top_n_sigma": (-1, 0.5, 1.0, 2),
+    "typical_p": (0.2, 0.9, 1),
+    "xtc_probability": (0, 1),
+    "xtc_threshold": (0.01, 0.1, 0.3, 0.6),
+    "mirostat": (0, 0, 1, 2),
+    "mirostat_tau": (1.0, 5.0),
+    "adaptive_target": (-1, 0.1, 0.5),
+    "samplers": (
+        *SAMPLING["samplers"], ["temperature", "min_p", "top_k"], "tpkxy", "kdey", ["xtc"] * 2, [],
+    ),
+}  # fmt: skip
+"""Of one token, of which all odds are told: the same for both, whichever each of them draws."""
+
+
 def drawn(rng: Random, least: int, *pools: _Fields) -> dict[str, Any]:
     """Some of the fields of these pools; often only a few.
 
@@ -179,7 +198,25 @@ def formed(rng: Random, most: str, *others: Mapping[str, Any]) -> dict[str, Any]
 # --- requests that generate ---
 
 
+REPEATING = (
+    "a b c a b c a b", "The fox, the fox, the fox: the", "1, 2, 3\n1, 2, 3\n1, 2", "What is 3 plus",
+)  # fmt: skip
+
+
+def one_draw(rng: Random) -> dict[str, Any]:
+    return {
+        "prompt": rng.choice(REPEATING),
+        **drawn(rng, 1, DRAWING),
+        "n_predict": 1,
+        "n_probs": 20,
+        "post_sampling_probs": True,
+        "response_fields": ["completion_probabilities"],
+    }
+
+
 def completion(rng: Random) -> dict[str, Any]:
+    if rng.random() < 0.3:
+        return one_draw(rng)
     prompts: Sequence[Any] = (
         *TEXTS, [0, 100, 101, 102], ["Once upon a time", "The fox"], [[0, 100], [0, 101, 102]],
         [100, "The fox", 101], ["The fox", [0, 100, 101]], [12, "a"],

@@ -45,8 +45,17 @@ def differences(theirs: Any, ours: Any, path: str = "") -> Iterator[Difference]:
         yield Difference(path, theirs, ours)
 
 
+class _Odds(dict[str, float]):
+    """By token; one that is not told has next to none, and those of equal odds are in any order."""
+
+    def get(self, name: str, default: object = None) -> float:
+        return super().get(name, 0.0)
+
+
 def _plain(value: Any, name: str) -> Any:
-    """A vector in base64 as its numbers."""
+    """A vector in base64 as its numbers, and the odds of a draw by token."""
+    if name == "top_probs":
+        return _Odds({str(each["id"]): each["prob"] for each in value})
     if name == "embedding" and isinstance(value, str):
         return array("f", base64.b64decode(value)).tolist()
     return value

@@ -42,8 +42,15 @@ def _two_forms(asked: Asked, found: Difference) -> bool:
     return len({*forms} & set(asked.body or ())) > 1
 
 
-def _typical_behind_sigma(asked: Asked, found: Difference) -> bool:
-    return {"typical_p", "top_n_sigma"} <= set(asked.body or ())
+def _typical_of_forbidden(asked: Asked, found: Difference) -> bool:
+    """Whether typical_p comes where some tokens have no odds any more."""
+    body = asked.body or {}
+    forbids = body.get("ignore_eos") or "false" in json.dumps(body.get("logit_bias"))
+    return body.get("typical_p", 1) < 1 and bool(body.get("top_n_sigma", 0) > 0 or forbids)
+
+
+def _is_drawn(asked: Asked, found: Difference) -> bool:
+    return asked.body.get("temperature", 1) > 0 and asked.body.get("post_sampling_probs") is True
 
 
 def _keeps_the_end(asked: Asked, found: Difference) -> bool:
@@ -344,9 +351,22 @@ KNOWN = (
         when=_says('"tools": [{'),
     ),
     Known(
-        "llama.cpp's typical_p computes with NaN behind top_n_sigma, which leaves zeros behind",
+        "llama.cpp's typical_p computes with NaN where tokens have no odds, as those that "
+        "top_n_sigma drops",
         _OF_TEXT,
-        when=_typical_behind_sigma,
+        when=_typical_of_forbidden,
+    ),
+    Known(
+        "each server draws by random numbers of its own",
+        tuple(f"*_probabilities.{name}" for name in ("token", "bytes", "prob")),
+        "both",
+        when=_is_drawn,
+    ),
+    Known(
+        "half a character at the end has no odds in llama-server's answer",
+        ("*.completion_probabilities",),
+        "ours",
+        when=_is_drawn,
     ),
     Known(
         "what only begins as a stop does is sent when the answer ends; llama-server keeps it",
