@@ -70,6 +70,12 @@ def test_the_port_answers_first_and_phases_follow(
     assert {"phase", "percent"} <= first.json().keys()
     refused_work = running.post("/execute", {"job_id": "early", "prompt": "Hi"})
     assert refused_work.status_code == 503 and refused_work.json()["code"] == "NOT_READY"
+    for n_bytes in (1000, 5 << 20):  # whether the model sees is not known yet
+        picture = {"url": f"data:image/png;base64,{'A' * n_bytes}"}
+        content = [{"type": "image_url", "image_url": picture}]
+        messages = [{"role": "user", "content": content}]
+        refused_work = running.post("/v1/chat/completions", {"messages": messages})
+        assert refused_work.status_code == 503, refused_work.text
     with httpx.stream("GET", f"{running.base_url}/v1/loading/progress", timeout=60) as response:
         hold.unlink()
         lines = [line for line in response.iter_lines() if line.startswith("data:")]

@@ -177,11 +177,12 @@ async def with_media(prompt: Any, state: AppState, deadline: float | None) -> An
 
     Raises:
         InvalidRequest: the model cannot take one of them, or it cannot be had; names its field.
+        NotReady: the model is still loading.
         InferenceTimeout: the deadline passes before they are here.
     """
-    info = state.served.info
     media: tuple[Medium, ...] = getattr(prompt, "media", ())
-    check_media(media, info.projector if info is not None else None)
+    if media:
+        check_media(media, state.loaded().projector)
     if not any(isinstance(medium, Link) for medium in media):
         return prompt
     from worker.api.chat.links import fetched  # with httpx: only workers that fetch

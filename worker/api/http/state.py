@@ -54,7 +54,7 @@ class ServedModel:
         """The most tokens of one request."""
         self.max_text_bytes = settings.max_body_bytes or TEXT_BYTES
         """The most bytes of a request's body that are not of base64's alphabet."""
-        most_bytes = MEDIA_BYTES if any(self.modalities.values()) else TEXT_BYTES
+        most_bytes = MEDIA_BYTES if info is None or any(self.modalities.values()) else TEXT_BYTES
         self.max_body_bytes = settings.max_body_bytes or most_bytes
         """The most bytes of a request's body."""
         self.has_chat_template = model is None or model.has_chat_template
