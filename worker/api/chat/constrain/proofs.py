@@ -32,7 +32,7 @@ class _Facts(NamedTuple):
 def _facts_of(schema: object, says_constants: bool) -> _Facts:
     if not isinstance(schema, Mapping):
         return _Facts(frozenset(), {})
-    types = _types(schema)
+    types = types_of(schema)
     found: dict[str | None, frozenset[Any] | None] = {None: _constants(schema)}
     if types == {"object"}:
         found |= _members(schema, says_constants)
@@ -48,7 +48,7 @@ def _differ(left: _Facts, right: _Facts) -> bool:
     )
 
 
-def _types(schema: Mapping[str, object]) -> frozenset[str]:
+def types_of(schema: Mapping[str, object]) -> frozenset[str]:
     kinds = schema.get("type")
     listed = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     names = (kind for kind in listed if isinstance(kind, str))
@@ -118,7 +118,7 @@ def _ends(schema: Any, endless: Mapping[str, Any]) -> bool:
         return False
     if not all(_ends(part, endless) for part in schema.get("allOf", ())):
         return False
-    kinds = _types(schema)
+    kinds = types_of(schema)
     if not kinds or kinds - {"object", "array"}:
         return True
     if "object" in kinds and all(_ends(part, endless) for part in _required_members(schema)):

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
-from worker.api.chat.constrain import keywords, sizes
-from worker.api.chat.constrain.proofs import DEFINITIONS, are_disjoint, constants_in, endless_in
+from worker.api.chat.constrain import keywords, proofs, sizes
 from worker.api.http.faults import MAX_FAULTS, Fault, fault, invalid, is_number
 
 Schema = Mapping[str, Any]
@@ -89,7 +88,7 @@ class Schemas:
             InvalidRequest: a schema is invalid, too large, or has no value that ends.
         """
         if not self._faults:
-            for name in endless_in(self.definitions):
+            for name in proofs.endless_in(self.definitions):
                 what = "never ends: each value under it must hold another one"
                 self.fault(self._referrers[name], "unsupported", what)
         if self._faults:
@@ -156,7 +155,7 @@ class Schemas:
             for step in pointer.split("/")[1:]:
                 where = _below(where, step)
             self.definitions[name] = self.visit(found, where, depth + 1, merged=merged)
-        return {"$ref": DEFINITIONS + self._names[key]}
+        return {"$ref": proofs.DEFINITIONS + self._names[key]}
 
     def pattern(self, text: str, format: object) -> str | None:
         """The regular expression to enforce; `None` if it, or all up to it, cannot be."""
@@ -177,7 +176,7 @@ class Schemas:
         self._n_pairs += len(branches) ** 2 // 2
         if self._n_pairs > MAX_PAIRS:
             return False
-        return are_disjoint(list(map(followed, branches)), says_constants=not merged)
+        return proofs.are_disjoint(list(map(followed, branches)), says_constants=not merged)
 
 
 _NOTHING = object()
@@ -247,7 +246,7 @@ class _Part:
             names = out.get("properties", {})
             required = out.get("required", [])
             out["properties"] = names | {name: True for name in required if name not in names}
-            out["required"] = list(dict.fromkeys([*required, *sorted(constants_in(names))]))
+            out["required"] = list(dict.fromkeys([*required, *sorted(proofs.constants_in(names))]))
             out["additionalProperties"] = False
         if "prefixItems" in out and "items" not in self._given and "minItems" not in self._given:
             out["items"] = False
@@ -302,7 +301,7 @@ class _Part:
 
     def _required(self, name: str, value: list[str] | bool, path: str) -> _Enforced:
         if isinstance(value, bool):  # draft 3 had it in the property
-            return {}
+            return None if value else {}
         self._schemas.count_names(len(value), "required names")
         return {name: list(dict.fromkeys(value))}
 
@@ -347,7 +346,7 @@ class _Part:
         """For a number, it (`int32`, `double`…) says only how it is stored."""
         if value in keywords.FORMATS:
             return {name: value}
-        is_number = self._given.get("type") in ("integer", "number")
+        is_number = proofs.types_of(self._given) - {"null"} == {"number"}
         return {} if is_number or {"pattern", "allOf"} & self._given.keys() else None
 
 
