@@ -243,9 +243,7 @@ class Intake:
     ) -> None:
         """Give texts, which are tokenised as they are read, to the engine thread."""
         pooling = self._pooling
-        if pooling is None:
-            why = "this model generates text and makes no embeddings"
-            raise InvalidRequest.of_field("model", why)
+        assert pooling is not None, "the API process refuses it"
         tokens = list(texts)
         n_tokens = sum(map(len, tokens))
         if (n_bytes := n_tokens * pooling.token_bytes) > MOST_OUTPUT_BYTES:

@@ -207,10 +207,7 @@ class Model:
     def eog(self) -> frozenset[int]:
         """All end-of-generation tokens: EOS, EOT, end of turn…"""
         told = (_EOG_LINE.search(line) for line in self.load_log)
-        if found := frozenset(int(line[1]) for line in told if line):
-            return found
-        is_eog = partial(self._flat.llama_vocab_is_eog, self.vocab)
-        return frozenset(filter(is_eog, range(self.n_vocab)))
+        return frozenset(int(line[1]) for line in told if line)
 
     @cached_property
     def control(self) -> frozenset[int]:

@@ -46,7 +46,7 @@ class CrashHistory:
     @property
     def recent(self) -> int:
         """The number of crashes in the window that ends with the last one."""
-        since = self._crashes[-1].at_seconds - self._window_seconds if self._crashes else 0.0
+        since = self._crashes[-1].at_seconds - self._window_seconds
         return sum(crash.at_seconds >= since for crash in self._crashes)
 
     @property

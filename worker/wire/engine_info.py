@@ -60,7 +60,6 @@ class Residency:
     layers_on_device: int
     allowed_host_buffers: tuple[str, ...] = ()
     """Host buffers that the policy allows, each with its reason in one sentence."""
-    violation: str | None = None
     watched: Literal["process", "device", "presence"] = "device"
     """What the driver tells after the load: the bytes of this process, those of all processes on
     the device, or only that the device is there."""

@@ -157,6 +157,8 @@ def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: 
             "Qwen-Qwen2.5-7B-Instruct",
             '<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>',
         ),
+        ("Qwen-Qwen2.5-7B-Instruct", '<tool_call>{"name": "edit", "arguments": "a"}</tool_call>'),
+        ("Qwen-Qwen2.5-7B-Instruct", '<tool_call>{"name": "edit", "arguments": 5}</tool_call>'),
         ("Qwen-Qwen2.5-7B-Instruct", "<tool_call> is how one calls"),
         ("Qwen-Qwen2.5-7B-Instruct", '{"temperature": [21, "C"]}'),
         ("Qwen-Qwen2.5-7B-Instruct", "[1, 2, 3]"),
@@ -368,6 +370,26 @@ def test_an_answer_that_is_json_is_not_held_back(output: str) -> None:
             "Qwen-Qwen2.5-7B-Instruct",
             r'<tool_call>{"name": "edit", "arguments": {"old": "\ud83d", "new": "\ud83d\ude00"}}',
             r'{"old": "�", "new": "\ud83d\ude00"}',
+        ),
+        (
+            "Qwen-Qwen2.5-7B-Instruct",
+            r'<tool_call>{"name": "edit", "arguments": {"old": "\x4 \u12", "new": [True, None]}}',
+            r'{"old": "\\x4 \\u12", "new": [true, null]}',
+        ),
+        (
+            "Qwen-Qwen2.5-7B-Instruct",
+            r'<tool_call>{"name": "edit", "arguments": "{\"old\": \"a\"}"}</tool_call>',
+            '{"old": "a"}',
+        ),
+        (
+            "Qwen-Qwen2.5-7B-Instruct",
+            r'<tool_call>{"arguments": "{\"old\": \"a\"}", "name": "edit"}</tool_call>',
+            '{"old": "a"}',
+        ),
+        (
+            "Qwen-Qwen2.5-7B-Instruct",
+            '<tool_call>{"name": "edit", "arguments": null}</tool_call>',
+            "{}",
         ),
         (
             "Qwen3-Coder",

@@ -7,15 +7,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.chats import assistant, result, user
 from tests.unit.api.round_trips import NAMES, compiled
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.reasoning import EFFORT_TOKENS, budget_of, template_variables
-from worker.api.chat.request import Part
+from worker.api.chat.request import OneTool, Part
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.dialects.openai.schema import ChatBody
 from worker.api.dialects.openai.schema import chat_of as chat_of_openai
+from worker.api.dialects.responses.schema import ResponsesBody
+from worker.api.dialects.responses.schema import chat_of as chat_of_response
 from worker.api.http.state import AppState
 from worker.errors import InvalidRequest
 from worker.settings import Settings
@@ -43,6 +46,46 @@ def test_a_call_without_arguments_is_one_with_none() -> None:
         whole = template.read(chat(arguments="{}")).text()
         for given in ({"arguments": ""}, {"arguments": None}, {}):
             assert template.read(chat(**given)).text() == whole, (name, given)
+
+
+def test_a_response_is_asked_for_by_the_chat_that_its_items_say() -> None:
+    look = {"name": "look", "parameters": {"type": "object"}}
+    body = ResponsesBody.model_validate(
+        {
+            "instructions": "Be kind.",
+            "input": [
+                {"role": "developer", "content": "Be brief."},
+                user("Look!"),
+                {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]},
+                {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"},
+                {"role": "assistant", "content": "I look."},
+                {"type": "function_call_output", "call_id": "1", "output": "a"},
+                assistant("An a."),
+                assistant("So there."),
+            ],
+            "tools": [{"type": "function", **look}],
+            "tool_choice": {"type": "function", "name": "look"},
+            "text": {"verbosity": "low"},
+        }
+    )
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    messages = [
+        {"role": "system", "content": "Be kind."},
+        {"role": "developer", "content": "Be brief."},
+        user("Look!"),
+        assistant("I look.", reasoning_content="Hm.", tool_calls=[call]),
+        {"role": "tool", "tool_call_id": "1", "content": "a"},
+        assistant("An a."),
+        assistant("So there."),
+    ]
+    asked: dict[str, Any] = {
+        "messages": messages,
+        "tools": [{"type": "function", "function": look}],
+    }
+    asked |= {"tool_choice": {"type": "function", "function": {"name": "look"}}, "verbosity": "low"}
+    chat, same = chat_of_response(body), chat_of_openai(ChatBody.model_validate(asked))
+    assert replace(chat_prompt(chat, STATE), field="messages") == chat_prompt(same, STATE)
+    assert chat.tool_choice == OneTool("look", "tool_choice.name")
 
 
 def test_turns_that_hardly_a_template_takes() -> None:

@@ -247,9 +247,8 @@ export class Status {
       loaded: `in ${engine.load_seconds} s`,
       worker: `${id} · version ${version} · llama.cpp ${engine.build?.llama_cpp_commit?.slice(0, 9) ?? ""}`,
     });
-    element("residency").textContent = residency.resident
-      ? `All ${residency.layers_total} layers on ${residency.device}. ${residency.allowed_host_buffers.join(" ")}`
-      : residency.violation;
+    element("residency").textContent =
+      `All ${residency.layers_total} layers on ${residency.device}. ${residency.allowed_host_buffers.join(" ")}`;
     element("buffers").replaceChildren(...residency.buffers.map((each) => row(each.kind, each.device, bytes(each.size_bytes))));
     element("restarts-text").textContent = crashes.length === 0
       ? "None: the first engine still serves." : `${this.crashes} since the start. Newest first:`;

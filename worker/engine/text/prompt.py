@@ -310,9 +310,7 @@ class PromptBuilder:
         self._with_bos(prompt.ids)
 
     def _read_medium(self, medium: Medium, prompt: PromptTokens) -> None:
-        if self._media is None:
-            why = "this model is served without a projector and reads text only"
-            raise InvalidRequest.of_field(medium.field, why)
+        assert self._media is not None, "the API process refuses it"
         # A small file may be a large picture, or a long sound: no more than fits is prepared.
         before, most = len(prompt.ids), self._context_length
         if prompt.is_counted:

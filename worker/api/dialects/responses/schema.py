@@ -236,8 +236,7 @@ def _messages(body: ResponsesBody) -> list[Message]:
                 else:  # also behind a call: between it and its result a template takes nothing
                     messages[-1] = replace(turn, content=content_joined(turn.content, content))
             case "message":
-                role = "system" if item.role == "developer" and not messages else item.role
-                messages.append(Message(role, content or ""))
+                messages.append(Message(item.role, content or ""))
             case "function_call":
                 call = ToolCall(item.name, item.arguments, item.call_id)
                 if turn is None:
