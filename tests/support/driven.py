@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from worker.engine.cache.disk import Disk
 from worker.engine.loop import Loop
 from worker.supervisor.job import StreamEvent
 from worker.wire.messages import Event, Failed, Finished, Started, Stats, Token
+
+
+def opened(disk: Disk) -> Disk:
+    """The disk tier, when it knows its files: a start on a busy machine does not wait for that."""
+    disk._writer.submit(int).result()
+    return disk
 
 
 class Driven:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from tests.support import books
 from tests.support.bundled import bundled_gguf
-from tests.support.driven import Driven
+from tests.support.driven import Driven, opened
 from worker.devices.plan.cells import divided
 from worker.engine.cache.disk import Disk
 from worker.engine.limits import Limits
@@ -94,11 +95,13 @@ class RealEngine(Driven):
         settings |= {"unified": kv_unified} | asdict(self.runner.memory_kind)
         disk = None
         if store is not None:
-            disk = Disk(
-                store,
-                64 << 20,
-                self.runner.memory_kind,
-                lambda _: (binding, [sha256_of_file(each, store) for each in adapters]),
+            disk = opened(
+                Disk(
+                    store,
+                    64 << 20,
+                    self.runner.memory_kind,
+                    lambda _: (binding, [sha256_of_file(each, store) for each in adapters]),
+                )
             )
         limits = {"n_slots": slots, "n_cells": n_cells, "batch": batch} | settings | limits
         pool = Limits(**limits)
@@ -111,7 +114,11 @@ class RealEngine(Driven):
         if layouts:
             self.context.divide(best.n_cells, best.n_slots, best.unified)
         self.cache = self.scheduler.cache
-        self.loop = Loop(self.runner, self.scheduler, self.receive, disk=disk, drafter=drafter)
+        # What is worth its time is that on a busy machine, too.
+        clock = time.thread_time
+        self.loop = Loop(
+            self.runner, self.scheduler, self.receive, clock, disk=disk, drafter=drafter
+        )
         self._next = 0
         self.running.add(self)
 

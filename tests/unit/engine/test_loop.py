@@ -19,7 +19,7 @@ from tests.support.byte_runner import (
     make_sequence,
     under,
 )
-from tests.support.driven import Driven
+from tests.support.driven import Driven, opened
 from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_traffic import DiskTraffic
 from worker.engine.limits import Limits
@@ -91,7 +91,7 @@ class Engine(Driven):
         disk = None
         if folder is not None:
             binding = ("bytes", ["of one", "of another"])
-            disk = Disk(folder, 1 << 20, self.runner.memory_kind, lambda _: binding)
+            disk = opened(Disk(folder, 1 << 20, self.runner.memory_kind, lambda _: binding))
         self.loop = Loop(
             self.runner,
             self.scheduler,
