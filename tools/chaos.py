@@ -280,8 +280,8 @@ class Chaos:
             self.figures.memory_mib.append(sizes(self.worker)[1])
 
 
-def run(seconds: float, folder: Path, cache_dir: Path, seed: int) -> Figures:
-    """One run against a worker of its own; its figures."""
+def run(seconds: float, folder: Path, cache_dir: Path, seed: int, n_attacks: int = 0) -> Figures:
+    """One run against a worker of its own, until so many attacks were made; its figures."""
     messages: list[PoolMessage] = []
     store: Path | None = folder.with_name("store")
     with ExitStack() as stack:
@@ -296,11 +296,16 @@ def run(seconds: float, folder: Path, cache_dir: Path, seed: int) -> Figures:
             stack.callback(worker.kill)
             manager.wait_for(n_callbacks=1)
             messages += manager.messages()
-        return _run(Chaos(worker, seed), seconds, port, messages, store)
+        return _run(Chaos(worker, seed), seconds, n_attacks, port, messages, store)
 
 
 def _run(
-    chaos: Chaos, seconds: float, port: int, messages: list[PoolMessage], store: Path | None
+    chaos: Chaos,
+    seconds: float,
+    n_attacks: int,
+    port: int,
+    messages: list[PoolMessage],
+    store: Path | None,
 ) -> Figures:
     figures, worker = chaos.figures, chaos.worker
     threads = [
@@ -318,9 +323,11 @@ def _run(
         attacker.start()
     began = time.monotonic()
     dice = random.Random(port)
-    while (left := seconds - (time.monotonic() - began)) > 0:
+    while (left := seconds - (time.monotonic() - began)) > 0 or (
+        sum(figures.attacks.values()) < n_attacks
+    ):
         with serving(port) as manager:
-            time.sleep(min(left, dice.uniform(2, 8)))
+            time.sleep(min(max(left, 1), dice.uniform(2, 8)))
         messages += manager.messages()
         figures.manager_restarts += 1
         time.sleep(dice.uniform(0.2, 2))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
 
-from tests.support.worker import PATIENCE_S, until
+from tests.support.worker import until
 from worker.pool.conformance import Manager, send_json
 from worker.pool.conformance import answer_ok as answer_ok
 from worker.pool.rules import PoolMessage
@@ -41,12 +41,11 @@ class PoolManager(Manager):
     def wait_for(self, n_callbacks: int = 0, n_beats: int = 0) -> None:
         until(
             lambda: len(self.callbacks) >= n_callbacks and len(self.beats) >= n_beats,
-            PATIENCE_S,
             lambda: f"{len(self.callbacks)} callbacks, {len(self.beats)} beats",
         )
 
     def wait_for_status(self, status: str) -> None:
-        until(lambda: status in self.statuses, PATIENCE_S, lambda: f"beats: {self.statuses}")
+        until(lambda: status in self.statuses, lambda: f"beats: {self.statuses}")
 
 
 @contextmanager

@@ -106,7 +106,7 @@ class WorkerProcess:
         """Of the engine process that serves now."""
         return int(self.logs("engine.spawned")[-1]["pid"])
 
-    def client(self, timeout: float | None = 60) -> httpx.Client:
+    def client(self, timeout: float | None = PATIENCE_S) -> httpx.Client:
         """Over plain HTTP, and so without the certificates, which take 30 ms to load."""
         return httpx.Client(base_url=self.base_url, trust_env=False, verify=False, timeout=timeout)
 
@@ -142,15 +142,15 @@ class WorkerProcess:
         except httpx.TransportError:
             return False
 
-    def wait_ready(self, timeout_s: float = PATIENCE_S) -> None:
-        until(self.is_ready, timeout_s, lambda: f"not ready:\n{self.stderr[-4000:]}", self)
+    def wait_ready(self, seconds: float = PATIENCE_S) -> None:
+        until(self.is_ready, lambda: f"not ready:\n{self.stderr[-4000:]}", self, seconds)
 
-    def wait_idle(self, timeout_s: float = PATIENCE_S) -> None:
+    def wait_idle(self) -> None:
         def idle() -> bool:
             health = self.get("/health").json()
             return bool(health["running"] + health["queued"] == 0)
 
-        until(idle, timeout_s, lambda: str(self.get("/health").json()), self)
+        until(idle, lambda: str(self.get("/health").json()), self)
 
     def metric(self, name: str) -> float:
         """The value of a series; labels go into `name` as they are written."""
@@ -160,7 +160,7 @@ class WorkerProcess:
         raise AssertionError(f"no series {name}")
 
     def wait_metric(self, name: str, value: float) -> None:
-        until(lambda: self.metric(name) == value, PATIENCE_S, lambda: self.get("/metrics").text)
+        until(lambda: self.metric(name) == value, lambda: self.get("/metrics").text)
 
     def wait_for_free_cells(self) -> None:
         """Until no cells are left of sequences that are gone, but those that are kept for reuse."""
@@ -168,7 +168,7 @@ class WorkerProcess:
         def are_free() -> bool:
             return self.metric("worker_kv_cells_used") == self.metric("worker_kv_cells_cached")
 
-        until(are_free, PATIENCE_S, lambda: self.get("/metrics").text)
+        until(are_free, lambda: self.get("/metrics").text)
 
     def engines(self) -> list[psutil.Process]:
         """The engine processes; each has two more that render its templates."""
@@ -207,7 +207,7 @@ class WorkerProcess:
         def told() -> str:
             return f"no {event}:\n{self.stderr[-4000:]}"
 
-        until(lambda: bool(self.logs(event)), PATIENCE_S, told, self)
+        until(lambda: bool(self.logs(event)), told, self)
         return self.logs(event)[-1]
 
     # --- end ---
@@ -332,14 +332,17 @@ def freeze(pid: int) -> None:
         states = {stat.rpartition(")")[2].split()[0] for stat in stats}
         return states == {"T"}
 
-    until(is_frozen, PATIENCE_S, lambda: f"process {pid} goes on after SIGSTOP")
+    until(is_frozen, lambda: f"process {pid} goes on after SIGSTOP")
 
 
 def until(
-    condition: Any, timeout_s: float, trouble: Any, worker: WorkerProcess | None = None
+    condition: Any,
+    trouble: Any,
+    worker: WorkerProcess | None = None,
+    seconds: float = PATIENCE_S,
 ) -> None:
     """Poll `condition`; fails with `trouble()` when the time is over or the worker has left."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + seconds
     while not condition():
         left = worker is not None and worker.process.poll() is not None
         assert time.monotonic() < deadline and not left, trouble()

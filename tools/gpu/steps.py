@@ -81,7 +81,11 @@ def plan_and_memory(bench: Bench) -> dict[str, Any]:
     def is_free() -> bool:
         return (bench.used_bytes or 0) - before < resident // 10
 
-    until(is_free, 60 * bench.patience, lambda: "the driver says that the memory is still used")
+    until(
+        is_free,
+        lambda: "the driver says that the memory is still used",
+        seconds=60 * bench.patience,
+    )
     return found | {"free_again_s": round(time.monotonic() - began, 1)}
 
 
@@ -183,7 +187,11 @@ def engine_comes_back(bench: Bench) -> dict[str, Any]:
             os.kill(pid, number)
             if number == signal.SIGSTOP:
                 _ask_in_vain(worker)
-            until(lambda pid=pid: worker.engine_pid != pid, wait_s, lambda: worker.stderr[-1000:])
+            until(
+                lambda pid=pid: worker.engine_pid != pid,
+                lambda: worker.stderr[-1000:],
+                seconds=wait_s,
+            )
             worker.wait_ready(wait_s)
             found[f"{number.name}_to_ready_s"] = round(time.monotonic() - began, 1)
         after = bench.used_bytes

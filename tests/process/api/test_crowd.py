@@ -165,7 +165,6 @@ def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for(
             client.post(path, json=body)
     until(
         lambda: worker.get("/health").json()["queued"] == 0,
-        60,
         lambda: str(worker.get("/health").json()),
     )
     kept = {"X-Conversation-Id": "kept"}
@@ -191,13 +190,13 @@ def test_a_reader_that_stops_is_cut_and_costs_nobody(scripted: ScriptedFactory) 
         lazy.connect(("127.0.0.1", worker.port))
         head = f"POST /v1/completions HTTP/1.1\r\n{HEADERS}content-length: {len(body)}\r\n\r\n"
         lazy.sendall(head.encode() + body)
-        until(lambda: len(worker.supervisor.jobs) == 2, 20, lambda: "not started")
+        until(lambda: len(worker.supervisor.jobs) == 2, lambda: "not started")
         worker.supervisor.script = story("a")
         other = httpx.post(f"{worker.base_url}/v1/inference", json={"prompt": "Once"})
         assert other.json()["text"] == "a"
         slow_readers = "worker_slow_readers_total"
-        until(lambda: worker.metrics.value(slow_readers) == 1, 20, lambda: "it is not cut")
-        until(lambda: len(worker.supervisor.cancelled) == 2, 20, lambda: "jobs go on")
+        until(lambda: worker.metrics.value(slow_readers) == 1, lambda: "it is not cut")
+        until(lambda: len(worker.supervisor.cancelled) == 2, lambda: "jobs go on")
         received = b""
         while chunk := lazy.recv(65536):
             received += chunk

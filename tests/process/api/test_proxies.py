@@ -85,7 +85,7 @@ def proxy(kind: str, folder: Path, worker: WorkerProcess, timeout_s: int | None)
             return False
 
     try:
-        until(answers, 60, lambda: (folder / "output").read_text())
+        until(answers, lambda: (folder / "output").read_text())
         yield base_url
     finally:
         process.terminate()
@@ -118,7 +118,6 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
             # A prompt counts once the engine has accepted it; only then does the answer begin.
             until(
                 lambda before=waiting: worker.metric("worker_queue_prompt_tokens") > before,
-                60,
                 lambda: worker.stderr,
             )
             waiting = worker.metric("worker_queue_prompt_tokens")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_with_template
-from tests.support.worker import PATIENCE_S, WorkerProcess, until
+from tests.support.worker import WorkerProcess, until
 from tools.survival import EXACT
 
 TEMPLATES = Path(__file__).parents[2] / "data" / "templates"
@@ -150,7 +150,6 @@ def test_an_engine_that_dies_in_the_middle_changes_no_budget(
     # The text may have been on its way already; the next test is not to meet the dead engine.
     until(
         lambda: len(worker.logs("engine.ready")) > n_engines,
-        PATIENCE_S,
         lambda: worker.stderr,
         worker,
     )

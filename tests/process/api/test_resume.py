@@ -249,7 +249,7 @@ def test_a_stream_that_nobody_reads_goes_after_its_time(scripted: ScriptedFactor
     with httpx.Client(base_url=worker.base_url) as client:
         with client.stream("POST", "/execute", json=JOB, headers=RESUME):
             assert client.head("/execute/j").status_code == 200
-        until(lambda: client.head("/execute/j").status_code == 404, 20, lambda: "it is kept")
+        until(lambda: client.head("/execute/j").status_code == 404, lambda: "it is kept")
     assert worker.supervisor.cancelled == ["j"]
 
 
@@ -299,7 +299,7 @@ def test_a_reader_may_leave_before_a_late_head(scripted: ScriptedFactory) -> Non
     url, headers = f"{worker.base_url}/execute", RESUME | {"x-llorch-late-head": "1"}
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(url, json=JOB, headers=headers, timeout=0.2)
-    until(lambda: httpx.get(f"{url}/j").status_code == 200, 20, lambda: "it was not kept")
+    until(lambda: httpx.get(f"{url}/j").status_code == 200, lambda: "it was not kept")
     events = httpx.get(f"{url}/j").text.split("\n\n")
     assert [field(event.encode(), "event") for event in events[:-1]] == [
         *("started", "token", "token", "end")

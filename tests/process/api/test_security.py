@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.sse import collect
-from tests.support.worker import PATIENCE_S, WorkerProcess, until
+from tests.support.worker import WorkerProcess, until
 from worker.api.http.headers import TOLD_IDS
 
 TOKEN = "s3cret-of-the-worker"
@@ -49,7 +49,7 @@ def test_the_printed_line_streams_a_story(guarded_worker: WorkerProcess) -> None
         return [line for line in lines if line.startswith("curl")]
 
     # `/ready` answers a moment before the lines are printed.
-    until(lambda: bool(printed()), PATIENCE_S, lambda: guarded_worker.stdout)
+    until(lambda: bool(printed()), lambda: guarded_worker.stdout)
     (line,) = printed()
     done = subprocess.run(
         ["sh", "-c", line.replace("curl -N", "curl -sN")],
@@ -161,7 +161,7 @@ def test_a_long_path_makes_no_long_line(worker: WorkerProcess) -> None:
         return max(len(each["path"]) for each in worker.logs("request.answered"))
 
     # The line comes behind the answer.
-    until(lambda: longest() > 200, PATIENCE_S, lambda: worker.stderr[-2000:], worker)
+    until(lambda: longest() > 200, lambda: worker.stderr[-2000:], worker)
     assert longest() == 256
 
 

@@ -420,7 +420,7 @@ def test_a_command_that_is_interrupted_did_not_succeed(command: str, warm_cache:
         [*installed("cpu"), command, "--port", "0"],
         stdout=subprocess.PIPE, env=environment(warm_cache), cwd=warm_cache,
     )  # fmt: skip
-    until(lambda: psutil.Process(child.pid).children(), 60, lambda: "it asks no other process")
+    until(lambda: psutil.Process(child.pid).children(), lambda: "it asks no other process")
     child.send_signal(signal.SIGINT)
     assert child.communicate(timeout=60)[0] == b""
     assert child.returncode == 130

@@ -34,7 +34,6 @@ def test_a_model_from_the_hub_is_served_and_survives_an_outage(
     worker = start_worker("--model", ref, env=env, cache_dir=cache, wait_ready=False)
     until(
         lambda: worker.get("/ready").json().get("phase") == "download",
-        60,
         lambda: worker.stderr,
         worker,
     )
@@ -72,7 +71,6 @@ def test_a_stop_signal_does_not_wait_for_the_download(
     )
     until(
         lambda: any(path.startswith("/blobs/") for path, _ in hub.bodies()),
-        60,
         lambda: worker.stderr,
         worker,
     )

@@ -154,7 +154,7 @@ def test_what_a_running_worker_serves_stays(
         # After a crash the next engine finds its file.
         engine = worker.engine_pid
         os.kill(engine, signal.SIGKILL)
-        until(lambda: worker.engine_pid != engine, 60, lambda: worker.stderr, worker)
+        until(lambda: worker.engine_pid != engine, lambda: worker.stderr, worker)
         worker.wait_ready()
     finally:
         worker.kill()

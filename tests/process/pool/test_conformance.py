@@ -114,12 +114,12 @@ def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWork
             assert isinstance(body, dict)
             return body
 
-        until(lambda: verdict()["messages"]["callback"] == 1, 60, lambda: str(verdict()))
+        until(lambda: verdict()["messages"]["callback"] == 1, lambda: str(verdict()))
         assert running.stop() == 0
         assert verdict()["conforms"] is True, verdict()
         stray = httpx.post(f"{url}/heartbeat", json={"status": "?"}, trust_env=False)
         assert stray.status_code == 200
-        until(lambda: verdict()["conforms"] is False, 20, lambda: str(verdict()))
+        until(lambda: verdict()["conforms"] is False, lambda: str(verdict()))
         kit.send_signal(signal.SIGINT)
         out, _ = kit.communicate(timeout=20)
     finally:
@@ -142,7 +142,7 @@ def test_odd_bodies_are_answered(body: bytes) -> None:
         assert httpx.post(f"{manager.url}/ready", content=body).status_code == 200
         # What a message says is judged once it is answered.
         verdict = f"{manager.url}/verdict"
-        until(lambda: not httpx.get(verdict).json()["conforms"], 20, lambda: "it conforms")
+        until(lambda: not httpx.get(verdict).json()["conforms"], lambda: "it conforms")
 
 
 @pytest.mark.parametrize("length", ["\u00b2", "9" * 5000])

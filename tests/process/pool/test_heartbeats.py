@@ -81,10 +81,9 @@ def test_what_changes_is_told_at_once(start_worker: StartWorker, tmp_path: Path)
         os.kill(running.engine_pid, signal.SIGKILL)
         until(
             lambda: "recovering" in [m.payload["state"] for m in manager.beats],
-            60,
             lambda: str(manager.statuses),
         )
-        until(lambda: manager.statuses[-1] == "ready", 60, lambda: str(manager.statuses))
+        until(lambda: manager.statuses[-1] == "ready", lambda: str(manager.statuses))
         running.wait_ready()
         # The drain lasts.
         with mid_stream(running, hold, "One day", max_tokens=100, ignore_eos=True) as reading:
@@ -105,7 +104,7 @@ def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> 
         manager.wait_for_status("ready")
 
         def wait_logged(name: str, times: int) -> None:
-            until(lambda: len(running.logs(name)) == times, 60, lambda: running.stderr)
+            until(lambda: len(running.logs(name)) == times, lambda: running.stderr)
 
         replies: list[Any] = [answers(*[500] * 4), answers_garbage, hangs_up, hangs]
         for number, reply in enumerate(replies, 1):

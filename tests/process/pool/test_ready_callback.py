@@ -75,7 +75,7 @@ async def announced(url: str, *, has_served: bool = False, **settings: Any) -> M
 
 def wait_until_accepted(manager: PoolManager) -> None:
     """The manager counts a message after its answer."""
-    until(lambda: any(m.accepted for m in manager.callbacks), 60, lambda: "none is counted")
+    until(lambda: any(m.accepted for m in manager.callbacks), lambda: "none is counted")
 
 
 def test_it_waits_for_an_engine_that_serves(start_worker: StartWorker, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_it_waits_for_an_engine_that_serves(start_worker: StartWorker, tmp_path:
         manager.wait_for(n_callbacks=1)
         hold.touch()
         os.kill(running.engine_pid, signal.SIGKILL)
-        until(lambda: running.get("/ready").status_code == 503, 60, lambda: "still ready")
+        until(lambda: running.get("/ready").status_code == 503, lambda: "still ready")
         time.sleep(2)
         manager.reply = answers()
         time.sleep(1)
@@ -121,7 +121,7 @@ async def test_what_is_no_answer_is_not_taken_for_one(reply: Any) -> None:
     with serving() as manager:
         manager.reply = lambda handler: replies.pop(0)(handler)
         metrics = await announced(f"{manager.url}/ready")
-        until(lambda: len(manager.callbacks) == 3, 60, lambda: f"{manager.callbacks}")
+        until(lambda: len(manager.callbacks) == 3, lambda: f"{manager.callbacks}")
         assert [m.accepted for m in manager.callbacks] == [False, False, True]
         assert metrics.callback_failures._value.get() == 2
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.ports import free_port
-from tests.support.worker import PATIENCE_S, until
+from tests.support.worker import until
 from worker.devices.select import wheel_stamp
 from worker.llama import library
 
@@ -47,7 +47,7 @@ def serve(free_bytes: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        until(lambda: _is_listening(port), PATIENCE_S, lambda: f"exit code {process.poll()}")
+        until(lambda: _is_listening(port), lambda: f"exit code {process.poll()}")
         yield f"{plugin}@127.0.0.1:{port}", process
     finally:
         process.kill()

@@ -183,7 +183,7 @@ def test_the_pool_manager_outside_is_called_back(image: str) -> None:
     try:
         with running(image, *flags) as container:
             container.wait_for("/ready")
-            until(lambda: bool(manager.callbacks), 30, container.logs)
+            until(lambda: bool(manager.callbacks), container.logs)
     finally:
         manager.shutdown()
         manager.server_close()

@@ -59,7 +59,7 @@ def test_stop_ends_the_request(tab: Any, worker: WorkerProcess) -> None:
     chat = Chat(tab, worker.base_url, customJson='{"ignore_eos": true, "max_tokens": 900}')
     with chat.in_mid_answer("Tell me a story.", worker):
         chat.stop.click()
-    worker.wait_idle(60)
+    worker.wait_idle()
     assert worker.metric(cancelled) == before + 1
     expect(chat.box).to_be_editable()
 

@@ -74,7 +74,7 @@ def test_an_answer_is_stopped_with_the_keyboard(tab: Any, worker: WorkerProcess)
     tab_to(tab, "Stop generation")
     tab.keyboard.press("Enter")
     worker.thaw_engine()
-    worker.wait_idle(60)
+    worker.wait_idle()
     expect(chat.box).to_be_editable()
 
 

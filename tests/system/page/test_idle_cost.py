@@ -23,7 +23,7 @@ def page_seconds(session: Any) -> float:
 def test_an_open_page_costs_next_to_nothing(page: Any, worker: WorkerProcess, seen: bool) -> None:
     session = page.context.new_cdp_session(page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    worker.wait_idle(60)
+    worker.wait_idle()
     if not seen:
         hide(page)
     page.wait_for_timeout(1000)

@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_metrics(page: Any, worker: WorkerProcess) -> N
     conversation = " ".join([FOX] * 8)
     for more in ("", " and a cat", " and a cat and a dog"):
         worker.execute(conversation + more, max_tokens=4)
-    worker.wait_idle(60)
+    worker.wait_idle()
     value = worker.metric
     worker.wait_for_free_cells()
     page.reload()

@@ -83,7 +83,8 @@ def test_the_status_fits(browser: Any, busy: WorkerProcess, scheme: str, width: 
     page = context.new_page()
     page.goto(busy.base_url)
     page.wait_for_selector("#facts dd")
-    until(lambda: len(history(busy)) >= 8, 180, lambda: "no history")  # for charts to be drawn
+    # For charts to be drawn.
+    until(lambda: len(history(busy)) >= 8, lambda: "no history", seconds=180)
     page.wait_for_timeout(2500)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     if width == README_WIDTH:  # down to the memory map

@@ -93,7 +93,7 @@ def routed(
             return False
 
     try:
-        until(serves, 180, told)
+        until(serves, told, seconds=180)
         yield client
     finally:
         client.close()

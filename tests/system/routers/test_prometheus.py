@@ -74,8 +74,8 @@ def test_kedas_query_counts_the_work(
     query, threshold = trigger()["query"], float(trigger()["threshold"])
     n_streams = 18  # four slots each: twelve run, six wait
     with prometheus(workers, tmp_path) as client, ExitStack() as streams:
-        until(lambda: value(client, "sum(up)") == 3, 60, lambda: "not three scraped targets")
-        until(lambda: value(client, query) == 0, 60, lambda: str(value(client, query)))
+        until(lambda: value(client, "sum(up)") == 3, lambda: "not three scraped targets")
+        until(lambda: value(client, query) == 0, lambda: str(value(client, query)))
         for worker in workers:
             for _ in range(n_streams // len(workers)):
                 streaming = worker.streaming("Once", max_tokens=1000, ignore_eos=True)
@@ -83,7 +83,7 @@ def test_kedas_query_counts_the_work(
             # Frozen, so that the figures stand still until they are scraped.
             worker.freeze_engine()
             streams.callback(worker.thaw_engine)
-        until(lambda: value(client, query) == n_streams, 60, lambda: str(value(client, query)))
+        until(lambda: value(client, query) == n_streams, lambda: str(value(client, query)))
         waiting = value(client, "sum(vllm:num_requests_waiting)")
         wanted = math.ceil(n_streams / threshold)
         counts.append(
@@ -92,7 +92,7 @@ def test_kedas_query_counts_the_work(
         )
         assert waiting == 6 and wanted == 3
         streams.close()
-        until(lambda: value(client, query) == 0, 60, lambda: str(value(client, query)))
+        until(lambda: value(client, query) == 0, lambda: str(value(client, query)))
         assert value(client, "sum(up)") == 3
 
 
@@ -112,7 +112,7 @@ def test_grafanas_dashboard_asks_nothing_that_prometheus_refuses(
     dashboard = json.loads((KUBERNETES.parent / "grafana.json").read_text("utf-8"))
     asked = [each["expr"] for panel in dashboard["panels"] for each in panel["targets"]]
     with prometheus(workers, tmp_path) as client:
-        until(lambda: value(client, "sum(up)") == 3, 60, lambda: "not three scraped targets")
+        until(lambda: value(client, "sum(up)") == 3, lambda: "not three scraped targets")
         for query in asked:
             plain = query.replace("$instance", ".*").replace("$__rate_interval", "1m")
             value(client, plain)

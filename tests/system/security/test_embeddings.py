@@ -23,7 +23,7 @@ def queued(worker: WorkerProcess, n: int) -> None:
         health = worker.get("/health").json()
         return int(health["queued"] + health["running"])
 
-    until(lambda: there() == n, 60, lambda: f"{there()} and not {n}")
+    until(lambda: there() == n, lambda: f"{there()} and not {n}")
 
 
 def test_a_stalled_one_is_found_and_served_by_the_next_engine(
@@ -34,7 +34,7 @@ def test_a_stalled_one_is_found_and_served_by_the_next_engine(
     worker.freeze_engine()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(worker.post, "/v1/embeddings", BODY)
-        until(lambda: worker.get("/health").status_code == 503, 60, lambda: "healthy all the time")
+        until(lambda: worker.get("/health").status_code == 503, lambda: "healthy all the time")
         assert answer.result(120).status_code == 200
     assert worker.engine_pid != first
     assert worker.metric('worker_requests_total{outcome="success"}') == 1
@@ -77,7 +77,7 @@ def test_they_are_bounded_leave_with_their_clients_and_are_waited_for_by_a_stop(
         waiting = pool.submit(worker.post, "/v1/embeddings", BODY)
         queued(worker, 1)
         worker.signal(signal.SIGTERM)
-        until(lambda: worker.get("/ready").status_code == 503, 60, lambda: "still ready")
+        until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
         assert worker.post("/v1/embeddings", BODY).status_code == 503
         time.sleep(0.5)
         worker.thaw_engine()

@@ -84,9 +84,9 @@ def test_the_neighbours_of_poison_end_well(held: Held, seed: int, n_crashes: int
     hold.touch()
     with ThreadPoolExecutor(N_NEIGHBOURS + 1) as pool:
         streams = [pool.submit(worker.execute, "One day", **LONG) for _ in range(N_NEIGHBOURS)]
-        until(all_run, 60, lambda: "slow")
+        until(all_run, lambda: "slow")
         poisoned = pool.submit(poison, worker, seed)
-        until(lambda: poisoned.done() or has_come(worker, before), 60, lambda: "it did not come")
+        until(lambda: poisoned.done() or has_come(worker, before), lambda: "it did not come")
         hold.unlink()
         assert poisoned.result(120) == 500
         ends = [stream.result(120) for stream in streams]

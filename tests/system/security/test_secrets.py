@@ -60,7 +60,7 @@ def test_nor_does_a_conversion(start_worker: StartWorker, tmp_path: Path) -> Non
                     inherited[module] = process.environ()
         return inherited.keys() >= {"worker.commands.convert", "worker.convert.tokenizer.check"}
 
-    until(are_seen, 60, lambda: str([*inherited]), running)
+    until(are_seen, lambda: str([*inherited]), running)
     for name, variables in inherited.items():
         assert "PATH" in variables and SECRETS.keys().isdisjoint(variables), name
 

@@ -118,7 +118,9 @@ def test_streams_go_on_after_the_engine_was(
         killer = pool.submit(hit)
         texts = at_once(worker, lambda: flowing.release())
         killer.result()
-    until(lambda: worker.engine_pid != before, SHADER_SECONDS, lambda: worker.stderr[-2000:])
+    until(
+        lambda: worker.engine_pid != before, lambda: worker.stderr[-2000:], seconds=SHADER_SECONDS
+    )
     assert_as_alone(texts, alone)
     worker.wait_ready()
     health = worker.get("/health").json()
@@ -140,8 +142,8 @@ def test_memory_that_is_gone_while_a_prompt_needs_it_ends_the_engine(
             answer = pool.submit(worker.execute, PROMPTS[0] + " and the fox" * 190, **asked)
             until(
                 lambda: len(worker.logs("engine.crashed")) > 1,
-                SHADER_SECONDS,
                 lambda: worker.stderr[-2000:],
+                seconds=SHADER_SECONDS,
             )
             first, second = worker.logs("engine.crashed")[:2]
             assert first["how"] == "killed by SIGABRT"

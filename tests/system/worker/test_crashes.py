@@ -167,7 +167,7 @@ def test_a_crash_loop_ends_the_worker(start_worker: StartWorker) -> None:
     running = start_worker("--crash-limit", "2")
     for n in (2, 3):
         os.kill(running.engine_pid, signal.SIGKILL)
-        until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
+        until(lambda n=n: len(running.logs("engine.spawned")) == n, lambda: "no engine")
         running.wait_ready()
     os.kill(running.engine_pid, signal.SIGKILL)
     assert running.wait(60) == 8
@@ -182,9 +182,9 @@ def test_a_crash_loop_in_a_drain_is_no_clean_stop(
     running = start_worker("--crash-limit", "1", env=engines_held_by(hold))
     with mid_stream(running, hold, "One day", **LONG) as reading:
         running.signal(signal.SIGTERM)
-        until(lambda: running.get("/ready").status_code == 503, 60, lambda: "still ready")
+        until(lambda: running.get("/ready").status_code == 503, lambda: "still ready")
         for n in (1, 2):
-            until(lambda n=n: len(running.logs("engine.spawned")) == n, 60, lambda: "no engine")
+            until(lambda n=n: len(running.logs("engine.spawned")) == n, lambda: "no engine")
             os.kill(running.engine_pid, signal.SIGKILL)
         assert reading.rest().error["code"] == "ENGINE_CRASHED"
     assert running.wait() == 8
@@ -199,7 +199,7 @@ def test_a_stall_is_unhealthy_then_replaced(start_worker: StartWorker, tmp_path:
         running.freeze_engine()
         hold.unlink()
         assert running.get("/health").status_code == 200, "not yet"
-        until(lambda: running.get("/health").status_code == 503, 60, lambda: "healthy all the time")
+        until(lambda: running.get("/health").status_code == 503, lambda: "healthy all the time")
         # Not three: on a busy machine the last step before the stop may be older than that.
         assert time.monotonic() - stopped_at >= 1.5
         stream = reading.rest()
@@ -275,4 +275,4 @@ def test_no_engine_outlives_a_parent_that_was_killed(start_worker: StartWorker) 
         running = [each for each in children if each.is_running()]
         return all(each.status() == psutil.STATUS_ZOMBIE for each in running)
 
-    until(are_gone, 60, lambda: f"{children}")
+    until(are_gone, lambda: f"{children}")

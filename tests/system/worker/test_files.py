@@ -89,11 +89,11 @@ def test_a_store_that_is_full_or_read_only_costs_no_request(
     remount(store, "ro,size=64m")
     before = len(worker.logs("kv_store.write_failed"))
     assert worker.execute("Another one upon a time " * 40, max_tokens=3).end
-    until(lambda: len(worker.logs("kv_store.write_failed")) > before, 60, lambda: worker.stderr)
+    until(lambda: len(worker.logs("kv_store.write_failed")) > before, lambda: worker.stderr)
     assert "Read-only" in worker.logs("kv_store.write_failed")[-1]["reason"]
     remount(store, "rw,size=64m")
     assert worker.execute("A third upon a time " * 40, max_tokens=3).end
-    until(lambda: list(store.glob("*.kv*")), 60, lambda: worker.stderr)
+    until(lambda: list(store.glob("*.kv*")), lambda: worker.stderr)
     assert worker.logs("engine.crashed") == []
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_is_replaced_is_served_to_the_engines_end(
     other.rename(model)
     assert worker.execute("Once", **GREEDY).ids == before
     os.kill(worker.engine_pid, signal.SIGKILL)
-    until(lambda: len(worker.logs("engine.ready")) == 2, 60, lambda: worker.stderr, worker)
+    until(lambda: len(worker.logs("engine.ready")) == 2, lambda: worker.stderr, worker)
     assert worker.execute("Once", **GREEDY).end
     assert worker.get("/info").json()["model"]["quant_kind"] == "F16"
 

@@ -28,14 +28,14 @@ def turn(worker: WorkerProcess, so_far: list[int], text: str) -> tuple[list[int]
 def kill(worker: WorkerProcess) -> None:
     first = worker.engine_pid
     os.kill(first, signal.SIGKILL)
-    until(lambda: worker.engine_pid != first, 60, lambda: worker.stderr[-2000:], worker)
+    until(lambda: worker.engine_pid != first, lambda: worker.stderr[-2000:], worker)
     worker.wait_ready()
 
 
 def until_stored(worker: WorkerProcess) -> None:
     """Until this engine has written what it finished."""
     written = "worker_engine_kv_store_written_bytes"
-    until(lambda: worker.metric(written) > 0, 60, lambda: worker.stderr[-2000:])
+    until(lambda: worker.metric(written) > 0, lambda: worker.stderr[-2000:])
 
 
 def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[int], list[int]]:

@@ -50,7 +50,7 @@ def test_a_worker_with_a_certificate_streams_over_https(
     port = running.wait_log("worker.listening")["port"]
     trusted = ssl.create_default_context(cafile=file)
     with httpx.Client(base_url=f"https://127.0.0.1:{port}", verify=trusted, timeout=60) as client:
-        until(lambda: client.get("/ready").status_code == 200, 60, lambda: "not ready", running)
+        until(lambda: client.get("/ready").status_code == 200, lambda: "not ready", running)
         job = {"job_id": "a", "prompt": "Once", "max_tokens": 4}
         answer = client.post("/execute", json=job)
         assert answer.status_code == 200 and "event: end" in answer.text
@@ -152,7 +152,7 @@ def test_a_worker_serves_on_a_unix_socket(
     assert psutil.Process(worker.pid).net_connections("inet") == []
     transport = httpx.HTTPTransport(uds=str(path))
     with httpx.Client(transport=transport, base_url="http://worker.example") as client:
-        until(lambda: client.get("/ready").status_code == 200, 60, lambda: "not ready", worker)
+        until(lambda: client.get("/ready").status_code == 200, lambda: "not ready", worker)
         job = {"job_id": "a", "prompt": "Once", "max_tokens": 4}
         assert client.post("/execute", json=job).status_code == 401
         client.headers["authorization"] = "Bearer sk-secret"

@@ -37,7 +37,7 @@ from tests.support.random_projectors import (
     ProjectorKind,
     random_projector,
 )
-from tests.support.worker import PATIENCE_S, WorkerProcess, run_to_exit, until
+from tests.support.worker import WorkerProcess, run_to_exit, until
 from tests.unit.models.native_loads import damaged
 from tools.bench.peer_build import build_peers
 
@@ -483,7 +483,7 @@ def llama_server(
             return False
 
     try:
-        until(is_ready, PATIENCE_S, lambda: (folder / "peer.log").read_text())
+        until(is_ready, lambda: (folder / "peer.log").read_text())
         yield base
     finally:
         peer.kill()

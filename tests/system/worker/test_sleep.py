@@ -21,7 +21,7 @@ def test_a_worker_that_sleeps_gives_its_memory_back_and_answers_the_same(
     running = start_worker("--sleep-idle-seconds", "3600")
     before = running.execute("Once upon a time", max_tokens=12, temperature=0)
     assert running.post("/sleep", {}).json() == {"status": "sleeping"}
-    until(lambda: not running.children(), 30, lambda: str(running.children()), running)
+    until(lambda: not running.children(), lambda: str(running.children()), running)
     assert running.get("/is_sleeping").json() == {"is_sleeping": True}
     assert running.get("/ready").json() == {"ready": True, "state": "sleeping"}
     health = running.get("/health").json()
@@ -102,7 +102,7 @@ def test_a_containers_first_process_keeps_no_process_of_an_engine_that_ended(
 ) -> None:
     running = start_worker(command=[sys.executable, "-c", FIRST_PROCESS])
     os.kill(running.engine_pid, signal.SIGKILL)
-    until(lambda: len(running.logs("engine.ready")) == 2, 60, lambda: running.stderr, running)
+    until(lambda: len(running.logs("engine.ready")) == 2, lambda: running.stderr, running)
     assert not [each for each in running.children() if each.status() == psutil.STATUS_ZOMBIE]
     assert running.post("/sleep", {}).json() == {"status": "sleeping"}
-    until(lambda: not running.children(), 30, lambda: str(running.children()), running)
+    until(lambda: not running.children(), lambda: str(running.children()), running)

@@ -44,7 +44,7 @@ def test_running_streams_finish_and_new_work_is_refused(
             for each in worker.children() if to_all else []:  # as systemd does by default
                 each.send_signal(signal.Signals[name])
             worker.signal(signal.Signals[name])
-        until(lambda: worker.get("/ready").status_code == 503, 60, lambda: "still ready")
+        until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
         assert worker.get("/ready").json()["state"] == "draining"
         refused = worker.post("/execute", {"job_id": "late", "prompt": "Hi"})
         assert refused.status_code == 503 and refused.json()["code"] == "SHUTTING_DOWN"
@@ -101,7 +101,7 @@ def test_a_terminal_that_is_closed_lets_streams_finish(warm_cache: Path, tmp_pat
         worker = WorkerProcess(process, tmp_path, listening["port"])
         with mid_stream(worker, hold, "One day", max_tokens=40, ignore_eos=True) as reading:
             os.close(ours)
-            until(lambda: worker.get("/ready").status_code == 503, 60, lambda: "still ready")
+            until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
             worker.signal(signal.SIGHUP)  # a shell sends it before the system does
             hold.unlink()
             assert reading.rest().end["tokens_out"] == 40
@@ -124,7 +124,7 @@ def test_a_second_signal_stops_now(start_worker: StartWorker, tmp_path: Path) ->
     with mid_stream(worker, hold, "One day", **LONG) as reading:
         worker.freeze_engine()
         worker.signal(signal.SIGTERM)
-        until(lambda: worker.get("/ready").status_code == 503, 60, lambda: "still ready")
+        until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
         before = time.monotonic()
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
@@ -206,6 +206,6 @@ def test_a_stop_needs_no_event_loop(start_worker: StartWorker) -> None:
     flags = ("--drain-timeout", "0.1", "--callback-url", "http://127.0.0.1:9/")
     worker = start_worker(*flags, command=leaving_soon(is_stuck=True), wait_ready=False)
     worker.wait_log("worker.ready")
-    until(lambda: is_stuck(worker), 60, lambda: "it answers all the time")
+    until(lambda: is_stuck(worker), lambda: "it answers all the time")
     worker.signal(signal.SIGTERM)
     assert worker.wait() == 0

@@ -40,7 +40,7 @@ def serves_and_stops(
     worker = WorkerProcess(process, cache_dir, port)
     try:
         meanwhile()
-        until(worker.is_ready, 60, lambda: f"exit code {process.poll()}")
+        until(worker.is_ready, lambda: f"exit code {process.poll()}")
         for _ in range(5):  # each logs several lines
             stream = worker.execute("Once upon a time", max_tokens=20, ignore_eos=True)
             assert stream.end["tokens_out"] == 20

@@ -26,7 +26,7 @@ FDS_OF_LIVE_STREAMS = 2 * chaos.N_CLIENTS
 
 def test_a_little_chaos(warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chaos, "WARM_UP_SECONDS", 2)
-    figures = chaos.run(SECONDS, tmp_path / "worker", warm_cache, seed=1)
+    figures = chaos.run(SECONDS, tmp_path / "worker", warm_cache, seed=1, n_attacks=2)
     shown = json.dumps(figures.summary(), indent=1, ensure_ascii=False)
     assert figures.lost == [], shown
     assert figures.wrong == [], shown

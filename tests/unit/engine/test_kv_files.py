@@ -52,7 +52,7 @@ def stored(store: Disk, state: State) -> None:
     """Write a state, and wait for that."""
     written: list[bool] = []
     store.write(state, lambda: written.append(True))
-    until(lambda: bool(written), 30, lambda: "nothing is written")
+    until(lambda: bool(written), lambda: "nothing is written")
 
 
 def read_back(store: Disk, tokens: Iterable[int]) -> tuple[Path, State | None]:
@@ -61,7 +61,7 @@ def read_back(store: Disk, tokens: Iterable[int]) -> tuple[Path, State | None]:
     assert found is not None
     got: list[State | None] = []
     store.read(found[0], NOBODYS, got.append)
-    until(lambda: got, 30, lambda: "nothing is read")
+    until(lambda: got, lambda: "nothing is read")
     return found[0].path, got[0]
 
 
@@ -221,7 +221,7 @@ def test_of_many_files_few_are_compared(tmp_path: Path, monkeypatch: pytest.Monk
         tokens = [*range(64), 1000 + number, *range(200)]
         write(tmp_path / f"{'b' * 16}-{number}.kv", state(tokens, b"s"), "", key)
     store = opened(tmp_path)
-    until(lambda: len(store._entries) == 300, 30, lambda: "the folder is not read")
+    until(lambda: len(store._entries) == 300, lambda: "the folder is not read")
     compared: list[int] = []
 
     def counted(a: Sequence[int], b: Sequence[int]) -> int:
