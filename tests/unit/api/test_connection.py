@@ -11,7 +11,7 @@ import socket
 import ssl
 import struct
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -248,8 +248,8 @@ def test_only_a_request_that_is_not_answered_gets_a_408(
 
 def test_a_client_is_not_blamed_for_what_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first answer runs, only a part of the second request's body is read."""
-    monkeypatch.setattr(connection, "SECONDS", {"idle": 5.0, "head": 5.0, "body": 0.05})
-    monkeypatch.setattr(connection, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(connection, "SECONDS", {"idle": 30.0, "head": 30.0, "body": 0.5})
+    monkeypatch.setattr(connection, "BODY_SECONDS", 0.8)
     first = b"GET /soon/1 HTTP/1.1\r\nHost: a\r\n\r\n"
     second = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: 1000000\r\n\r\n"
     answer = asyncio.run(exchanged(first + second + b"x" * 1_000_000))
@@ -311,10 +311,21 @@ def test_a_client_of_1_0_gets_no_interim_answer() -> None:
     assert statuses(asyncio.run(exchanged(head))) == [b"200"]
 
 
+Passes = Callable[[float], Awaitable[None]]
+
+
 @asynccontextmanager
-async def stuck(patience_s: float) -> AsyncIterator[tuple[WorkerProtocol, Mock, list[str]]]:
+async def stuck(patience_s: float) -> AsyncIterator[tuple[WorkerProtocol, Mock, list[str], Passes]]:
     """A connection whose client takes nothing unless the test says so, which sets `n_left`; its
-    transport; and why it was cut off, each time."""
+    transport; why it was cut off, each time; and what lets time pass, which does not by itself."""
+    now = 0.0
+
+    async def passes(seconds: float) -> None:
+        nonlocal now
+        for _ in range(20):  # what is due is called, and what that brings
+            now += seconds / 20
+            await asyncio.sleep(0)
+
     config = uvicorn.Config(app, lifespan="off", log_config=None)
     config.load()
     cuts: list[str] = []
@@ -323,50 +334,52 @@ async def stuck(patience_s: float) -> AsyncIterator[tuple[WorkerProtocol, Mock, 
     transport.get_write_buffer_size = lambda: transport.n_left
     transport.is_closing = lambda: transport.close.called
     transport.get_extra_info.return_value = None
-    protocol.connection_made(transport)
-    yield protocol, transport, cuts
-    protocol.connection_lost(None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio.get_running_loop(), "time", lambda: now)
+        protocol.connection_made(transport)
+        yield protocol, transport, cuts, passes
+        protocol.connection_lost(None)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("n_taken", [0, 4])
 async def test_whoever_does_not_take_the_last_bytes_is_cut(n_taken: int) -> None:
     """Also where they are few, the connection is being closed, and some of them were taken."""
-    async with stuck(0.05) as (protocol, transport, cuts):
+    async with stuck(0.05) as (protocol, transport, cuts, passes):
         protocol.data_received(b"not HTTP\r\n\r\n")
         assert protocol.transport.is_closing()
         if n_taken:
             protocol.pause_writing()
             transport.n_left -= n_taken
             protocol.resume_writing()
-        await asyncio.sleep(0.2)
+        await passes(0.2)
         assert transport.abort.called and cuts == ["no_http", "unread_answer"]
 
 
 @pytest.mark.anyio
 async def test_whoever_takes_a_byte_in_time_is_not_cut() -> None:
-    async with stuck(0.1) as (protocol, transport, cuts):
+    async with stuck(0.1) as (protocol, transport, cuts, passes):
         protocol.pause_writing()
         for _ in range(5):
-            await asyncio.sleep(0.06)
+            await passes(0.06)
             transport.n_left -= 1
         assert protocol in connection._unread and not cuts
-        await asyncio.sleep(0.3)
+        await passes(0.3)
         assert transport.abort.called and cuts == ["unread_answer"]
         assert protocol not in connection._unread
 
 
 @pytest.mark.anyio
 async def test_whoever_took_all_is_watched_no_more() -> None:
-    async with stuck(0.02) as (protocol, transport, cuts):
+    async with stuck(0.02) as (protocol, transport, cuts, passes):
         protocol.pause_writing()
         transport.n_left = 0
-        await asyncio.sleep(0.1)
+        await passes(0.1)
         assert protocol not in connection._unread and not cuts
         transport.n_left = 9
         protocol.pause_writing()
         protocol.resume_writing()
-        await asyncio.sleep(0.1)
+        await passes(0.1)
         assert protocol not in connection._unread and not cuts
 
 
