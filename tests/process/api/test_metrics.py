@@ -224,14 +224,21 @@ def test_who_only_asks_whether_a_stream_is_there_is_not_refused(worker: WorkerPr
 
 
 def test_a_request_that_fails_once_it_is_accepted_was_not_refused(worker: WorkerProcess) -> None:
-    soon = {"X-Deadline": str(int(time.time() * 1000) + 300)}
     body = {"prompt": FOX, "max_tokens": 8000, "ignore_eos": True}
     timeouts = 'worker_requests_total{outcome="timeout"}'
-    with worker.client() as client:
+    with worker.client() as client, ThreadPoolExecutor(1) as pool:
         told = client.get("/status").json()["refusals"]
         before, refused_before = worker.metric(timeouts), refusals(client)
-        answer = client.post("/v1/completions", json=body, headers=soon)
-        assert answer.status_code == 504
+        soon = {"X-Deadline": str(int(time.time() * 1000) + 1500)}
+        asked = pool.submit(client.post, "/v1/completions", json=body, headers=soon)
+
+        def runs() -> bool:
+            return asked.done() or client.get("/health").json()["running"] == 1
+
+        until(runs, lambda: "it is not accepted")
+        worker.freeze_engine()  # or the answer may be whole in time
+        assert asked.result().status_code == 504
+        worker.thaw_engine()
         assert worker.metric(timeouts) == before + 1
         assert refusals(client) == refused_before
         assert client.get("/status").json()["refusals"] == told
