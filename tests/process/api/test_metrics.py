@@ -382,7 +382,7 @@ def test_a_preempted_request_counts_as_one_that_waits(
             waiting = [each for each in now["requests"] if each["doing"] == "waiting"]
             return any(each["tokens_out"] for each in waiting)
 
-        until(is_preempted, 60, lambda: str(now))
+        until(is_preempted, lambda: str(now))
         assert (now["running"], now["queued"], len(now["requests"])) == (1, 1, 2)
         assert [worker.metric(name) for name in names] == [1, 1, 1, 1]
         slots = worker.get("/slots?fail_on_no_slot=1").json()
