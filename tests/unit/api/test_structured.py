@@ -105,9 +105,14 @@ def compound(inner: Any) -> Any:
         unions.map(lambda parts: {"oneOf": parts}),
         unions.map(lambda parts: {"allOf": parts}),
         st.tuples(unions, inner).map(lambda found: {"anyOf": found[0], "allOf": [found[1]]}),
+        inner.map(lambda schema: {"propertyNames": {"enum": ["a", "b."]}, **of_each(schema)}),
         inner.map(lambda schema: schema | {"title": "T", "x-order": 3, "default": None}),
         inner.map(lambda schema: schema | {"uniqueItems": True, "not": {"const": 5}}),
     )
+
+
+def of_each(schema: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": schema}
 
 
 SCHEMAS = st.recursive(
@@ -231,6 +236,12 @@ ZODS_EMAIL = {
     "pattern": r"^(?!\.)(?!.*\.\.)([A-Za-z0-9_'+\-\.]*)[A-Za-z0-9_+-]@"
     r"([A-Za-z0-9][A-Za-z0-9\-]*\.)+[A-Za-z]{2,}$",
 }
+BY_LEVEL = {  # pydantic's `dict[Level, int]`
+    "$defs": {"Level": {"enum": ["low", "very high"], "title": "Level", "type": "string"}},
+    "additionalProperties": {"type": "integer"},
+    "propertyNames": {"$ref": "#/$defs/Level"},
+    "type": "object",
+}
 PETS = {
     "$defs": {"cat": pet("cat"), "dog": pet("dog")},
     "oneOf": [{"$ref": "#/$defs/cat"}, {"$ref": "#/$defs/dog"}],
@@ -282,6 +293,9 @@ PETS = {
         ({"type": ["string", "null"], "maxLength": 1}, None, "ab"),
         ({"const": {"a": [1, None]}}, {"a": [1, None]}, {"a": [1]}),
         ({"type": "object", "additionalProperties": {"type": "integer"}}, {"x": 1}, {"x": "y"}),
+        (BY_LEVEL, {"low": 1, "very high": 2}, {"mid": 1}),
+        (BY_LEVEL, {"low": 1}, {"low": "x"}),
+        ({"type": "object", "propertyNames": {"pattern": "^[a-z]{2}$"}}, {"de": 1}, {"x": 1}),
     ],
 )
 def test_a_keyword_is_enforced(schema: Any, good: Any, bad: Any) -> None:

@@ -10,7 +10,7 @@ from worker.api.chat.constrain import sizes
 TYPES = frozenset("object array string number integer boolean null".split())
 NOT_ENFORCED = frozenset(
     "not if then else dependentSchemas dependentRequired dependencies contains minContains "
-    "maxContains uniqueItems propertyNames unevaluatedProperties unevaluatedItems minProperties "
+    "maxContains uniqueItems unevaluatedProperties unevaluatedItems minProperties "
     "maxProperties $dynamicRef $recursiveRef".split()
 )
 """Assertions that are not enforced. A keyword that is neither here nor handled by the compiler is

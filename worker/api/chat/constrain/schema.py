@@ -9,6 +9,7 @@ functions, any thread.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -165,18 +166,28 @@ class Schemas:
         self._size_left -= size
         return found
 
-    def are_disjoint(self, branches: Sequence[object], *, merged: bool) -> bool:
-        def followed(branch: object) -> object:
-            for _ in range(8):
-                if not (isinstance(branch, Mapping) and isinstance(branch.get("$ref"), str)):
-                    break
-                branch = _resolved(self._document, branch["$ref"])
-            return branch
+    def names(self, schema: object) -> str | None:
+        """The regular expression of the names that a schema of values or of a pattern allows."""
+        found = self._followed(schema)
+        if not isinstance(found, Mapping) or len(found.keys() - _SAY_NO_NAME) != 1:
+            return None
+        text, values = found.get("pattern"), found.get("enum", [found.get("const")])
+        if isinstance(values, list) and all(isinstance(each, str) for each in values):
+            text = f"^(?:{'|'.join(map(re.escape, values))})$"
+        return self.pattern(text, None) if isinstance(text, str) else None
 
+    def _followed(self, schema: object) -> object:
+        for _ in range(8):
+            if not (isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str)):
+                break
+            schema = _resolved(self._document, schema["$ref"])
+        return schema
+
+    def are_disjoint(self, branches: Sequence[object], *, merged: bool) -> bool:
         self._n_pairs += len(branches) ** 2 // 2
         if self._n_pairs > MAX_PAIRS:
             return False
-        return proofs.are_disjoint(list(map(followed, branches)), says_constants=not merged)
+        return proofs.are_disjoint(list(map(self._followed, branches)), says_constants=not merged)
 
 
 _NOTHING = object()
@@ -197,6 +208,8 @@ def _resolved(document: object, pointer: str) -> object:
 
 
 _COMBINED = frozenset(("$ref", "anyOf", "oneOf", "allOf"))
+_SAY_NO_NAME = frozenset("type title description default".split())
+"""Keywords that tell nothing of a property's name, which is a string anyway."""
 
 
 class _Part:
@@ -209,6 +222,8 @@ class _Part:
         self._schemas, self._path, self._depth = schemas, path, depth
         self._merged, self._given = merged, given
         self._out: dict[str, Any] = {}
+        self._names: str | None = None
+        """The regular expression of an object's names."""
 
     def add(self, name: str, value: Any) -> None:
         path = _below(self._path, name)
@@ -226,6 +241,9 @@ class _Part:
 
     def finished(self) -> Any:
         given, out = self._given, self._out
+        if self._names is not None:
+            out["patternProperties"] = {self._names: out.get("additionalProperties", True)}
+            out["additionalProperties"] = False
         if not self._merged and not _COMBINED & given.keys():
             self._narrow(out)
         if given.get("nullable") is True:
@@ -305,6 +323,12 @@ class _Part:
         self._schemas.count_names(len(value), "required names")
         return {name: list(dict.fromkeys(value))}
 
+    def _property_names(self, name: str, value: Any, path: str) -> _Enforced:
+        """Of an object whose properties are told by nothing else."""
+        if not self._merged and not {"properties", "patternProperties"} & self._given.keys():
+            self._names = self._schemas.names(value)
+        return {} if self._names is not None or keywords.says_nothing(name, value) else None
+
     def _items(self, name: str, value: Any, path: str) -> _Enforced:
         if name == "prefixItems" or (name == "items" and isinstance(value, list)):
             return {"prefixItems": self._visit_all(value, path)}
@@ -371,6 +395,7 @@ _TABLE: Mapping[str, _Keyword] = {
     "enum": _Keyword(_Part._values, *_A_LIST),
     "properties patternProperties": _Keyword(_Part._members, *_AN_OBJECT),
     "required": _Keyword(_Part._required, "a list of property names", keywords.is_required),
+    "propertyNames": _Keyword(_Part._property_names),
     "prefixItems": _Keyword(_Part._items, *_A_LIST),
     "items": _Keyword(
         _Part._items, "a schema, or a list with at least one in it", lambda value: value != []
