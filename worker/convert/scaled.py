@@ -43,7 +43,7 @@ _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
 }
 """The methods that can be converted, each with the key of its formats, and these."""
 _MIXED = {"mixed-precision": "config_groups", "MIXED_PRECISION": "quantized_layers"}
-"""What has the formats of its own that a part of the layers has."""
+"""Where such a method has its parts, each with a format of its own."""
 _NUMBERS = ("F8_E4M3", "I8", "I32", "U8")
 """Types that need a scale; an I32 holds as many integers as go into it, a U8 two FP4."""
 _FLOATS = ("BF16", "F16", "F32")

@@ -124,6 +124,15 @@ def test_a_key_has_each_name_of_its_class(name: str) -> None:
                 completed(Config({**values, key: value, other: [value]}))
 
 
+def test_the_last_layer_of_a_gemma_4_has_no_window() -> None:
+    """Its class makes it so, whatever the file says."""
+    config = json.loads((DATA / "gemma-4-moe/config.json").read_text())
+    section = config.get("text_config", config)
+    assert section["layer_types"] == ["sliding_attention", "full_attention"]
+    other = {**section, "layer_types": ["sliding_attention", "sliding_attention"]}
+    assert described(with_section(config, other)) == described(config)
+
+
 def test_a_head_is_tied_where_the_class_ties_it(tmp_path: Path) -> None:
     """Whatever the file has as one beside; `tie_embedding` is LFM 2's own word for it."""
     tying = [name for name in MODELS if SAID[name].get("tie_word_embeddings") is True]
