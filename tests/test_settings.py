@@ -480,6 +480,15 @@ def test_what_another_program_takes_is_answered_with_our_name(given: list[str], 
     assert message.endswith(words) and "x" not in message.split()
 
 
+def test_all_flags_of_another_program_are_told_together() -> None:
+    message = refusal("-m", "x.gguf", "-c", "4096", "--port", "1", "--jinja", "-c", "1")
+    assert message == (
+        "-m is not a flag of llorch-cpu; did you mean --model? "
+        "-c is not a flag of llorch-cpu; did you mean --kv-cells or --context-length? "
+        "--jinja is not a flag of llorch-cpu; llorch-cpu --help lists them."
+    )
+
+
 def test_a_second_subcommand_is_refused_beside_the_first() -> None:
     with pytest.raises(ConfigError, match=r"^chat is the subcommand already; plan is one of its"):
         parse_flags("cpu", ["plan"], "chat")

@@ -28,12 +28,15 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # Before argparse looks, which would take `-hf` for `-h`, and the value of an unknown flag
         # for an argument.
+        unknown: dict[str, str] = {}
         for each in args or ():
             name = each.partition("=")[0]
             if each == "--" or (self._subparsers and not each.startswith("-")):
                 break
             if _FLAG.fullmatch(name) and name not in self._option_string_actions:
-                self.error(f"{name} is not a flag of {self.prog}{self.hint(name)}")
+                unknown[name] = f"{name} is not a flag of {self.prog}{self.hint(name)}"
+        if unknown:
+            self.error(" ".join(unknown.values()))
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
