@@ -186,7 +186,8 @@ def _by_family(
     tensors = plan_tensors(checkpoint, family, config, dims)
     made = Conversion(checkpoint, options, family.architecture, metadata, tensors)
     prompts = reranker.PROMPTS if ranks else {}
-    _add_vocabulary(made, vocabulary, embeds=pooling is not None, prompts=prompts)
+    embeds = Keys.LLM.POOLING_TYPE in metadata
+    _add_vocabulary(made, vocabulary, embeds=embeds, prompts=prompts)
     made.notes += _notes(family, config, tensors)
     made.notes += _left_out(checkpoint, family, dims, tensors)
     return made

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from tests.unit.convert import engine, files
 from tests.unit.convert.files import edit
 from tests.unit.convert.test_parity import DATA, checkpoint
 from worker.commands import convert as cli
+from worker.engine.text.prompt import PromptBuilder
+from worker.llama.model import LoadOptions, Model
 
 YES, NO = 286, 287
 
@@ -48,6 +54,46 @@ def test_the_rank_is_the_probability_of_yes(tmp_path: Path, by: str) -> None:
     assert fields["qwen3.classifier.output_labels"].contents() == ["yes", "no"]
     prompt = fields["tokenizer.chat_template.rerank"].contents()
     assert "{query}" in prompt and "{document}" in prompt
+
+
+BEGIN, END = 1, 2
+ROBERTA: dict[str, Any] = {
+    "type": "RobertaProcessing",
+    "cls": ["<|im_start|>", BEGIN],
+    "sep": ["<|im_end|>", END],
+    "trim_offsets": True,
+    "add_prefix_space": False,
+}
+
+
+def template(between: str) -> dict[str, Any]:
+    """A post-processor that puts these tokens between the texts of a pair."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.post_processor = TemplateProcessing(
+        single="<|im_start|> $A <|im_end|>",
+        pair=f"<|im_start|> $A {between} $B:1 <|im_end|>",
+        special_tokens=[("<|im_start|>", BEGIN), ("<|im_end|>", END)],
+    )
+    found: dict[str, Any] = json.loads(tokenizer.to_str())["post_processor"]
+    return found
+
+
+@pytest.mark.parametrize(
+    "post_processor",
+    [ROBERTA, template("<|im_end|> <|im_end|>"), template("<|im_end|>")],
+    ids=["roberta", "two tokens", "one token"],
+)
+def test_a_pair_has_the_tokens_that_its_tokenizer_gives_it(
+    tmp_path: Path, post_processor: dict[str, Any]
+) -> None:
+    source = checkpoint("xlm-roberta-ranker", tmp_path)
+    edit(source / "tokenizer.json", post_processor=post_processor)
+    edit(source / "tokenizer_config.json", bos_token="<|im_start|>", add_bos_token=True)
+    model = Model(str(converted(source)), LoadOptions(vocab_only=True))
+    pair = PromptBuilder(model, None, 100).pair("a red fox", "It is red.", "documents[0]")
+    own = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    assert pair == own.encode("a red fox", "It is red.").ids
+    model.close()
 
 
 def test_another_qwen3_stays_a_chat_model(tmp_path: Path) -> None:

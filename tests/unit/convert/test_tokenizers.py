@@ -26,6 +26,7 @@ from worker.convert.tokenizer.corpus import TEXTS
 from worker.convert.tokenizer.read import read_vocabulary
 from worker.convert.tokenizer.special_tokens import special_tokens
 from worker.convert.tokenizer.vocabulary import Vocabulary
+from worker.engine.text.prompt import PromptBuilder
 from worker.errors import ModelError
 from worker.llama.model import LoadOptions, Model
 from worker.models.gguf.layout import read_layout
@@ -407,7 +408,9 @@ def test_wordpiece(tmp_path: Path, lowercase: bool, named: bool) -> None:
     trainer = trainers.WordPieceTrainer(vocab_size=900, special_tokens=special, show_progress=False)
     source.train_from_iterator(TEXTS, trainer)
     source.post_processor = tokenizers.processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     source.enable_truncation(4)
     source.save(str(tmp_path / "tokenizer.json"))
@@ -417,6 +420,8 @@ def test_wordpiece(tmp_path: Path, lowercase: bool, named: bool) -> None:
     model = load(tmp_path)
     for text in ("Hello, world!", "CamelCase  twice", "天地玄黃", "Straße naïve"):
         assert model.tokenize(text, add_special=True, parse_special=True) == source.encode(text).ids
+    pair = PromptBuilder(model, None, 100).pair("Hello, world!", "CamelCase", "documents[0]")
+    assert pair == source.encode("Hello, world!", "CamelCase").ids
     word = "a" * 101  # of which the conversion tells
     assert ids(model, word) != source.encode(word, add_special_tokens=False).ids == [1]
     model.close()

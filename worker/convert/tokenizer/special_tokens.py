@@ -50,9 +50,13 @@ def special_tokens(
     if "cls" in ids:
         ids.setdefault("bos", ids["cls"])
     edges = _edges(checkpoint.json("tokenizer.json").get("post_processor"))
+    found: Metadata = {}
     if edges and (embeds or vocabulary.model == "bert"):
         # Whatever is around a text: no other end or beginning of such a model means anything.
-        before, after = edges
+        before, after, between = edges
+        found[Keys.Tokenizer.ADD_SEP] = is_separated = len(between) > len(after)
+        if is_separated:
+            ids["sep"] = between[-1]
         if before:
             ids["bos"] = before[0]
         if after:
@@ -72,7 +76,7 @@ def special_tokens(
             f"generation_config.json has {len(ends)} eos_token_id; llama.cpp can be told of 3 and "
             f"knows others by name, {tokens[unnamed[2]]!r} is not among them"
         )
-    found: Metadata = {_SLOTS[role]: i for role, i in ids.items()}
+    found |= {_SLOTS[role]: i for role, i in ids.items()}
     found |= zip((Keys.Tokenizer.EOT_ID, Keys.Tokenizer.EOM_ID), unnamed, strict=False)
     for side, (role, key) in enumerate(_ADDED.items()):
         found[key] = _adds(checkpoint, role, ids, vocabulary, edges and edges[side])
@@ -176,16 +180,24 @@ def _adds(
     return adds
 
 
-def _edges(post: Any) -> tuple[list[int], list[int]] | None:
-    """The ids that a post-processor puts before and after a single text; `None` if it adds none."""
+def _edges(post: Any) -> tuple[list[int], list[int], list[int]] | None:
+    """The ids that a post-processor puts before and after a single text, and between two; `None` if
+    it adds none."""
     for step in steps_of(post, "TemplateProcessing", "RobertaProcessing", "BertProcessing"):
         if step["type"] != "TemplateProcessing":
-            return [step["cls"][1]], [step["sep"][1]]
-        special = [piece.get("SpecialToken") for piece in step.get("single") or []]
-        text = special.index(None) if None in special else len(special)
-        before, after = (
-            [i for token in part if token for i in step["special_tokens"][token["id"]]["ids"]]
-            for part in (special[:text], special[text:])
-        )
-        return before, after
+            sep = [step["sep"][1]]
+            return [step["cls"][1]], sep, sep * (2 if step["type"] == "RobertaProcessing" else 1)
+        before, after = _around_texts(step, "single")[:2]
+        return before, after, _around_texts(step, "pair")[1]
     return None
+
+
+def _around_texts(step: Mapping[str, Any], form: str) -> list[list[int]]:
+    """The ids before, between and after the texts of a template."""
+    parts: list[list[int]] = [[]]
+    for piece in step.get(form) or ():
+        if token := piece.get("SpecialToken"):
+            parts[-1] += step["special_tokens"][token["id"]]["ids"]
+        else:
+            parts.append([])
+    return [*parts, []]
