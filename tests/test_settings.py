@@ -429,6 +429,22 @@ def test_no_secret_of_an_address_shows_in_a_message(url: str) -> None:
     assert "--callback-url" in message and "hunter2" not in message
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ("--kv-store /store --no-prefix-cache", "it keeps what the prefix cache has"),
+        ("--ssl-certfile /a.pem", "--ssl-certfile and --ssl-keyfile go together"),
+        ("--ssl-keyfile /a.pem", "--ssl-certfile and --ssl-keyfile go together"),
+        ("--uds /socket --callback-url http://manager/", "a pool manager cannot reach a worker"),
+        ("--control-vector-layer-range 1 2", "no --control-vector is there"),
+        ("--control-vector /a.gguf --control-vector-layer-range 2 1", "comes behind the last"),
+        ("--lora a=/a.gguf --served-model-name a", "'a' is a name of the model itself"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(flags: str, words: str) -> None:
+    assert words in refusal(*flags.split())
+
+
 @pytest.mark.parametrize("flag", ["--callback-url", "--heartbeat-url"])
 def test_a_manager_gets_a_token_or_a_user(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given = flag, "http://me:hunter2@manager:9200/x"

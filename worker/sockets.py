@@ -164,7 +164,7 @@ def is_local(listener: socket.socket) -> bool:
 
 def is_wildcard(listener: socket.socket) -> bool:
     """Whether it has all addresses of this machine, whatever name it was given for them."""
-    return listener.family != socket.AF_UNIX and _address_of(listener).is_unspecified
+    return _address_of(listener).is_unspecified
 
 
 def _address_of(listener: socket.socket) -> IPv4Address | IPv6Address:

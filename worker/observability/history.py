@@ -98,14 +98,12 @@ def quantile(before: Sequence[tuple[float, float]], after: Buckets, q: float) ->
     As Prometheus' `histogram_quantile`: beyond the last edge it is that edge.
     """
     grown = [(edge, n - b) for (edge, n), (_, b) in zip(after, before, strict=True)]
-    total = grown[-1][1] if grown else 0.0
+    total = grown[-1][1]
     if total <= 0:
         return None
     floor, below = 0.0, 0.0
-    for edge, count in grown:
+    for edge, count in grown[:-1]:
         if count >= q * total:
-            if edge == float("inf"):
-                return floor
             return floor + (edge - floor) * (q * total - below) / max(count - below, 1e-9)
         floor, below = edge, count
     return floor
