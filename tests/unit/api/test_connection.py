@@ -222,7 +222,7 @@ async def test_between_requests_a_connection_stays_open_as_long_as_the_server_sa
         for _ in range(2):
             writer.write(GET)
             assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(1)
+            await asyncio.sleep(0.5)
         assert await read_to_end(reader) == b""
 
 
