@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 
 import gguf
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from worker.errors import ModelError
-from worker.llama.source_tokenizer import SPLIT, SourceTokenizer, SourceWords, recorded
+from worker.llama.source_tokenizer import SPLIT, SourceTokenizer, SourceWords, any_of, recorded
 
 SPECIAL, ADDED = {"<s>": 1, "<|end|>": 2}, {"<tool>": 3}
 
@@ -104,3 +108,22 @@ def test_a_file_is_asked_before_it_is_loaded(tmp_path: Path) -> None:
     assert recorded(str(tmp_path / "without"), SPLIT) is None
     assert recorded(str(tmp_path / "empty"), SPLIT) is None
     assert recorded(str(tmp_path / "absent"), SPLIT) is None
+
+
+@given(st.lists(st.text("ab.(<", max_size=9), max_size=30), st.text("ab.(<", max_size=60))
+def test_the_longest_text_is_found_at_each_place(texts: list[str], text: str) -> None:
+    longest_first = sorted(filter(None, texts), key=len, reverse=True)
+    plain = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    assert any_of(texts).findall(text) == plain.findall(text)
+
+
+def test_what_many_tokens_begin_with_costs_little() -> None:
+    pattern = any_of(f"<unused{number}>" for number in range(6242))
+    began = time.thread_time()
+    assert not pattern.search("<" * 200_000)
+    assert time.thread_time() - began < 2
+
+
+def test_runs_of_any_length_are_compiled() -> None:
+    pattern = any_of(" " * n for n in range(1, 2000))
+    assert [len(run) for run in pattern.findall(f"{' ' * 1500}a{' ' * 7}")] == [1500, 7]
