@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from tests.support.byte_runner import expected_answer
 from tests.support.random_adapters import random_adapters
@@ -23,6 +24,7 @@ from tests.support.real_engine import RealEngine
 from tests.unit.engine.test_forced import constraint
 from tests.unit.engine.test_loop import CONTEXT, Engine
 from tests.unit.engine.test_memory_kinds import ANSWER, Alone
+from tests.unit.engine.test_reasoning import WISH
 from tests.unit.engine.test_speculation import Prophet, guessed
 from worker.engine.sequence import Sequence
 from worker.engine.speculation.speculation import Guess
@@ -49,8 +51,10 @@ OPTIONS: list[dict[str, Any]] = [
     *({}, {}, {"logprobs": 1}, {"min_tokens": 9, "repetition_penalty": 1.3}, {"is_seeded": True}),
     *({"dry_multiplier": 0.8, "dry_allowed_length": 1}, {"temperature": 0.9, "top_k": 1}),
     *({"constraint": constraint(seed)} for seed in range(4)),
+    *({"reasoning": replace(WISH, goes_on=True, budget=budget)} for budget in (0, 7)),
 ]
-"""What requests to llama.cpp ask for; answers of constraints have tokens that are given."""
+"""What requests to llama.cpp ask for; answers of constraints, and those whose reasoning is closed,
+have tokens that are given."""
 ADAPTERS: list[Applied] = [(), (), ((0, 1.0),), ((1, 1.0),), ((0, 0.5), (1, 1.0))]
 
 
