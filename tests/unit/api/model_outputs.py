@@ -56,7 +56,7 @@ TAG_2 = (
     "<tool_call>\n<function=special_2>\n<parameter=arg1>\n1\n</parameter>\n"
     "<parameter=arg2>\n2\n</parameter>\n</function>\n</tool_call>"
 )
-M3, M, FUNCTIONARY = "MiniMax-M3", "]<]minimax[>[", "meetkai-functionary-medium-v3.2"
+FUNCTIONARY = "meetkai-functionary-medium-v3.2"
 KIMI_CALL = "<|tool_call_begin|>functions.special:0<|tool_call_argument_begin|>"
 
 CASES = [
@@ -92,28 +92,7 @@ CASES = [
     Case(CODER, TAG, calls=ONE),
     Case(CODER, f"Let me call it.\n{TAG}", "Let me call it.", calls=ONE),
     Case(CODER, f"{TAG}\n{TAG_2}", calls=TWO),
-    Case(
-        M3,
-        f'</mm:think>{M}<tool_call>\n{M}<invoke name="special">{M}<arg1>1{M}</arg1>{M}</invoke>\n'
-        f'{M}<invoke name="special_2">{M}<arg1>1{M}</arg1>{M}<arg2>2{M}</arg2>{M}</invoke>\n'
-        f"{M}</tool_call>",
-        calls=TWO,
-    ),
-    Case(
-        M3,
-        f'{M}<tool_call>{M}<invoke name="todo">{M}<todos>{M}<item>{M}<item>a{M}</item>'
-        f"{M}<done>false{M}</done>{M}</item>{M}</todos>{M}</invoke>{M}</tool_call>",
-        calls=[("todo", {"todos": [{"item": "a", "done": False}]})],
-    ),
     Case(FUNCTIONARY, f"all\n{HELLO}", HELLO, prompt_end=">>>"),
-    Case(FUNCTIONARY, 'special\n{"arg1": 1}', calls=ONE, prompt_end=">>>"),
-    Case(
-        FUNCTIONARY,
-        f'all\n{HELLO}>>>special\n{{"arg1": 1}}>>>special_2\n{{"arg1": 1, "arg2": 2}}',
-        HELLO,
-        calls=TWO,
-        prompt_end=">>>",
-    ),
     Case(
         FUNCTIONARY,
         "python\n>>> print(1)\n",
@@ -209,25 +188,7 @@ CASES = [
         ],
     ),
     Case(LFM, "Use this: [link](url).", "Use this: [link](url)."),
-    Case(
-        R7B,
-        "<|START_THINKING|>I'm\nthinking<|END_THINKING|><|START_ACTION|>[\n    "
-        '{"tool_call_id": "0", "tool_name": "special", "parameters": {"arg1": 1}}\n]<|END_ACTION|>',
-        reasoning="I'm\nthinking",
-        calls=ONE,
-    ),
     Case(R7B, f"<|START_RESPONSE|>{HELLO}<|END_RESPONSE|>", HELLO),
-    Case(
-        "Kimi-K3",
-        "I should<|close|>think<|sep|><|open|>response<|sep|>On it.<|close|>response<|sep|>"
-        '<|open|>tools<|sep|><|open|>call tool="special" index="1"<|sep|>'
-        '<|open|>argument key="arg1" type="number"<|sep|>1<|close|>argument<|sep|>'
-        "<|close|>call<|sep|><|close|>tools<|sep|><|close|>message<|sep|>",
-        "On it.",
-        "I should",
-        ONE,
-        "<|open|>think<|sep|>",
-    ),
     Case(
         "NVIDIA-Nemotron-Nano-v2",
         'Hm\n</think>\n<TOOLCALL>[{"name": "special", "arguments": {"arg1": 1}}]</TOOLCALL>',
