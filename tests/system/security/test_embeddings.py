@@ -64,7 +64,7 @@ def test_they_are_bounded_leave_with_their_clients_and_are_waited_for_by_a_stop(
     worker.thaw_engine()
     assert worker.post("/v1/embeddings", BODY).status_code == 200
     assert worker.metric('worker_requests_total{outcome="cancelled"}') == 0, "none was accepted"
-    assert worker.metric('worker_requests_rejected_total{code="CANCELLED"}') == 3
+    assert worker.metric('worker_requests_rejected_total{code="CANCELLED"}') == 0, "nor refused"
     worker.freeze_engine()
     with worker.client() as in_haste:
         soon = {"X-Deadline": str(int(time.time() * 1000) + 500)}
