@@ -4,6 +4,7 @@ has many log-probabilities, and what is not begun for who has left."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import json
 import math
@@ -351,6 +352,32 @@ def test_an_answer_that_is_json_is_not_held_back(output: str) -> None:
     parser = AnswerParser(conventions_of(template("Qwen-Qwen2.5-7B-Instruct")), USE)
     deltas = [delta for sign in output for delta in parser.feed(sign)]
     assert message_of(deltas).content == output
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        '{"code": "<tool_call>python(code=1)"}',
+        '{"code": "<function=python><parameter=code>1</parameter></function>"}',
+        '"[TOOL_CALLS][python(code=1)]"',
+        '{"name": "python"}',
+        '{"type": "function", "function": "python"}',
+        '{"name": "python", "parameters": {"code": "1"}}',
+        '{"name": "python", "arguments": "{}"}',
+        '{"name": "python", "arguments": null}',
+        '{"arguments": {"code": "1"}, "name": "python"}',
+        '[{"name": "python", "arguments": {"code": "1"}}]',
+    ],
+)
+def test_an_answer_under_a_schema_is_no_call_but_in_the_grammars_own_form(output: str) -> None:
+    named = 'a "name" (of any kind)'
+    use = dataclasses.replace(USE, parameters={**USE.parameters, named: {}}, is_json=True)
+    for name in ("Qwen-Qwen2.5-7B-Instruct", "Qwen3-Coder"):
+        assert parse(output, template(name), use) == Message(output)
+        for function in ("python", named):
+            written = json.dumps({"name": function, "arguments": {"code": "1"}}, indent=1)
+            called = parse(written, template(name), use)
+            assert called.named == [(function, {"code": "1"})] and not called.content
 
 
 @pytest.mark.parametrize(

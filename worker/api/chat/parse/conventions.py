@@ -28,9 +28,12 @@ class Form:
     """How one call is written: a header, and its arguments."""
 
     header: Header
-    arguments: Tags | Literal["json", "code", "object", "keyed", "gemma", "python", "unescaped"]
+    arguments: (
+        Tags | Literal["json", "code", "object", "exact", "keyed", "gemma", "python", "unescaped"]
+    )
     """Tags · one JSON value · the same, or code up to the next call · an object with the name in
-    it, `{"name": …, "arguments": …}` or `{"NAME": …}` · a notation that is read as a whole."""
+    it, `{"name": …, "arguments": …}` (also with nothing else in it) or `{"NAME": …}` · a notation
+    that is read as a whole."""
     end: str = ""
     """The end of what is read as a whole, if that is not the bracket that the header opens."""
 
@@ -154,6 +157,9 @@ GENERIC: Final = Convention(
     bare=True,
 )
 """For templates that show no convention, and for the instruction that replaces tools."""
+
+BESIDE_JSON: Final = Convention(opens=(), forms=(Form(Header("{"), "exact"),), bare=True)
+"""For an answer that is JSON of a form of its own, or else one call as its grammar has it."""
 
 TAGGED: Final = replace(GENERIC, template=_CALL_TAG.pattern)
 """For templates that put calls of one of these forms in tags, whose names tell it: Hermes, Qwen,

@@ -202,6 +202,17 @@ def read_named(source: Source, deltas: Deltas, use: ToolUse, *, is_bare: bool) -
     return name is not None and _whole_call(deltas, name, early)
 
 
+def read_exact(source: Source, deltas: Deltas, use: ToolUse) -> Steps[bool]:
+    """Read the members of `{"name": …, "arguments": {…}}`, as a grammar has them."""
+    yield from source.run_of(_BLANK)
+    if (yield from _key(source)) != "name" or (name := (yield from _quoted(source))) is None:
+        return False
+    if name not in use.parameters or (yield from _ends(source)):
+        return False
+    is_call = (yield from _key(source)) == "arguments" and (yield from source.peek()) == "{"
+    return is_call and (yield from _read_rest(source, deltas, name))
+
+
 def _read_rest(source: Source, deltas: Deltas, name: str) -> Steps[bool]:
     """Read the arguments and what follows them in the object, which has no meaning."""
     is_call = yield from read_arguments(source, deltas, name)

@@ -13,8 +13,14 @@ from functools import cached_property
 
 from worker.api.chat.delta import Delta, Reasoning
 from worker.api.chat.parse.calls import NO_TOOLS, Deltas, ToolUse
-from worker.api.chat.parse.conventions import GENERIC, Conventions, Form
-from worker.api.chat.parse.json_calls import read_arguments, read_keyed, read_named, to_json
+from worker.api.chat.parse.conventions import BESIDE_JSON, GENERIC, Conventions, Form
+from worker.api.chat.parse.json_calls import (
+    read_arguments,
+    read_exact,
+    read_keyed,
+    read_named,
+    to_json,
+)
 from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTES
 from worker.api.chat.parse.source import BLANK, Marks, Source, Steps, marks_of, unwanted
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
@@ -34,7 +40,9 @@ class AnswerParser:
     ) -> None:
         """`goes_on`: the prompt ends within reasoning, which the answer continues."""
         calls = conventions.calls
-        self._calls = GENERIC if use is not None and use.is_json else calls
+        self._calls = calls
+        if use is not None and use.is_json:
+            self._calls = GENERIC if use.forced else BESIDE_JSON
         self._thinking = conventions.thinking
         self._use = use or NO_TOOLS
         self._frames = self._calls.frames
@@ -103,7 +111,7 @@ class AnswerParser:
             if at_edge:
                 blank += yield from source.run_of(BLANK)
                 mark = yield from source.here(self._marks)
-                if self._calls.bare and self._call_begins and not (mark or has_text):
+                if self._calls.bare and self._use is not NO_TOOLS and not (mark or has_text):
                     is_bare = (yield from source.peek()) in ("{", "[")
             if not mark and not is_bare and (yield from source.peek()):
                 deltas.text(blank)
@@ -216,6 +224,8 @@ class AnswerParser:
         match form.arguments:
             case "object":
                 return (yield from read_named(source, deltas, use, is_bare=is_bare))
+            case "exact":
+                return (yield from read_exact(source, deltas, use))
             case "keyed":
                 return (yield from read_keyed(source, deltas, use))
         name = use.offered(fields.get("name") or fields["id"])
