@@ -347,6 +347,8 @@ def test_branches_with_other_constants_are_told_apart() -> None:
         ({"type": "integer", "minimum": 2.0**60}, "s.minimum"),
         ({"properties": {"a": {"type": "null", "required": True}}}, "s.properties.a.required"),
         ({"patternProperties": {"(?=a)b": {"type": "null"}}}, "s.patternProperties.(?=a)b"),
+        ({"type": "object", "propertyNames": {"enum": []}}, "s.propertyNames"),
+        ({"propertyNames": {"type": "null", "const": "a"}}, "s.propertyNames"),
         ({"type": "string", "maxLength": 10**9}, "s.maxLength"),
         ({"$defs": {"x": {"not": {}}}, "items": {"$ref": "#/$defs/x"}}, "s.$defs.x.not"),
         ({"type": "integer", "const": -(2**63)}, "s.const"),

@@ -171,7 +171,9 @@ class Schemas:
         found = self._followed(schema)
         if not isinstance(found, Mapping) or len(found.keys() - _SAY_NO_NAME) != 1:
             return None
-        text, values = found.get("pattern"), found.get("enum", [found.get("const")])
+        if found.get("type", "string") != "string":
+            return None
+        text, values = found.get("pattern"), found.get("enum") or [found.get("const")]
         if isinstance(values, list) and all(isinstance(each, str) for each in values):
             text = f"^(?:{'|'.join(map(re.escape, values))})$"
         return self.pattern(text, None) if isinstance(text, str) else None
