@@ -196,6 +196,8 @@ def join(tensors: MutableMapping[str, TensorInfo], method: Method, read: Read) -
         scale = tensors.get(f"{name}_scale_inv", tensors.get(f"{name}_scale"))
         if scale is None or len(numbers.shape) not in ((2, 3) if method.has_stacks else (2,)):
             continue
+        if 0 in numbers.shape:
+            raise _unfit(scale, numbers)
         if name in tensors and name != numbers.name:
             raise ModelError(
                 f"{numbers.path.parent} has both {name} and {numbers.name}", tensor=name
@@ -224,8 +226,11 @@ def _weight(
         shape = (*shape[:-1], 2 * shape[-1])
     if numbers.dtype == "I32":
         stated = tensors.get(f"{name}_shape")
-        if stated is None or stated.dtype not in ("I32", "I64"):
-            raise ModelError(f"{numbers.path} lacks {name}_shape, of whole numbers", tensor=name)
+        n = len(shape)
+        if stated is None or stated.dtype not in ("I32", "I64") or prod(stated.shape) != n:
+            raise ModelError(
+                f"{numbers.path} lacks {name}_shape, of {n} whole numbers", tensor=name
+            )
         stored = read(stated, 0, stated.n_rows).view(f"<i{int(stated.dtype[1:]) // 8}")
         shape = tuple(stored.reshape(-1).tolist())
         words = {n: (*shape[:-1], -(-shape[-1] * n // 32)) for n in method.n_bits}
@@ -266,7 +271,8 @@ def _scaled(
         if stored.dtype != "I32" or stored.shape != weight.shape[-1:]:
             raise _unfit(stored, weight)
         order = read(stored, 0, stored.n_rows).view("<i4").reshape(-1)
-        if set(np.bincount(order, minlength=scale.row_length).tolist()) != {grid.columns}:
+        is_known = order.min() >= 0 and order.max() < scale.row_length
+        if not is_known or set(np.bincount(order).tolist()) != {grid.columns}:
             raise _unfit(stored, weight)
     return Scaled(numbers, weight.row_length, n_bits, grid, whole, zero, order)
 

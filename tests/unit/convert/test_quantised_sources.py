@@ -275,7 +275,11 @@ def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
         ("int4", changed("weight_scale", lambda scale: scale[:, :1].repeat(3, 1)), "scales no"),
         ("int4-zero", changed("weight_zero_point", lambda zero: zero[:4]), "scales no"),
         ("int4-zero", without("weight_zero_point"), "lacks tensor weight_zero_point"),
+        ("int4", changed("weight_shape", lambda shape: shape[:0]), "lacks weight_shape, of 2"),
         ("int4-order", changed("weight_g_idx", lambda order: order * 0), "weight_g_idx"),
+        ("int4-order", changed("weight_g_idx", lambda order: order - 1), "weight_g_idx"),
+        ("int4-order", changed("weight_g_idx", lambda order: order + 2**30), "weight_g_idx"),
+        ("fp8-modelopt", changed("weight", lambda numbers: numbers[:0]), "scales no \\[0, "),
         (
             "nvfp4-modelopt",
             retyped("weight_scale", "F32"),
