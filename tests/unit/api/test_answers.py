@@ -354,6 +354,14 @@ def test_an_answer_that_is_json_is_not_held_back(output: str) -> None:
     assert message_of(deltas).content == output
 
 
+@pytest.mark.parametrize("output", ['{"name": "Ada', '{"name": "pythagoras of', '["python', '"a'])
+def test_an_answer_under_a_schema_is_not_held_back(output: str) -> None:
+    use = dataclasses.replace(USE, is_json=True)
+    parser = AnswerParser(conventions_of(template("Qwen3-Coder")), use)
+    deltas = [delta for sign in output for delta in parser.feed(sign)]
+    assert message_of(deltas).content == output
+
+
 @pytest.mark.parametrize(
     "output",
     [

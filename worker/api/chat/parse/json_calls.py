@@ -203,14 +203,23 @@ def read_named(source: Source, deltas: Deltas, use: ToolUse, *, is_bare: bool) -
 
 
 def read_exact(source: Source, deltas: Deltas, use: ToolUse) -> Steps[bool]:
-    """Read the members of `{"name": …, "arguments": {…}}`, as a grammar has them."""
+    """Read the members of `{"name": …, "arguments": {…}}`, as a grammar has them. What can be no
+    function's name ends the reading, so that the answer is given on at once."""
     yield from source.run_of(_BLANK)
-    if (yield from _key(source)) != "name" or (name := (yield from _quoted(source))) is None:
+    if (yield from _key(source)) != "name":
         return False
-    if name not in use.parameters or (yield from _ends(source)):
+    names, written = {to_json(name): name for name in use.parameters}, ""
+    while written not in names:
+        n_chars = len(written) + 1
+        written = yield from source.peek(n_chars)
+        if len(written) < n_chars or not any(name.startswith(written) for name in names):
+            return False
+    source.take(written)
+    if (yield from _ends(source)) or (yield from _key(source)) != "arguments":
         return False
-    is_call = (yield from _key(source)) == "arguments" and (yield from source.peek()) == "{"
-    return is_call and (yield from _read_rest(source, deltas, name))
+    return (yield from source.peek()) == "{" and (
+        yield from _read_rest(source, deltas, names[written])
+    )
 
 
 def _read_rest(source: Source, deltas: Deltas, name: str) -> Steps[bool]:
