@@ -166,9 +166,7 @@ def test_a_call_is_read_as_its_template_writes_it(
     if reasoning and reasoning in output.output:
         assert message.reasoning == reasoning, output
     said = content if content is not None and content in output.output else ""
-    if (
-        expected and not message.named
-    ):  # a call that is none is the answer's text, as it was written
+    if expected and not message.named:  # what cannot be read is text, as it was written
         said = output.output.rpartition(conventions(name).thinking.end)[2].strip()
     assert TURNS.sub("", message.content).strip() == said, output
 
