@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from worker.engine.answers import Answers, Drawn, prompt_events
 from worker.engine.cache.carrier import Carrier
-from worker.engine.cache.disk import Counts, Disk
+from worker.engine.cache.disk import Disk
 from worker.engine.cache.disk_traffic import DiskTraffic
 from worker.engine.cache.moves import Truncate
 from worker.engine.media.span import Span
@@ -411,7 +411,6 @@ class Loop:
     def stats(self) -> Stats:
         scheduler = self._scheduler
         cache, guesses = scheduler.cache, self.speculation
-        stored = self.traffic.disk.counts if self.traffic is not None else Counts()
         n_cached = cache.cells_cached
         return Stats(
             kv_cells_used=cache.cells_running + n_cached,
@@ -423,9 +422,6 @@ class Loop:
             sample_seconds=self._sample_seconds,
             tokens_drafted=guesses.n_drafted if guesses is not None else 0,
             tokens_accepted=guesses.n_accepted if guesses is not None else 0,
-            kv_store_written=stored.written,
-            kv_store_read=stored.read,
-            kv_store_evicted=stored.evicted,
             media_encoded=self._n_encoded,
             encode_seconds=self._encode_seconds,
             preempted=tuple([s.request_id for s in scheduler.waiting if s.started_at is not None]),

@@ -58,9 +58,6 @@ _GAUGES = (
     ("worker_engine_encode_seconds", "Seconds inside the projector.", "stats.encode_seconds"),
     ("worker_engine_tokens_drafted", "Tokens that speculation guessed.", "stats.tokens_drafted"),
     ("worker_engine_tokens_accepted", "Guessed tokens that were right.", "stats.tokens_accepted"),
-    ("worker_engine_kv_store_written_bytes", "Written to --kv-store.", "stats.kv_store_written"),
-    ("worker_engine_kv_store_read_bytes", "Read from --kv-store to go on from.", "stats.kv_store_read"),
-    ("worker_engine_kv_store_evicted_bytes", "Removed from it for others.", "stats.kv_store_evicted"),
     # The same facts under vLLM's names, which routers read.
     ("vllm:num_requests_waiting", "As worker_queue_depth.", "queued"),
     ("vllm:num_requests_running", "As worker_requests_running.", "running"),

@@ -250,12 +250,6 @@ class Stats(Message, frozen=True):
     """Tokens that speculation guessed and computed."""
     tokens_accepted: int = 0
     """The part of them that was right."""
-    kv_store_written: int = 0
-    """Bytes of prefixes written to the KV store since the start."""
-    kv_store_read: int = 0
-    """Bytes of prefixes read from the KV store for reuse."""
-    kv_store_evicted: int = 0
-    """Bytes of prefixes evicted from the KV store."""
     media_encoded: int = 0
     """Parts of pictures and sounds that the projector has computed."""
     encode_seconds: float = 0.0

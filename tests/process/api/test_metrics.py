@@ -33,10 +33,9 @@ FROZEN = {
         worker_kv_cells_total worker_kv_cells_cached worker_last_progress_ms
         worker_last_load_seconds worker_engine_decode_seconds worker_engine_overhead_seconds
         worker_engine_sample_seconds worker_engine_tokens_drafted worker_engine_tokens_accepted
-        worker_engine_kv_store_written_bytes worker_engine_kv_store_read_bytes
-        worker_engine_kv_store_evicted_bytes worker_engine_steps vllm:num_requests_waiting
-        vllm:num_requests_running vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc
-        vllm:cache_config_info vllm:gpu_prefix_cache_hit_rate""",
+        worker_engine_steps vllm:num_requests_waiting vllm:num_requests_running
+        vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc vllm:cache_config_info
+        vllm:gpu_prefix_cache_hit_rate""",
 }
 """By kind; those of vLLM are read by routers."""
 FOX = "Once upon a time, there was a brave fox named"

@@ -170,7 +170,6 @@ def test_a_longer_prefix_takes_the_place_of_those_it_can_be_cut_to(
         snapshots = (Snapshot(50, b"after fifty"),) if n_tokens == 60 else ()
         stored(store, state(range(n_tokens), b"s", snapshots))
     assert sorted(len(read_entry(path).tokens) for path in files(tmp_path)) == left
-    assert store.counts.evicted == 0
 
 
 def test_a_prefix_is_of_its_adapters_wherever_another_worker_has_them(tmp_path: Path) -> None:
@@ -196,7 +195,7 @@ def test_the_longest_unused_gives_way(tmp_path: Path) -> None:
     assert sum(path.stat().st_size for path in files(tmp_path)) <= 3500
     assert used in files(tmp_path)
     assert store.longest(range(1, 11), Scope()) is None, "the second was the longest unused"
-    assert 1000 < store.counts.evicted < 1200
+    assert len(files(tmp_path)) == 3, "no other gave way"
 
 
 def test_a_clock_that_was_wrong_fills_no_store_for_good(tmp_path: Path) -> None:

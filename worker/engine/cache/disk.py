@@ -16,7 +16,6 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import wait
-from dataclasses import dataclass
 from pathlib import Path
 
 from worker.background import background_thread
@@ -52,15 +51,6 @@ Binding = tuple[str, Sequence[str]]
 adapter that is loaded."""
 
 
-@dataclass(slots=True)
-class Counts:
-    """Bytes since this engine's start; only one thread writes each of them."""
-
-    written: int = 0
-    read: int = 0
-    evicted: int = 0
-
-
 class Disk:
     def __init__(
         self,
@@ -83,7 +73,6 @@ class Disk:
         """The key and the name prefix of this engine's files; empty until its model is hashed."""
         self._entries: dict[Path, Entry] = {}
         self._lock = threading.Lock()
-        self.counts = Counts()
         self._reader, self._writer = (
             background_thread(f"kv-store-{name}") for name in ("reader", "writer")
         )
@@ -168,7 +157,6 @@ class Disk:
         except (Damaged, OSError, MemoryError) as fault:
             self._ignore(entry.path, fault)
             return None
-        self.counts.read += entry.size_bytes
         return state
 
     def _write(self, state: State) -> None:
@@ -181,7 +169,6 @@ class Disk:
         except OSError as error:
             log.warning("kv_store.write_failed", reason=str(error))
             return
-        self.counts.written += entry.size_bytes
         with self._lock:
             others = [each for each in self._entries.values() if each.salt == salt]
             self._entries[path] = entry
@@ -209,7 +196,6 @@ class Disk:
                 return
             if path.suffix == SUFFIX:  # others may be being written
                 self._remove(path)
-                self.counts.evicted += size
                 total -= size
 
     def _ignore(self, path: Path, fault: Exception) -> None:
