@@ -27,11 +27,7 @@ from worker.convert.sampling import sampling
 from worker.convert.scratch import Scratch
 from worker.convert.tensor_plan import OutputTensor, plan_tensors
 from worker.convert.tokenizer import sentencepiece
-from worker.convert.tokenizer.chat_templates import (
-    chat_templates,
-    template_metadata,
-    template_notes,
-)
+from worker.convert.tokenizer.chat_templates import chat_templates, template_metadata
 from worker.convert.tokenizer.check import TokenCheck
 from worker.convert.tokenizer.pre_tokenizers import UNKNOWN, unknown
 from worker.convert.tokenizer.read import read_vocabulary
@@ -256,10 +252,9 @@ def _add_vocabulary(
     tokenizer = made.checkpoint.json("tokenizer.json")
     if made.architecture == "gemma4" and vocabulary.model == "llama" and tokenizer:
         made.metadata |= sentencepiece.by_merges(tokenizer)
-    templates = chat_templates(made.checkpoint)
-    made.metadata |= template_metadata({**templates, **prompts})
+    made.metadata |= template_metadata({**chat_templates(made.checkpoint), **prompts})
     made.vocabulary = vocabulary
-    made.notes += (*vocabulary.notes, *template_notes(templates))
+    made.notes += vocabulary.notes
 
 
 def _importance(options: Options) -> Metadata:

@@ -315,25 +315,6 @@ def test_ends_beyond_the_vocabulary_are_told(
     assert "no other ends a text: the model would never stop" in fails(source, capsys)
 
 
-@pytest.mark.parametrize(
-    ("template", "words"),
-    [
-        ("{% for m in messages %}", "the chat template is not valid (line 1: "),
-        ("{{ " + "not " * 5000 + "x }}", "the chat template is not valid (it is nested too deeply"),
-        ("{{ " + "9" * 5000 + " }}", "the chat template is not valid (Exceeds the limit"),
-        ("{% generation %}{% break %}{% endgeneration %}", ""),
-    ],
-)
-def test_a_chat_template_that_is_none_is_told(
-    template: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = Path(shutil.copytree(TINY, tmp_path / "chat"))
-    (source / "chat_template.jinja").write_text(template)
-    converted(source, tmp_path / "m.gguf")
-    told = capsys.readouterr().err
-    assert words in told if words else "chat template" not in told
-
-
 @pytest.mark.parametrize("number", ["-1", "0", "1e3", "1025", ""])
 def test_a_number_of_threads_that_computes_nothing_is_refused(
     number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

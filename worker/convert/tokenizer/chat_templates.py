@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-import jinja2
 from gguf.constants import Keys
 
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.family.rules import Metadata
 from worker.errors import ModelError
 from worker.models.checkpoint_files import TEMPLATES
-from worker.models.template_syntax import EXTENSIONS
 
 
 def chat_templates(checkpoint: Checkpoint) -> dict[str, str]:
@@ -64,24 +62,3 @@ def template_metadata(templates: Mapping[str, str]) -> Metadata:
     default = named.pop("default", "")
     found: Metadata = {Keys.Tokenizer.CHAT_TEMPLATE_N.format(name=n): t for n, t in named.items()}
     return found | {Keys.Tokenizer.CHAT_TEMPLATES: [*named], Keys.Tokenizer.CHAT_TEMPLATE: default}
-
-
-def template_notes(templates: Mapping[str, str]) -> Iterator[str]:
-    """What is wrong with chat templates, without which a model still completes texts."""
-    syntax = jinja2.Environment(extensions=EXTENSIONS)
-    for name, text in templates.items():
-        fault = ""
-        try:
-            syntax.parse(text)
-        except jinja2.TemplateSyntaxError as error:
-            fault = f"line {error.lineno}: {error.message}"
-        except RecursionError:
-            fault = "it is nested too deeply"
-        except ValueError as error:  # a number has too many digits
-            fault = str(error)
-        if fault:
-            what = f"chat template {name!r}" if templates.keys() != {"default"} else "chat template"
-            yield (
-                f"the {what} is not valid ({fault}), so a worker needs another one as "
-                "--chat-template"
-            )

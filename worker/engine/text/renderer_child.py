@@ -16,11 +16,12 @@ from itertools import chain
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.ext
+import jinja2.parser
 import jinja2.sandbox
 from jinja2 import nodes
 
 from worker.confinement.bounded import serve
-from worker.models.template_syntax import EXTENSIONS
 
 MAX_CHARS = 4_000_000
 """Of a rendered chat."""
@@ -41,6 +42,18 @@ Answer = tuple[str | None, str | None]
 # --- what a template may use -----------------------------------------------------------------
 
 
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's part for training; only its body
+    is rendered."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: jinja2.parser.Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 class _Nothing(jinja2.Undefined):
     """What is not defined, joined to a text, adds nothing to it; templates leave fields out."""
 
@@ -56,7 +69,7 @@ def _environment() -> jinja2.sandbox.SandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=_Nothing,
-        extensions=EXTENSIONS,
+        extensions=[_GenerationTag, "jinja2.ext.loopcontrols"],
     )
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
