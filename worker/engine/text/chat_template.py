@@ -7,15 +7,12 @@ Intake threads.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-
-from msgspec import structs
 
 from worker.engine.text import forms, probes
 from worker.engine.text.deletions import Deletion, deletions_of
@@ -148,17 +145,11 @@ class Reading:
         )
 
     def _fault(self, reason: str) -> InvalidRequest:
-        """Names a call's arguments, if the template takes the chat with others."""
-        messages = [dict(each) for each in self.prompt.messages]
-        if broken := forms.without_broken_arguments({"messages": messages}):
-            place, whole = broken
-            without = structs.replace(self.prompt, messages=tuple(whole["messages"]))
-            with contextlib.suppress(Refused, InvalidRequest):
-                self.template.read(without)._rendered()
-                field = f"{self.prompt.field}{place}"
-                what = "it is no JSON object, and the model's chat template takes nothing else"
-                return InvalidRequest.of_field(field, what)
-        return _refused(self.prompt.field, reason)
+        """Names arguments that the template may have refused the chat for."""
+        field = self.prompt.field
+        if (place := forms.broken_arguments(self.prompt.messages)) is None:
+            return _refused(field, reason)
+        return _refused(f"{field}{place}", f"{reason}; this is no JSON object")
 
 
 def _before_end(text: str) -> str:

@@ -503,20 +503,13 @@ def as_thinking_part(message: Message) -> Message:
     return {**own, "content": parts + ([{"type": "text", "text": text}] if text else [])}
 
 
-def without_broken_arguments(chat: Chat) -> tuple[str, Chat] | None:
-    """The place of the first call whose arguments are no JSON object, and the chat with empty
-    objects in place of such, if there are any. A template that takes this chat has refused the
-    other one for its arguments."""
-
-    def is_object(arguments: Any) -> bool:
-        return isinstance(_parsed(arguments), Mapping)
-
-    broken = (
+def broken_arguments(messages: Iterable[Mapping[str, Any]]) -> str | None:
+    """The place of the first call whose arguments are no JSON object, for which some templates
+    refuse a chat."""
+    places = (
         f"[{i}].tool_calls[{j}].function.arguments"
-        for i, message in enumerate(chat["messages"])
+        for i, message in enumerate(messages)
         for j, call in enumerate(message.get("tool_calls") or ())
-        if not is_object(call["function"].get("arguments", {}))
+        if not isinstance(_parsed(call["function"].get("arguments", {})), Mapping)
     )
-    if (place := next(broken, None)) is None:
-        return None
-    return place, with_arguments(lambda given: given if is_object(given) else {})(chat)
+    return next(places, None)
