@@ -3,7 +3,8 @@ same package makes of what it stored.
 
 `python -m tools.reference.make_quantised_data` in an environment with PyTorch, transformers,
 compressed-tensors 0.20 and nvidia-modelopt; the tests need none of them. With `int4-order` it makes
-that case alone, by compressed-tensors 0.11: later releases have no order of columns.
+that case alone, by compressed-tensors 0.11: later releases have no order of columns. With `gptq`,
+`awq` or `bnb` it makes the cases of GPTQModel 7.7, AutoAWQ 0.2.9 or bitsandbytes 0.50 alone.
 """
 
 from __future__ import annotations
@@ -43,6 +44,28 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 ORDERED: dict[str, Any] = {"num_bits": 4, "group_size": 32, "actorder": "group"}
 EXACT = ("int4-zero", "int4-order")
 """With scales in float32; the package computes in their type."""
+
+WIDE = (64, 96)
+"""Whole numbers of I32s, with eight numbers in each or 32 in three, in both directions."""
+GPTQ: dict[str, dict[str, Any]] = {
+    "gptq": {"bits": 4, "group_size": 32, "sym": True},
+    "gptq-zero": {"bits": 4, "group_size": 16, "sym": False},
+    "gptq-order": {"bits": 4, "group_size": 32, "sym": False, "desc_act": True},
+    "gptq-v2": {"bits": 4, "group_size": -1, "sym": False, "checkpoint_format": "gptq_v2"},
+    "gptq-cut": {"bits": 4, "group_size": 64, "sym": False},
+    "gptq-2": {"bits": 2, "group_size": 32, "sym": False},
+    "gptq-3": {"bits": 3, "group_size": 32, "sym": False},
+    "gptq-8": {"bits": 8, "group_size": 32, "sym": False},
+}
+BITSANDBYTES: dict[str, dict[str, Any]] = {
+    "bnb-nf4": {"quant_type": "nf4", "compress_statistics": False},
+    "bnb-nf4-double": {"quant_type": "nf4", "compress_statistics": True},
+    "bnb-fp4": {"quant_type": "fp4", "compress_statistics": True},
+    "bnb-nf4-half": {"quant_type": "nf4", "compress_statistics": True},
+    "bnb-nf4-float": {"quant_type": "nf4", "compress_statistics": False},
+}
+STORED = {"bnb-nf4-half": "bfloat16", "bnb-nf4-float": "float32"}
+"""The types of those whose values or bytes have another than float16."""
 
 Tensors = dict[str, Any]
 
@@ -154,6 +177,103 @@ def fbgemm() -> tuple[dict[str, Any], Tensors]:
     }
 
 
+def limits(values: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
+    """A scale and a zero for each group, in a row for each row of the weight; some rows have no
+    number below zero, so that zero itself stands for it."""
+    n_bits, size = settings["bits"], settings["group_size"]
+    parts = [part.aminmax(dim=1) for part in values.split(size if size > 0 else WIDE[1], 1)]
+    least, most = (torch.stack(each, 1) for each in zip(*parts, strict=True))
+    if settings.get("sym"):
+        most = torch.maximum(most, -least)
+        least = -most
+    scale = ((most - least.clamp(max=0)) / (2**n_bits - 1)).half().float()
+    zero = (-least.clamp(max=0) / scale).round()
+    return scale, torch.full_like(zero, 2 ** (n_bits - 1)) if settings.get("sym") else zero
+
+
+def wide() -> Any:
+    values = torch.randn(WIDE, generator=torch.Generator().manual_seed(6)) * 0.05 + 0.01
+    values[::7] = values[::7].abs()
+    return values
+
+
+def gptq(name: str) -> tuple[dict[str, Any], Tensors]:
+    from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # type: ignore[import-not-found]
+    from gptqmodel.quantization.config import QuantizeConfig  # type: ignore[import-not-found]
+    from gptqmodel.utils.model import (  # type: ignore[import-not-found]
+        convert_gptq_v1_to_v2_format_module,
+        convert_gptq_v2_to_v1_format_module,
+    )
+
+    settings, values = {"desc_act": False, "checkpoint_format": "gptq", **GPTQ[name]}, wide()
+    own = {key: settings[key] for key in ("bits", "group_size", "sym", "desc_act")}
+    size = own["group_size"] if own["group_size"] > 0 else WIDE[1]
+    order = torch.arange(WIDE[1]) // size
+    if own["desc_act"]:
+        order = order[torch.randperm(WIDE[1], generator=torch.Generator().manual_seed(7))]
+    scale, zero = limits(values[:, order.argsort()], own)
+    linear = torch.nn.Linear(WIDE[1], WIDE[0], bias=False)
+    linear.weight.data = values
+    layer = TorchLinear(in_features=WIDE[1], out_features=WIDE[0], **own)
+    layer.pack_original(linear, scale, zero, order.to(torch.int32))
+    layer.post_init()
+    if settings["checkpoint_format"] == "gptq":
+        convert_gptq_v2_to_v1_format_module(layer, QuantizeConfig(**own))
+    keys = ("qweight", "qzeros", "scales", "g_idx")
+    stored = {key: getattr(layer, key).clone() for key in keys}
+    if settings["checkpoint_format"] == "gptq":
+        convert_gptq_v1_to_v2_format_module(layer, own["bits"], torch.int32)
+    config = {"quant_method": "gptq", **settings}
+    return config, {**stored, "expected": layer.dequantize_weight().T}
+
+
+def awq() -> tuple[dict[str, Any], Tensors]:
+    from awq.modules.linear.gemm import WQLinear_GEMM  # type: ignore[import-not-found]
+    from awq.utils.packing_utils import dequantize_gemm  # type: ignore[import-not-found]
+
+    values, own = wide(), {"bits": 4, "group_size": 32}
+    scale, zero = (each.T.contiguous() for each in limits(values, own))
+    linear = torch.nn.Linear(WIDE[1], WIDE[0], bias=False)
+    linear.weight.data = values
+    layer = WQLinear_GEMM.from_linear(linear, 4, 32, scales=scale, zeros=zero)
+    stored = {key: getattr(layer, key) for key in ("qweight", "qzeros", "scales")}
+    expected = dequantize_gemm(stored["qweight"], stored["qzeros"], stored["scales"], 4, 32)
+    config = {"quant_method": "awq", "version": "gemm", "zero_point": True, **own}
+    return config, {**stored, "expected": expected.T}
+
+
+def bitsandbytes(name: str) -> tuple[dict[str, Any], Tensors]:
+    """Without scales of scales, in rows that are no whole number of blocks. The package's way for
+    CPUs takes wrong scales for these: twice as far from the weight as its way for any device."""
+    from bitsandbytes import functional  # type: ignore[import-not-found]
+    from bitsandbytes.backends.default import ops  # type: ignore[import-not-found]
+
+    kind = getattr(torch, STORED.get(name, "float16"))
+    is_nested = BITSANDBYTES[name]["compress_statistics"]
+    values = wide()[:, : 64 if is_nested else 48].to(kind)
+    storage = kind if name == "bnb-nf4-half" else torch.uint8
+    how = {"blocksize": 64, "quant_storage": storage, **BITSANDBYTES[name]}
+    packed, state = functional.quantize_4bit(values.contiguous(), **how)
+    stored = {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()}
+    if is_nested:
+        expected = functional.dequantize_4bit(packed, state)
+    else:
+        how = {"blocksize": 64, "shape": state.shape, "dtype": kind}
+        expected = ops._dequantize_4bit_compute(packed[:, 0], state.absmax, state.code, **how)
+    stored |= {"weight": packed, "expected": expected}
+    return {"quant_method": "bitsandbytes", "load_in_4bit": True}, stored
+
+
+def eight_bits() -> tuple[dict[str, Any], Tensors]:
+    from bitsandbytes import functional
+
+    numbers, scale, _ = functional.int8_vectorwise_quant(wide().half())
+    stored = {"weight": numbers, "SCB": scale, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    expected = functional.int8_vectorwise_dequant(numbers, scale)
+    config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    return config, {**stored, "expected": expected}
+
+
 def save(name: str, config: dict[str, Any], stored: Tensors) -> None:
     tensors = {key: value.detach().contiguous() for key, value in stored.items()}
     save_file(tensors, FOLDER / f"{name}.safetensors", {"config": json.dumps(config)})
@@ -164,6 +284,18 @@ def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     if sys.argv[1:] == ["int4-order"]:
         save("int4-order", *ordered())
+        return
+    if sys.argv[1:] == ["gptq"]:
+        for name in GPTQ:
+            save(name, *gptq(name))
+        return
+    if sys.argv[1:] == ["awq"]:
+        save("awq", *awq())
+        return
+    if sys.argv[1:] == ["bnb"]:
+        for name in BITSANDBYTES:
+            save(name, *bitsandbytes(name))
+        save("bnb-8", *eight_bits())
         return
     for name in FORMATS:
         save(name, *compressed(name))

@@ -8,6 +8,8 @@ error message instead of a signal.
 from __future__ import annotations
 
 import os
+import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,8 +20,8 @@ import numpy.typing as npt
 
 from worker.convert import scaled
 from worker.convert.config import Config
+from worker.convert.grid import Scaled
 from worker.convert.quantize import TensorType
-from worker.convert.scaled import Scaled
 from worker.errors import ModelError, of_file
 from worker.models.checkpoint_files import DENSE_MODULES, INDEX, read_json, weight_files, weight_map
 from worker.models.safetensors import TensorInfo, read_header
@@ -28,6 +30,9 @@ READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 """The types that can be converted, each with the NumPy type it is read as: NumPy has no BF16."""
 _RAW = "u1"
 """Tensors of any other type are read as bytes."""
+_TILE_BYTES, _N_TILES = 8 << 20, 8
+"""Of rows of a tensor that is turned around: each takes its bytes from all over the tensor."""
+_PIECE_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -43,6 +48,9 @@ class Checkpoint:
     tensors: dict[str, TensorInfo]
     _scaled: dict[str, Scaled] = field(default_factory=dict)
     """By name, tensors that several stored ones make."""
+    _tiles: OrderedDict[tuple[str, int], npt.NDArray[Any]] = field(default_factory=OrderedDict)
+    """By name and first row, those used last."""
+    _tiling: threading.Lock = field(default_factory=threading.Lock)
     _files: dict[Path, int] = field(default_factory=dict)
     _json: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -78,6 +86,8 @@ class Checkpoint:
         return self._stored_rows(info, first, count)
 
     def _stored_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
+        if info.is_turned:
+            return self._turned_rows(info, first, count)
         size, position = count * info.row_bytes, info.offset + first * info.row_bytes
         with of_file(info.path):
             out = read_bytes(self._file(info.path), size, position)
@@ -86,6 +96,34 @@ class Checkpoint:
                 f"{info.path} became shorter while tensor {info.name} was read", path=str(info.path)
             )
         return out.view(READABLE.get(info.dtype, _RAW)).reshape(count, -1)
+
+    def _turned_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
+        step, end = max(1, _TILE_BYTES // max(1, info.row_bytes)), first + count
+        parts = []
+        for start in range(first - first % step, end, step):
+            tile = self._tile(info, start, min(step, info.n_rows - start))
+            parts.append(tile[max(first - start, 0) : end - start])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _tile(self, info: TensorInfo, start: int, count: int) -> npt.NDArray[Any]:
+        """Columns of what is stored, as rows."""
+        key = info.name, start
+        with self._tiling:
+            if (tile := self._tiles.get(key)) is None:
+                stored = replace(info, shape=info.shape[::-1], is_turned=False)
+                item = f"<u{info.row_bytes // info.row_length}"
+                turned = np.empty((count, info.row_length), item)
+                step = max(1, _PIECE_BYTES // stored.row_bytes)
+                for first in range(0, stored.n_rows, step):
+                    n = min(step, stored.n_rows - first)
+                    piece = self._stored_rows(stored, first, n).view(item)
+                    turned[:, first : first + n] = piece[:, start : start + count].T
+                tile = turned.view(READABLE.get(info.dtype, _RAW))
+                self._tiles[key] = tile
+                if len(self._tiles) > _N_TILES:
+                    self._tiles.popitem(last=False)
+            self._tiles.move_to_end(key)
+            return tile
 
     def read(self, info: TensorInfo, part: int = 0, n_parts: int = 0) -> npt.NDArray[Any]:
         """A tensor in its own shape, or number `part` of the `n_parts` of its first axis."""
@@ -107,6 +145,7 @@ class Checkpoint:
         for descriptor in self._files.values():
             os.close(descriptor)
         self._files.clear()
+        self._tiles.clear()
 
     def json(self, name: str) -> dict[str, Any]:
         """An optional JSON file of the folder, read once; empty if the file is absent."""

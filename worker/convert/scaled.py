@@ -1,5 +1,5 @@
-"""Weights stored as small numbers beside scales: FP8 of DeepSeek, Qwen, fbgemm and ModelOpt, NVFP4,
-and the formats of compressed-tensors.
+"""Which stored tensors make a weight, and how: FP8 of DeepSeek, Qwen, fbgemm and ModelOpt, NVFP4,
+the formats of compressed-tensors, GPTQ, AWQ and bitsandbytes.
 
 Such tensors become one tensor of float32 values, the products that the source's own framework
 computes. llama.cpp has a type like NVFP4, but reads the scale of a whole tensor that belongs to it
@@ -10,25 +10,22 @@ of some kinds of tensors only, so these weights are written like others. Any oth
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, MutableMapping
+from collections.abc import Collection, Mapping, MutableMapping
 from dataclasses import dataclass, replace
-from functools import cache
 from math import prod
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from worker.convert.config import Config
-from worker.convert.quantize import to_float32
+from worker.convert.config import MOST, Config
+from worker.convert.grid import FP4, Grid, Packing, Read, Scaled, Values
 from worker.errors import ModelError
 from worker.models.safetensors import TensorInfo
 
-Read = Callable[[TensorInfo, int, int], npt.NDArray[Any]]
-"""Gives rows of a tensor as they are stored: so many from one on."""
-
 _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
-    **dict.fromkeys(("fp8", "fbgemm_fp8", "mxfp4"), ("", ())),
+    **dict.fromkeys(("fp8", "fbgemm_fp8", "mxfp4", "bitsandbytes"), ("", ())),
     "modelopt": (
         "quant_algo",
         ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "NVFP4", "W4A16_NVFP4", "mxfp4", "MXFP8"),
@@ -40,19 +37,87 @@ _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
             *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
         ),
     ),
+    "gptq": ("checkpoint_format format", ("", "gptq", "gptq_v2")),
+    "awq": ("version checkpoint_format", ("", "gemm", "GEMM")),
 }
-"""The methods that can be converted, each with the key of its formats, and these."""
+"""The methods that can be converted, each with the key of its formats, which may have an older name
+too, and these."""
 _MIXED = {"mixed-precision": "config_groups", "MIXED_PRECISION": "quantized_layers"}
 """Where such a method has its parts, each with a format of its own."""
 _NUMBERS = ("F8_E4M3", "I8", "I32", "U8")
 """Types that need a scale; an I32 holds as many integers as go into it, a U8 two FP4."""
 _FLOATS = ("BF16", "F16", "F32")
 _N_BITS = (2, 4, 8)
-"""Of integers in an I32; how those are stored that cross its border has changed."""
-_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-_FP4 = np.concatenate([_FP4, -_FP4])
-_UNUSED = r".*(\.(input|output|q|k|v)(_global)?|[._]activation)_(scale|zero_point)"
+"""Of compressed-tensors' integers; how those are stored that cross a border has changed."""
+_GPTQ_N_BITS = (2, 3, 4, 8)
+_AWQ = Packing(4, is_down=True, places=(0, 4, 1, 5, 2, 6, 3, 7))
+_BYTE = 1 / 127
+"""Of bitsandbytes' integers of eight bits, whose scales are those of the largest number."""
+_MAX_STATE_BYTES = 1 << 16
+_UNUSED = r".*(\.(input|output|q|k|v)(_global)?|[._]activation)_(scale|zero_point)(_ub)?"
 """What belongs to activations, which are not quantised here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What the tensors are called that make a weight: the ends of their names, behind what is
+    common to them."""
+
+    weight: str = ""
+    numbers: str = ""
+    scale: str = "_scale"
+    whole: str = "_scale_2"
+    zero: str = "_zero_point"
+    order: str = "_g_idx"
+    others: tuple[str, ...] = ()
+    types: Collection[str] = _NUMBERS
+    is_turned: bool = False
+    """A row of the weight is a column of the stored matrices."""
+
+
+_BLOCKS = Names(
+    scale=".absmax",
+    whole=".nested_absmax",
+    others=(
+        *(".quant_map", ".nested_quant_map"),
+        *(".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"),
+    ),
+    types=(*_NUMBERS, *_FLOATS),
+)
+"""bitsandbytes' of four bits, in bytes that any type may stand for."""
+_BYTES = Names("weight", "weight", "SCB", "", "", "", ("weight_format",), types=("I8",))
+_TURNED = Names(
+    *("weight", "qweight", "scales", "", "qzeros", "g_idx"), types=("I32",), is_turned=True
+)
+_PACKED = Names(numbers="_packed", whole="_global_scale", others=("_shape",))
+_NAMES = (Names(scale="_scale_inv"), Names(), _PACKED, _TURNED, _BYTES, _BLOCKS)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The stored tensors of one weight."""
+
+    stem: str
+    names: Names
+    tensors: Mapping[str, TensorInfo]
+
+    def get(self, end: str) -> TensorInfo | None:
+        info = self.tensors.get(self.stem + end)
+        if info is None or not self.names.is_turned or end in (self.names.order, "bias"):
+            return info
+        if len(info.shape) != 2:
+            raise ModelError(
+                f"tensor {info.name} has shape {list(info.shape)}, which is no matrix",
+                tensor=info.name,
+            )
+        return replace(info, shape=info.shape[::-1], is_turned=True)
+
+    def needed(self, end: str) -> TensorInfo:
+        if (info := self.get(end)) is None:
+            beside = self.tensors[self.stem + self.names.numbers].path
+            name = self.stem + end
+            raise ModelError(f"{beside} lacks tensor {name}", tensor=name)
+        return info
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,71 +133,12 @@ class Method:
     """Scales of type U8 are exponents, as in MXFP4 and MXFP8."""
     has_stacks: bool = True
     """Scales of a stack of experts are laid out as those of a matrix are."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """Numbers that each belong to so many rows and columns of a weight."""
-
-    info: TensorInfo
-    rows: int
-    columns: int
-    n_bits: int = 0
-    """Of integers, if those of successive rows are packed into an I32."""
-
-    def of_rows(self, read: Read, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Those of some rows of the weight, in a row each."""
-        blocks = (first + np.arange(count)) // self.rows
-        n = 32 // self.n_bits if self.n_bits else 1
-        start = int(blocks[0]) // n
-        stored = read(self.info, start, int(blocks[-1]) // n + 1 - start)
-        if self.n_bits:
-            columns = np.ascontiguousarray(stored.view("<u4").T).view(np.uint8)
-            return _integers(columns, self.n_bits).T[blocks - start * n]
-        return _values(stored, self.info.dtype)[blocks - start]
-
-
-@dataclass(frozen=True, slots=True)
-class Scaled:
-    """What a weight is made of."""
-
-    numbers: TensorInfo
-    width: int
-    """Of the weight; there may be more numbers."""
-    n_bits: int
-    scale: Grid
-    whole: Grid | None
-    """Scales of the scales."""
-    zero: Grid | None
-    """The numbers that stand for zero."""
-    order: npt.NDArray[np.int32] | None
-    """For each column of the weight that of its scales, if these are not in turn."""
-
-    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
-    def read_rows(self, read: Read, first: int, count: int) -> npt.NDArray[np.float32]:
-        """Its values, of which none that is not finite will be written."""
-        stored = read(self.numbers, first, count)
-        if self.numbers.dtype == "U8":
-            values = _FP4[_parts(stored, 4)]
-        elif self.n_bits:
-            values = _integers(stored, self.n_bits)[:, : self.width]
-        else:
-            values = _values(stored, self.numbers.dtype)
-        scale = self.scale.of_rows(read, first, count)
-        if self.whole is not None:
-            whole = self.whole.of_rows(read, first, count)
-            is_divisor = self.whole.info.name.endswith("_global_scale")
-            scale = scale / whole if is_divisor else scale * whole
-        if self.zero is not None:
-            values -= self._spread(self.zero.of_rows(read, first, count))
-        values *= self._spread(scale)
-        return values
-
-    def _spread(self, columns: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Of each column of the weight, from those of its scales."""
-        if self.order is not None:
-            return columns.take(self.order, axis=1)
-        return columns.repeat(self.scale.columns, axis=1)[:, : self.width]
+    is_turned: bool = False
+    """It is GPTQ or AWQ."""
+    packing: Packing | None = None
+    """Of AWQ."""
+    is_one_less: bool = False
+    """Numbers that stand for zero are stored so, as GPTQ's first format has them."""
 
 
 def method_of(config: Config) -> Method:
@@ -147,18 +153,24 @@ def method_of(config: Config) -> Method:
         section = config.section("text_config").section("quantization_config")
     if not section.values:
         return Method()
-    name = section.text("quant_method", "MLX" if section.has("bits") else "compressed-tensors")
-    key, known = _KNOWN.get(name, ("", ()))
-    kinds = {section.text(key, "")} if key else set()
+    default = "MLX" if section.has("bits") else "compressed-tensors"
+    name = section.text("quant_method", default)
+    keys, known = _KNOWN.get(name, ("", ()))
+    key = next((each for each in keys.split() if section.has(each)), "")
+    kinds = {section.text(key)} if key else {""} if keys else set()
     for kind in kinds & _MIXED.keys():
         layers = section.section(_MIXED[kind])
         kinds = {layers.section(each).text(key, "") for each in layers.values}
+    bits = section.values.get("bits", section.values.get("w_bit"))
+    if name == "awq" and bits not in (None, 4):
+        kinds = {f"{bits!r:.80} bits"}
     if name not in _KNOWN or not kinds <= set(known):
         said = f" ({', '.join(sorted(kinds))})" if kinds - {""} else ""
         raise ModelError(
             f"{config.name}: weights quantised by {name}{said} cannot be converted; fp8, "
-            "fbgemm_fp8, mxfp4, ModelOpt's FP8 and FP4, and compressed-tensors' FP8, FP4 and "
-            "integers can. Give the checkpoint that was quantised, or a GGUF",
+            "fbgemm_fp8, mxfp4, ModelOpt's FP8 and FP4, compressed-tensors' FP8, FP4 and integers, "
+            "gptq, awq (gemm of 4 bits) and bitsandbytes can. Give the checkpoint that was "
+            "quantised, or a GGUF",
             quant_method=name,
         )
     if section.section("transform_config").values:
@@ -167,12 +179,21 @@ def method_of(config: Config) -> Method:
     weights = [groups.section(each).section("weights") for each in groups.values]
     blocks = [_block(section, "weight_block_size")]
     blocks += [_block(each, "block_structure") for each in weights]
+    n_bits = {each.integer("num_bits") for each in weights if each.has("num_bits")}
+    has_zeros = bool(weights) and all(each.values.get("symmetric") is False for each in weights)
+    if is_turned := name in ("gptq", "awq"):
+        size = section.values.get("group_size")
+        blocks = [(1, size if type(size) is int else 0)]
+        n_bits, has_zeros = {bits} if type(bits) is int else set(), True
     return Method(
         blocks={each for each in blocks if min(each) > 0},
-        n_bits={each.integer("num_bits") for each in weights if each.has("num_bits")},
-        has_zeros=bool(weights) and all(each.values.get("symmetric") is False for each in weights),
+        n_bits=n_bits,
+        has_zeros=has_zeros,
         has_powers=any(kind.lower().startswith("mx") for kind in kinds),
-        has_stacks=name != "fbgemm_fp8",
+        has_stacks=name != "fbgemm_fp8" and not is_turned,
+        is_turned=is_turned,
+        packing=_AWQ if name == "awq" else None,
+        is_one_less=name == "gptq" and kinds != {"gptq_v2"},
     )
 
 
@@ -191,95 +212,132 @@ def join(tensors: MutableMapping[str, TensorInfo], method: Method, read: Read) -
         ModelError: scales do not fit their weight, or are of an unknown type.
     """
     made: dict[str, Scaled] = {}
-    for numbers in [info for info in tensors.values() if info.dtype in _NUMBERS]:
-        name = numbers.name.removesuffix("_packed")
-        scale = tensors.get(f"{name}_scale_inv", tensors.get(f"{name}_scale"))
-        if scale is None or len(numbers.shape) not in ((2, 3) if method.has_stacks else (2,)):
+    for info, names in [(info, names) for info in tensors.values() for names in _NAMES]:
+        stem = info.name.removesuffix(names.numbers)
+        is_named = info.name.endswith(names.numbers) and stem + names.scale in tensors
+        if not is_named or info.dtype not in names.types:
             continue
+        if names is not _BLOCKS and len(info.shape) not in ((2, 3) if method.has_stacks else (2,)):
+            continue
+        parts, name = Parts(stem, names, tensors), stem + names.weight
+        numbers, scale = parts.needed(names.numbers), parts.needed(names.scale)
+        if names.is_turned and not method.is_turned:
+            why = "no quantization_config says whether that is GPTQ or AWQ"
+            raise ModelError(f"{info.path.parent} has {info.name}, and {why}", tensor=info.name)
         if 0 in numbers.shape:
             raise _unfit(scale, numbers)
         if name in tensors and name != numbers.name:
             raise ModelError(
                 f"{numbers.path.parent} has both {name} and {numbers.name}", tensor=name
             )
-        weight, n_bits = _weight(name, numbers, tensors, method, read)
-        made[name] = _scaled(weight, numbers, n_bits, scale, tensors, method, read)
-        ends = ("_shape", _second(weight, numbers), "_zero_point", "_g_idx")
-        for used in (numbers.name, scale.name, *(name + end for end in ends)):
+        if names is _BLOCKS:
+            weight, made[name] = _blocks(parts, numbers, scale, read)
+        else:
+            weight, made[name] = _scaled(name, parts, numbers, scale, method, read)
+        ends = (names.numbers, names.scale, names.whole, names.zero, names.order, *names.others)
+        for used in {stem + end for end in ends}:
             tensors.pop(used, None)
+        bias = parts.get("bias") if names is _TURNED else None
+        if bias is not None and not read(bias, 0, bias.n_rows).any():
+            del tensors[bias.name]  # AutoGPTQ gives one to every layer.
         tensors[name] = weight
     for name in [name for name in tensors if re.fullmatch(_UNUSED, name)]:
         del tensors[name]
     return made
 
 
-def _weight(
-    name: str,
-    numbers: TensorInfo,
-    tensors: Mapping[str, TensorInfo],
-    method: Method,
-    read: Read,
-) -> tuple[TensorInfo, int]:
-    """The weight that numbers are stored of, and the bits of an integer if they are packed."""
-    shape, n_bits = numbers.shape, 0
-    if numbers.dtype == "U8":
-        shape = (*shape[:-1], 2 * shape[-1])
-    if numbers.dtype == "I32":
-        stated = tensors.get(f"{name}_shape")
-        n = len(shape)
-        if stated is None or stated.dtype not in ("I32", "I64") or prod(stated.shape) != n:
-            raise ModelError(
-                f"{numbers.path} lacks {name}_shape, of {n} whole numbers", tensor=name
-            )
-        stored = read(stated, 0, stated.n_rows).view(f"<i{int(stated.dtype[1:]) // 8}")
-        shape = tuple(stored.reshape(-1).tolist())
-        words = {n: (*shape[:-1], -(-shape[-1] * n // 32)) for n in method.n_bits}
-        fit = [n for n in _N_BITS if words.get(n) == numbers.shape]
-        if len(fit) != 1:
-            bits = " or ".join(map(str, sorted(method.n_bits))) or "unknown numbers of"
-            what = f"integers of {bits} bits in shape {list(numbers.shape)} for {list(shape)}"
-            why = "2, 4 and 8 can be converted"
-            raise ModelError(f"tensor {numbers.name} has {what}; {why}", tensor=numbers.name)
-        n_bits = fit[0]
-    return replace(numbers, name=name, dtype="F32", shape=shape), n_bits
-
-
 def _scaled(
-    weight: TensorInfo,
+    name: str,
+    parts: Parts,
     numbers: TensorInfo,
-    n_bits: int,
     scale: TensorInfo,
-    tensors: Mapping[str, TensorInfo],
     method: Method,
     read: Read,
-) -> Scaled:
-    """What a weight is made of, each part checked against its shape."""
+) -> tuple[TensorInfo, Scaled]:
+    """A weight and what it is made of, each part checked against its shape."""
+    names, shape = parts.names, numbers.shape
+    packing: Packing | None = None
+    if numbers.dtype == "U8":
+        shape, packing = (*shape[:-1], 2 * shape[-1]), Packing(4)
+    elif numbers.dtype == "I32":
+        find = _turned if names.is_turned else _packed
+        shape, packing = find(parts, numbers, method, read)
+    weight = replace(numbers, name=name, dtype="F32", shape=shape, is_turned=False)
     # Other methods pack integers in bytes, too, beside scales of the usual types.
     known = ("F8_E4M3",) if numbers.dtype == "U8" else _FLOATS
     known = (*known, "F8_E8M0", *(("U8",) if method.has_powers else ()))
     grid, whole, zero, order = _grid(scale, weight, known, method.blocks), None, None, None
-    second = weight.name + _second(weight, numbers)
-    if stored := tensors.get(second):
+    if names.whole and (stored := parts.get(names.whole)):
         whole = _grid(stored, weight, _FLOATS)
     elif scale.dtype == "F8_E4M3":
-        raise ModelError(f"{scale.path} lacks tensor {second}", tensor=second)
-    if stored := tensors.get(f"{weight.name}_zero_point"):
-        zero = _zero(stored, weight, grid, n_bits)
+        parts.needed(names.whole)
+    if stored := parts.get(names.zero):
+        zero = _zero(stored, weight, grid, packing, is_one_less=method.is_one_less)
     elif method.has_zeros:
-        raise ModelError(f"{scale.path} lacks tensor {weight.name}_zero_point", tensor=weight.name)
-    if stored := tensors.get(f"{weight.name}_g_idx"):
-        if stored.dtype != "I32" or stored.shape != weight.shape[-1:]:
-            raise _unfit(stored, weight)
-        order = read(stored, 0, stored.n_rows).view("<i4").reshape(-1)
-        is_known = order.min() >= 0 and order.max() < scale.row_length
-        if not is_known or set(np.bincount(order).tolist()) != {grid.columns}:
-            raise _unfit(stored, weight)
-    return Scaled(numbers, weight.row_length, n_bits, grid, whole, zero, order)
+        parts.needed(names.zero)
+    if stored := parts.get(names.order):
+        order = _order(stored, weight, grid, read)
+    if names is _BYTES and (stored := parts.get("weight_format")):
+        if stored.size_bytes != 1 or read(stored, 0, 1).any():
+            raise ModelError(
+                f"tensor {stored.name} says that {numbers.name} is stored for one kind of GPU; "
+                "rows can be converted",
+                tensor=stored.name,
+            )
+    table = FP4 if numbers.dtype == "U8" else None
+    return weight, Scaled(
+        Grid(numbers, packing=packing, table=table),
+        weight.row_length,
+        weight.row_length,
+        grid,
+        whole,
+        zero=zero,
+        order=order,
+        times=_BYTE if names is _BYTES else 1,
+    )
 
 
-def _second(weight: TensorInfo, numbers: TensorInfo) -> str:
-    """The end of the name of scales of scales, as compressed-tensors or ModelOpt has it."""
-    return "_scale_2" if numbers.name == weight.name else "_global_scale"
+def _packed(
+    parts: Parts, numbers: TensorInfo, method: Method, read: Read
+) -> tuple[tuple[int, ...], Packing]:
+    """The shape that compressed-tensors states of integers in I32s."""
+    n = len(numbers.shape)
+    stated = parts.get("_shape")
+    if stated is None or stated.dtype not in ("I32", "I64") or prod(stated.shape) != n:
+        name = f"{parts.stem}_shape"
+        raise ModelError(f"{numbers.path} lacks {name}, of {n} whole numbers", tensor=name)
+    stored = read(stated, 0, stated.n_rows).view(f"<i{int(stated.dtype[1:]) // 8}")
+    shape = tuple(stored.reshape(-1).tolist())
+    words = {n: (*shape[:-1], -(-shape[-1] * n // 32)) for n in method.n_bits}
+    fit = [n for n in _N_BITS if words.get(n) == numbers.shape]
+    if len(fit) != 1:
+        bits = " or ".join(map(str, sorted(method.n_bits))) or "unknown numbers of"
+        what = f"integers of {bits} bits in shape {list(numbers.shape)} for {list(shape)}"
+        why = "2, 4 and 8 can be converted"
+        raise ModelError(f"tensor {numbers.name} has {what}; {why}", tensor=numbers.name)
+    return shape, Packing(fit[0])
+
+
+def _turned(
+    parts: Parts, numbers: TensorInfo, method: Method, _read: Read
+) -> tuple[tuple[int, ...], Packing]:
+    """The shape that follows from how many integers of AWQ or GPTQ are in I32s. Of GPTQ, layers may
+    have numbers of bits of their own: the index of the columns says how many columns there are."""
+    height, n_words = numbers.shape
+    if method.packing is not None:
+        return (height * method.packing.unit[0], n_words), method.packing
+    order = parts.get(parts.names.order)
+    some = _GPTQ_N_BITS if order else method.n_bits
+    widths = {n: order.n_rows if order else 32 * n_words // n for n in some}
+    fit = [n for n, width in widths.items() if n in _GPTQ_N_BITS and n * width == 32 * n_words]
+    if len(fit) != 1:
+        what = f"of {order.n_rows} columns" if order else f"of bits {sorted(some)}"
+        raise ModelError(
+            f"tensor {numbers.name} has {n_words} words of integers {what}; those of 2, 3, 4 and 8 "
+            "bits that fill all words can be converted",
+            tensor=numbers.name,
+        )
+    return (height, widths[fit[0]]), Packing(fit[0])
 
 
 def _grid(
@@ -291,72 +349,125 @@ def _grid(
     """Blocks as the configuration has them, if there are as many numbers; else one for a whole
     tensor, for each row or for equal parts of a row, by the shape. In a stack, each member has its
     own."""
-    if info.dtype not in known:
-        why = f"scales by values of type {info.dtype}; {', '.join(known)} are known"
-        raise ModelError(f"{info.path}: tensor {info.name} {why}", tensor=info.name)
+    _check_type(info, known)
     n_members, (height, width) = prod(weight.shape[:-2]), weight.shape[-2:]
     found = info.n_rows, info.row_length
     for rows, columns in blocks:  # The last part of an extent may be shorter.
         cut = n_members * -(-height // rows), -(-width // columns)
         if cut == found and (n_members == 1 or height % rows == 0):
-            return Grid(info, rows, columns)
+            return Grid(info, min(rows, height), min(columns, width))
     is_one = info.n_rows == 1 or info.n_rows % n_members == 0
     if 0 in found or not is_one or weight.n_rows % info.n_rows or width % info.row_length:
         raise _unfit(info, weight)
     return Grid(info, weight.n_rows // info.n_rows, width // info.row_length)
 
 
-def _zero(info: TensorInfo, weight: TensorInfo, scale: Grid, n_bits: int) -> Grid:
-    """Numbers of one byte, or those of successive rows in an I32 as the weight's in a row."""
-    n_bits = n_bits if info.dtype == "I32" else 0
-    n, of = (32 // n_bits if n_bits else 1), scale.info
+def _check_type(info: TensorInfo, known: Collection[str]) -> None:
+    if info.dtype not in known:
+        why = f"scales by values of type {info.dtype}; {', '.join(known)} are known"
+        raise ModelError(f"{info.path}: tensor {info.name} {why}", tensor=info.name)
+
+
+def _zero(
+    info: TensorInfo, weight: TensorInfo, scale: Grid, packing: Packing | None, is_one_less: bool
+) -> Grid:
+    """Numbers of one byte, or those of successive rows in I32s as the weight's in a row."""
+    packing = packing if info.dtype == "I32" else None
+    packing = packing and replace(packing, is_down=True, is_one_less=is_one_less)
+    (n, n_words), of = packing.unit if packing else (1, 1), scale.info
     is_cut = len(of.shape) > 2 and of.shape[-2] % n
-    n_rows = -(-of.n_rows // n)
-    is_known = info.dtype == "I8" or n_bits
+    n_rows = -(-of.n_rows // n) * n_words
+    is_known = info.dtype == "I8" or packing is not None
     if not is_known or is_cut or (info.n_rows, info.row_length) != (n_rows, of.row_length):
         raise _unfit(info, weight)
-    return Grid(info, scale.rows, scale.columns, n_bits)
+    return Grid(info, scale.rows, scale.columns, packing)
 
 
-def _unfit(info: TensorInfo, weight: TensorInfo) -> ModelError:
-    shapes = f"of shape {list(info.shape)} scales no {list(weight.shape)}"
-    return ModelError(f"tensor {info.name} {shapes}", tensor=info.name)
+def _order(
+    info: TensorInfo, weight: TensorInfo, scale: Grid, read: Read
+) -> npt.NDArray[np.int32] | None:
+    """Which of a row's scales each column has, unless they are in turn."""
+    if info.dtype != "I32" or info.shape != weight.shape[-1:]:
+        raise _unfit(info, weight)
+    order = read(info, 0, info.n_rows).view("<i4").reshape(-1)
+    in_turn = np.arange(order.size) // scale.columns
+    if not np.array_equal(np.sort(order), in_turn):
+        raise _unfit(info, weight)
+    return None if np.array_equal(order, in_turn) else order
 
 
-def _values(stored: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
-    table = {"F8_E4M3": _e4m3, "F8_E8M0": _e8m0, "U8": _e8m0}.get(dtype)
-    if table is None:
-        return to_float32(stored.view(np.int8) if dtype == "I8" else stored)
-    values: npt.NDArray[np.float32] = table()[stored]
+class _State(msgspec.Struct):
+    """What bitsandbytes says of a weight in JSON."""
+
+    blocksize: Annotated[int, msgspec.Meta(ge=2, le=1 << 16, multiple_of=2)]
+    shape: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=1, lt=1 << 48)], ...],
+        msgspec.Meta(min_length=2, max_length=8),
+    ]
+    nested_blocksize: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)] = 1
+    nested_offset: Annotated[float, msgspec.Meta(gt=-MOST, lt=MOST)] = 0.0
+
+
+def _blocks(
+    parts: Parts, numbers: TensorInfo, scale: TensorInfo, read: Read
+) -> tuple[TensorInfo, Scaled]:
+    """A weight of bitsandbytes in four bits: indices into a table, in blocks of a scale each that
+    go on from row to row."""
+    state = _state(parts, read)
+    n_values, columns = prod(state.shape), state.blocksize
+    if 2 * numbers.size_bytes != n_values or n_values % columns:
+        raise ModelError(
+            f"tensor {numbers.name} has {numbers.size_bytes} bytes, which are no blocks of "
+            f"{columns} values of four bits for {list(state.shape)}",
+            tensor=numbers.name,
+        )
+    n = n_values // columns
+    matrix = replace(numbers, dtype="U8", shape=(n, columns // 2))
+    table = _table(parts, ".quant_map", 16, read)
+    whole = nested = None
+    if scale.dtype == "U8":
+        nested = _table(parts, ".nested_quant_map", 256, read)
+        whole = _column(parts, ".nested_absmax", -(-n // state.nested_blocksize))
+    return replace(numbers, dtype="F32", shape=state.shape), Scaled(
+        Grid(matrix, packing=Packing(4, places=(1, 0)), table=table),
+        columns,
+        state.shape[-1],
+        Grid(_column(parts, ".absmax", n, ("F32", "U8")), 1, columns, table=nested),
+        None if whole is None else Grid(whole, state.nested_blocksize, columns),
+        plus=state.nested_offset if nested is not None else 0.0,
+    )
+
+
+def _state(parts: Parts, read: Read) -> _State:
+    *_, nf4, fp4 = parts.names.others
+    info = parts.get(fp4) or parts.needed(nf4)
+    try:
+        if info.dtype != "U8" or info.size_bytes > _MAX_STATE_BYTES:
+            raise ValueError(f"{info.size_bytes} bytes of type {info.dtype} are none")
+        return msgspec.json.decode(read(info, 0, info.n_rows).tobytes(), type=_State)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            f"tensor {info.name} is no description of a weight: {error}", tensor=info.name
+        ) from None
+
+
+def _column(parts: Parts, end: str, n_values: int, known: Collection[str] = ("F32",)) -> TensorInfo:
+    info = parts.needed(end)
+    _check_type(info, known)
+    if prod(info.shape) != n_values:
+        raise ModelError(
+            f"tensor {info.name} has shape {list(info.shape)}, not {n_values} values",
+            tensor=info.name,
+        )
+    return replace(info, shape=(n_values, 1))
+
+
+def _table(parts: Parts, end: str, n_values: int, read: Read) -> Values:
+    values: Values = read(_column(parts, end, n_values), 0, n_values).reshape(-1)
     return values
 
 
-def _parts(stored: npt.NDArray[np.uint8], n_bits: int) -> npt.NDArray[np.uint8]:
-    """The numbers of so many bits in each row of bytes, the lowest of a byte first."""
-    n = 8 // n_bits
-    parts = np.empty((*stored.shape, n), np.uint8)
-    for i in range(n):
-        parts[..., i] = stored >> i * n_bits & (1 << n_bits) - 1
-    return parts.reshape(len(stored), -1)
-
-
-def _integers(stored: npt.NDArray[np.uint8], n_bits: int) -> npt.NDArray[np.float32]:
-    """Such numbers, of which the middle one stands for zero."""
-    return _parts(stored, n_bits).astype(np.float32) - np.float32(1 << n_bits - 1)
-
-
-@cache
-def _e8m0() -> npt.NDArray[np.float32]:
-    """Powers of two, by their exponents."""
-    return np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
-
-
-@cache
-def _e4m3() -> npt.NDArray[np.float32]:
-    """The value of each of the 256 FP8 E4M3 numbers, a type without infinities."""
-    bits = np.arange(256)
-    exponent, mantissa = bits >> 3 & 15, bits & 7
-    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
-    values = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
-    values[bits & 127 == 127] = np.nan
-    return np.where(bits >> 7, -values, values).astype(np.float32)
+def _unfit(info: TensorInfo, weight: TensorInfo) -> ModelError:
+    shape = info.shape[::-1] if info.is_turned else info.shape
+    shapes = f"of shape {list(shape)} scales no {list(weight.shape)}"
+    return ModelError(f"tensor {info.name} {shapes}", tensor=info.name)

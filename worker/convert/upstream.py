@@ -82,7 +82,9 @@ def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> GgufH
             f"architecture {checkpoint.config['architectures'][0]} is converted by llama.cpp's own "
             f"script, which needs {' and '.join(missing)}: {NEEDS}"
         )
-    size = sum(info.size_bytes for info in checkpoint.tensors.values())
+    outtype = projector or checkpoint.lossless_type().lower()
+    n_values = sum(info.n_rows * info.row_length for info in checkpoint.tensors.values())
+    size = n_values * (4 if outtype == "f32" else 2)  # Quantised weights take less in the source.
     if (free := shutil.disk_usage(scratch).free) < size + (64 << 20):
         raise ModelError(f"{scratch} has {free:,} bytes free, the script's file needs {size:,}")
     readable = scratch / "source"
@@ -90,7 +92,7 @@ def convert(checkpoint: Checkpoint, scratch: Path, projector: str = "") -> GgufH
     for path in checkpoint.folder.iterdir():
         if path.suffix in _FILES or path.is_dir():
             (readable / path.name).symlink_to(path.absolute())
-    target, outtype = scratch / "upstream.gguf", projector or checkpoint.lossless_type().lower()
+    target = scratch / "upstream.gguf"
     limit = str(_BYTES + 3 * _largest_layer(checkpoint))
     command = [sys.executable, "-m", "worker.convert.upstream_child", limit]
     command += [str(scripts), str(readable), str(target), outtype]

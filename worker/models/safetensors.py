@@ -49,6 +49,8 @@ class TensorInfo:
     path: Path
     offset: int
     size_bytes: int
+    is_turned: bool = False
+    """It is a matrix, and its rows are the columns of the one in the file."""
 
     @property
     def n_rows(self) -> int:

@@ -178,8 +178,17 @@ CASES: list[tuple[str, Damage, str]] = [
     ("qwen3", rope("yarn", truncate=False), "truncate"),
     *((name, LLAMA3, "llama3") for name in ("qwen2", "qwen3", "smollm-3", "olmo-2", "stablelm")),
     *(
-        ("qwen3", config(quantization_config={"quant_method": method, **more}), f"by {method}")
-        for method, more in {"gptq": {"bits": 4}, "awq": {}, "bitsandbytes": {}}.items()
+        ("qwen3", config(quantization_config={"quant_method": method, key: value}), words)
+        for method, key, value, words in [
+            ("quanto", "bits", 4, "quantised by quanto cannot be converted; fp8,"),
+            ("gptq", "checkpoint_format", "gptq_p", "by gptq (gptq_p)"),
+            ("gptq", "checkpoint_format", 7, "checkpoint_format must be a string"),
+            ("gptq", "format", "marlin", "by gptq (marlin)"),
+            ("awq", "version", "gemv", "by awq (gemv)"),
+            ("awq", "checkpoint_format", "llm-awq", "by awq (llm-awq)"),
+            ("awq", "bits", 8, "by awq (8 bits)"),
+            ("awq", "w_bit", "four", "by awq ('four' bits)"),
+        ]
     ),
     (
         "qwen3",

@@ -21,13 +21,21 @@ from worker.convert.quantize import encode, to_float32
 from worker.errors import ModelError
 from worker.models.safetensors import read_header
 
-DTYPES = {"BF16": np.uint16, "F32": np.float32, "F8_E4M3": np.uint8, "U8": np.uint8, "I8": np.int8}
+DTYPES = {
+    "BF16": np.uint16,
+    "F16": np.float16,
+    "F32": np.float32,
+    "F8_E4M3": np.uint8,
+    "U8": np.uint8,
+    "I8": np.int8,
+}
 DTYPES |= {"I32": np.int32, "I64": np.int64}
 DTYPES |= dict.fromkeys(("F8_E8M0", "F8_E5M2"), np.uint8)
 PARTED = {"weights": {"strategy": "block", "block_structure": [48, 96]}}
 """Blocks of which the last is shorter: 64 rows are not 2 times 32."""
 COMPRESSED = {"quant_method": "compressed-tensors", "format": "float-quantized"}
 WEIGHT = "model.layers.1.mlp.down_proj.weight"
+STATE = "weight.quant_state.bitsandbytes__nf4"
 FP4 = (0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6)
 """The values of E2M1."""
 PACKAGES = Path(__file__).parents[2] / "data/quantised"
@@ -91,7 +99,8 @@ def test_fp8_is_multiplied_with_its_scales(
     tensors[WEIGHT] = ("F8_E4M3", raw)
     suffix = "_scale_inv" if method["quant_method"] == "fp8" else "_scale"
     tensors[WEIGHT + suffix] = ("F32", np.asarray(scale))
-    tensors[WEIGHT.replace("weight", "input_scale")] = ("F32", np.ones(1, dtype=np.float32))
+    for unused in ("input_scale", "input_scale_ub"):
+        tensors[WEIGHT.replace("weight", unused)] = ("F32", np.ones(1, dtype=np.float32))
     write_all(source / "model.safetensors", tensors)
     edit(source / "config.json", quantization_config=method)
     grid = np.asarray(scale).reshape(-(-64 // block[0]), -(-96 // block[1]))
@@ -241,7 +250,7 @@ def test_a_weight_has_the_values_that_its_own_package_makes(name: str, tmp_path:
     expected = checkpoint.tensors.pop("expected")
     (weight,) = checkpoint.tensors.values()
     assert (weight.name, weight.dtype, weight.shape) == ("weight", "F32", expected.shape)
-    pieces = [(first, min(5, 36 - first)) for first in range(0, 36, 5)]
+    pieces = [(i, min(5, weight.n_rows - i)) for i in range(0, weight.n_rows, 5)]
     got = np.concatenate([checkpoint.read_rows(weight, *piece) for piece in pieces])
     rounded = encode(got, expected.dtype).view(DTYPES[expected.dtype]).reshape(expected.shape)
     assert np.array_equal(to_float32(rounded), to_float32(checkpoint.read(expected)))
@@ -255,6 +264,17 @@ def changed(name: str, change: Callable[[np.ndarray], np.ndarray]) -> Callable[[
     def damage(tensors: Tensors) -> None:
         kind, values = tensors[name]
         tensors[name] = kind, np.ascontiguousarray(change(values))
+
+    return damage
+
+
+def stated(**more: Any) -> Callable[[Tensors], object]:
+    """Change what bitsandbytes says of a weight."""
+
+    def damage(tensors: Tensors) -> None:
+        _, text = tensors[STATE]
+        changed = json.dumps({**json.loads(text.tobytes()), **more}).encode()
+        tensors[STATE] = "U8", np.frombuffer(changed, np.uint8)
 
     return damage
 
@@ -285,6 +305,54 @@ def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
             retyped("weight_scale", "F32"),
             "scales by values of type F32; F8_E4M3,",
         ),
+        ("gptq", without("qzeros"), "lacks tensor qzeros"),
+        (
+            "gptq",
+            changed("qzeros", lambda zeros: zeros[:1]),
+            "qzeros of shape \\[1, 8\\] scales no",
+        ),
+        ("gptq", changed("scales", lambda scales: scales[:, :60]), "scales of shape \\[3, 60\\]"),
+        (
+            "gptq",
+            changed("scales", lambda scales: scales[0]),
+            "scales has shape \\[64\\], which is no",
+        ),
+        ("gptq", changed("g_idx", lambda order: order + 1), "g_idx of shape \\[96\\] scales no"),
+        ("gptq", changed("g_idx", lambda order: order[:95]), "12 words of integers of 95 columns"),
+        ("gptq", changed("qweight", lambda words: words[:11]), "qweight has 11 words of integers"),
+        ("gptq", changed("qweight", lambda words: words[:0]), "scales no"),
+        ("gptq", retyped("scales", "I32"), "scales by values of type I32; BF16, F16, F32"),
+        ("gptq", lambda t: t.update(weight=t["expected"]), "has both weight and qweight"),
+        ("awq", without("qzeros"), "lacks tensor qzeros"),
+        ("awq", changed("scales", lambda scales: scales[:, :60]), "scales no"),
+        ("awq", changed("qweight", lambda words: words[:, :7]), "scales no"),
+        ("bnb-8", changed("SCB", lambda scale: scale[:63]), "SCB of shape \\[63\\] scales no"),
+        ("bnb-8", changed("weight_format", lambda kind: kind + 1), "stored for one kind of GPU"),
+        ("bnb-nf4", without(STATE), f"lacks tensor {STATE}"),
+        ("bnb-nf4", without("weight.quant_map"), "lacks tensor weight.quant_map"),
+        (
+            "bnb-nf4",
+            changed(STATE, lambda text: text[:-1]),
+            f"{STATE} is no description.*truncated",
+        ),
+        ("bnb-nf4", changed(STATE, lambda text: text.repeat(1000)), "77000 bytes of type U8 are"),
+        ("bnb-nf4", changed(STATE, lambda text: text * 0 + 91), f"{STATE} is no description"),
+        ("bnb-nf4", stated(shape=[64, 96]), "1536 bytes, which are no blocks of 64 values"),
+        ("bnb-nf4", stated(shape=[2**47, 2**47]), "no blocks of 64 values of four bits"),
+        ("bnb-nf4", stated(shape=[2**80, 0]), f"{STATE} is no description.*shape"),
+        ("bnb-nf4", stated(shape=None), f"{STATE} is no description.*shape"),
+        ("bnb-nf4", stated(blocksize=0), f"{STATE} is no description.*blocksize"),
+        ("bnb-nf4", stated(blocksize=2048), "no blocks of 2048 values of four bits"),
+        ("bnb-nf4", changed("weight.absmax", lambda scale: scale[1:]), "absmax has shape \\[47\\]"),
+        ("bnb-nf4", changed("weight.quant_map", lambda table: table[1:]), "quant_map has shape"),
+        ("bnb-nf4-double", without("weight.nested_quant_map"), "lacks tensor weight.nested_quant"),
+        ("bnb-nf4-double", without("weight.nested_absmax"), "lacks tensor weight.nested_absmax"),
+        (
+            "bnb-nf4-double",
+            stated(nested_blocksize=32),
+            "nested_absmax has shape .1., not 2 values",
+        ),
+        ("bnb-nf4-double", stated(nested_offset=1e39), f"{STATE} is no description.*nested_offset"),
         ("nvfp4", without("weight_global_scale"), "lacks tensor weight_global_scale"),
         ("nvfp4-modelopt", without("weight_scale_2"), "lacks tensor weight_scale_2"),
     ],
@@ -297,6 +365,81 @@ def test_parts_that_do_not_fit_are_named(
     write_all(tmp_path / "model.safetensors", tensors)
     with pytest.raises(ModelError, match=words):
         Checkpoint.open(tmp_path)
+
+
+def test_gptq_and_awq_without_their_configuration_are_refused(tmp_path: Path) -> None:
+    """Their zeros would be one too low, or their numbers in another order."""
+    stored_by_package("gptq", tmp_path)
+    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ModelError, match="has qweight, and no quantization_config says"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize("tile", [1, 7 * 48, 1 << 20])
+@pytest.mark.parametrize("name", ["awq", "gptq-order"])
+def test_columns_are_read_by_tiles(
+    name: str, tile: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.convert.checkpoint._TILE_BYTES", tile)
+    monkeypatch.setattr("worker.convert.checkpoint._PIECE_BYTES", 300)
+    test_a_weight_has_the_values_that_its_own_package_makes(name, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("gptq-v2", {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "group_size": 2**70}),
+        ("fp8-fbgemm", {"quant_method": "fp8", "weight_block_size": [1, 2**70]}),
+    ],
+)
+def test_groups_may_be_wider_than_a_weight(
+    name: str, method: dict[str, Any], tmp_path: Path
+) -> None:
+    stored_by_package(name, tmp_path)
+    describe(tmp_path, method)
+    checkpoint = Checkpoint.open(tmp_path)
+    weight, expected = checkpoint.tensors["weight"], checkpoint.tensors["expected"]
+    got = encode(checkpoint.read(weight), expected.dtype).view(DTYPES[expected.dtype])
+    assert np.array_equal(got, checkpoint.read(expected).reshape(-1))
+
+
+def gptq(weight: np.ndarray, scale: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+    """Integers of four bits from -8 to 7 as AutoGPTQ stores them: the zero is 8, stored as 7."""
+    numbers = (weight + 8).astype(np.uint32).T
+    words = (numbers.reshape(-1, 8, len(weight)) << 4 * np.arange(8, dtype=np.uint32)[:, None]).sum(
+        1
+    )
+    zeros = np.full((scale.shape[1], len(weight) // 8), 0x77777777, np.int32)
+    return {
+        "qweight": ("I32", words.astype(np.uint32).view(np.int32)),
+        "qzeros": ("I32", zeros),
+        "scales": ("F16", np.ascontiguousarray(scale.T)),
+        "g_idx": ("I32", np.arange(weight.shape[1], dtype=np.int32) // 32),
+        "bias": ("F16", np.zeros(len(weight), np.float16)),
+    }
+
+
+def test_a_checkpoint_of_gptq_is_converted(tmp_path: Path) -> None:
+    """With the biases of zeros that AutoGPTQ adds and the model's own class passes over."""
+    source = checkpoint("llama", tmp_path)
+    tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
+    expected: dict[str, np.ndarray] = {}
+    for name in [name for name in tensors if "_proj.weight" in name]:
+        rows, columns = tensors.pop(name)[1].shape
+        weight = generator.integers(-8, 8, (rows, columns))
+        scale = generator.random((rows, columns // 32)).astype(np.float16)
+        stem = name.removesuffix("weight")
+        tensors |= {stem + end: part for end, part in gptq(weight, scale).items()}
+        expected[name] = weight.astype(np.float32) * scale.astype(np.float32).repeat(32, 1)
+    write_all(source / "model.safetensors", tensors)
+    method = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+    edit(source / "config.json", quantization_config=method)
+    target = converted(source, tmp_path)
+    for layer in range(2):
+        for ours, theirs in {"ffn_down": "mlp.down_proj", "attn_v": "self_attn.v_proj"}.items():
+            wanted = expected[f"model.layers.{layer}.{theirs}.weight"]
+            assert np.array_equal(tensor(target, f"blk.{layer}.{ours}.weight"), wanted)
+    assert not [t.name for t in gguf.GGUFReader(target).tensors if t.name.endswith("bias")]
 
 
 def test_experts_of_four_bits_are_converted(tmp_path: Path) -> None:

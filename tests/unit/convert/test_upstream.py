@@ -23,11 +23,13 @@ from tests.unit.convert.published import DATA as DEFINITIONS
 from tests.unit.convert.test_definitions import N_VOCAB
 from tests.unit.convert.test_failures import fails
 from tests.unit.convert.test_parity import DATA, checkpoint
+from tests.unit.convert.test_quantised_sources import stored_by_package
 from tools.reference.parity_settings import COMMON, QWEN2_VL, QWEN3_VL
 from worker.commands import convert as cli
 from worker.convert import upstream
 from worker.convert.architectures import FAMILIES
 from worker.convert.checkpoint import Checkpoint
+from worker.errors import ModelError
 from worker.models.gguf.header import read_header
 
 VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3}
@@ -131,6 +133,19 @@ def test_without_pytorch_the_refusal_says_how_to_get_it(
     source = checkpoint("llama", tmp_path)
     edit(source / "config.json", architectures=["BloomForCausalLM"])
     assert ".venv/bin/pip install --editable '.[torch]'" in fails(source, capsys)
+
+
+def test_room_is_counted_for_what_the_script_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A weight of four bits becomes one of 32: 64 x 96 of them, and as many beside it."""
+    stored_by_package("gptq", tmp_path)
+    monkeypatch.setattr(upstream, "folder", lambda: tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    free = shutil.disk_usage(tmp_path)._replace(free=64 << 20)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: free)
+    with pytest.raises(ModelError, match=f"the script's file needs {2 * 4 * 64 * 96:,}"):
+        upstream.convert(Checkpoint.open(tmp_path), tmp_path)
 
 
 @needs_torch

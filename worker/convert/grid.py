@@ -1,0 +1,170 @@
+"""Numbers of a few bits, and scales, as quantisers store them: some rows at a time, as float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from math import lcm
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.convert.quantize import to_float32
+from worker.models.safetensors import TensorInfo
+
+Read = Callable[[TensorInfo, int, int], npt.NDArray[Any]]
+"""Gives rows of a tensor as they are stored: so many from one on."""
+Values = npt.NDArray[np.float32]
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+FP4 = np.concatenate([_FP4, -_FP4])
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Numbers of so many bits in turn, the first in the lowest bits: those of a row in its bytes,
+    or those of successive rows in I32s."""
+
+    n_bits: int
+    is_down: bool = False
+    """Numbers of successive rows."""
+    places: tuple[int, ...] = ()
+    """Of the numbers in an I32 or a byte, if they are not in turn."""
+    is_one_less: bool = False
+    """So were they stored."""
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """How many numbers fill how many I32s, or bytes, to the last bit."""
+        width = 32 if self.is_down else 8
+        n = lcm(width, self.n_bits)
+        return n // self.n_bits, n // width
+
+    def unpacked(self, stored: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+        """The numbers in rows of bytes."""
+        (n, n_words), mask = self.unit, (1 << self.n_bits) - 1
+        is_even = 32 % self.n_bits == 0
+        if self.is_down:
+            words, axis = stored.view("<u4").reshape(-1, n_words, stored.shape[1] // 4), 1
+        else:
+            words, axis = stored.reshape(len(stored), -1, n_words), 2
+        if self.is_one_less and is_even:  # As whole words: so what was borrowed is given back.
+            words = words + np.uint32(0xFFFFFFFF // mask)
+        out = np.empty((*words.shape[:axis], n, *words.shape[axis + 1 :]), np.uint8)
+        words, numbers = np.moveaxis(words, axis, 0), np.moveaxis(out, axis, 0)
+        width = 8 * words.itemsize
+        for i, place in enumerate(self.places or range(n)):
+            word, shift = divmod(place * self.n_bits, width)
+            bits = words[word] >> shift
+            if shift + self.n_bits > width:
+                bits |= words[word + 1] << width - shift
+            numbers[i] = bits & mask
+        if self.is_one_less and not is_even:
+            out += 1
+            out &= mask
+        return out.reshape(-1, out.shape[2]) if self.is_down else out.reshape(len(out), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Numbers that each belong to so many rows and columns of a weight."""
+
+    info: TensorInfo
+    rows: int = 1
+    columns: int = 1
+    packing: Packing | None = None
+    table: Values | None = None
+    """What the numbers stand for; without it, the middle one of packed ones stands for zero."""
+
+    def of_rows(self, read: Read, first: int, count: int) -> Values:
+        """Those of some rows of the weight, in a row each."""
+        blocks = (first + np.arange(count)) // self.rows
+        n, words = self.packing.unit if self.packing and self.packing.is_down else (1, 1)
+        start, end = int(blocks[0]) // n, int(blocks[-1]) // n + 1
+        values = self._values(read(self.info, start * words, (end - start) * words))
+        return values if len(values) == count else values[blocks - start * n]
+
+    def _values(self, stored: npt.NDArray[Any]) -> Values:
+        if self.packing is not None:
+            stored = self.packing.unpacked(stored)
+        if self.packing is not None and self.table is None:
+            return stored.astype(np.float32) - np.float32(1 << self.packing.n_bits - 1)
+        make = {"F8_E4M3": _e4m3, "F8_E8M0": _e8m0, "U8": _e8m0}.get(self.info.dtype)
+        table = make() if make is not None and self.table is None else self.table
+        if table is None:
+            return to_float32(stored.view(np.int8) if self.info.dtype == "I8" else stored)
+        values: Values = table[stored]
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """What a weight is made of."""
+
+    numbers: Grid
+    width: int
+    """Of the rows; there may be more numbers in them."""
+    row_length: int
+    """Of the weight; if it is another, the weight has the same values in rows of its own."""
+    scale: Grid
+    whole: Grid | None = None
+    """Scales of the scales."""
+    plus: float = 0.0
+    """Is added to the scales."""
+    zero: Grid | None = None
+    """The numbers that stand for zero."""
+    order: npt.NDArray[np.int32] | None = None
+    """For each column that of its scales, if these are not in turn."""
+    times: float = 1.0
+    """By which all is multiplied in the end."""
+
+    def read_rows(self, read: Read, first: int, count: int) -> Values:
+        """Its values, of which none that is not finite will be written."""
+        width = self.width
+        if width == self.row_length:
+            return self._rows(read, first, count)
+        start, end = first * self.row_length, (first + count) * self.row_length
+        row = start // width
+        values = self._rows(read, row, -(-end // width) - row).reshape(-1)
+        return values[start - row * width : end - row * width].reshape(count, -1)
+
+    @np.errstate(over="ignore", invalid="ignore", divide="ignore")
+    def _rows(self, read: Read, first: int, count: int) -> Values:
+        values = self.numbers.of_rows(read, first, count)[:, : self.width]
+        scale = self.scale.of_rows(read, first, count)
+        if self.whole is not None:
+            whole = self.whole.of_rows(read, first, count)
+            is_divisor = self.whole.info.name.endswith("_global_scale")
+            scale = scale / whole if is_divisor else scale * whole
+        if self.plus:
+            scale = scale + np.float32(self.plus)
+        if self.zero is not None:
+            values -= self._spread(self.zero.of_rows(read, first, count))
+        values *= self._spread(scale)
+        if self.times != 1:
+            values *= np.float32(self.times)
+        return values
+
+    def _spread(self, columns: Values) -> Values:
+        """Of each column of the weight, from those of its scales."""
+        if self.order is not None:
+            return columns.take(self.order, axis=1)
+        return columns.repeat(self.scale.columns, axis=1)[:, : self.width]
+
+
+@cache
+def _e8m0() -> Values:
+    """Powers of two, by their exponents."""
+    return np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
+
+
+@cache
+def _e4m3() -> Values:
+    """The value of each of the 256 FP8 E4M3 numbers, a type without infinities."""
+    bits = np.arange(256)
+    exponent, mantissa = bits >> 3 & 15, bits & 7
+    normal = np.ldexp(1 + mantissa / 8, exponent - 7)
+    values = np.where(exponent == 0, np.ldexp(mantissa / 8, -6), normal)
+    values[bits & 127 == 127] = np.nan
+    return np.where(bits >> 7, -values, values).astype(np.float32)
