@@ -564,6 +564,26 @@ def test_a_tokenizer_model_alone_has_its_spaces_as_the_settings_beside_it_say(
     model.close()
 
 
+def test_of_added_tokens_json_those_with_a_role_are_control_tokens(tmp_path: Path) -> None:
+    """A model's answer shows the others, as transformers and llama.cpp's own script have it."""
+    train_sentencepiece(tmp_path, "bpe", byte_fallback=True)
+    n = len(vocabulary_of(tmp_path, 1400).tokens)
+    texts = ["[PAD]", "<tool_call>", "[END]", "<|im_start|>", "[A]", "[B]"]
+    settings: dict[str, dict[str, Any]] = {
+        "added_tokens.json": {text: n + i for i, text in enumerate(texts)},
+        "tokenizer_config.json": {"pad_token": "[PAD]", "eos_token": {"content": "[END]"}},
+        "special_tokens_map.json": {"additional_special_tokens": ["[A]", {"content": "[B]"}, 7]},
+    }
+    for name, content in settings.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    types = vocabulary_of(tmp_path, n + 10).types[n : n + 6]
+    shown = [
+        text for text, kind in zip(texts, types, strict=True) if kind == TokenType.USER_DEFINED
+    ]
+    assert shown == ["<tool_call>"]
+    assert types.count(TokenType.CONTROL) == 5
+
+
 @pytest.mark.parametrize("file", ["config.json", "text_config"])
 def test_the_end_of_a_text_is_found_on_either_level(tmp_path: Path, file: str) -> None:
     train_sentencepiece(tmp_path, "bpe", byte_fallback=True, remove_extra_whitespaces=False)

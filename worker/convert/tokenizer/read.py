@@ -108,13 +108,29 @@ def _check_bpe(tokenizer: Mapping[str, Any]) -> None:
 def _added_tokens(checkpoint: Checkpoint, tokenizer: Mapping[str, Any]) -> dict[int, AddedToken]:
     """The added tokens of every file that may list them; `tokenizer.json` overrides the others."""
     found: dict[int, AddedToken] = {}
+    special = _special_texts(checkpoint)
     for text, i in checkpoint.json("added_tokens.json").items():
-        found[int(i)] = AddedToken(text, special=True)
+        found[int(i)] = AddedToken(text, special=text in special)
     decoder = checkpoint.json("tokenizer_config.json").get("added_tokens_decoder") or {}
     for i, entry in decoder.items():
         found[int(i)] = _added(entry)
     for entry in tokenizer.get("added_tokens") or []:
         found[int(entry["id"])] = _added(entry)
+    return found
+
+
+def _special_texts(checkpoint: Checkpoint) -> set[str]:
+    """The tokens to which a role is given: as with transformers, `added_tokens.json` has others,
+    too, and does not say which are special."""
+    found: set[str] = set()
+    for file in ("tokenizer_config.json", "special_tokens_map.json"):
+        for key, value in checkpoint.json(file).items():
+            if key.endswith(("_token", "special_tokens")):
+                each = value if isinstance(value, list) else [value]
+                texts = [
+                    entry.get("content") if isinstance(entry, dict) else entry for entry in each
+                ]
+                found.update(text for text in texts if isinstance(text, str))
     return found
 
 
