@@ -182,7 +182,7 @@ def _by_family(
     tensors = plan_tensors(checkpoint, family, config, dims)
     made = Conversion(checkpoint, options, family.architecture, metadata, tensors)
     prompts = reranker.PROMPTS if ranks else {}
-    embeds = Keys.LLM.POOLING_TYPE in metadata
+    embeds = Keys.LLM.POOLING_TYPE in metadata or metadata.get(Keys.Attention.CAUSAL) is False
     _add_vocabulary(made, vocabulary, embeds=embeds, prompts=prompts)
     made.notes += _notes(family, config, tensors)
     made.notes += _left_out(checkpoint, family, dims, tensors)

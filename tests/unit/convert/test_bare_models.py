@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.convert import files
 from tests.unit.convert.test_parity import DATA, checkpoint
-from worker.convert.prepare import Options, prepare_checked
+from worker.convert.prepare import Options, prepare, prepare_checked
 from worker.errors import ModelError
 
 ROOT = r"^(model|bert|roberta)\."
@@ -59,3 +59,24 @@ def test_without_a_pooling_the_head_is_missed(tmp_path: Path) -> None:
     bare(folder, "MistralModel")
     with pytest.raises(ModelError, match="there is no lm_head"):
         prepare_checked(folder, Options())
+
+
+def test_an_encoder_alone_ends_texts_as_its_tokenizer_does(tmp_path: Path) -> None:
+    """Without the files of sentence-transformers, too: one token between two texts, not two."""
+    folder = checkpoint("modern-bert", tmp_path)
+    texts = {"<|endoftext|>": 0, "<|im_start|>": 1}
+    begin, end = ({"SpecialToken": {"id": text, "type_id": 0}} for text in texts)
+    special = {text: {"id": text, "ids": [i], "tokens": [text]} for text, i in texts.items()}
+    a, b = ({"Sequence": {"id": text, "type_id": 0}} for text in "AB")
+    with files.rewritten(folder / "tokenizer.json") as tokenizer:
+        tokenizer["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": [begin, a, end],
+            "pair": [begin, a, end, b, end],
+            "special_tokens": special,
+        }
+    (folder / "modules.json").unlink()
+    made = prepare(folder, Options())
+    keys = ("add_sep_token", "bos_token_id", "eos_token_id", "add_eos_token")
+    assert [made.metadata[f"tokenizer.ggml.{key}"] for key in keys] == [False, 0, 1, True]
+    made.close()

@@ -165,7 +165,6 @@ MODERN_BERT = Family(
         Keys.Rope.FREQ_BASE: _global_theta,
         Keys.Rope.FREQ_BASE_SWA: _local_theta,
         Keys.Rope.SCALING_TYPE: "none",
-        Keys.Tokenizer.ADD_SEP: True,
     },
     head="none",
     # The first layer has no norm: its input is normed already.
