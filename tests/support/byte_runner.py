@@ -275,8 +275,6 @@ class ByteRunner(ModelRunner):
 
     def abort(self) -> None: ...
 
-    def resume(self) -> None: ...
-
     @property
     def n_used(self) -> int:
         return len({cell for cells in self.held.values() for cell in cells})

@@ -209,9 +209,7 @@ class Loop:
             cache = self._scheduler.cache
             if cache.read or cache.written:  # copies precede the rows, whatever comes of those
                 cache.settled()
-            if self._computing is not None or outcome == "aborted":  # perhaps by a late `cancel`
-                self._computing = None
-                self._runner.resume()
+            self._computing = None
             if outcome == "ok":
                 n_prompt = 0
                 if n_rows > len(sizes):

@@ -106,7 +106,8 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     mapped = live_check.MappedFiles(header.parts if settings.maps_file else ())
     model = _load_model(config, channel, selected, plan, header)
     model.directions = directions
-    context = _create_context(config, model, plan, budget.threads, embeds)
+    pulse = black_box.pulse_memory
+    context = _create_context(config, model, plan, budget.threads, embeds, pulse)
     channel.send([Progress("residency", 0.0)])
     proof = residency.prove(context, selected, header)
     if config.draft is not None:
@@ -243,7 +244,12 @@ def _load_model(
 
 
 def _create_context(
-    config: LoadModel, model: Model, plan: Plan, threads: int, embeds: bool
+    config: LoadModel,
+    model: Model,
+    plan: Plan,
+    threads: int,
+    embeds: bool,
+    pulse: memoryview,
 ) -> Context:
     kv, slots = KvCache(plan.kv_cells, plan.context_length, plan.kv_unified), plan.slots
     if plan.kv_divisions:
@@ -251,7 +257,7 @@ def _create_context(
         kv = divided(plan.kv_cells, slots)
     options = context_options(config.engine, kv, slots=slots, threads=threads, embeds=embeds)
     try:
-        return Context(model, options)
+        return Context(model, options, pulse)
     except VramOom as error:
         raise InsufficientVram(error.message, parts=dict(plan.parts)) from error
 

@@ -23,6 +23,15 @@ from worker.wire.adapters import Applied
 from worker.wire.engine_settings import KvType
 from worker.wire.messages import DecodeOutcome
 
+_ABORTS, _GOES_ON, _STOPS = ("sem_trywait", 2**31 - 1, 0)
+"""What native code calls after each node of a compute graph, with the address of a number: a
+function of libc, because one of Python's would take the GIL each time. This one takes 1 from a
+POSIX semaphore and gives 0, or -1 when it is 0. So the number tells another process that the graph
+moves, however long it takes."""
+if sys.platform == "darwin":  # which has no such semaphores in memory
+    _ABORTS, _GOES_ON, _STOPS = ("strlen", 0, 1)
+_ABORT_BYTES = 64
+"""A semaphore has less."""
 _OUTCOMES: dict[int, DecodeOutcome] = {0: "ok", 1: "no_room", 2: "aborted"}
 _LOGITS_BYTES = 64 << 20
 """Of all logits of one batch at most."""
@@ -83,14 +92,17 @@ def rows_with_logits(n_vocab: int, n_sequences: int) -> int:
 class Context:
     """Raises `VramOom` if llama.cpp cannot allocate the KV cache or the compute buffers."""
 
-    def __init__(self, model: Model, options: ContextOptions) -> None:
+    def __init__(
+        self, model: Model, options: ContextOptions, pulse: memoryview | None = None
+    ) -> None:
+        """On Linux, the first eight bytes of `pulse`, of 64, change while a CPU computes."""
         self._flat = library.load()
         self.model = model
-        # Native code calls this before each graph node. A Python callback would take the GIL each
-        # time. libc's `strlen` on a flag byte gives the same answer: zero while the byte is NUL,
-        # non-zero once it is set.
-        self._abort = ctypes.create_string_buffer(b"\0\0")
-        self._is_aborted = ctypes.cast(ctypes.CDLL(None).strlen, self._flat.ggml_abort_callback)
+        self._aborts = ctypes.cast(
+            getattr(ctypes.CDLL(None), _ABORTS), self._flat.ggml_abort_callback
+        )
+        self._left = ctypes.c_int32.from_buffer(pulse or bytearray(_ABORT_BYTES))
+        self._left.value = _GOES_ON
         self._make(options)
 
     def divide(self, n_cells: int, n_slots: int, unified: bool) -> None:
@@ -129,11 +141,7 @@ class Context:
         is_split = self.memory_kind.moves_states and not options.kv_unified
         self._n_empty_parts = options.n_seq_max - 1 if is_split else 0
         """The parts of a split cache besides a sequence's own: its state has a 0 for each."""
-        if not self.memory_kind.recurrent:
-            # Half-updated recurrent state cannot be rolled back, so such a model is never aborted.
-            flat.llama_set_abort_callback(
-                pointer, self._is_aborted, ctypes.cast(self._abort, ctypes.c_void_p)
-            )
+        flat.llama_set_abort_callback(pointer, self._aborts, ctypes.addressof(self._left))
 
     def close(self) -> None:
         if self.pointer:
@@ -177,6 +185,7 @@ class Context:
         if batch.at_once:
             self._flat.llama_set_causal_attn(self.pointer, False)
         result = self._flat.llama_decode(self.pointer, batch.native)
+        self._left.value = _GOES_ON
         if batch.at_once:
             self._flat.llama_set_causal_attn(self.pointer, True)
         self._unsettled.clear()
@@ -216,14 +225,13 @@ class Context:
         return np.stack([np.ctypeslib.as_array(each, (self.model.n_embd,)) for each in found])
 
     def abort(self) -> None:
-        """Make a running `decode` return `aborted`.
+        """Make a running `decode` return `aborted`, or the next if none runs.
 
-        It works on CPU and Metal, if the memory can be rolled back. Any thread may call it.
+        It works on CPU and Metal. Half-updated recurrent state cannot be rolled back, so such a
+        model is never aborted. Any thread may call it.
         """
-        self._abort[0] = b"\1"
-
-    def resume(self) -> None:
-        self._abort[0] = b"\0"
+        if not self.memory_kind.recurrent:
+            self._left.value = _STOPS
 
     # --- memory ------------------------------------------------------------------------
 

@@ -56,8 +56,9 @@ class EngineProcess:
         self._argv = argv
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: AsyncChannel | None = None
-        self.connected_at = self.heard_at = time.monotonic()
-        """When it was connected, and when it last told how far its start is."""
+        self.connected_at = time.monotonic()
+        self.heard_at = 0.0
+        """When it was spawned or last told how far its start is, by its guardian's clock."""
         self.ready_at: float | None = None
         """When it had decoded a token and served from then on."""
         self.phase = "preflight"
@@ -111,7 +112,7 @@ class EngineProcess:
 
         self.lost = asyncio.Event()
         """Set once its end of the pipe is closed."""
-        self.connected_at = self.heard_at = time.monotonic()
+        self.connected_at = time.monotonic()
         with _told():
             self._channel = await AsyncChannel.open(self._pipe, on_frame, self._on_lost)
 
@@ -135,6 +136,12 @@ class EngineProcess:
     def suspects(self) -> frozenset[int]:
         """Ids of the requests that its threads have in hand, or had when it died."""
         return self._black_box.suspects
+
+    @property
+    def pulse(self) -> int:
+        """A number that changes while its native code computes; 0 unless it serves."""
+        serves = self.ready_at is not None and not self.lost.is_set()
+        return self._black_box.pulse if serves else 0
 
     def send(self, command: Command) -> None:
         """Send a command; it is lost if the process is. Raises as `encode` does."""

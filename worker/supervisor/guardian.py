@@ -17,6 +17,7 @@ from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor.crash_history import Crash, CrashHistory
 from worker.supervisor.engine_process import EngineProcess
+from worker.supervisor.judge_clock import JudgeClock
 from worker.wire.codec import check_sendable
 from worker.wire.engine_info import EngineInfo
 from worker.wire.messages import EngineFailed, LoadModel, Progress, Ready, Stop
@@ -40,6 +41,7 @@ class Guardian:
         """The engine that serves or starts, or the last one that did."""
         self.fatal: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()
         """Set once, when the worker cannot serve any more and must leave with that error."""
+        self.clock = JudgeClock(_tick_seconds(settings.stall_timeout))
         self.crashes = CrashHistory(settings.crash_limit, settings.crash_window)
         self._settings = settings
         self._metrics = metrics
@@ -144,6 +146,7 @@ class Guardian:
     async def _one_engine(self, config: LoadModel) -> str:
         """Spawn an engine and wait until it is gone; returns in words how it ended."""
         engine = self.engine
+        engine.heard_at = self.clock.now()
         try:
             engine.spawn()
             await engine.connect(self._supervisor.on_events)
@@ -195,7 +198,7 @@ class Guardian:
             case _ if engine.ready_at is not None:
                 return
             case Progress():
-                engine.heard_at = time.monotonic()
+                engine.heard_at = self.clock.now()
                 engine.phase = event.phase
                 self._supervisor.set_progress(event)
             case Ready(info=info):
@@ -215,17 +218,15 @@ class Guardian:
         patience = timeout + max(1.0, timeout / 10)
         # Compiling kernels or reading from a slow disk may take long without a report.
         start_patience = max(10 * timeout, 120.0)
-        tick = min(1.0, timeout / 4)
+        pulse = 0
         while True:
-            before = time.monotonic()
-            await asyncio.sleep(tick)
-            engine, now = self.engine, time.monotonic()
-            if now - before > tick + 1.0:
-                # This process itself was suspended; the pipe may hold frames that it has not read.
-                engine.heard_at = now
-                self._supervisor.on_resumed()
-            elif engine.ready_at is None:
-                if now - engine.heard_at > start_patience:
+            await asyncio.sleep(_tick_seconds(timeout))
+            self.clock.tick()
+            engine, before = self.engine, pulse
+            if (pulse := engine.pulse) != before:
+                self._supervisor.on_pulse()
+            if engine.ready_at is None:
+                if self.clock.now() - engine.heard_at > start_patience:
                     self._kill(f"was silent for {start_patience:.0f} s of its start and was killed")
             elif self._supervisor.stalled_seconds() >= patience:
                 self._kill(f"made no progress for {patience:.1f} s and was killed")
@@ -235,6 +236,11 @@ class Guardian:
             self.engine.kill_reason = reason
             _log.error("engine.stalled", pid=self.engine.pid, reason=reason)
             self.engine.kill()
+
+
+def _tick_seconds(stall_timeout: float) -> float:
+    """Between two looks at the engine."""
+    return min(1.0, stall_timeout / 4)
 
 
 def start_failure(engine: EngineProcess, how: str) -> WorkerError:

@@ -156,7 +156,9 @@ class Job:
     is_preempted: bool = False
     """Whether the engine has taken its slot for others, for now."""
     stage: Stage = Stage.SENT
-    stage_since: float = field(default_factory=time.monotonic)
+    clock: Callable[[], float] = time.monotonic
+    """That of `stage_since`, by which the engine is judged."""
+    stage_since: float = field(init=False)
     held_seconds: float = 0.0
     """How long it has waited for an engine to be there."""
     _submitted_at: float = field(default_factory=time.monotonic)
@@ -183,6 +185,7 @@ class Job:
         self.job_id = self.work.job_id if isinstance(self.work, InferenceRequest) else None
         self.is_internal = isinstance(self.work, ProveResidency)
         self.inbox.n_running += 1
+        self.stage_since = self.clock()
 
     @property
     def seed(self) -> int:
@@ -259,7 +262,7 @@ class Job:
     # --- the supervisor's side ---
 
     def enter(self, stage: Stage) -> None:
-        now = time.monotonic()
+        now = self.clock()
         if self.stage == Stage.HELD:
             self.held_seconds += now - self.stage_since
         self.stage, self.stage_since = stage, now

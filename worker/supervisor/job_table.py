@@ -73,12 +73,13 @@ class JobTable:
             if (job := self.by_id.get(id)) is not None:
                 job.is_preempted = id in self._preempted
 
-    def stalled_seconds(self, intake_at: float, step_at: float) -> float:
+    def stalled_seconds(self, now: float, intake_at: float, step_at: float) -> float:
         """How long the engine has owed a job its acceptance or a step; 0 if it owes none.
 
-        The arguments are the times at which it last moved in preparing a request, and in a step.
+        It last moved in preparing a request at `intake_at`, and in a step at `step_at`, by the
+        clock of the jobs.
         """
-        now, longest = time.monotonic(), 0.0
+        longest = 0.0
         for job in self.by_id.values():
             if job.stage != Stage.HELD:
                 progress_at = intake_at if job.stage == Stage.SENT else step_at

@@ -86,8 +86,9 @@ class Supervisor:
         """Whether a client has had a job here."""
         self._used_at = time.monotonic()
         """When the engine became ready, or a client's job last came or ended."""
+        self._now = self._guardian.clock.now
         self._step_at = self._intake_at = 0.0
-        """When the engine last computed a step, and when it last moved in preparing a request."""
+        """When the engine last moved in a step, and in preparing a request, by that clock."""
 
     # --- state for others ----------------------------------------------------------------
 
@@ -187,7 +188,10 @@ class Supervisor:
         """
         inbox, condition = inbox or Inbox(), self._guardian.condition
         self._check_admission(work, goes_on=bool(inbox.n_running) and condition != "failed")
-        job = Job(self._next_request_id, work, self._metrics, self._drop, inbox, counts_prompt)
+        job = Job(
+            *(self._next_request_id, work, self._metrics, self._drop, inbox, counts_prompt),
+            clock=self._now,
+        )
         self._jobs.add(job, n_more)
         self._next_request_id += 1
         if not job.is_internal:
@@ -365,11 +369,11 @@ class Supervisor:
 
     def stalled_seconds(self) -> float:
         """How long the engine has owed a job its acceptance or a step; 0 if it owes none."""
-        return self._jobs.stalled_seconds(self._intake_at, self._step_at)
+        return self._jobs.stalled_seconds(self._now(), self._intake_at, self._step_at)
 
-    def on_resumed(self) -> None:
-        """This process was suspended: what the engine owes, it may have sent in that time."""
-        self._step_at = self._intake_at = time.monotonic()
+    def on_pulse(self) -> None:
+        """The engine's native code computes, in the midst of a step."""
+        self._step_at = self._now()
 
     def on_ready(self, info: EngineInfo) -> None:
         self.info = info
@@ -407,11 +411,11 @@ class Supervisor:
                     if event.preempted != self._stats.preempted:
                         self._jobs.preempt(event.preempted)
                     self._stats = event
-                    self._step_at = time.monotonic()
+                    self._step_at = self._now()
                 case Preparing():
-                    self._intake_at = time.monotonic()
+                    self._intake_at = self._now()
                 case Accepted():
-                    self._intake_at = time.monotonic()
+                    self._intake_at = self._now()
                     if (job := self._jobs.by_id.get(event.request_id)) is not None:
                         job.accept(event)
                         if job.ends_reasoning:
@@ -451,7 +455,7 @@ class Supervisor:
         if not isinstance(last, End):
             return job.feed(stream)
         if job.stage == Stage.SENT and not job.is_internal:  # that is taken in beside the others
-            self._intake_at = time.monotonic()
+            self._intake_at = self._now()
         if not isinstance(last, Failed):
             self._quarantine.absolve(job.work)
             self._guardian.engine.has_answered = True

@@ -1,4 +1,5 @@
-"""Records which request each thread of the engine has in hand, for the case that it dies.
+"""Records which request each thread of the engine has in hand, for the case that it dies, and how
+far native code has come.
 
 The API process makes a page of shared memory and the engine process writes it, so it can be read
 however the engine has ended. A record is a single store into memory.
@@ -13,6 +14,8 @@ import sys
 SMALL_INTAKE, LONG_INTAKE, LOOP = 0, 1, 2
 """The engine's threads that handle requests, as indices of `BlackBox.in_hand`."""
 _N_THREADS = 3
+_PULSE_AT, _PULSE_BYTES = 64, 64
+"""In the page: behind the records, and in a cache line of its own."""
 
 
 class BlackBox:
@@ -32,6 +35,16 @@ class BlackBox:
     def suspects(self) -> frozenset[int]:
         """Ids of the requests in hand."""
         return frozenset(self.in_hand[:_N_THREADS]) - {0}
+
+    @property
+    def pulse(self) -> int:
+        """A number that changes while native code computes."""
+        return self.in_hand[_PULSE_AT // self.in_hand.itemsize]
+
+    @property
+    def pulse_memory(self) -> memoryview:
+        """Where native code writes that number. The box cannot be closed while it is held."""
+        return memoryview(self._memory)[_PULSE_AT : _PULSE_AT + _PULSE_BYTES]
 
     @staticmethod
     def create_file() -> int:

@@ -259,3 +259,16 @@ async def test_a_prompt_that_is_prepared_for_minutes_is_no_stall() -> None:
         supervisor.on_events([Preparing(job.request_id)])
         assert supervisor.stalled_seconds() < 0.2
         assert supervisor.status().queued == 1
+
+
+async def test_native_code_that_moves_is_no_stall() -> None:
+    """As one batch of a large model on few processors."""
+    async with supervised(stall_timeout=0.5) as supervisor:
+        job = await submit(supervisor, request("compute"))
+        first, ends_at = engine_pid(supervisor), time.monotonic() + 1.8
+        while time.monotonic() < ends_at:  # 1.5 s would be its end
+            assert not supervisor.status().is_stalled
+            await asyncio.sleep(0.02)
+        assert engine_pid(supervisor) == first and not job.engine_restarts
+        await until(lambda: supervisor.status().is_stalled)
+        await until(lambda: job.engine_restarts == 1)

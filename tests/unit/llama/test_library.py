@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -101,9 +102,28 @@ def test_an_abort_ends_a_decode(model: Model) -> None:
     batch.add(0, 0, [5] * 256, logits=True)
     context.abort()
     assert context.decode(batch) == "aborted"
-    context.resume()
     context.truncate(0, 0)
     assert context.decode(batch) == "ok"
+    context.close()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="no semaphores in memory")
+def test_another_thread_sees_that_a_decode_moves(model: Model) -> None:
+    pulse = memoryview(bytearray(64))
+    context, batch = Context(model, ContextOptions(n_ctx=2048, threads=1), pulse), Batch(2048)
+    batch.add(0, 0, [5] * 2048, logits=True)
+    seen, is_over = set(), threading.Event()
+
+    def watch() -> None:
+        while not is_over.wait(0.001):
+            seen.add(bytes(pulse[:8]))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    assert context.decode(batch) == "ok"
+    is_over.set()
+    watching.join()
+    assert len(seen) > 5
     context.close()
 
 
