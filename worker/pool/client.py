@@ -62,20 +62,21 @@ class PoolClient:
         self, url: str, payload: Callable[[], Awaitable[Mapping[str, Any]]]
     ) -> int:
         """Post until accepted; returns the number of attempts. Raises `CallbackFailed`."""
-        deadline = time.monotonic() + self._settings.callback_timeout
+        remaining = self._settings.callback_timeout
+        """Without the worker's own waits, and what passes while it is paused."""
         manager = f"The pool manager at {without_secrets(url)}"
         attempt = 0
         while True:
             attempt += 1
-            remaining = deadline - time.monotonic()
             patience = max(LEAST_ATTEMPT_SECONDS, min(ATTEMPT_SECONDS, remaining))
             told = await payload()
-            deadline = time.monotonic() + remaining  # the worker's own wait is not the manager's
+            asked_at = time.monotonic()
             status, reason = await self.post(url, told, patience)
             if not reason:
                 return attempt
             self._metrics.callback_failures.inc()
-            remaining, failure = deadline - time.monotonic(), None
+            remaining -= min(time.monotonic() - asked_at, patience)
+            failure = None
             if status is not None and 400 <= status < 500 and status not in _RETRIED_4XX:
                 failure = f"refused the ready callback: {reason}"
             elif remaining < FIRST_DELAY_SECONDS:
@@ -90,6 +91,7 @@ class PoolClient:
             delay = min(random.uniform(0, longest), remaining / 2)
             _log.warning("callback.retry", attempt=attempt, reason=reason, delay=delay)
             await asyncio.sleep(delay)
+            remaining -= delay
 
     async def post(
         self, url: str, payload: Mapping[str, Any], timeout_seconds: float

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.support.pool_manager import (
 from tests.support.worker import run_to_exit, until
 from worker.errors import CallbackFailed
 from worker.observability.metrics import Metrics
+from worker.pool import client
 from worker.pool.client import PoolClient
 from worker.settings import Settings
 
@@ -161,6 +163,26 @@ async def test_a_manager_that_is_away_is_given_up_in_time() -> None:
         await announced(url, callback_timeout=1)
     await announced(url, callback_timeout=1, has_served=True)  # clients have found it without
     assert time.monotonic() - before < 60, "2 s on a quiet machine; otherwise it has no end"
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_was_paused_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause is no time in which the manager has not answered."""
+    now: float = 0.0
+    plain, paused = PoolClient.post, [100.0]
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + now))
+
+    async def post(pool: PoolClient, *args: Any) -> tuple[int | None, str]:
+        nonlocal now
+        if paused:
+            now += paused.pop()
+            return None, "no answer"
+        return await plain(pool, *args)
+
+    monkeypatch.setattr(PoolClient, "post", post)
+    with serving() as manager:
+        await announced(f"{manager.url}/ready", callback_timeout=30)
+        manager.wait_for(n_callbacks=1)
 
 
 @pytest.mark.anyio
