@@ -302,12 +302,17 @@ def system_words(error: OSError) -> str:
     return words
 
 
-def of_environment(error: Exception) -> str:
-    """Why an HTTP client cannot be made: the environment names a proxy that is not supported, or
-    certificates that are not there, which the error's own words do not say."""
+def http_words(error: Exception) -> str:
+    """Why an HTTP client cannot be made, or cannot reach anyone: in the system's words, which
+    libraries replace by their own, and with what the environment names: a proxy, certificates."""
     variables = ", ".join(name for name in os.environ if name.upper() in _READ_BY_HTTPX)
     kind = type(error).__name__
-    said = kind if kind == "InvalidURL" else f"{kind}: {error}"  # it quotes a password
+    cause: BaseException = error
+    # Where several addresses were tried, a group has the cause of each.
+    while deeper := getattr(cause, "exceptions", (cause.__cause__ or cause.__context__,))[0]:
+        cause = deeper
+    why = cause if isinstance(cause, OSError) else error
+    said = kind if kind == "InvalidURL" else f"{kind}: {why}"  # it quotes a password
     return f"{said} (set: {variables or 'no proxy'})"
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from worker.errors import CallbackFailed, of_environment
+from worker.errors import CallbackFailed, http_words
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Metrics
 from worker.setting_faults import without_secrets
@@ -101,7 +101,7 @@ class PoolClient:
         try:
             client = self._client()
         except Exception as error:
-            return None, of_environment(error)
+            return None, http_words(error)
         try:
             async with asyncio.timeout(timeout_seconds):
                 async with client.stream(
@@ -112,7 +112,7 @@ class PoolClient:
         except TimeoutError:
             return None, f"no answer within {timeout_seconds:.1f} s"
         except Exception as error:  # of the manager, whatever it is
-            return None, f"{type(error).__name__}: {error}".replace(url, without_secrets(url))
+            return None, http_words(error).replace(url, without_secrets(url))
 
     def _client(self) -> httpx.AsyncClient:
         """Made at the first message. It fails if the environment names a proxy that is not

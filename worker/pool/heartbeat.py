@@ -44,7 +44,7 @@ class Heartbeats:
     """Gives an event that is set at the next change of the state."""
 
     def __post_init__(self) -> None:
-        self._is_failing = False
+        self._trouble = ""
         self._task = asyncio.create_task(self._run())
 
     async def end(self, *, now: bool) -> None:
@@ -92,11 +92,11 @@ class Heartbeats:
         )
         accepted = not trouble
         self.metrics.heartbeats.labels("sent" if accepted else "failed").inc()
-        if not accepted and not self._is_failing:
+        if trouble and trouble != self._trouble:
             _log.warning("heartbeat.failed", reason=trouble)
-        elif accepted and self._is_failing:
+        elif self._trouble and not trouble:
             _log.info("heartbeat.recovered", sequence=beat["sequence"])
-        self._is_failing = not accepted
+        self._trouble = trouble
         return accepted
 
 

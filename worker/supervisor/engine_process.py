@@ -67,6 +67,7 @@ class EngineProcess:
         self.error: WorkerError | None = None
         """Its own report of why it could not start, or not go on."""
         self.kill_reason: str | None = None
+        self._has_killed = False
 
     def successor(self) -> EngineProcess:
         """The next incarnation, by the same command."""
@@ -151,6 +152,7 @@ class EngineProcess:
     def kill(self) -> None:
         """Send SIGKILL, which also works on a suspended or stuck process."""
         if self._process is not None:
+            self._has_killed = True
             self._process.kill()
 
     async def end(self) -> str:
@@ -165,7 +167,7 @@ class EngineProcess:
             await self._has_left(KILL_WAIT_SECONDS)
         self._black_box.close()  # this object is in a cycle, which may not be collected for days
         await self._reap_orphans()
-        return how_it_ended(self._process.returncode)
+        return how_it_ended(self._process.returncode, by_worker=self._has_killed)
 
     async def _reap_orphans(self) -> None:
         """Reap the engine's own processes, which a container's first process is left with."""
@@ -221,15 +223,25 @@ def engine_environment() -> dict[str, str]:
     return allowed
 
 
-def how_it_ended(returncode: int | None) -> str:
-    """How a process ended: `killed by SIGABRT`, `exit code 3`."""
+_MEANT = {
+    "SIGBUS": "a file that is mapped became shorter, or cannot be read",
+    "SIGILL": "a library has an instruction that this processor lacks",
+    "SIGKILL": "from outside, most likely by the kernel for lack of memory",
+}
+"""What ends an engine by a signal, where that is not a fault of its code."""
+
+
+def how_it_ended(returncode: int | None, *, by_worker: bool = False) -> str:
+    """How a process ended: `killed by SIGABRT`, `exit code 3`; of what others may have done to it
+    also what that means, unless the worker has killed it."""
     if returncode is None:
         return "still there after SIGKILL"
-    if returncode == -signal.SIGBUS:
-        return "killed by SIGBUS: a file that is mapped became shorter, or cannot be read"
     if returncode < 0:
         try:
-            return f"killed by {signal.Signals(-returncode).name}"
+            name = signal.Signals(-returncode).name
+            return f"killed by {name}" + (
+                f": {_MEANT[name]}" if name in _MEANT and not by_worker else ""
+            )
         except ValueError:
             return f"killed by signal {-returncode}"
     return f"exit code {returncode}"

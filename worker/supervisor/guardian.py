@@ -246,7 +246,7 @@ def _tick_seconds(stall_timeout: float) -> float:
 def start_failure(engine: EngineProcess, how: str) -> WorkerError:
     """The error for a first engine that died without a report."""
     how, phase = engine.kill_reason or how, engine.phase
-    if how == "killed by SIGKILL":
+    if how.startswith("killed by SIGKILL"):
         return InsufficientVram(
             f"The engine process was killed in phase {phase!r}, most likely by the kernel for "
             "lack of memory; choose a smaller model, a shorter context or fewer slots.",

@@ -401,6 +401,10 @@ class Job:
         self._metrics.duration_ms.observe(duration_ms)
         self._context.run(self._log_end, outcome, reason, duration_ms)
 
+    def _after_ms(self, moment: float | None) -> float | None:
+        """Since its submission; `None` if it never came to that."""
+        return round((moment - self._submitted_at) * 1000, 3) if moment else None
+
     def _log_end(self, outcome: Outcome, reason: str | None, duration_ms: float) -> None:
         _log.info(
             "request.ended",
@@ -410,5 +414,7 @@ class Job:
             reason=reason,
             tokens_out=self.tokens_out,
             cached_tokens=self.cached_tokens,
+            queue_ms=self._after_ms(self._started_at),
+            first_token_ms=self._after_ms(self._first_token_at),
             duration_ms=round(duration_ms, 3),
         )

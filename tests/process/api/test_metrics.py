@@ -205,6 +205,26 @@ def test_a_request_that_the_engine_refuses_is_counted_once_by_its_code(
         assert refusals(client) == before | {name: before.get(name, 0) + 1}
 
 
+def test_the_log_has_why_a_request_was_refused(worker: WorkerProcess) -> None:
+    """Its status alone does not tell a prompt that is too long from a field that is wrong."""
+    told: dict[str, str | None] = {}
+    asked: list[tuple[str | None, dict[str, Any]]] = [
+        ("CONTEXT_LENGTH_EXCEEDED", {"prompt": "x" * 50_000}),
+        ("INVALID_REQUEST", {"prompt": 1.5}),
+        (None, {"prompt": FOX, "max_tokens": 1}),
+    ]
+    for code, body in asked:
+        told[worker.post("/v1/completions", body).headers["x-correlation-id"]] = code
+    lines = {each["correlation_id"]: each for each in worker.logs("request.answered")}
+    assert {id: lines[id]["code"] for id in told} == told
+
+
+def test_the_log_has_which_part_of_a_request_took_long(worker: WorkerProcess) -> None:
+    worker.post("/v1/completions", {"prompt": FOX, "max_tokens": 4, "ignore_eos": True})
+    ended = worker.logs("request.ended")[-1]
+    assert 0 < ended["queue_ms"] <= ended["first_token_ms"] <= ended["duration_ms"]
+
+
 def refusals(client: httpx.Client) -> dict[str, float]:
     """Those that there were."""
     lines = client.get("/metrics").text.splitlines()

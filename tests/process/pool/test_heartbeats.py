@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support.held import engines_held_by, mid_stream
 from tests.support.pool_manager import (
+    always,
     answer_ok,
     answers,
     answers_garbage,
@@ -95,6 +96,24 @@ def test_what_changes_is_told_at_once(start_worker: StartWorker, tmp_path: Path)
             assert reading.rest().end
         assert running.wait() == 0
         assert manager.verdict() == []
+
+
+def test_another_trouble_of_the_manager_is_told_too(start_worker: StartWorker) -> None:
+    """The log went on telling the first one, as a 500 where the token was wrong by then."""
+    with serving() as manager:
+        running = start_worker(*manager.heartbeat_flags())
+        manager.wait_for_status("ready")
+
+        def reasons(times: int) -> list[str]:
+            failed = "heartbeat.failed"
+            until(lambda: len(running.logs(failed)) >= times, lambda: running.stderr)
+            return [each["reason"] for each in running.logs(failed)]
+
+        manager.reply = always(500)
+        assert reasons(1) == ["it answered 500"]
+        manager.reply = always(401)
+        assert reasons(2) == ["it answered 500", "it answered 401"]
+    assert "[Errno 111]" in reasons(3)[2], "not that all connection attempts failed"
 
 
 def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> None:

@@ -56,6 +56,19 @@ def test_where_the_renderers_process_was_killed_the_next_engine_answers(
     assert running.engine_pid != first
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("SIGKILL", "by the kernel for lack of memory"), ("SIGILL", "this processor lacks")],
+)
+def test_the_log_tells_what_a_signal_means(
+    start_worker: StartWorker, name: str, meant: str
+) -> None:
+    running = start_worker()
+    os.kill(running.engine_pid, signal.Signals[name])
+    how = running.wait_log("engine.crashed")["how"]
+    assert how.startswith(f"killed by {name}: ") and how.endswith(meant)
+
+
 def test_a_death_ends_no_stream(start_worker: StartWorker, tmp_path: Path) -> None:
     name, hold = "SIGSEGV", tmp_path / "hold"
     running = start_worker(*survival.EXACT, env=engines_held_by(hold))

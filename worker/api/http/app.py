@@ -99,7 +99,7 @@ class Surface(ABC):
         ids = next(filter(None, (each.all(head) for each in (CORRELATION_ID, REQUEST_ID))), [""])
         correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex
         scope["app"] = self
-        scope.setdefault("state", {}).update(correlation_id=correlation_id, status=0)
+        scope.setdefault("state", {}).update(correlation_id=correlation_id, status=0, code=None)
         unbind_all()
         bind(correlation_id=correlation_id)
         try:
@@ -119,6 +119,7 @@ class Surface(ABC):
             if request.state.status:
                 raise
             fault = InferenceFailed("an internal error; the log names it by the correlation id")
+            request.state.code = fault.code
             broken = error_response(fault, place.dialect.errors, correlation_id)
             broken.raw_headers = self.begin(request, broken.status_code, broken.raw_headers)
             await broken(scope, receive, send)
@@ -129,6 +130,7 @@ class Surface(ABC):
                 method=scope["method"],
                 path=path[:_MAX_TOLD_CHARS],
                 status=request.state.status,
+                code=request.state.code,
                 duration_ms=round((time.monotonic() - began) * 1000, 3),
             )
 
@@ -161,6 +163,7 @@ class Surface(ABC):
                 return found
             return json_response(found, operation.status)
         except WorkerError as error:
+            request.state.code = error.code
             response = error_response(error, place.dialect.errors, request.state.correlation_id)
             # A HEAD asks whether there is something; so does a fleet's gateway, of all workers.
             is_answer = scope["method"] == "HEAD" and error.status == 404

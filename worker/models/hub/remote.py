@@ -33,7 +33,7 @@ from huggingface_hub.utils import (  # type: ignore[attr-defined]
 )
 from huggingface_hub.utils import logging as hub_logging
 
-from worker.errors import DownloadError, WorkerError, of_environment
+from worker.errors import DownloadError, WorkerError, http_words
 from worker.models.reference import is_inside_repository
 from worker.setting_faults import without_secrets
 
@@ -148,7 +148,7 @@ def _with_retries(repo: str, name: str | None, ask: Callable[[], _T]) -> _T:
     try:
         get_session()
     except Exception as error:
-        why = f"The hub cannot be asked for {repo!r}: {of_environment(error)}."
+        why = f"The hub cannot be asked for {repo!r}: {http_words(error)}."
         raise DownloadError(why, reason="network", repo=repo) from error
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -234,11 +234,8 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
                 "without end; check HF_ENDPOINT and the proxy",
             )
         case httpx2.HTTPError(), _:
-            kind = type(error).__name__
-            return (
-                "network",
-                f"could not be downloaded: no connection to {_endpoint()} ({kind})",
-            )
+            why = http_words(error)
+            return "network", f"could not be downloaded: no connection to {_endpoint()}: {why}"
         case OSError(errno=number), _ if number in DISK_FULL:
             return (
                 "disk_full",
