@@ -389,9 +389,9 @@ class Loop:
     def _announce(self, started: list[Sequence]) -> None:
         for sequence in started:
             if sequence.started_at is None:
-                sequence.started_at = self._clock()
+                now = sequence.started_at = self._clock()
                 n_cached, prompt_end = sequence.n_cached, sequence.prompt_end
-                event = Started(sequence.request_id, n_cached, prompt_end, sequence.tier)
+                event = Started(sequence.request_id, n_cached, prompt_end, sequence.tier, now)
                 self._events.append(event)
         # Now, and not with what the step computes, which takes a long prompt a second.
         events, self._events = self._events, []

@@ -97,7 +97,8 @@ class Pooling:
         group = self._group()
         if group:
             started = [each for each, _ in group if not each.vectors]
-            self._send([Started(each.request_id, 0) for each in started])
+            now = time.monotonic()
+            self._send([Started(each.request_id, 0, at=now) for each in started])
             events = self._computed(group)
             self._send([*events, self._stats()])
         self._ask_for_turn()

@@ -354,9 +354,10 @@ class Job:
                     self._learned = event.learned
                 case Started():
                     self.enter(Stage.STARTED)
-                    self.started_at_unix, self._started_at = time.time(), time.monotonic()
+                    self.started_at_unix = time.time()
+                    self._started_at = event.at or time.monotonic()
                     self.cached_tokens = self.computed_tokens = event.cached_tokens
-                    self._metrics.queue_wait.observe(time.monotonic() - self._submitted_at)
+                    self._metrics.queue_wait.observe(self._started_at - self._submitted_at)
                     if self.counts_prompt:
                         self._metrics.looked_up(self.prompt_tokens, event.cached_tokens, event.tier)
                 case PromptProgress():

@@ -155,6 +155,9 @@ class Started(Message, frozen=True):
     """The prompt's last characters tell whether the chat template has opened reasoning."""
     tier: CacheTier = "device"
     """Where the reused tokens were."""
+    at: float = 0.0
+    """When, by the monotonic clock, which is one for all processes: where each core computes, this
+    arrives no sooner than what the step has computed. Not told: on arrival."""
 
 
 class PromptProgress(Message, frozen=True):

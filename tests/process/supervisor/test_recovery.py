@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,18 @@ def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
     after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
     told = [PromptProgress(1, n, 0.1) for n in (4, 6, 8)]
     assert job.continued([Started(1, 0), *told]) == told[-1:]
+
+
+def test_a_start_that_arrives_late_was_no_wait_in_the_queue() -> None:
+    """Its prompt's whole time counted as that where the engine left this process no core."""
+    metrics = Metrics("w")
+    job = Job(1, request("say x"), metrics, lambda job, error: None)
+    job.accept(Accepted(1, 9))
+    began = time.monotonic()
+    time.sleep(0.1)
+    job.feed([Started(1, 0, at=began), Token(1, "a", (5,))])
+    assert metrics.value("worker_queue_wait_seconds_sum") < 0.1
+    assert metrics.value("worker_time_to_first_token_seconds_sum") >= 0.1
 
 
 @pytest.mark.parametrize("has_begun", [True, False])
