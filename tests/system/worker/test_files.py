@@ -88,6 +88,7 @@ def test_a_store_that_is_full_or_read_only_costs_no_request(
     assert "No space left" in worker.logs("kv_store.write_failed")[0]["reason"]
     remount(store, "ro,size=64m")
     before = len(worker.logs("kv_store.write_failed"))
+    assert before == 1, "once, and not for each request"
     assert worker.execute("Another one upon a time " * 40, max_tokens=3).end
     until(lambda: len(worker.logs("kv_store.write_failed")) > before, lambda: worker.stderr)
     assert "Read-only" in worker.logs("kv_store.write_failed")[-1]["reason"]

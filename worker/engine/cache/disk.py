@@ -73,6 +73,8 @@ class Disk:
         """The key and the name prefix of this engine's files; empty until its model is hashed."""
         self._entries: dict[Path, Entry] = {}
         self._lock = threading.Lock()
+        self._write_trouble = ""
+        """Why the last file could not be written; empty if it was."""
         self._reader, self._writer = (
             background_thread(f"kv-store-{name}") for name in ("reader", "writer")
         )
@@ -167,8 +169,12 @@ class Disk:
         try:
             entry = write(path, state, salt, self._key, self._make_room)
         except OSError as error:
-            log.warning("kv_store.write_failed", reason=str(error))
+            why = error.strerror or str(error)
+            if why != self._write_trouble:  # not once a request while a disk is full
+                log.warning("kv_store.write_failed", folder=str(self._folder), reason=why)
+            self._write_trouble = why
             return
+        self._write_trouble = ""
         with self._lock:
             others = [each for each in self._entries.values() if each.salt == salt]
             self._entries[path] = entry
