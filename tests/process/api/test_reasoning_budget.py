@@ -70,7 +70,8 @@ def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None
         return {b["type"]: b.get("thinking", b.get("text")) for b in answer.json()["content"]}
 
     assert 0 < tokens(blocks(type="enabled", budget_tokens=4)["thinking"]) <= 5
-    assert "thinking" not in blocks(type="disabled")
+    for off in ("disabled", "between_tools"):
+        assert "thinking" not in blocks(type=off), off
 
     ollama = {"model": "m", "messages": ASKED, "stream": False, "options": OPTIONS}
     assert worker.post("/api/chat", ollama).json()["message"]["thinking"]

@@ -99,7 +99,9 @@ class ToolChoice(OpenBody):
 
 
 class Thinking(OpenBody):
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"] = Field(
+        description="between_tools: disabled, for models here write no notes between calls"
+    )
     budget_tokens: Integer | None = Field(None, ge=0, le=2**31 - 1)
 
 
@@ -144,7 +146,7 @@ class PromptBody(OpenBody):
         if asked is None:
             return ReasoningOptions(effort=effort)
         return ReasoningOptions(
-            asked.budget_tokens, effort=effort, enabled=asked.type != "disabled"
+            asked.budget_tokens, effort=effort, enabled=asked.type in ("enabled", "adaptive")
         )
 
 
