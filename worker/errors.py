@@ -302,17 +302,24 @@ def system_words(error: OSError) -> str:
     return words
 
 
+def _before(error: BaseException) -> BaseException | None:
+    """What led to an error, as far as it tells why."""
+    return error.__cause__ or (None if isinstance(error, OSError) else error.__context__)
+
+
 def http_words(error: Exception) -> str:
     """Why an HTTP client cannot be made, or cannot reach anyone: in the system's words, which
     libraries replace by their own, and with what the environment names: a proxy, certificates."""
     variables = ", ".join(name for name in os.environ if name.upper() in _READ_BY_HTTPX)
     kind = type(error).__name__
     cause: BaseException = error
-    # Where several addresses were tried, a group has the cause of each.
-    while deeper := getattr(cause, "exceptions", (cause.__cause__ or cause.__context__,))[0]:
+    # Where several addresses were tried, a group has the cause of each. In what context the
+    # system's own error was raised says nothing: perhaps that a TLS socket had nothing to read.
+    while deeper := getattr(cause, "exceptions", (_before(cause),))[0]:
         cause = deeper
-    why = cause if isinstance(cause, OSError) else error
-    said = kind if kind == "InvalidURL" else f"{kind}: {why}"  # it quotes a password
+    why = str(cause if isinstance(cause, OSError) else error)
+    is_told = why and kind not in {"InvalidURL", "LocalProtocolError"}  # they quote secrets
+    said = f"{kind}: {why}" if is_told else kind
     return f"{said} (set: {variables or 'no proxy'})"
 
 

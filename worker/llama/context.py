@@ -185,12 +185,12 @@ class Context:
         if batch.at_once:
             self._flat.llama_set_causal_attn(self.pointer, False)
         result = self._flat.llama_decode(self.pointer, batch.native)
-        self._left.value = _GOES_ON
         if batch.at_once:
             self._flat.llama_set_causal_attn(self.pointer, True)
         self._unsettled.clear()
         if result == 0:
             self._flat.llama_synchronize(self.pointer)  # on a CPU, the decode has waited
+        self._left.value = _GOES_ON  # an abort while a GPU computed is none of the next batch
         if result == -1:
             raise InferenceFailed("llama.cpp refuses a batch as malformed")
         return _OUTCOMES.get(result, "failed")

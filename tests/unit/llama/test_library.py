@@ -107,6 +107,26 @@ def test_an_abort_ends_a_decode(model: Model) -> None:
     context.close()
 
 
+def test_an_abort_while_a_device_computes_is_none_of_the_next_batch(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU is waited for after its work is given to it."""
+    context, batch = Context(model, ContextOptions(n_ctx=512, threads=1)), Batch(512)
+    batch.add(0, 0, [5] * 64, logits=True)
+    wait = context._flat.llama_synchronize
+
+    def cancelled_meanwhile(pointer: object) -> None:
+        context.abort()
+        wait(pointer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context._flat, "llama_synchronize", cancelled_meanwhile)
+        assert context.decode(batch) == "ok"
+    context.truncate(0, 0)
+    assert context.decode(batch) == "ok"
+    context.close()
+
+
 @pytest.mark.skipif(sys.platform == "darwin", reason="no semaphores in memory")
 def test_another_thread_sees_that_a_decode_moves(model: Model) -> None:
     pulse = memoryview(bytearray(64))

@@ -1,0 +1,25 @@
+"""Why an HTTP client reached nobody, as the log has it."""
+
+from __future__ import annotations
+
+import socket
+
+import httpx
+import pytest
+
+from worker.errors import http_words
+
+
+@pytest.mark.anyio
+async def test_a_server_that_says_nothing_to_tls_is_no_fault_of_a_read() -> None:
+    """The context of the timeout is a TLS socket that had nothing to read yet."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        async with httpx.AsyncClient(timeout=0.3, trust_env=False) as client:
+            with pytest.raises(httpx.ConnectTimeout) as caught:
+                await client.get(f"https://127.0.0.1:{silent.getsockname()[1]}/")
+    assert http_words(caught.value).startswith("ConnectTimeout (set: ")
+
+
+def test_a_header_that_cannot_be_sent_is_not_repeated() -> None:
+    error = httpx.LocalProtocolError("Illegal header value b'Bearer hf_secret '")
+    assert http_words(error).startswith("LocalProtocolError (set: ")
