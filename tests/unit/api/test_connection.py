@@ -5,24 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import multiprocessing.connection
+import os
 import re
 import resource
+import signal
 import socket
 import ssl
 import struct
+import time
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import uvicorn
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.certificate import own_certificate
+from tests.support.worker import freeze
 from worker.api.http import connection
 from worker.api.http.connection import WorkerProtocol, protocol_with
 from worker.api.http.one_per_turn import OnePerTurn
@@ -224,6 +230,48 @@ async def test_between_requests_a_connection_stays_open_as_long_as_the_server_sa
             assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
             await asyncio.sleep(0.5)
         assert await read_to_end(reader) == b""
+
+
+PAUSE_SECONDS = 4.0
+
+
+def serve_until_killed(port: multiprocessing.connection.Connection) -> None:
+    async def serve() -> None:
+        async with served(keep_alive_s=2) as (number, _):
+            port.send(number)
+            await asyncio.Event().wait()
+
+    connection.SECONDS = {"idle": 2.0, "head": 2.0, "body": 2.0}
+    uvloop.run(serve())
+
+
+def test_what_came_while_the_worker_was_paused_is_read_first() -> None:
+    """After `docker unpause`, a client that had sent all in time got a 408, or no answer."""
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe()
+    server = spawning.Process(target=serve_until_killed, args=[theirs], daemon=True)
+    server.start()
+    assert server.pid is not None
+    address = ("127.0.0.1", ours.recv())
+    post = LAST.replace(b"GET", b"POST")[:-2] + b"Content-Length: 1\r\n\r\n"
+    cases = [(b"", LAST), (LAST[:9], LAST[9:]), (post, b"1"), (GET, LAST)]
+    with ExitStack() as clients:
+        sockets = [clients.enter_context(socket.create_connection(address)) for _ in cases]
+        for client, (first, _) in zip(sockets, cases, strict=True):
+            client.sendall(first)
+        earlier = b""
+        while not earlier.endswith(b"0\r\n\r\n"):
+            earlier += sockets[-1].recv(4096)
+        freeze(server.pid)
+        for client, (_, rest) in zip(sockets, cases, strict=True):
+            client.sendall(rest)
+        time.sleep(PAUSE_SECONDS)
+        os.kill(server.pid, signal.SIGCONT)
+        for client in sockets:
+            client.settimeout(20)
+            assert b" 200 " in client.recv(4096)
+    server.kill()
+    server.join()
 
 
 @pytest.mark.parametrize(

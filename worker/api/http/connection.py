@@ -41,6 +41,9 @@ SECONDS: Mapping[Phase, float] = {"idle": 20.0, "head": 20.0, "body": 20.0}
 headers, for each pause in its body. Between requests it is uvicorn's `timeout_keep_alive`."""
 BODY_SECONDS = 120.0
 """The most for a whole body."""
+HELD_SECONDS = 1.0
+"""A look at a client that comes later than due by more than this shows that this process did not
+run. What came meanwhile is read first: the client has as long again."""
 HALF_CLOSED_SECONDS = 1.0
 """A client that has closed its side after its request looks like one that has left. It is sent what
 is ready. When for so long nothing was written and nothing is left to be taken, it is given up, so
@@ -455,6 +458,9 @@ class WorkerProtocol(HttpToolsProtocol):
 
     # --- requests that do not come ---
 
+    def timeout_keep_alive_handler(self) -> None:
+        """`_look` closes what is idle: uvicorn would do so before it reads what came."""
+
     def _wait(self, due: float) -> None:
         """Give the client up if it still owes the same at `due`, on the loop's clock."""
         self._due = due
@@ -471,6 +477,9 @@ class WorkerProtocol(HttpToolsProtocol):
         now = self.loop.time()
         if now < self._due:
             self._timer = self.loop.call_at(self._due, self._look)
+        elif (late := now - self._due) > HELD_SECONDS:
+            self._body_due += late
+            self._wait(now + HELD_SECONDS)
         elif self._phase == "body" and self.flow.read_paused:
             # It may have come: nothing is read while an earlier answer runs, or the app is behind.
             self._body_due += SECONDS["body"]
