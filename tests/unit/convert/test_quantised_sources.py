@@ -419,27 +419,32 @@ def gptq(weight: np.ndarray, scale: np.ndarray) -> dict[str, tuple[str, np.ndarr
     }
 
 
-def test_a_checkpoint_of_gptq_is_converted(tmp_path: Path) -> None:
-    """With the biases of zeros that AutoGPTQ adds and the model's own class passes over."""
-    source = checkpoint("llama", tmp_path)
+@pytest.mark.parametrize("family", ["llama", "qwen2", "phi-3", "qwen3-moe"])
+def test_a_checkpoint_of_gptq_is_converted_as_its_values_are(family: str, tmp_path: Path) -> None:
+    """Rows that llama.cpp wants in another order, parts of fused matrices, experts; with the biases
+    of zeros that AutoGPTQ adds and the model's own class passes over."""
+    source, plain = (checkpoint(family, tmp_path / each) for each in ("gptq", "plain"))
     tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
-    expected: dict[str, np.ndarray] = {}
+    values = dict(tensors)
     for name in [name for name in tensors if "_proj.weight" in name]:
         rows, columns = tensors.pop(name)[1].shape
         weight = generator.integers(-8, 8, (rows, columns))
         scale = generator.random((rows, columns // 32)).astype(np.float16)
         stem = name.removesuffix("weight")
-        tensors |= {stem + end: part for end, part in gptq(weight, scale).items()}
-        expected[name] = weight.astype(np.float32) * scale.astype(np.float32).repeat(32, 1)
+        made = {stem + end: part for end, part in gptq(weight, scale).items()}
+        tensors |= {each: part for each, part in made.items() if each not in tensors}
+        whole = weight.astype(np.float32) * scale.astype(np.float32).repeat(32, 1)
+        values[name] = ("F32", whole)
     write_all(source / "model.safetensors", tensors)
+    write_all(plain / "model.safetensors", values)
     method = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
     edit(source / "config.json", quantization_config=method)
-    target = converted(source, tmp_path)
-    for layer in range(2):
-        for ours, theirs in {"ffn_down": "mlp.down_proj", "attn_v": "self_attn.v_proj"}.items():
-            wanted = expected[f"model.layers.{layer}.{theirs}.weight"]
-            assert np.array_equal(tensor(target, f"blk.{layer}.{ours}.weight"), wanted)
-    assert not [t.name for t in gguf.GGUFReader(target).tensors if t.name.endswith("bias")]
+    of_gptq, of_values = (
+        {each.name: each.data for each in gguf.GGUFReader(converted(folder, where)).tensors}
+        for folder, where in ((source, tmp_path / "a"), (plain, tmp_path / "b"))
+    )
+    assert of_gptq.keys() == of_values.keys()
+    assert all(np.array_equal(of_gptq[name], of_values[name]) for name in of_values)
 
 
 def test_experts_of_four_bits_are_converted(tmp_path: Path) -> None:
