@@ -32,7 +32,7 @@ class Packing:
     places: tuple[int, ...] = ()
     """Of the numbers in an I32 or a byte, if they are not in turn."""
     is_one_less: bool = False
-    """So were they stored."""
+    """Each is stored less 1, as the numbers for zero in GPTQ's first format."""
 
     @property
     def unit(self) -> tuple[int, int]:
@@ -49,7 +49,9 @@ class Packing:
             words, axis = stored.view("<u4").reshape(-1, n_words, stored.shape[1] // 4), 1
         else:
             words, axis = stored.reshape(len(stored), -1, n_words), 2
-        if self.is_one_less and is_even:  # As whole words: so what was borrowed is given back.
+        if (
+            self.is_one_less and is_even
+        ):  # GPTQ took it from whole words, so a 0 borrowed from its neighbour.
             words = words + np.uint32(0xFFFFFFFF // mask)
         out = np.empty((*words.shape[:axis], n, *words.shape[axis + 1 :]), np.uint8)
         words, numbers = np.moveaxis(words, axis, 0), np.moveaxis(out, axis, 0)

@@ -85,10 +85,28 @@ _BLOCKS = Names(
     types=(*_NUMBERS, *_FLOATS),
 )
 """bitsandbytes' of four bits, in bytes that any type may stand for."""
-_BYTES = Names("weight", "weight", "SCB", "", "", "", ("weight_format",), types=("I8",))
-_TURNED = Names(
-    *("weight", "qweight", "scales", "", "qzeros", "g_idx"), types=("I32",), is_turned=True
+_BYTES = Names(
+    weight="weight",
+    numbers="weight",
+    scale="SCB",
+    whole="",
+    zero="",
+    order="",
+    others=("weight_format",),
+    types=("I8",),
 )
+"""bitsandbytes' of eight bits."""
+_TURNED = Names(
+    weight="weight",
+    numbers="qweight",
+    scale="scales",
+    whole="",
+    zero="qzeros",
+    order="g_idx",
+    types=("I32",),
+    is_turned=True,
+)
+"""GPTQ's and AWQ's."""
 _PACKED = Names(numbers="_packed", whole="_global_scale", others=("_shape",))
 _NAMES = (Names(scale="_scale_inv"), Names(), _PACKED, _TURNED, _BYTES, _BLOCKS)
 
@@ -133,8 +151,7 @@ class Method:
     """Scales of type U8 are exponents, as in MXFP4 and MXFP8."""
     has_stacks: bool = True
     """Scales of a stack of experts are laid out as those of a matrix are."""
-    is_turned: bool = False
-    """It is GPTQ or AWQ."""
+    is_gptq_or_awq: bool = False
     packing: Packing | None = None
     """Of AWQ."""
     is_one_less: bool = False
@@ -181,7 +198,7 @@ def method_of(config: Config) -> Method:
     blocks += [_block(each, "block_structure") for each in weights]
     n_bits = {each.integer("num_bits") for each in weights if each.has("num_bits")}
     has_zeros = bool(weights) and all(each.values.get("symmetric") is False for each in weights)
-    if is_turned := name in ("gptq", "awq"):
+    if is_gptq_or_awq := name in ("gptq", "awq"):
         size = section.values.get("group_size")
         blocks = [(1, size if type(size) is int else 0)]
         n_bits, has_zeros = {bits} if type(bits) is int else set(), True
@@ -190,8 +207,8 @@ def method_of(config: Config) -> Method:
         n_bits=n_bits,
         has_zeros=has_zeros,
         has_powers=any(kind.lower().startswith("mx") for kind in kinds),
-        has_stacks=name != "fbgemm_fp8" and not is_turned,
-        is_turned=is_turned,
+        has_stacks=name != "fbgemm_fp8" and not is_gptq_or_awq,
+        is_gptq_or_awq=is_gptq_or_awq,
         packing=_AWQ if name == "awq" else None,
         is_one_less=name == "gptq" and kinds != {"gptq_v2"},
     )
@@ -221,7 +238,7 @@ def join(tensors: MutableMapping[str, TensorInfo], method: Method, read: Read) -
             continue
         parts, name = Parts(stem, names, tensors), stem + names.weight
         numbers, scale = parts.needed(names.numbers), parts.needed(names.scale)
-        if names.is_turned and not method.is_turned:
+        if names.is_turned and not method.is_gptq_or_awq:
             why = "no quantization_config says whether that is GPTQ or AWQ"
             raise ModelError(f"{info.path.parent} has {info.name}, and {why}", tensor=info.name)
         if 0 in numbers.shape:
