@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from bisect import insort
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
@@ -58,8 +59,10 @@ class Manager(ThreadingHTTPServer):
         return f"http://{str(host)}:{port}"
 
     def record(self, message: PoolMessage) -> None:
+        """Keep the messages in the order in which they came: each connection has a thread of its
+        own, and one that has been answered may record behind the next."""
         with self._lock:
-            self._messages.append(message)
+            insort(self._messages, message, key=lambda each: each.received_at)
         self.on_message(message)
 
     def messages(self, kind: str | None = None) -> list[PoolMessage]:

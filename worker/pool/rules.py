@@ -53,15 +53,11 @@ class Breach:
 
 
 def judge(messages: Iterable[PoolMessage]) -> list[Breach]:
-    """Every broken promise, in the order in which the messages arrived.
-
-    The messages are sorted first: each connection has its own thread, and threads do not record in
-    the order of arrival.
-    """
+    """Every broken promise, of messages in the order in which they came."""
     callbacks: dict[str, list[PoolMessage]] = defaultdict(list)
     beats: dict[str, list[PoolMessage]] = defaultdict(list)
     breaches: list[Breach] = []
-    for message in sorted(messages, key=lambda message: message.received_at):
+    for message in messages:
         fields = CALLBACK_FIELDS if message.kind == "callback" else HEARTBEAT_FIELDS
         faults = list(_shape(message.payload, fields))
         breaches += [Breach(f"{message.kind} payload", fault) for fault in faults]

@@ -63,8 +63,12 @@ def test_a_good_life_has_no_breaches() -> None:
     assert judge(life) == []
 
 
-def test_messages_count_in_the_order_of_their_arrival() -> None:
-    assert judge([beat(2, 1.0), beat(1, 0.5)]) == []
+def test_messages_stand_in_the_order_of_their_arrival() -> None:
+    with serving() as manager:
+        for message in (beat(2, 1.0), beat(3, 1.0), beat(1, 0.5)):
+            manager.record(message)
+        assert [message.payload["sequence"] for message in manager.beats] == [1, 2, 3]
+        assert manager.verdict() == []
 
 
 @pytest.mark.parametrize(
