@@ -157,6 +157,24 @@ class ToolFields(OpenBody):
 AllowedMode = Literal["auto", "required"]
 
 
+class AllowedTool(OpenBody):
+    type: Literal["function"] = "function"
+    function: FunctionName
+
+
+class AllowedTools(OpenBody):
+    mode: AllowedMode
+    tools: Many[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class ToolChoice(OpenBody):
+    type: Literal["function", "allowed_tools"] = "function"
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+    _has_choice = needed_by({"function": "function", "allowed_tools": "allowed_tools"})
+
+
 def with_allowed(chat: Chat, mode: AllowedMode, allowed: Sequence[tuple[str, str]]) -> Chat:
     """The chat with those of its tools alone that are allowed: each by its name, and that's path.
 
@@ -230,8 +248,9 @@ class ChatFields(OpenBody):
 
 
 class ReasoningChatFields(ChatFields, BudgetFields):
-    """A chat with all that a request may tell its template; the whole body of `/apply-template`."""
+    """A chat with all that its prompt depends on; the whole body of `/apply-template`."""
 
+    tool_choice: WordOr[ToolChoice] | None = None
     reasoning_effort: str | None = Field(
         None,
         description="none, low, medium, high or another word that the model's template knows; "
@@ -242,13 +261,18 @@ class ReasoningChatFields(ChatFields, BudgetFields):
 
     def reasoning_chat(
         self,
-        tool_choice: Literal["auto", "none", "required"] | OneTool = "auto",
         parallel_tool_calls: bool | None = None,
         message: str | None = None,
         splits: bool | None = None,
     ) -> Chat:
-        """As `chat`; `message` and `splits` are those of `ReasoningOptions`."""
-        variables = {} if self.verbosity is None else {"verbosity": self.verbosity}
+        """As `chat`; `message` and `splits` are those of `ReasoningOptions`.
+
+        Raises:
+            InvalidRequest: two fields contradict each other, or a tool is allowed that is none.
+        """
+        choice, variables = self.tool_choice, {}
+        if self.verbosity is not None:
+            variables["verbosity"] = self.verbosity
         reasoning = ReasoningOptions(
             budget=self.reasoning_budget,
             message=message,
@@ -256,4 +280,18 @@ class ReasoningChatFields(ChatFields, BudgetFields):
             enabled=self.enable_thinking,
             splits=splits,
         )
-        return self.chat(tool_choice, parallel_tool_calls, variables, reasoning)
+        one = choice.function if isinstance(choice, ToolChoice) else None
+        word = choice if isinstance(choice, str) else "auto"
+        chat = self.chat(
+            OneTool(one.name, "tool_choice.function.name") if one else word,
+            parallel_tool_calls,
+            variables,
+            reasoning,
+        )
+        if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
+            return chat
+        assert choice.allowed_tools is not None, "a check of the model"
+        path = "tool_choice.allowed_tools.tools[{}].function.name"
+        names = [tool.function.name for tool in choice.allowed_tools.tools]
+        allowed = [(name, path.format(index)) for index, name in enumerate(names)]
+        return with_allowed(chat, choice.allowed_tools.mode, allowed)

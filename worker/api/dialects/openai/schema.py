@@ -11,40 +11,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.chat_fields import (
-    MAX_TOOLS,
-    AllowedMode,
-    FunctionName,
-    ReasoningChatFields,
-    WordOr,
-    with_allowed,
-)
-from worker.api.chat.field_types import ANY_OBJECT, TopLogprobs, needed_by, refused
+from worker.api.chat.chat_fields import ReasoningChatFields
+from worker.api.chat.field_types import ANY_OBJECT, TopLogprobs, refused
 from worker.api.chat.fields import GenerationFields
 from worker.api.chat.prompt_fields import MAX_PROMPTS, prompts_of, prompts_of_at_most
-from worker.api.chat.request import Chat, Format, Generate, JsonSchema, OneTool
+from worker.api.chat.request import Chat, Format, Generate, JsonSchema
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, MarkedPrompt, MixedTokens, Prompt
-
-
-class AllowedTool(OpenBody):
-    type: Literal["function"] = "function"
-    function: FunctionName
-
-
-class AllowedTools(OpenBody):
-    mode: AllowedMode
-    tools: Many[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS)
-
-
-class ToolChoice(OpenBody):
-    type: Literal["function", "allowed_tools"] = "function"
-    function: FunctionName | None = None
-    allowed_tools: AllowedTools | None = None
-
-    _has_choice = needed_by({"function": "function", "allowed_tools": "allowed_tools"})
 
 
 class JsonSchemaFormat(OpenBody):
@@ -67,7 +42,6 @@ class ChatBody(GenerationFields, ReasoningChatFields):
     logprobs: Flag = False
     top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
-    tool_choice: WordOr[ToolChoice] | None = None
     parallel_tool_calls: Flag | None = Field(
         None,
         description="false: one call at most; true: where a call is required, several may come",
@@ -147,22 +121,12 @@ def chat_of(body: ChatBody) -> Chat:
     Raises:
         InvalidRequest: the fields do not fit together.
     """
-    choice, form = body.tool_choice, body.reasoning_format
-    one = choice.function if isinstance(choice, ToolChoice) else None
-    word = choice if isinstance(choice, str) else "auto"
-    chat = body.reasoning_chat(
-        OneTool(one.name, "tool_choice.function.name") if one else word,
+    form = body.reasoning_format
+    return body.reasoning_chat(
         body.parallel_tool_calls,
         message=body.reasoning_budget_message,
         splits=None if form is None else form != "none",
     )
-    if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
-        return chat
-    assert choice.allowed_tools is not None, "a check of the model"
-    path = "tool_choice.allowed_tools.tools[{}].function.name"
-    names = [tool.function.name for tool in choice.allowed_tools.tools]
-    allowed = [(name, path.format(index)) for index, name in enumerate(names)]
-    return with_allowed(chat, choice.allowed_tools.mode, allowed)
 
 
 def read_completion(body: CompletionBody, state: AppState) -> Generate:
