@@ -310,7 +310,7 @@ class Settings(_TableFields):
     ssl_keyfile: Name | None = _setting(None, "server", "the certificate's key in PEM")
     served_model_name: Names = _setting((), "server", "a name that this worker answers to in OpenAI's and the other dialects, repeatable; without it every name is served")
     strict: bool = _setting(False, "server", "refuse fields that OpenAI's and the other dialects' routes do not know; without it they are ignored and named in x-ignored-fields")
-    reasoning: Literal["none", "auto"] = _setting("auto", "chat", "auto: what a model thinks before its answer comes apart from it, in reasoning_content; none: it stays in the text")
+    reasoning: Literal["none", "auto", "on", "off"] = _setting("auto", "chat", "on or off: whether a model reasons where a request says nothing; auto leaves it to the template; what it thinks before its answer comes apart from it, in reasoning_content; none: as auto, but it stays in the text")
     reasoning_effort: Annotated[Name | None, AfterValidator(lambda word: None if word == "default" else word)] = _setting(None, "chat", "how much a model reasons where a request says nothing: none, minimal, low, medium, high or another word that its chat template knows; default leaves it to the template")
     reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "chat", "tokens of reasoning in a chat's answer at most, where a request says nothing; 0 = none, -1 = any number")
     reasoning_budget_message: str = _setting("", "chat", "a text that ends reasoning whose budget is spent", max_length=4096)

@@ -110,11 +110,15 @@ def test_a_prompt_is_shown_as_a_chat_of_the_same_fields_has_it(replaced: WorkerP
     worker = replaced
     for fields, prompt in (
         ({}, ",,,,"),
-        ({"reasoning_effort": "high"}, "high,,,,"),
-        ({"enable_thinking": False, "verbosity": "low"}, ",False,low,,"),
-        ({"reasoning_budget_tokens": 0}, ",False,,,"),
+        ({"reasoning_effort": "high"}, "high,True,,,"),
+        ({"enable_thinking": False, "verbosity": "low"}, ",False,low,0,"),
+        ({"reasoning_budget_tokens": 0}, ",False,,0,"),
         ({"thinking_budget_tokens": 9}, ",True,,9,"),
-        ({"reasoning_effort": "low", "chat_template_kwargs": {"verbosity": "high"}}, "low,,high,,"),
+        (
+            {"reasoning_effort": "low", "chat_template_kwargs": {"verbosity": "high"}},
+            "low,True,high,,",
+        ),
+        ({"verbosity": "low", "chat_template_kwargs": {"verbosity": "high"}}, ",,low,,"),
     ):
         body = {"messages": FRANCE, **fields}
         shown = worker.post("/apply-template", body)

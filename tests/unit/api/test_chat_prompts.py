@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from tests.support.chats import assistant, result, user
 from tests.unit.api.round_trips import NAMES, compiled
 from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.reasoning import EFFORT_TOKENS, budget_of, template_variables
+from worker.api.chat.reasoning import EFFORT_TOKENS, reasoning_of
 from worker.api.chat.request import OneTool, Part
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.dialects.openai.schema import ChatBody
@@ -113,7 +113,8 @@ def test_turns_that_hardly_a_template_takes() -> None:
     [
         (None, {}, "", None),
         ("none", {}, "", 0),
-        ("none", {"chat_template_kwargs": {"enable_thinking": True}}, "", 0),
+        ("none", {"chat_template_kwargs": {"enable_thinking": True}}, "", None),
+        ("low", {"chat_template_kwargs": {"enable_thinking": True}}, "", EFFORT_TOKENS["low"]),
         ("low", {}, "", EFFORT_TOKENS["low"]),
         ("low", {}, "{{ reasoning_effort }}", None),
         ("none", {"reasoning_effort": "high"}, "", EFFORT_TOKENS["high"]),
@@ -131,7 +132,7 @@ def test_an_effort_is_a_budget_for_templates_that_know_none(
     settings = Settings(reasoning_effort=operators)
     state = cast(AppState, SimpleNamespace(served=served, settings=settings))
     chat = chat_of_openai(ChatBody.model_validate({"messages": [user("Hi")], **fields}))
-    assert budget_of(chat.reasoning, template_variables(chat, state), state) == budget
+    assert reasoning_of(chat, state).budget == budget
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "tool", "function"])

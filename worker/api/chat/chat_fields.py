@@ -219,7 +219,7 @@ class ChatFields(OpenBody):
         template_variables: Mapping[str, Any] | None = None,
         reasoning: ReasoningOptions | None = None,
     ) -> Chat:
-        """The chat, whose `chat_template_kwargs` count before `template_variables`.
+        """The chat; `template_variables` are fields, and count before `chat_template_kwargs`.
 
         Raises:
             InvalidRequest: two fields contradict each other.
@@ -243,7 +243,7 @@ class ChatFields(OpenBody):
             opens_answer=self.add_generation_prompt is not False,
             continues=continues,
             reasoning=reasoning or ReasoningOptions(),
-            template_variables={**(template_variables or {}), **(self.chat_template_kwargs or {})},
+            template_variables={**(self.chat_template_kwargs or {}), **(template_variables or {})},
         )
 
 

@@ -16,7 +16,7 @@ from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.reasoning import budget_of
+from worker.api.chat.reasoning import UNLIMITED, reasoning_of
 from worker.api.chat.request import Chat, ForcedCalls, Format, Generate, JsonSchema, OneTool
 from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid, refusal
@@ -53,13 +53,14 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     not_enforced: tuple[str, ...] = ()
     served = state.served
     conventions = conventions_of(served.chat_template, takes_tools=served.template_takes_tools)
-    wish, variables, splits, parser_of = asked.reasoning, None, False, None
+    wish, splits, parser_of = asked.reasoning, False, None
+    budget = None if wish.budget == UNLIMITED else wish.budget
     use: ToolUse | None = None
     goes_on = False
     if isinstance(prompts, Chat):
         chat, prompt = prompts, chat_prompt(prompts, state)
-        prompts, wish, variables = (prompt,), chat.reasoning, prompt.template_kwargs
-        splits = state.settings.reasoning == "auto" if wish.splits is None else wish.splits
+        prompts, wish, budget = (prompt,), chat.reasoning, reasoning_of(chat, state).budget
+        splits = state.settings.reasoning != "none" if wish.splits is None else wish.splits
         use = _tool_use(chat, form)
         if use is not None and use.forced:
             # It leaves no text, so a form of the answer's text has no effect beside it.
@@ -84,7 +85,6 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         sampling = replace(sampling, constraint=constraint)
     not_enforced += tuple(each.path.removesuffix(".schema") for each in others)
     message = state.settings.reasoning_budget_message if wish.message is None else wish.message
-    budget = budget_of(wish, variables, state)
     reasoning = replace(conventions.reasoning, budget=budget, message=message, goes_on=goes_on)
     sampling = replace(sampling, reasoning=reasoning)
     requests = _requests(asked, prompts, sampling, shown, state, deadline)
