@@ -685,3 +685,24 @@ def test_who_leaves_a_stream_leaves_no_ring_of_its_frames_and_body(
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             next(response.iter_raw())
         until(lambda: bool(worker.supervisor.cancelled), lambda: "the job goes on")
+
+
+@given(data=st.data())
+def test_an_answer_in_a_form_is_given_on_whatever_its_texts_spell(data: st.DataObject) -> None:
+    """A string of JSON may speak of `[THINK]`, which Mistral's models write anywhere."""
+    own = conventions_of(template(data.draw(st.sampled_from(KINDS))))
+    marks = [
+        own.thinking.begin,
+        own.thinking.end,
+        *own.calls.frames,
+        f"<{own.wrap}>",
+        "words",
+        "\n",
+        " ",
+    ]
+    texts = st.lists(st.sampled_from(marks), max_size=6).map("".join)
+    output = json.dumps(data.draw(st.dictionaries(texts, texts, max_size=3)), ensure_ascii=False)
+    for use in (None, ToolUse(False, True, {"look": None}, is_json=True)):
+        parser = AnswerParser(own, use, has_form=True)
+        found = message_of(deltas_of(parser, output, data.draw(st.lists(st.integers(1, 9)))))
+        assert (found.content, found.reasoning, found.named) == (output, "", [])

@@ -73,7 +73,12 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         shown = conventions.shown_tokens[use is not None, splits]
         goes_on = prompt.reasoning_marks is not None
         parser_of = partial(
-            AnswerParser, conventions, use, splits_reasoning=splits, goes_on=goes_on
+            AnswerParser,
+            conventions,
+            use,
+            splits_reasoning=splits,
+            goes_on=goes_on,
+            has_form=form is not None,
         )
     if form is not None:
         constraint, not_enforced = constrain(form, strict=state.settings.strict)

@@ -37,8 +37,10 @@ class AnswerParser:
         *,
         splits_reasoning: bool = True,
         goes_on: bool = False,
+        has_form: bool = False,
     ) -> None:
-        """`goes_on`: the prompt ends within reasoning, which the answer continues."""
+        """`goes_on`: the prompt ends within reasoning, which the answer continues. `has_form`: the
+        answer's text is held to a form, whose texts may be spelled as marks are."""
         calls = conventions.calls
         self._calls = calls
         if use is not None and use.is_json:
@@ -65,6 +67,7 @@ class AnswerParser:
         wraps = (*self._wrap_begins, *self._wrap_ends)
         self._around = (*self._reasoning_begins, *self._reasoning_ends, *self._frames, *wraps)
         """Marks that are no part of a section."""
+        self._has_form = has_form
         # What begins calls may begin a frame, too, so it counts without tools as well.
         marks = (*self._around, *self._calls.opens, *self._call_begins)
         # What is open is read as if the answer began with its mark and the white space behind it.
@@ -110,13 +113,13 @@ class AnswerParser:
             mark, is_bare = "", False
             if at_edge:
                 blank += yield from source.run_of(BLANK)
-                mark = yield from source.here(self._marks)
+                mark = yield from source.here(self._marks_in_text if has_text else self._marks)
                 if self._calls.bare and self._use is not NO_TOOLS and not (mark or has_text):
                     is_bare = (yield from source.peek()) in ("{", "[")
             if not mark and not is_bare and (yield from source.peek()):
                 deltas.text(blank)
                 blank, has_text = "", True
-                mark = yield from source.until(self._marks, deltas.text, deltas.grow_text)
+                mark = yield from source.until(self._marks_in_text, deltas.text, deltas.grow_text)
             if is_bare or mark in self._gaps:
                 raw = blank + source.take(self._gaps.get(mark, ""))
                 blank, at_edge = yield from self._section(raw, is_bare=is_bare)
@@ -206,6 +209,11 @@ class AnswerParser:
     @cached_property
     def _marks(self) -> Marks:
         return marks_of(*self._gaps, *self._around)
+
+    @cached_property
+    def _marks_in_text(self) -> Marks:
+        """A form that has begun goes on to the answer's end."""
+        return marks_of(*self._gaps) if self._has_form else self._marks
 
     @cached_property
     def _between(self) -> Marks:
