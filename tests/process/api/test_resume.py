@@ -92,6 +92,16 @@ def test_a_stream_of_any_name_is_found_by_what_its_header_tells(
     assert again.status_code == 200 and begun.content.endswith(again.content)
 
 
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_stream_to_which_no_path_leads_is_not_begun(worker: WorkerProcess, name: str) -> None:
+    body = {"job_id": name, "prompt": "Once", "max_tokens": 2}
+    with worker.client() as client:
+        refused = client.post("/execute", json=body, headers=RESUME)
+    assert refused.status_code == 400
+    assert [fault["field"] for fault in refused.json()["errors"]] == ["job_id"]
+    assert worker.post("/execute", body).status_code == 200
+
+
 def test_a_stream_cut_at_200_places_loses_no_token_and_repeats_none(
     worker: WorkerProcess,
 ) -> None:

@@ -37,12 +37,19 @@ FROM: dict[str, Described] = {
 """What is read of its address."""
 
 
+_STEPS = (".", "..")
+"""What clients take out of a path as steps in it, however they are written."""
+
+
 def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:
     """The names under which a stream is to be kept; none if it is not."""
     conversation = CONVERSATION.of(request)
-    asks = conversation or RESUME.of(request) == "1"
-    if not asks or not state.settings.resume_seconds:
+    resumes = RESUME.of(request) == "1"
+    if not (conversation or resumes) or not state.settings.resume_seconds:
         return ()
+    if resumes and id in _STEPS:
+        what = f"must not be {id} beside {RESUME.name}: a path cannot end with it"
+        raise refusal("job_id", "pattern", what)
     return (conversation, id) if conversation else (id,)
 
 
