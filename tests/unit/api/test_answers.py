@@ -59,6 +59,9 @@ def test_an_output_says_what_it_says(case: Case) -> None:
 
 INVOKE = '<invoke name="special">\n<parameter name="arg1">1</parameter>\n</invoke>'
 PATH = ("get_time", {"city": 'C:\\{"it\'s" (a)\\'})
+INTERN = (
+    '<|action_start|><|plugin|>\n{"name": "special", "parameters": {"arg1": 1}}<|action_end|>\n'
+)
 QWEN = "<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>"
 
 
@@ -97,6 +100,7 @@ QWEN = "<tool_call>\n<function={{ name }}>\n<parameter={{ key }}>"
             [PATH],
         ),
         (f'Never write <function name="a">.\n{QWEN}', TAG, ONE),
+        *((shown, INTERN, ONE) for shown in ("", "{{ '<|action_start|><|plugin|>' }}")),
     ],
 )
 def test_a_template_tells_a_call_by_the_name_of_its_tag_or_by_its_form(
@@ -685,6 +689,13 @@ def test_who_leaves_a_stream_leaves_no_ring_of_its_frames_and_body(
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             next(response.iter_raw())
         until(lambda: bool(worker.supervisor.cancelled), lambda: "the job goes on")
+
+
+def test_an_answer_in_the_form_of_a_call_is_one_without_its_other_members() -> None:
+    use = ToolUse(False, True, {"look": None}, is_json=True)
+    output = '{"name": "look", "arguments": {"at": 1}, "sure": true}'
+    parser = AnswerParser(conventions_of(None), use, has_form=True)
+    assert message_of(deltas_of(parser, output)).named == [("look", {"at": 1})]
 
 
 @given(data=st.data())

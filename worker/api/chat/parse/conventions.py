@@ -18,7 +18,9 @@ from worker.api.chat.parse.tagged_calls import Tags
 from worker.wire.sampling import ReasoningRules
 
 _TAG: Final = re.compile(r"<\w[\w:|]*>")
-_CALL_TAG: Final = re.compile(r"(?i:<\|?[\w:|]*(?:tool|function)_?calls?\|?>)|functools(?=\[)")
+_CALL_TAG: Final = re.compile(
+    r"(?i:<\|?[\w:|]*(?:tool|function)_?calls?\|?>)|functools(?=\[)|<\|action_start\|><\|plugin\|>"
+)
 _WRAP: Final = re.compile(r"</(answer|response)>")
 _TOKEN: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
@@ -150,8 +152,12 @@ _LISTS: Final = "[,"
 _M3: Final = "]<]minimax[>["
 
 GENERIC: Final = Convention(
-    opens=("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>"),
+    opens=(
+        *("<tool_call>", "<function_call>", "[TOOL_CALLS]", "<|python_tag|>"),
+        "<|action_start|><|plugin|>",
+    ),
     forms=(_OBJECT, _function_tag("\n"), _invoke("<", "</"), _PYTHON),
+    ends=("<|action_end|>",),
     between=_LISTS,
     gap="\n",
     bare=True,
@@ -163,7 +169,7 @@ BESIDE_JSON: Final = Convention(opens=(), forms=(Form(Header("{"), "exact"),), b
 
 TAGGED: Final = replace(GENERIC, template=_CALL_TAG.pattern)
 """For templates that put calls of one of these forms in tags, whose names tell it: Hermes, Qwen,
-Granite, Nemotron 2, MiniMax M1 and M2, Apriel, Olmo 3 and many more."""
+Granite, Nemotron 2, MiniMax M1 and M2, Apriel, Olmo 3, InternLM 2 and many more."""
 
 CONVENTIONS: Final = (
     Convention(  # gpt-oss: every part of an answer has a channel, a call also a recipient
