@@ -339,11 +339,14 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [LOOKS]}, "tools[0]"),
     ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
     ({"input": [{"type": "item_reference"}]}, "input[0]"),
+    ({"input": [{"type": "compaction", "encrypted_content": "a"}]}, "input[0]"),
+    ({"input": [{"type": "custom_tool_call", "call_id": "1"}]}, "input[0]"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
     ({"tool_choice": "required"}, "tool_choice"),
     ({"top_logprobs": 21}, "top_logprobs"),
     ({"input": "a " * 2000}, "input"),
 ]
+SEARCH = {"type": "web_search_20260209", "name": "web_search", "max_uses": 8}
 MESSAGES: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "assistant", "content": [USE]}]}, "messages[0]"),
     ({"messages": [{"role": "assistant", "content": [CALL]}]}, "messages"),
@@ -357,6 +360,8 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
     (read_of({"type": "text"}, "search_result"), "content[0].source"),
     ({"messages": [{"role": "user", "content": [SEEN]}]}, "content[0].type"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"),
+    ({"tools": [SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type must be custom"),
     *((choosing(name), "tool_choice") for name in (None, "", "a" * 257)),
     ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
 ]

@@ -98,6 +98,18 @@ TOLD: Any = {"role": "user", "content": "Hi"}
 AS_OPENAI: Any = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 AS_OTHERS: Any = {"type": "json_schema", "schema": SCHEMA}
 ANTHROPICS: Any = {"messages": [TOLD], "max_tokens": 9, "output_format": AS_OTHERS}
+SEARCH: Any = {"type": "web_search_20260209", "name": "web_search"}
+HIT: Any = {"type": "web_search_result", "url": "https://a.b", "encrypted_content": "x"}
+SEARCHED: Any = [
+    TOLD,
+    {"role": "assistant", "content": [
+        {"type": "server_tool_use", "id": "1", "name": "web_search", "input": {"query": "a"}},
+        {"type": "web_search_tool_result", "tool_use_id": "1", "content": [HIT]},
+        {"type": "web_search_tool_result", "tool_use_id": "1", "content": {"error_code": "x"}},
+        {"type": "text", "text": "Found."},
+    ]},
+    TOLD,
+]  # fmt: skip
 OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
 
 
@@ -119,6 +131,10 @@ OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
         ("/v1/messages", {**ANTHROPICS, "output_config": {"format": AS_OTHERS}}, "output_format"),
         ("/v1/messages", {**ANTHROPICS, "tool_choice": {"type": "any"},
                           "tools": [{"name": "f", "input_schema": SCHEMA}]}, "output_format"),
+        ("/v1/messages", {"messages": SEARCHED, "max_tokens": 9, "tools": [SEARCH]},
+         "tools.web_search_20260209, messages.server_tool_use, messages.web_search_tool_result"),
+        ("/v1/responses", {"input": [TOLD, {"type": "web_search_call", "status": "completed"}],
+                           "max_output_tokens": 9}, "input.web_search_call"),
         ("/api/generate", {**OLLAMAS, "raw": True, "think": True}, "think"),
         ("/api/generate", {**OLLAMAS, "top_logprobs": 2}, "top_logprobs"),
     ],

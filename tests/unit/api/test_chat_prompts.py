@@ -88,6 +88,21 @@ def test_a_response_is_asked_for_by_the_chat_that_its_items_say() -> None:
     assert chat.tool_choice == OneTool("look", "tool_choice.name")
 
 
+def test_a_call_of_a_custom_tool_has_its_words_as_input() -> None:
+    called = {"call_id": "1", "name": "patch", "input": "*** Begin"}
+    items = [
+        user("Fix it!"),
+        {"type": "custom_tool_call", **called},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": "Done"},
+    ]
+    prompt = chat_prompt(chat_of_response(ResponsesBody.model_validate({"input": items})), STATE)
+    function = {"name": "patch", "arguments": {"input": "*** Begin"}}
+    call = {"id": "1", "type": "function", "function": function}
+    result = {"role": "tool", "content": "Done", "tool_call_id": "1"}
+    turn = {"role": "assistant", "content": None, "tool_calls": [call]}
+    assert prompt.messages == (user("Fix it!"), turn, result)
+
+
 def test_turns_that_hardly_a_template_takes() -> None:
     """Devstral's takes alternating roles, ids of 9 characters, and reads a first part unseen."""
     template = compiled("unsloth-mistral-Devstral-Small-2507")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.field_types import MAX_STOPS, TextOr, TextOrMany, ToolName, needed_by
@@ -46,11 +48,16 @@ class Source(OpenBody):
     content: TextOrMany[PlainText] = ""
 
 
+IGNORED_BLOCKS = frozenset({"server_tool_use", "web_search_tool_result"})
+"""What Anthropic's own search did. What it found is encrypted, so no model here could read it."""
+
+
 class TextBlock(OpenBody):
     type: Literal[
         "text", "image", "document", "search_result",
         "thinking", "redacted_thinking", "tool_use", "tool_result",
-    ]  # fmt: skip
+        "server_tool_use", "web_search_tool_result",
+    ] = Field(description="the last two are ignored")  # fmt: skip
     text: str = ""
     source: TextOr[Source] | None = Field(None, description="of a search_result, a string")
     title: str = ""
@@ -77,17 +84,35 @@ class ContentBlock(TextBlock):
 
     _is_named = needed_by({"tool_use": "name"})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_ignored(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind in IGNORED_BLOCKS else value
+
 
 class TurnMessage(OpenBody):
     role: Literal["user", "assistant", "system"]
     content: TextOrMany[ContentBlock]
 
 
-class ClientTool(OpenBody):
-    type: Literal["custom"] = "custom"
+_SERVER_TOOL = re.compile(r"(web_search|web_fetch|code_execution|tool_search_tool_\w+)_\d{8}")
+"""The types of tools that Anthropic itself runs, behind which their date stands."""
+
+
+class ToolFields(OpenBody):
+    type: str = Field("custom", description="custom; tools that Anthropic itself runs are ignored")
     name: ToolName = Field(min_length=1)
     description: str | None = None
     input_schema: JsonObject | None = None
+
+    @field_validator("type")
+    @classmethod
+    def _is_known(cls, given: str) -> str:
+        if given != "custom" and not _SERVER_TOOL.fullmatch(given):
+            what = "must be custom: only Anthropic's own models know another; send its input_schema"
+            raise PydanticCustomError("body.unsupported", "{what}", {"what": what})
+        return given
 
 
 class ToolChoice(OpenBody):
@@ -121,7 +146,7 @@ class PromptBody(OpenBody):
     model: str | None = None
     messages: Many[TurnMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: TextContent | None = None
-    tools: Many[ClientTool] = Field((), max_length=MAX_TOOLS)
+    tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
@@ -179,8 +204,18 @@ def read(body: MessagesBody, state: AppState) -> Generate:
         formats=body.formats,
         stop=tuple(stop for stop in body.stop_sequences if stop),
         streams=body.stream,
+        ignored=(
+            *(f"tools.{tool.type}" for tool in body.tools if tool.type != "custom"),
+            *(f"messages.{kind}" for kind in sorted(IGNORED_BLOCKS & _kinds(body))),
+        ),
         **body.own("msg_"),
     )
+
+
+def _kinds(body: PromptBody) -> set[str]:
+    """The types of the messages' blocks."""
+    contents = (message.content for message in body.messages)
+    return {b.type for content in contents if not isinstance(content, str) for b in content}
 
 
 def chat_of(body: PromptBody) -> Chat:
@@ -203,6 +238,7 @@ def chat_of(body: PromptBody) -> Chat:
         tools=tuple(
             Tool(tool.name, f"tools[{index}].input_schema", tool.description, tool.input_schema)
             for index, tool in enumerate(body.tools)
+            if tool.type == "custom"
         ),
         tool_choice="auto" if choice is None else _choice(choice),
         parallel_tool_calls=False if choice and choice.disable_parallel_tool_use else None,

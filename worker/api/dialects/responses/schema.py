@@ -51,12 +51,25 @@ class Thought(OpenBody):
     text: str = ""
 
 
+_IGNORED_ITEMS = frozenset({"web_search_call"})
+"""What OpenAI's own tools did, of which an item tells nothing that a model could read."""
+_UNREADABLE = {
+    "item_reference": "only refers to an item, and nothing is stored; send the item itself",
+    "compaction": "holds a conversation that only OpenAI can read; begin a new one",
+}
+
+
 class InputItem(OpenBody):
     """A message, a call, its output, or the model's reasoning."""
 
     type: Literal[
-        "message", "function_call", "function_call_output", "reasoning", "item_reference"
-    ] = Field("message", description="an item_reference is refused: nothing is stored")
+        "message", "function_call", "function_call_output", "custom_tool_call",
+        "custom_tool_call_output", "reasoning", "web_search_call", "item_reference", "compaction",
+    ] = Field(
+        "message",
+        description="an item_reference and a compaction are refused: nothing is stored, and only "
+        "OpenAI can read the latter; a web_search_call is ignored",
+    )  # fmt: skip
     id: str | None = Field(None, description="of an item of an earlier answer; nothing is stored")
     status: str | None = Field(None, description="of an earlier answer's item; says nothing here")
     role: Literal["user", "assistant", "system", "developer"] = "user"
@@ -64,16 +77,17 @@ class InputItem(OpenBody):
     name: ToolName = ""
     call_id: str = ""
     arguments: str = ""
+    input: str = Field("", description="of a custom_tool_call")
     output: ContentFields = ""
     summary: Many[Thought] = ()
 
-    _is_named = needed_by({"function_call": "name"})
+    _is_named = needed_by({"function_call": "name", "custom_tool_call": "name"})
 
     @model_validator(mode="after")
-    def _is_no_reference(self) -> Self:
-        if self.type == "item_reference" or self.model_fields_set == {"id"}:
-            what = "only refers to an item, and nothing is stored; send the item itself"
-            raise PydanticCustomError("body.unsupported", what)
+    def _is_readable(self) -> Self:
+        kind = "item_reference" if self.model_fields_set == {"id"} else self.type
+        if what := _UNREADABLE.get(kind):
+            raise PydanticCustomError("body.unsupported", "{what}", {"what": what})
         return self
 
 
@@ -180,10 +194,15 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
         # Tools that OpenAI itself would run, and what comes of them; this worker has none.
         ignored=(
             *(f"tools.{tool.type}" for tool in body.tools if tool.type != "function"),
+            *(f"input.{kind}" for kind in sorted(_IGNORED_ITEMS & _kinds(body))),
             *(f"include.{name}" for name in body.include if name != LOGPROBS),
         ),
         **body.own("resp_"),
     )
+
+
+def _kinds(body: ResponsesBody) -> set[str]:
+    return set() if isinstance(body.input, str) else {item.type for item in body.input}
 
 
 def chat_of(body: ResponsesBody) -> Chat:
@@ -237,13 +256,15 @@ def _messages(body: ResponsesBody) -> list[Message]:
                     messages[-1] = replace(turn, content=content_joined(turn.content, content))
             case "message":
                 messages.append(Message(item.role, content or ""))
-            case "function_call":
-                call = ToolCall(item.name, item.arguments, item.call_id)
+            case "function_call" | "custom_tool_call":
+                is_custom = item.type == "custom_tool_call"
+                arguments = {"input": item.input} if is_custom else item.arguments
+                call = ToolCall(item.name, arguments, item.call_id)
                 if turn is None:
                     messages.append(Message("assistant", tool_calls=(call,)))
                 else:
                     messages[-1] = replace(turn, tool_calls=(*turn.tool_calls, call))
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 output = content_of(item.output, f"input[{index}].output")
                 messages.append(Message("tool", output, tool_call_id=item.call_id))
             case "reasoning":
