@@ -48,8 +48,11 @@ class Loop:
         black_box: BlackBox | None = None,
         disk: Disk | None = None,
         drafter: Drafter | None = None,
+        before_step: Callable[[float], None] | None = None,
     ) -> None:
+        """`before_step` is called with the time before anything is computed."""
         self._runner, self._scheduler = runner, scheduler
+        self._before_step = before_step
         self._send, self._clock = send, clock
         self.carrier = Carrier(scheduler.cache, runner.cells, clock)
         self.traffic: DiskTraffic | None = None
@@ -150,14 +153,18 @@ class Loop:
 
     def _run_inbox(self) -> None:
         """Run the actions from other threads; waits for one if there is no work."""
+        first: Callable[[], None] | None = None
         if not self._scheduler.has_work:
             if self._steps:  # not in the way of a start
                 self.carrier.save_while(self._inbox.empty)
             try:
-                action = self._inbox.get(timeout=_WAKE_SECONDS if self._scheduler.waiting else None)
+                first = self._inbox.get(timeout=_WAKE_SECONDS if self._scheduler.waiting else None)
             except queue.Empty:
                 return
-            action()
+        if self._before_step is not None:
+            self._before_step(self._clock())
+        if first is not None:  # which may compute, where the model pools
+            first()
         while not self._inbox.empty():  # this thread is the only reader
             self._inbox.get()()
 

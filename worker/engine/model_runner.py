@@ -53,6 +53,7 @@ class ModelRunner:
         self.decode: Callable[[], DecodeOutcome] = partial(context.decode, self._batch)
         """Compute the batch; blocks until the device is done."""
         self.abort = context.abort
+        self.use_threads = context.use_threads
 
     def encode(self, span: Span, salt: str | None) -> bool:
         """Have the embeddings of a part of a medium at hand for `fill`; false if they were kept

@@ -36,6 +36,7 @@ from worker.engine.speculation.start import start_guessing
 from worker.engine.text.chat_template import ChatTemplate, template_of
 from worker.engine.text.prompt import PromptBuilder
 from worker.engine.text.renderer import renderer
+from worker.engine.threads import ThreadsFollowCpus
 from worker.errors import InsufficientVram, ModelError, VramOom, WorkerError
 from worker.llama import library, warmup
 from worker.llama.constraint import GrammarVocabulary
@@ -172,6 +173,16 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     projector_path = Path(config.projector.path) if config.projector is not None else None
     disk = open_disk(header, settings, info, runner.memory_kind, projector_path)
     outbox = Outbox(channel)
+
+    def use_threads(n_threads: int) -> None:
+        runner.use_threads(n_threads)
+        if drafter is not None:
+            drafter.use_threads(n_threads)
+
+    before_step = None
+    if budget.cores is not None:
+        follows = ThreadsFollowCpus(budget.cores, budget.threads, use_threads, outbox.put)
+        before_step = follows.look
     loop = Loop(
         runner,
         Scheduler(*limits_of(info, settings, runner)),
@@ -179,6 +190,7 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
         black_box=black_box,
         disk=disk,
         drafter=drafter,
+        before_step=before_step,
     )
 
     def prove_residency() -> None:

@@ -150,6 +150,11 @@ class Context:
 
     # --- compute -----------------------------------------------------------------------
 
+    def use_threads(self, n_threads: int) -> None:
+        """Compute on so many threads from the next `decode` on."""
+        self.options = replace(self.options, threads=n_threads)
+        self._flat.llama_set_n_threads(self.pointer, n_threads, n_threads)
+
     def apply(self, adapters: Applied) -> None:
         """Compute with these of the model's adapters from now on.
 

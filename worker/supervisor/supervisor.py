@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from worker.errors import (
     Cancelled,
@@ -46,6 +47,7 @@ from worker.wire.messages import (
     Ready,
     Stats,
     Submit,
+    Threads,
 )
 from worker.wire.work import Embed, InferenceRequest, ProveResidency, Rank, Work
 
@@ -412,6 +414,9 @@ class Supervisor:
                         self._jobs.preempt(event.preempted)
                     self._stats = event
                     self._step_at = self._now()
+                case Threads(threads, why):
+                    assert self.info is not None, "it has served"
+                    self.info = replace(self.info, threads=threads, threads_derivation=why)
                 case Preparing():
                     self._intake_at = self._now()
                 case Accepted():

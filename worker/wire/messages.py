@@ -122,6 +122,13 @@ class Ready(Message, frozen=True):
     info: EngineInfo
 
 
+class Threads(Message, frozen=True):
+    """The CPUs that the engine may use are others now: on how many threads it computes, and why."""
+
+    threads: Count
+    derivation: str
+
+
 class EngineFailed(Message, frozen=True):
     """The engine cannot serve this model, or cannot go on; its process ends after this event."""
 
@@ -264,4 +271,4 @@ class Stats(Message, frozen=True):
 End = Finished | Answered | Failed
 """What each submitted request gets exactly one of, always last."""
 RequestEvent = Preparing | Accepted | Started | PromptProgress | PromptScored | Token | End
-Event = Progress | Ready | EngineFailed | Stats | RequestEvent
+Event = Progress | Ready | Threads | EngineFailed | Stats | RequestEvent

@@ -162,6 +162,31 @@ def test_a_clock_that_jumps(start_worker: StartWorker, tmp_path: Path) -> None:
         assert running.stop() == 0
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such masks")
+@pytest.mark.parametrize("flags", [(), ("--threads", "2")])
+def test_cpus_that_are_taken_from_a_running_worker(
+    start_worker: StartWorker, flags: tuple[str, ...]
+) -> None:
+    """As a cpuset does, of all its threads; those that the user has set stay."""
+    cpus = sorted(os.sched_getaffinity(0))
+    worker = start_worker(*flags, env={"LLORCH_THREADS": ""})
+    n_threads = worker.get("/info").json()["engine"]["threads"]
+    if n_threads == 1:
+        pytest.skip("needs two cores")
+    for allowed in (cpus[:1], cpus):
+        for thread in Path(f"/proc/{worker.engine_pid}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), allowed)
+        time.sleep(1.1)  # it looks once a second
+        worker.execute("Once upon a time", max_tokens=8)
+        engine = worker.get("/info").json()["engine"]
+        changes = allowed != cpus and not flags
+        assert engine["threads"] == (1 if changes else n_threads)
+        assert not changes or "1 CPUs allowed" in engine["threads_derivation"]
+    told = [each["threads"] for each in worker.logs("engine.cpu_budget")]
+    assert told == ([n_threads] if flags else [n_threads, 1, n_threads])
+    assert worker.stop() == 0
+
+
 def test_the_log_is_utf8_in_each_locale(start_worker: StartWorker) -> None:
     """The plan's reason has a times sign, which ASCII has not."""
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -12,6 +12,7 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,27 @@ from worker.devices.cpu.cgroups import CgroupLimits, read, read_limits
 _HOST = Path("/")
 _VM_STAT = Path("/usr/bin/vm_stat")
 """macOS's command that counts memory pages."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """What the number of threads follows from, as it was read once: an engine can count again
+    behind its walls, where it reads no files."""
+
+    of_cpus: Mapping[int, int]
+    """The core of each CPU: threads of one core share its arithmetic units."""
+    quota: float | None = None
+    """CPU time per wall time that a control group allows, such as 2.5."""
+    quota_origin: str = ""
+
+    def threads(self, cpus: Collection[int]) -> tuple[int, str]:
+        """How many threads compute where these CPUs are allowed, and why."""
+        threads = n_cores = max(len({self.of_cpus.get(cpu, cpu) for cpu in cpus}), 1)
+        parts = [f"{len(cpus)} CPUs allowed", f"{n_cores} physical cores"]
+        if self.quota is not None:
+            parts.append(f"quota of {self.quota:g} CPUs ({self.quota_origin})")
+            threads = max(min(n_cores, math.floor(self.quota)), 1)
+        return threads, f"{threads}: the least of " + ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,52 +56,50 @@ class CpuBudget:
     memory_derivation: str = ""
     memory_total_bytes: int = 0
     """The host's memory, or the limit if that is less."""
+    cores: Cores | None = None
+    """`None` where the user has set the number of threads."""
 
 
 def cpu_budget(override: int | None, root: Path = _HOST) -> CpuBudget:
     """The budget of this process; `override` is the user's own number of threads."""
     limits = read_limits(root)
-    threads, derivation = _threads(limits, root)
+    cpus, online = _allowed_cpus(root)
+    cores = Cores(_cores([*{*cpus, *online}], root), limits.cpus, limits.cpus_origin)
+    threads, derivation = cores.threads(cpus)
     if override is not None:
         threads, derivation = override, f"set by --threads (the budget alone: {threads})"
     available, memory_derivation = _memory(limits, root)
     limit = min(filter(None, (limits.memory_bytes, _address_space())), default=None)
     total = min(_host_total_bytes(root), limit or sys.maxsize)
-    return CpuBudget(threads, derivation, limit, available, memory_derivation, total)
+    return CpuBudget(
+        *(threads, derivation, limit, available, memory_derivation, total),
+        cores=cores if override is None else None,
+    )
 
 
-def _threads(limits: CgroupLimits, root: Path) -> tuple[int, str]:
-    allowed = _allowed_cpus(root)
-    cores = _physical_cores(allowed, root)
-    parts = [f"{len(allowed)} CPUs allowed", f"{cores} physical cores"]
-    threads = cores
-    if limits.cpus is not None:
-        parts.append(f"quota of {limits.cpus:g} CPUs ({limits.cpus_origin})")
-        threads = max(min(cores, math.floor(limits.cpus)), 1)
-    return threads, f"{threads}: the least of " + ", ".join(parts)
-
-
-def _allowed_cpus(root: Path) -> list[int]:
-    """The CPUs that cpusets and the affinity mask allow to this process."""
+def _allowed_cpus(root: Path) -> tuple[list[int], list[int]]:
+    """The CPUs that cpusets and the affinity mask allow to this process, and all that there are."""
     for line in read(root / "proc/self/status").splitlines():  # it is there on Linux alone
         if line.startswith("Cpus_allowed_list:"):
             allowed = parse_cpu_list(line.partition(":")[2])
             # The mask may name CPUs that are offline or do not exist.
             online = parse_cpu_list(read(root / "sys/devices/system/cpu/online"))
-            return [cpu for cpu in allowed if not online or cpu in online] or allowed
-    return list(range(os.cpu_count() or 1))
+            return [cpu for cpu in allowed if not online or cpu in online] or allowed, online
+    every = list(range(os.cpu_count() or 1))
+    return every, every
 
 
-def _physical_cores(cpus: list[int], root: Path) -> int:
-    """The number of cores behind `cpus`: threads of one core share its arithmetic units."""
+def _cores(cpus: list[int], root: Path) -> dict[int, int]:
+    """The core of each of these CPUs."""
     if sys.platform == "darwin" and root == _HOST:
-        return min(_darwin_performance_cores() or len(cpus), len(cpus))
-    cores = set()
+        n_cores = _darwin_performance_cores() or len(cpus)
+        return {cpu: min(cpu, n_cores - 1) for cpu in cpus}
+    cores = {}
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         siblings = read(topology / "core_cpus_list") or read(topology / "thread_siblings_list")
-        cores.add(min(parse_cpu_list(siblings), default=cpu))
-    return max(len(cores), 1)
+        cores[cpu] = min(parse_cpu_list(siblings), default=cpu)
+    return cores
 
 
 def _darwin_performance_cores() -> int | None:

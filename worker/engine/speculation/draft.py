@@ -66,6 +66,9 @@ class DraftModel(Drafter):
             guesses += behind
         return [Guess(token, 0) for token in guesses]
 
+    def use_threads(self, n_threads: int) -> None:
+        self._context.use_threads(n_threads)
+
     def _turn_to(self, sequence: Sequence) -> None:
         if sequence.request_id != self._request_id:
             if not self._keeps or sequence.request.cache_salt != self._salt:

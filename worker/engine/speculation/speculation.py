@@ -81,6 +81,10 @@ class Drafter(Protocol):
         """The stream has ended."""
         return
 
+    def use_threads(self, n_threads: int) -> None:
+        """Compute on so many threads from now on."""
+        return
+
 
 @dataclass(slots=True)
 class _Stream:

@@ -1,0 +1,51 @@
+"""The threads that compute follow the CPUs that the engine may use."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from worker.devices.cpu.budget import Cores
+from worker.engine.threads import ThreadsFollowCpus
+from worker.wire.messages import Event, Threads
+
+N_CPUS = 8
+cpu_sets = st.sets(st.integers(0, N_CPUS - 1), min_size=1)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 3), cpu_sets), min_size=1),
+    st.sampled_from([None, 1.5, 3.0]),
+    st.booleans(),
+)
+def test_a_look_a_second_and_the_rule_for_what_it_saw(
+    steps: list[tuple[float, set[int]]], quota: float | None, smt: bool
+) -> None:
+    """`steps`: seconds from the last one, and the CPUs that are then allowed."""
+    cores = Cores({cpu: cpu % 4 if smt else cpu for cpu in range(N_CPUS)}, quota, "cpu.max")
+    used, told = [2], list[Event]()
+    now, allowed = 100.0, set[int]()
+    looks: list[float] = []
+
+    def cpus() -> set[int]:
+        looks.append(now)
+        return allowed
+
+    follows = ThreadsFollowCpus(cores, 2, used.append, told.extend, cpus)
+    for seconds, allowed in steps:
+        now += seconds
+        n_looks = len(looks)
+        follows.look(now)
+        if len(looks) > n_looks:
+            assert used[-1] == cores.threads(allowed)[0]
+    assert looks[0] == 100.0 + steps[0][0]
+    assert all(later - sooner >= 1.0 for sooner, later in zip(looks, looks[1:], strict=False))
+    assert all(one != other for one, other in zip(used, used[1:], strict=False))
+    assert [each.threads for each in told if isinstance(each, Threads)] == used[1:]
+
+
+def test_where_the_system_does_not_tell_nothing_changes() -> None:
+    used: list[int] = []
+    follows = ThreadsFollowCpus(Cores({}), 2, used.append, lambda _: None, lambda: None)
+    follows.look(5.0)
+    assert used == []

@@ -1,0 +1,57 @@
+"""Keeps the threads that compute to the CPUs that the engine may use. Engine thread.
+
+Those may change while it runs: by a cpuset, as Kubernetes' static CPU manager and `docker update`
+set one, or by `taskset`. Two threads on one core wait for each other at every barrier of a compute
+graph, of which a token has hundreds, and take several times as long as one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+
+from worker.devices.cpu.budget import Cores
+from worker.observability.logs import get_logger
+from worker.wire.messages import Event, Threads
+
+log = get_logger()
+
+_SECONDS = 1.0
+"""Between two looks, each of which takes a microsecond."""
+
+
+def allowed_cpus() -> Collection[int] | None:
+    """The CPUs that the calling thread may use; `None` where the system does not tell."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+
+
+class ThreadsFollowCpus:
+    def __init__(
+        self,
+        cores: Cores,
+        n_threads: int,
+        use_threads: Callable[[int], None],
+        send: Callable[[list[Event]], None],
+        cpus: Callable[[], Collection[int] | None] = allowed_cpus,
+    ) -> None:
+        """`n_threads` compute now."""
+        self._cores, self._n_threads, self._cpus = cores, n_threads, cpus
+        self._use_threads, self._send = use_threads, send
+        self._seen: Collection[int] | None = None
+        self._look_at = 0.0
+
+    def look(self, now: float) -> None:
+        """Before each step."""
+        if now < self._look_at:
+            return
+        self._look_at = now + _SECONDS
+        cpus = self._cpus()
+        if cpus is None or cpus == self._seen:
+            return
+        self._seen = cpus
+        n_threads, derivation = self._cores.threads(cpus)
+        if n_threads != self._n_threads:
+            self._n_threads = n_threads
+            self._use_threads(n_threads)
+            log.info("engine.cpu_budget", threads=n_threads, derivation=derivation)
+            self._send([Threads(n_threads, derivation)])
