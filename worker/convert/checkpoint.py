@@ -32,7 +32,6 @@ _RAW = "u1"
 """Tensors of any other type are read as bytes."""
 _TILE_BYTES, _N_TILES = 8 << 20, 8
 """Of rows of a tensor that is turned around: each takes its bytes from all over the tensor."""
-_PIECE_BYTES = 1 << 20
 
 
 @dataclass(slots=True)
@@ -48,6 +47,8 @@ class Checkpoint:
     tensors: dict[str, TensorInfo]
     _scaled: dict[str, Scaled] = field(default_factory=dict)
     """By name, tensors that several stored ones make."""
+    idle: set[str] = field(default_factory=set)
+    """Biases of zeros, which the model may not have."""
     _tiles: OrderedDict[tuple[str, int], npt.NDArray[Any]] = field(default_factory=OrderedDict)
     """By name and first row, those used last."""
     _tiling: threading.Lock = field(default_factory=threading.Lock)
@@ -71,7 +72,8 @@ class Checkpoint:
                     name = f"{module}.{info.name}"
                     tensors[name] = replace(info, name=name)
         checkpoint, method = cls(folder, config, tensors), scaled.method_of(Config(config))
-        checkpoint._scaled = scaled.join(tensors, method, checkpoint._stored_rows)
+        joined = scaled.join(tensors, method, checkpoint._stored_rows)
+        checkpoint._scaled, checkpoint.idle = joined
         return checkpoint
 
     def lossless_type(self) -> TensorType:
@@ -88,14 +90,17 @@ class Checkpoint:
     def _stored_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
         if info.is_turned:
             return self._turned_rows(info, first, count)
-        size, position = count * info.row_bytes, info.offset + first * info.row_bytes
+        data = self._bytes(info, first * info.row_bytes, count * info.row_bytes)
+        return data.view(READABLE.get(info.dtype, _RAW)).reshape(count, -1)
+
+    def _bytes(self, info: TensorInfo, first: int, size: int) -> npt.NDArray[np.uint8]:
         with of_file(info.path):
-            out = read_bytes(self._file(info.path), size, position)
+            out = read_bytes(self._file(info.path), size, info.offset + first)
         if out.size < size:
             raise ModelError(
                 f"{info.path} became shorter while tensor {info.name} was read", path=str(info.path)
             )
-        return out.view(READABLE.get(info.dtype, _RAW)).reshape(count, -1)
+        return out
 
     def _turned_rows(self, info: TensorInfo, first: int, count: int) -> npt.NDArray[Any]:
         step, end = max(1, _TILE_BYTES // max(1, info.row_bytes)), first + count
@@ -110,15 +115,12 @@ class Checkpoint:
         key = info.name, start
         with self._tiling:
             if (tile := self._tiles.get(key)) is None:
-                stored = replace(info, shape=info.shape[::-1], is_turned=False)
-                item = f"<u{info.row_bytes // info.row_length}"
-                turned = np.empty((count, info.row_length), item)
-                step = max(1, _PIECE_BYTES // stored.row_bytes)
-                for first in range(0, stored.n_rows, step):
-                    n = min(step, stored.n_rows - first)
-                    piece = self._stored_rows(stored, first, n).view(item)
-                    turned[:, first : first + n] = piece[:, start : start + count].T
-                tile = turned.view(READABLE.get(info.dtype, _RAW))
+                size = info.row_bytes // info.row_length
+                stored = np.empty((info.row_length, count), f"<u{size}")
+                for i, row in enumerate(stored):
+                    first = size * (i * info.n_rows + start)
+                    row[:] = self._bytes(info, first, size * count).view(row.dtype)
+                tile = np.ascontiguousarray(stored.T).view(READABLE.get(info.dtype, _RAW))
                 self._tiles[key] = tile
                 if len(self._tiles) > _N_TILES:
                     self._tiles.popitem(last=False)

@@ -221,14 +221,20 @@ def _block(section: Config, key: str) -> tuple[int, int]:
     raise ModelError(f"{section.name}: {key} must be two numbers, not {block!r:.80}")
 
 
-def join(tensors: MutableMapping[str, TensorInfo], method: Method, read: Read) -> dict[str, Scaled]:
+def join(
+    tensors: MutableMapping[str, TensorInfo], method: Method, read: Read
+) -> tuple[dict[str, Scaled], set[str]]:
     """Put weights of type F32 in the places of what they are made of, and leave out what belongs to
     activations. Numbers without a scale are reported only if the model needs the tensor.
+
+    Returns the weights, and the names of biases of zeros beside them: AutoGPTQ gives one to every
+    layer, whether the model has it or not.
 
     Raises:
         ModelError: scales do not fit their weight, or are of an unknown type.
     """
     made: dict[str, Scaled] = {}
+    idle: set[str] = set()
     for info, names in [(info, names) for info in tensors.values() for names in _NAMES]:
         stem = info.name.removesuffix(names.numbers)
         is_named = info.name.endswith(names.numbers) and stem + names.scale in tensors
@@ -256,11 +262,11 @@ def join(tensors: MutableMapping[str, TensorInfo], method: Method, read: Read) -
             tensors.pop(used, None)
         bias = parts.get("bias") if names is _TURNED else None
         if bias is not None and not read(bias, 0, bias.n_rows).any():
-            del tensors[bias.name]  # AutoGPTQ gives one to every layer.
+            idle.add(bias.name)
         tensors[name] = weight
     for name in [name for name in tensors if re.fullmatch(_UNUSED, name)]:
         del tensors[name]
-    return made
+    return made, idle
 
 
 def _scaled(

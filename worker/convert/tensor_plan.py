@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -108,13 +108,16 @@ def plan_tensors(
         piece = RowSpan((), len(values), make=partial(_given, values))
         outputs[name] = OutputTensor(name, values.shape, (piece,))
     made_shape = cache(partial(_made_shape, d))
-    for instance in _instances(checkpoint, family, d):
+    instances = list(_instances(checkpoint, family, d))
+    idle = {each.name for each in instances if each.is_of(checkpoint.idle)}
+    there = {_within_layer(name) for name in {*outputs, *(each.name for each in instances)} - idle}
+    there.update(set(family.lacking(config, there)).intersection(map(_within_layer, idle)))
+    for instance in (each for each in instances if _within_layer(each.name) in there):
         members = [instance.members[i] for i in sorted(instance.members)]
         if (last := max(instance.members)) >= len(members):
             raise ModelError(f"{instance.name} lacks some of the members up to {last}")
         _check_readable(checkpoint, instance, members)
         outputs[instance.name] = _output(instance, members, d, made_shape)
-    there = {re.sub(r"^blk\.\d+\.", "", name) for name in outputs}
     for name in family.lacking(config, there):
         raise ModelError(
             f"{checkpoint.folder} lacks what becomes {name}, which a model of the "
@@ -132,6 +135,11 @@ def plan_tensors(
     return sorted(outputs.values(), key=_position)
 
 
+def _within_layer(name: str) -> str:
+    """The name of a tensor of the GGUF without that of its layer."""
+    return re.sub(r"^blk\.\d+\.", "", name)
+
+
 def _given(values: npt.NDArray[Any], _sources: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return values
 
@@ -146,6 +154,9 @@ class Instance:
     members: dict[int, tuple[TensorInfo, ...]] = field(default_factory=dict)
     """Its source and those beside it, of each member of a stack; -1 if it is none."""
 
+    def is_of(self, names: Set[str]) -> bool:
+        return all(info.name in names for member in self.members.values() for info in member)
+
 
 def _instances(checkpoint: Checkpoint, family: Family, d: Dims) -> Iterable[Instance]:
     found: dict[str, Instance] = {}
@@ -156,6 +167,8 @@ def _instances(checkpoint: Checkpoint, family: Family, d: Dims) -> Iterable[Inst
             continue
         at = Place.of(name)
         rules = becomes(at.form)
+        if rules is None and name in checkpoint.idle:
+            continue
         if rules is None or at.layer >= d.n_layers:
             raise ModelError(
                 f"tensor {name} in {info.path.name} is not known to the {family.architecture} "
@@ -186,7 +199,8 @@ def _check_complete(
     kinds = d.kinds or ("",) * d.n_layers
     wanted: dict[str, dict[str, str]] = {}
     for kind, layer in zip(kinds, layers, strict=True):
-        wanted.setdefault(kind, {}).update(layer)
+        stated = {form: name for form, name in layer.items() if name not in checkpoint.idle}
+        wanted.setdefault(kind, {}).update(stated)
     for i, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
         for form, name in wanted[kind].items():
             if form not in layer and not re.fullmatch(family.varies, Place.of(name).inner):

@@ -15,7 +15,7 @@ import safetensors
 from tests.unit.convert import files
 from tests.unit.convert.files import edit
 from tests.unit.convert.test_parity import checkpoint
-from worker.convert.checkpoint import Checkpoint
+from worker.convert.checkpoint import Checkpoint, read_bytes
 from worker.convert.prepare import Options, prepare
 from worker.convert.quantize import encode, to_float32
 from worker.errors import ModelError
@@ -381,7 +381,6 @@ def test_columns_are_read_by_tiles(
     name: str, tile: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.convert.checkpoint._TILE_BYTES", tile)
-    monkeypatch.setattr("worker.convert.checkpoint._PIECE_BYTES", 300)
     test_a_weight_has_the_values_that_its_own_package_makes(name, tmp_path)
 
 
@@ -417,6 +416,50 @@ def gptq(weight: np.ndarray, scale: np.ndarray) -> dict[str, tuple[str, np.ndarr
         "g_idx": ("I32", np.arange(weight.shape[1], dtype=np.int32) // 32),
         "bias": ("F16", np.zeros(len(weight), np.float16)),
     }
+
+
+def test_of_a_turned_matrix_each_byte_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored_by_package("gptq", tmp_path)
+    checkpoint = Checkpoint.open(tmp_path)
+    weight = checkpoint.tensors["weight"]
+    parts = {t.name: t.size_bytes for t in read_header(tmp_path / "model.safetensors")}
+    sizes: list[int] = []
+
+    def counted(file: int, size: int, position: int) -> np.ndarray:
+        sizes.append(size)
+        return read_bytes(file, size, position)
+
+    monkeypatch.setattr("worker.convert.checkpoint.read_bytes", counted)
+    monkeypatch.setattr("worker.convert.checkpoint._TILE_BYTES", 7 * 48)
+    for first in range(weight.n_rows):
+        checkpoint.read_rows(weight, first, 1)
+    assert sum(sizes) == sum(parts[name] for name in ("qweight", "qzeros", "scales"))
+
+
+@pytest.mark.parametrize("change", [0, 1])
+def test_biases_of_zeros_are_kept_where_the_model_has_them(change: int, tmp_path: Path) -> None:
+    """GPTQ's packages give one to every layer; Qwen 2 has them for q, k and v, and each layer has
+    what others of its kind have, zeros or not."""
+    source = checkpoint("qwen2", tmp_path)
+    tensors, generator = read_all(source / "model.safetensors"), np.random.default_rng(4)
+    for name in [name for name in tensors if "_proj.weight" in name]:
+        rows, columns = tensors.pop(name)[1].shape
+        weight = generator.integers(-8, 8, (rows, columns))
+        scale = generator.random((rows, columns // 32)).astype(np.float16)
+        stem = name.removesuffix("weight")
+        tensors |= {stem + end: part for end, part in gptq(weight, scale).items()}
+    name = "model.layers.1.mlp.up_proj.bias"
+    tensors[name] = ("F16", tensors[name][1] + np.float16(change))
+    write_all(source / "model.safetensors", tensors)
+    method = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
+    edit(source / "config.json", quantization_config=method)
+    made = {tensor.name for tensor in prepare(source, Options()).tensors}
+    kept = ["attn_q", "attn_k", "attn_v", *["ffn_up"] * change]
+    layers = len({name.split(".")[1] for name in made if name.startswith("blk.")})
+    biases = {f"blk.{i}.{each}.bias" for each in kept for i in range(layers)}
+    assert {name for name in made if name.endswith(".bias")} == biases
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "phi-3", "qwen3-moe"])
