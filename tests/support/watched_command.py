@@ -1,17 +1,17 @@
 """`llorch-cpu` whose event loop writes down how long it is held.
 
 A timer is due every few milliseconds. What it comes too late is a hold: a line of milliseconds in
-the file that `LOOP_HOLDS` names. Time in which the process did not compute is left out, because
-then the machine held it up. A native call on another thread that keeps the GIL counts.
+the file that `LOOP_HOLDS` names.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Coroutine
 from typing import Any
+
+from tests.support.clock import HoldClock
 
 PERIOD_SECONDS = 0.002
 SHORTEST_MS = 5.0
@@ -19,12 +19,12 @@ SHORTEST_MS = 5.0
 
 
 async def write_down(path: str) -> None:
+    held = HoldClock()
     with open(path, "a", buffering=1) as file:
         while True:
-            wall, computed = time.perf_counter(), time.process_time()
+            held.lap()
             await asyncio.sleep(PERIOD_SECONDS)
-            late = time.perf_counter() - wall - PERIOD_SECONDS
-            held_ms = 1000 * min(late, time.process_time() - computed)
+            held_ms = 1000 * held.lap(PERIOD_SECONDS)
             if held_ms >= SHORTEST_MS:
                 file.write(f"{held_ms:.1f}\n")
 

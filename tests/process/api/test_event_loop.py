@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.process.api.hostile_bodies import (
     filled,
     hostile_bodies,
 )
+from tests.support.clock import HoldClock
 from tests.support.worker import WorkerProcess
 
 LONGEST_MS = 20.0
@@ -128,6 +131,25 @@ def test_no_answer_of_many_log_probabilities_holds_the_event_loop(
 
 
 TINY_CHUNKS = b'{"prompt":"' + b"a" * 200_000 + b'","max_tokens":1}'
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who had the processor")
+def test_a_wait_for_a_processor_is_no_hold() -> None:
+    """On a busy machine, the loop waited for a processor that a thread of its own process had."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    try:
+        with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as other:
+            wall, own, held = time.monotonic(), time.thread_time(), HoldClock()
+            while time.thread_time() < own + 0.2:
+                pass
+            held_s, wall_s = held.lap(), time.monotonic() - wall
+            other.kill()
+    finally:
+        os.sched_setaffinity(0, before)
+    assert 0.19 < held_s < 0.8 * wall_s
+
+
 READS = {
     "chunks of a byte": request("/v1/inference", TINY_CHUNKS, chunk_bytes=1),
     "chunks of 7 bytes": request("/v1/inference", TINY_CHUNKS, chunk_bytes=7),

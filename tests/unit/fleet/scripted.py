@@ -111,9 +111,11 @@ async def call(
     leave_after_chunks: int | None = None,
     method: str | None = None,
     query: bytes = b"",
+    got: Got | None = None,
 ) -> Got:
-    """One request; the client leaves after so many chunks, if that is given."""
-    got, left = Got(), asyncio.Event()
+    """One request; the client leaves after so many chunks, if that is given. Who gives `got` can
+    see what has come so far."""
+    got, left = got or Got(), asyncio.Event()
     text = body or b""
     if not isinstance(text, bytes):
         text = json.dumps(body).encode()
