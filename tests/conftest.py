@@ -17,6 +17,7 @@ import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.skips import NoSkips
+from tests.support.held import engines_held_by
 from tests.support.worker import WorkerProcess
 
 LONG_TIMEOUT_S = 3600
@@ -113,13 +114,25 @@ def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     processor time, and crawl when the machine has other work. What `chat` starts has the default,
     which is the CPU budget.
     """
+    folder = tmp_path_factory.mktemp("worker")
     running = WorkerProcess.start(
         *("--slots", "16", "--threads", "1"),
-        folder=tmp_path_factory.mktemp("worker"),
+        folder=folder,
         cache_dir=warm_cache,
+        env=engines_held_by(hold_of(folder)),
     )
     yield running
     assert running.stop() == 0, running.stderr[-4000:]
+
+
+def hold_of(folder: Path) -> Path:
+    return folder / "hold"
+
+
+@pytest.fixture
+def hold(worker: WorkerProcess) -> Path:
+    """Its engine waits while there is such a file, see `tests.support.held`."""
+    return hold_of(worker.folder)
 
 
 @contextmanager

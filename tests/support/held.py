@@ -80,21 +80,28 @@ class Reading:
 
 
 @contextmanager
+def holding(hold: Path) -> Iterator[None]:
+    """Engines compute `N_STEPS` batches from now on, and more when the file is gone: at the latest
+    when the block ends."""
+    hold.touch()
+    try:
+        yield
+    finally:
+        hold.unlink(missing_ok=True)
+
+
+@contextmanager
 def mid_stream(worker: WorkerProcess, hold: Path, prompt: str, **fields: Any) -> Iterator[Reading]:
     """A stream of more than `N_STEPS` tokens whose first has come and whose last is not computed.
 
     The worker has the variables of `engines_held_by(hold)`. It goes on when the file is removed, at
     the latest after the block.
     """
-    hold.touch()
-    try:
-        with worker.streaming(prompt, **fields) as response:
-            reading = Reading(response.iter_raw())
-            while b"event: token" not in reading.seen:
-                reading.seen += next(reading.chunks)
-            yield reading
-    finally:
-        hold.unlink(missing_ok=True)
+    with holding(hold), worker.streaming(prompt, **fields) as response:
+        reading = Reading(response.iter_raw())
+        while b"event: token" not in reading.seen:
+            reading.seen += next(reading.chunks)
+        yield reading
 
 
 def _running(code: str, path: Path, folder: Path) -> dict[str, str]:

@@ -41,9 +41,11 @@ from worker.wire.messages import (
 )
 from worker.wire.work import InferenceRequest, Work
 
-Step = list[StreamEvent] | float | WorkerError | Callable[[Job], list[StreamEvent]]
-"""A frame to feed, or a function that makes one, seconds to wait, or the error that the stream ends
-with."""
+Step = (
+    list[StreamEvent] | float | threading.Event | WorkerError | Callable[[Job], list[StreamEvent]]
+)
+"""A frame to feed, or a function that makes one, seconds or what is to be waited for, or the error
+that the stream ends with."""
 
 
 def story(*texts: str) -> list[Step]:
@@ -104,6 +106,10 @@ class ScriptedSupervisor:
         for step in script:
             if isinstance(step, float):
                 await asyncio.sleep(step)
+                continue
+            if isinstance(step, threading.Event):
+                while not step.is_set():
+                    await asyncio.sleep(0.005)
                 continue
             if job.has_ended:
                 return

@@ -6,7 +6,6 @@ chat's last message:
 
     say WORD*      one token per word, then EOS
     tell WORD*     the next word alone, then nothing; with the last one, EOS
-    compute        accept and start, then two seconds of native code that moves
     hold           accept and start, then nothing until it is cancelled
     queue          accept, never start
     ignore         not even accept
@@ -25,7 +24,6 @@ import argparse
 import os
 import signal
 import socket
-import threading
 import time
 from array import array
 from pathlib import Path
@@ -107,8 +105,6 @@ def answer(command: Command, script: Path, black_box: BlackBox) -> list[Event]:
             black_box.in_hand[SMALL_INTAKE] = 0 if text == "abort-unnoted" else request_id
             events = play(request_id, text, len(produced))
             black_box.in_hand[SMALL_INTAKE] = 0
-            if text == "compute":
-                threading.Thread(target=move, args=(black_box,), daemon=True).start()
             return [*events, stats()]
         case Cancel(request_id):
             return [Failed(request_id, Cancelled("Cancelled.")), stats()]
@@ -126,13 +122,6 @@ def answer(command: Command, script: Path, black_box: BlackBox) -> list[Event]:
             return []
 
 
-def move(black_box: BlackBox) -> None:
-    pulse = black_box.pulse_memory
-    for beat in range(40):
-        pulse[0] = beat
-        time.sleep(0.05)
-
-
 def play(request_id: int, text: str, n_produced: int) -> list[Event]:
     order, *words = text.split()
     # A prompt's token ids are its characters, so that an order comes back after a crash.
@@ -145,7 +134,7 @@ def play(request_id: int, text: str, n_produced: int) -> list[Event]:
             if order == "tell" and len(tokens) > 1:
                 return [*started, *tokens[:1]]
             return [*started, *tokens, Finished(request_id, "EOS", len(words), 1.0)]
-        case "compute" | "hold" | "abort":
+        case "hold" | "abort":
             if order == "abort":
                 signal.setitimer(signal.ITIMER_REAL, 0.05)
                 signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGABRT))

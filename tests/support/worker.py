@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -232,6 +233,24 @@ class WorkerProcess:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def asking(
+    port: int, path: str, body: Any, headers: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """A client that has sent this and reads nothing; it leaves when the block ends.
+
+    A client library's time-out would end it at a moment that a busy machine moves: before its
+    request was sent, or behind its answer.
+    """
+    content = json.dumps(body).encode()
+    lines = {"Host": "localhost", "Content-Type": "application/json", **(headers or {})}
+    lines["Content-Length"] = str(len(content))
+    head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as client:
+        client.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n".encode() + content)
+        yield
 
 
 def computed_s(processes: Iterable[psutil.Process]) -> float:

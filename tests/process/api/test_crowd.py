@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.scripted_api import ScriptedFactory, Step, story
 from tests.support.sse import collect
-from tests.support.worker import ROOT, WorkerProcess, until
+from tests.support.worker import ROOT, WorkerProcess, asking, until
 from worker.wire.messages import Started, Token
 
 HEADERS = "host: localhost\r\ncontent-type: application/json\r\n"
@@ -160,19 +160,23 @@ def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for(
         ("/execute", {"prompt": "d", "job_id": "d"}),
         ("/v1/inference", {"prompt": "e", "job_id": "e"}),
     ]
+
+    def n_queued() -> int:
+        return int(worker.get("/health").json()["queued"])
+
+    def wait_for(n: int) -> None:
+        until(lambda: n_queued() == n, lambda: f"{n_queued()} and not {n}", worker)
+
     for path, body in asked:
-        with worker.client(timeout=0.2) as client, pytest.raises(httpx.TimeoutException):
-            client.post(path, json=body)
-    until(
-        lambda: worker.get("/health").json()["queued"] == 0,
-        lambda: str(worker.get("/health").json()),
-    )
+        with asking(worker.port, path, body):
+            until(lambda: n_queued() > 0, lambda: "it has not come", worker)
+        wait_for(0)
     kept = {"X-Conversation-Id": "kept"}
-    with worker.client(timeout=0.2) as client, pytest.raises(httpx.TimeoutException):
-        body = {"prompt": "f", "stream": True, "max_tokens": 4}
-        client.post("/v1/completions", json=body, headers=kept)
-    time.sleep(0.5)
-    assert worker.get("/health").json()["queued"] == 1, "its reader may come back"
+    with asking(worker.port, "/v1/completions", {**asked[1][1], "max_tokens": 4}, kept):
+        wait_for(1)
+    with asking(worker.port, *asked[0]):
+        wait_for(2)
+    wait_for(1)  # whoever left behind it is gone; its own reader may come back
     worker.thaw_engine()
     for path, body in asked[3:]:
         assert worker.post(path, {**body, "max_tokens": 4}).status_code == 200

@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_with_template
+from tests.support.held import engines_held_by, holding
 from tests.support.worker import WorkerProcess, until
 from tools.survival import EXACT
 
@@ -47,9 +48,16 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def thinking(thinker: Path, share_worker: StartWorker) -> WorkerProcess:
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shared worker's, see `tests.support.held`."""
+    return tmp_path_factory.mktemp("held") / "hold"
+
+
+@pytest.fixture(scope="module")
+def thinking(thinker: Path, share_worker: StartWorker, hold: Path) -> WorkerProcess:
     """A worker without settings of how much it reasons, which the tests share."""
-    return share_worker("--model", str(thinker), "--context-length", "8192", *EXACT)
+    flags = ("--model", str(thinker), "--context-length", "8192", *EXACT)
+    return share_worker(*flags, env=engines_held_by(hold))
 
 
 def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None:
@@ -121,9 +129,13 @@ def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
 
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_an_engine_that_dies_in_the_middle_changes_no_budget(
-    thinking: WorkerProcess, is_ordered: bool
+    thinking: WorkerProcess, hold: Path, is_ordered: bool
 ) -> None:
-    """By a budget of its own, or closed on command just before."""
+    """By a budget of its own, or closed on command just before.
+
+    The engine is held where it dies: what the next one computes of the thought at once, and how it
+    rounds that, would otherwise depend on how far this one came meanwhile.
+    """
     worker = thinking
     n_engines = len(worker.logs("engine.ready"))
     said = " That is enough."
@@ -132,19 +144,23 @@ def test_an_engine_that_dies_in_the_middle_changes_no_budget(
         body |= {"reasoning_budget": 120, "max_tokens": 180}
     whole = "" if is_ordered else worker.post("/v1/chat/completions", body).text
     text, thought, is_killed = "", "", False
-    client = worker.client()
-    with client, client.stream("POST", "/v1/chat/completions", json=body) as response:
+    with (
+        holding(hold),
+        worker.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as response,
+    ):
         for chunk in chunks_of(response.iter_lines()):
             delta = chunk["choices"][0]["delta"]
             thought += delta.get("reasoning_content") or ""
             text += delta.get("content") or ""
-            if not is_killed and len(thought) > 60:
+            if not is_killed and len(thought) > 10:
                 is_killed = True
                 if is_ordered:
                     order = {"id": chunk["id"], "action": "reasoning_end"}
                     told = worker.post("/v1/chat/completions/control", order)
                     assert told.json() == {"success": True}
                 os.kill(worker.engine_pid, signal.SIGKILL)
+                hold.unlink()
             if is_ordered and text:
                 break
     assert is_killed and text and thought.endswith(said) and thought.count(said) == 1

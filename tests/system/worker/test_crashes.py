@@ -17,7 +17,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support import sse, with_engine
-from tests.support.held import engines_held_by, mid_stream
+from tests.support.held import engines_held_by, holding, mid_stream
 from tests.support.worker import WorkerProcess, until
 from tools import survival
 
@@ -36,9 +36,14 @@ def crash_in_mid_stream(
 
 
 @pytest.fixture(scope="module")
-def running(share_worker: StartWorker) -> WorkerProcess:
+def shared_hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("held") / "hold"
+
+
+@pytest.fixture(scope="module")
+def running(share_worker: StartWorker, shared_hold: Path) -> WorkerProcess:
     """For tests whose worker ends well."""
-    return share_worker("--crash-limit", "100")
+    return share_worker("--crash-limit", "100", env=engines_held_by(shared_hold))
 
 
 def test_where_the_renderers_process_was_killed_the_next_engine_answers(
@@ -130,7 +135,7 @@ def test_what_shapes_an_answer_is_continued_too(start_worker: StartWorker, tmp_p
     assert running.stop() == 0
 
 
-def test_logprobs_and_a_schema_are_continued(running: WorkerProcess) -> None:
+def test_logprobs_and_a_schema_are_continued(running: WorkerProcess, shared_hold: Path) -> None:
     running.wait_ready()
     n_crashes = len(running.logs("engine.crashed"))
     item = {"type": "string", "minLength": 30}
@@ -144,8 +149,12 @@ def test_logprobs_and_a_schema_are_continued(running: WorkerProcess) -> None:
         "max_tokens": 900,
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
     }
-    text, n_logprobs, n_events = "", 0, 0
-    with running.client() as client, client.stream("POST", "/v1/chat/completions", json=body) as r:
+    text, n_logprobs, is_killed = "", 0, False
+    with (
+        holding(shared_hold),
+        running.client() as client,
+        client.stream("POST", "/v1/chat/completions", json=body) as r,
+    ):
         for line in r.iter_lines():
             if not line.startswith("data: {"):
                 continue
@@ -154,9 +163,10 @@ def test_logprobs_and_a_schema_are_continued(running: WorkerProcess) -> None:
                 text += piece
                 if choice["logprobs"]:
                     n_logprobs += len("".join(e["token"] for e in choice["logprobs"]["content"]))
-            n_events += 1
-            if n_events == 40:
+            if len(text) > 3 and not is_killed:
+                is_killed = True
                 os.kill(running.engine_pid, signal.SIGKILL)
+                shared_hold.unlink()
     answer = json.loads(text)
     assert len(answer) == 12 and all(len(each) >= 30 for each in answer)
     assert n_logprobs == len(text), "a log-probability for each token, and none twice"

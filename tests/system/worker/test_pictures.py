@@ -336,16 +336,17 @@ def test_damaged_pictures_end_no_process(seeing: WorkerProcess, n_pictures: int)
 def test_a_stream_survives_the_death_of_the_engine(seeing: WorkerProcess) -> None:
     body = question(picture(8), max_tokens=120, ignore_eos=True, stream=True)
     whole = asked(seeing, {**body, "stream": False, "cache_salt": "alone"})
-    text = ""
+    text, first = "", seeing.engine_pid
     with seeing.client() as client:
         with client.stream("POST", "/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():
                 if line.startswith("data: {"):
                     delta = httpx.Response(200, text=line[6:]).json()["choices"][0]["delta"]
                     if not text and delta.get("content"):
-                        os.kill(seeing.engine_pid, signal.SIGKILL)
+                        os.kill(first, signal.SIGKILL)
                     text += delta.get("content") or ""
     assert text == whole
+    until(lambda: seeing.engine_pid != first, lambda: seeing.stderr[-2000:], seeing)
     seeing.wait_ready()
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.scripted_api import ScriptedFactory, story
 from tests.support.sse import Stream, collect
-from tests.support.worker import until
+from tests.support.worker import asking, until
 from worker.api.http import connection
 from worker.errors import (
     ContextLengthExceeded,
@@ -144,8 +144,12 @@ def test_a_client_that_leaves_cancels_its_job(
     monkeypatch.setattr(connection, "HALF_CLOSED_SECONDS", 0.1)
     worker = scripted()
     worker.supervisor.script = [*story("a")[:-1], 60.0]
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{worker.base_url}{path}", json=JOB, timeout=1.0)
+
+    def has_begun() -> bool:
+        return any(job.tokens_out for job in [*worker.supervisor.jobs.values()])
+
+    with asking(worker.port, path, JOB):
+        until(has_begun, lambda: "no token was told")
     until(lambda: worker.supervisor.cancelled == ["job-1"], lambda: "it is not cancelled")
 
 

@@ -53,10 +53,13 @@ def ended(
     while len(found := known.children(recursive=True)) < children:
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.02)
-    time.sleep(0.2)  # its handlers are there right after its child
+    # Who has started one does nothing but wait once its handlers are there.
+    while not all(each.status() == psutil.STATUS_SLEEPING for each in (known, *found)):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.02)
     process.send_signal(ends)
     process.wait(60)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while left := [each for each in found if goes_on(each)]:
         if time.monotonic() > deadline:
             break
