@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell starts what runs behind it with SIGINT ignored. The commands that tests interrupt
+    # would inherit that, and not heed it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A traceback that rich draws takes a third of a second.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
     if config.getoption("--no-skips"):
