@@ -216,7 +216,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
                 text = f"{given} is held against the model once that is on this machine"
                 found.unknown(name, text)
     else:
-        model = resolved.gguf_path
+        model = resolved.header
         with found.check("adapter"):
             adapters = asyncio.run(resolve_adapters(settings.adapters, model, settings.cache_path))
             for adapter in adapters:
@@ -230,7 +230,7 @@ def _questions(settings: Settings, found: Diagnosis, cache_fault: str | None) ->
             if draft is not None:
                 found.ok("draft", f"{draft.model_ref}: {draft.path}")
         with found.check("projector"):
-            projector = asyncio.run(resolve_projector(settings, resolved))
+            projector = resolve_projector(settings, resolved)
             if projector is not None:
                 found.ok("projector", projector.path)
     trial = None

@@ -13,7 +13,6 @@ from worker.devices import preflight
 from worker.devices.plan.plan import Plan
 from worker.engine.text.renderer import check_template, served_templates
 from worker.errors import InsufficientVram, ModelError
-from worker.models.gguf.header import read_header
 from worker.models.load import load_command
 from worker.models.resolve import ResolvedModel, resolve
 from worker.settings import Settings
@@ -50,8 +49,7 @@ def run(settings: Settings, *, as_json: bool) -> int:
 
 def check_template_of(resolved: ResolvedModel, settings: Settings) -> None:
     """Raises `ModelError` for a chat template with which the start would fail."""
-    header = resolved.header or read_header(resolved.gguf_path)
-    for source in served_templates(header.named_template, settings.engine.chat_template):
+    for source in served_templates(resolved.header.named_template, settings.engine.chat_template):
         if source:
             check_template(source)
 

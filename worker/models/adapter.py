@@ -27,27 +27,25 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 async def resolve_adapters(
     wanted: Sequence[Adapter],
-    model_path: Path,
+    base: GgufHeader,
     cache_dir: Path,
     on_progress: OnProgress = lambda progress: None,
 ) -> tuple[Adapter, ...]:
-    """The adapters as GGUFs; one of PEFT's is converted into the cache.
+    """The adapters of a model as GGUFs; one of PEFT's is converted into the cache.
 
     Raises `ModelError` if there is no such adapter or it does not fit the model.
     """
-    if not wanted:
-        return ()
-    base = await asyncio.to_thread(read_header, model_path)
     found = []
     for adapter in wanted:
         path = Path(os.path.expanduser(adapter.path)).absolute()
         with of_flag("--lora"):
             if await asyncio.to_thread(os.path.isdir, path):
-                path = await _converted(path, base, cache_dir, on_progress)
-            await asyncio.to_thread(check_there, path)
-            header = await asyncio.to_thread(read_header, path)
-            check_adapter(header, base)
-        found.append(replace(adapter, path=str(path), size_bytes=header.size_bytes))
+                header = await _converted(path, base, cache_dir, on_progress)
+            else:
+                await asyncio.to_thread(check_there, path)
+                header = await asyncio.to_thread(read_header, path)
+                check_adapter(header, base)
+        found.append(replace(adapter, path=str(header.path), size_bytes=header.size_bytes))
     return tuple(found)
 
 
@@ -104,7 +102,7 @@ def _fit(a: tuple[int, ...], b: tuple[int, ...], weight: tuple[int, ...]) -> boo
 
 async def _converted(
     folder: Path, base: GgufHeader, cache_dir: Path, on_progress: OnProgress
-) -> Path:
+) -> GgufHeader:
     files = [folder / CONFIG, folder / WEIGHTS]
     for file in files:
         if not file.is_file():

@@ -39,7 +39,7 @@ MAX_LINE_BYTES = 2**20
 
 async def convert_cached(
     folder: Path, *, cache_dir: Path, outtype: str, on_progress: OnProgress, name: str
-) -> Path:
+) -> GgufHeader:
     """The GGUF of a SafeTensors folder, from the cache or converted now, with the name `name`.
 
     Raises `BackendMismatch` before anything is written if there is no engine, which the converter
@@ -65,7 +65,7 @@ async def convert_once(
     check: Callable[[GgufHeader], None],
     key_now: Callable[[OnProgress], str],
     on_progress: OnProgress,
-) -> Path:
+) -> GgufHeader:
     """The file `name`, made by the converter unless one that passes `check` is there already.
 
     `arguments` are the converter's, for the file that it is to write; `key_now` is the key of its
@@ -75,7 +75,7 @@ async def convert_once(
     """
     target = cache_dir / CONVERTED / await asyncio.to_thread(key_now, on_progress) / name
 
-    async def convert() -> None:
+    async def convert() -> GgufHeader:
         prefix = f"attempt-{target.stem}-"
         for stale in target.parent.glob(f"{prefix}*"):
             shutil.rmtree(stale, ignore_errors=True)
@@ -90,16 +90,19 @@ async def convert_once(
                     "The model's files changed while they were converted; start again."
                 )
             os.replace(written, target)
+            return await asyncio.to_thread(read_header, target)
         finally:
             shutil.rmtree(attempt, ignore_errors=True)
 
-    if not await asyncio.to_thread(is_usable, target, check):
+    header = await asyncio.to_thread(usable, target, check)
+    if header is None:
         with _writing(target.parent):
             await asyncio.to_thread(target.parent.mkdir, parents=True, exist_ok=True)
         async with _locked(lock := target.with_suffix(".lock"), on_progress):
-            if not await asyncio.to_thread(is_usable, target, check):
+            header = await asyncio.to_thread(usable, target, check)
+            if header is None:
                 try:
-                    await convert()
+                    header = await convert()
                 except BaseException:
                     with contextlib.suppress(OSError):  # nothing was made: no folder of it stays
                         lock.unlink()
@@ -107,7 +110,7 @@ async def convert_once(
                     raise
     with contextlib.suppress(OSError):
         os.utime(target.parent)  # When it was last used, for the eviction.
-    return target
+    return header
 
 
 @readable()
@@ -136,15 +139,14 @@ def _converter_digest() -> bytes:
     return digest.digest()
 
 
-def is_usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) -> bool:
-    """Whether a cached GGUF exists and is intact; a broken one is converted again."""
+def usable(path: Path, check: Callable[[GgufHeader], None] = check_servable) -> GgufHeader | None:
+    """The header of a cached GGUF that exists and is intact; a broken one is converted again."""
     if not os.path.isfile(path):  # false, too, in a folder that this user may not enter
-        return False
-    try:
-        check(read_header(path))
-    except ModelError:
-        return False
-    return True
+        return None
+    with contextlib.suppress(ModelError):
+        check(header := read_header(path))
+        return header
+    return None
 
 
 @contextlib.contextmanager

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 
 from worker.errors import ModelError
 from worker.models.gguf.constants import constants
-from worker.models.gguf.header import read_header
+from worker.models.gguf.header import GgufHeader
 from worker.models.resolve import resolve
 from worker.settings import Settings
 from worker.wire.messages import DraftFile, OnProgress
@@ -23,7 +21,7 @@ _MOST_UNEQUAL = 1024
 
 async def resolve_draft(
     settings: Settings,
-    model_path: Path,
+    model: GgufHeader,
     on_progress: OnProgress = lambda progress: None,
     room: Callable[[], int] | None = None,
 ) -> DraftFile | None:
@@ -36,24 +34,19 @@ async def resolve_draft(
     """
     if settings.draft is None:
         return None
-    left = partial(_left, room, model_path) if room is not None else None
+    left = (lambda: max(room() - model.size_bytes, 0)) if room is not None else None
     found = await resolve(settings, settings.draft, on_progress, left)
     path = str(found.gguf_path)
-    fault = await asyncio.to_thread(_fault, found.gguf_path, model_path)
+    fault = await asyncio.to_thread(_fault, found.header, model)
     if fault is not None:
         raise ModelError(
-            f"The draft model {path!r} cannot guess for {str(model_path)!r}: {fault}.", path=path
+            f"The draft model {path!r} cannot guess for {str(model.path)!r}: {fault}.", path=path
         )
     return DraftFile(path, found.model_ref)
 
 
-def _left(room: Callable[[], int], model_path: Path) -> int:
-    return max(room() - read_header(model_path).size_bytes, 0)
-
-
-def _fault(draft_path: Path, model_path: Path) -> str | None:
+def _fault(draft: GgufHeader, model: GgufHeader) -> str | None:
     """Why a model cannot guess for another."""
-    draft, model = read_header(draft_path), read_header(model_path)
     if draft.pooling is not None:
         return "it embeds texts and says nothing"
     if draft.tokenizer_kind != model.tokenizer_kind:

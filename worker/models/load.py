@@ -5,6 +5,7 @@ Runs on the API process's event loop, and in commands.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from worker.models.adapter import resolve_adapters
@@ -26,17 +27,17 @@ async def load_command(
 
     Raises what `resolve_adapters`, `resolve_draft` and `resolve_projector` do.
     """
-    path = model.gguf_path
+    header, cache = model.header, settings.cache_path
     return LoadModel(
         engine=settings.engine,
-        model_path=str(path),
+        model_path=str(model.gguf_path),
         model_ref=model.model_ref,
-        header=packed(model.header) if model.header is not None else None,
+        header=packed(model.header),
         worker_id=settings.worker_id,
         log_level=settings.log_level,
         log_format=settings.log_format,
-        adapters=await resolve_adapters(settings.adapters, path, settings.cache_path, on_progress),
-        draft=await resolve_draft(settings, path, on_progress, room),
-        projector=await resolve_projector(settings, model),
-        driver_cache=str(settings.cache_path / "drivers"),
+        adapters=await resolve_adapters(settings.adapters, header, cache, on_progress),
+        draft=await resolve_draft(settings, header, on_progress, room),
+        projector=await asyncio.to_thread(resolve_projector, settings, model),
+        driver_cache=str(cache / "drivers"),
     )

@@ -1,12 +1,11 @@
 """`--mmproj FILE` in, a local projector out that fits the model; without it, that of the model's
 repository, or the one beside the model.
 
-Runs on the API process's event loop, and in commands; reading goes to a thread.
+Blocking; runs in a thread of the API process, and in commands.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,41 +27,40 @@ NONE = "none"
 log = get_logger()
 
 
-async def resolve_projector(settings: Settings, model: ResolvedModel) -> ProjectorFile | None:
+def resolve_projector(settings: Settings, model: ResolvedModel) -> ProjectorFile | None:
     """The projector that the settings name; without one, that of the model's repository, or else
     the only one beside the model that fits.
 
     Raises `ModelError` if the named one cannot be read or does not fit the model.
     """
-    wanted, model_path = settings.mmproj, model.gguf_path
+    wanted, path = settings.mmproj, model.gguf_path
     if wanted == NONE:
         return None
     overrides = settings.engine.overrides  # by which a model that generates may embed, too
     if wanted is None:
-        beside = [each for each in sorted(model_path.parent.glob("*.gguf")) if each != model_path]
+        beside = [each for each in sorted(path.parent.glob("*.gguf")) if each != path]
         found = [each for each in beside if is_projector(each.name)]
         paths = [model.projector] if model.projector is not None else found
-        return await asyncio.to_thread(_only_fitting, paths, model_path, overrides)
-    path = Path(os.path.expanduser(wanted)).absolute()
-    return await asyncio.to_thread(_named, path, model_path, overrides)
+        return _only_fitting(paths, model.header, overrides)
+    return _named(Path(os.path.expanduser(wanted)).absolute(), model.header, overrides)
 
 
-def _named(path: Path, model_path: Path, overrides: Mapping[str, Scalar]) -> ProjectorFile:
+def _named(path: Path, model: GgufHeader, overrides: Mapping[str, Scalar]) -> ProjectorFile:
     header = read_header(path)
-    fault = _fault(header, with_metadata(read_header(model_path), overrides))
+    fault = _fault(header, with_metadata(model, overrides))
     if fault is not None:
         raise ModelError(
-            f"{str(path)!r} is no projector for {str(model_path)!r}: {fault}.", path=str(path)
+            f"{str(path)!r} is no projector for {str(model.path)!r}: {fault}.", path=str(path)
         )
     return ProjectorFile(str(path), is_named=True)
 
 
 def _only_fitting(
-    paths: Sequence[Path], model_path: Path, overrides: Mapping[str, Scalar]
+    paths: Sequence[Path], model: GgufHeader, overrides: Mapping[str, Scalar]
 ) -> ProjectorFile | None:
     if not paths:
         return None
-    model, fitting = with_metadata(read_header(model_path), overrides), []
+    model, fitting = with_metadata(model, overrides), []
     for path in paths:
         try:
             header = read_header(path)

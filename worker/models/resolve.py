@@ -32,15 +32,17 @@ BUNDLED = "tiny-model"
 class ResolvedModel:
     """A model on this machine whose header has been checked."""
 
-    gguf_path: Path
-    """The first part, if the model is split."""
+    header: GgufHeader
     model_ref: str
     """The reference that the user gave, as `/health` and the pool manager show it."""
     kind: Literal["bundled", "gguf", "safetensors", "hub"]
-    header: GgufHeader | None = None
-    """Where it was read just now."""
     projector: Path | None = None
     """The file that its repository has to see and hear with."""
+
+    @property
+    def gguf_path(self) -> Path:
+        """The first part, if the model is split."""
+        return self.header.path
 
 
 def bundled_folder() -> Path:
@@ -145,15 +147,15 @@ async def _resolve_path(
     path: Path, ref: str, settings: Settings, on_progress: OnProgress
 ) -> ResolvedModel:
     if await asyncio.to_thread(os.path.isdir, path):  # false for any odd name, without an error
-        converted = await convert_cached(
+        header = await convert_cached(
             path,
             cache_dir=settings.cache_path,
             outtype=settings.outtype,
             on_progress=on_progress,
             name=name_of(path),
         )
-        return ResolvedModel(converted, ref, "safetensors")
+        return ResolvedModel(header, ref, "safetensors")
     await asyncio.to_thread(check_there, path)
     header = await asyncio.to_thread(read_header, path)
     check_servable(header)
-    return ResolvedModel(path, ref, "gguf", header)
+    return ResolvedModel(header, ref, "gguf")

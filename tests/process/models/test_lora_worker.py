@@ -25,6 +25,7 @@ from tools.survival import EXACT, FIELDS, Alone, alone, prompt
 from worker.devices.preflight import CHILD
 from worker.errors import ModelError
 from worker.models.adapter import resolve_adapters
+from worker.models.gguf.header import read_header
 from worker.models.resolve import resolve
 from worker.settings import Settings
 from worker.wire.adapters import parse_adapter
@@ -245,7 +246,7 @@ def test_what_the_converter_refuses_is_told(tmp_path: Path) -> None:
     settings.write_text(settings.read_text().replace('"modules_to_save": null', whole))
     wanted = [parse_adapter(str(tmp_path / "saves"))]
     with pytest.raises(ModelError, match="^--lora: .*whole modules"):
-        asyncio.run(resolve_adapters(wanted, bundled_gguf("f32"), tmp_path))
+        asyncio.run(resolve_adapters(wanted, read_header(bundled_gguf("f32")), tmp_path))
 
 
 @pytest.mark.parametrize(("flag", "name"), [("--lora", "nowhere"), ("--control-vector", "no-gguf")])
@@ -270,7 +271,7 @@ def test_a_folder_is_converted_once_and_again_when_its_file_is_damaged(
     """As a checkpoint is: by one of the workers that start at once, and never half."""
 
     async def resolved() -> tuple[set[str], set[str]]:
-        base = (await resolve(Settings(cache_dir=warm_cache), None)).gguf_path
+        base = (await resolve(Settings(cache_dir=warm_cache), None)).header
         phases: set[str] = set()
         wanted = [parse_adapter(str(ADAPTER))]
         found = await asyncio.gather(

@@ -12,12 +12,13 @@ from tests.support.devices.tiny_gguf import Shape, write
 from tests.support.hub_server import Hub, Repo
 from worker.errors import ModelError
 from worker.models.draft import resolve_draft
+from worker.models.gguf.header import read_header
 from worker.settings import Settings
 from worker.wire.messages import DraftFile
 
 
 def found(draft: Path, model: Path) -> DraftFile | None:
-    return asyncio.run(resolve_draft(Settings(draft=str(draft)), model))
+    return asyncio.run(resolve_draft(Settings(draft=str(draft)), read_header(model)))
 
 
 def refused(draft: Path, model: Path) -> str:
@@ -42,8 +43,8 @@ def test_vocabularies_may_differ_in_what_comes_last(tmp_path: Path) -> None:
 def test_a_repositorys_quantisation_is_chosen_by_what_the_model_leaves(
     hub: Hub, tmp_path: Path
 ) -> None:
-    model = bundled_gguf("q8_0")
-    raw, n = model.read_bytes(), model.stat().st_size
+    model = read_header(bundled_gguf("q8_0"))
+    raw, n = model.path.read_bytes(), model.size_bytes
     hub.repos["o/m"] = Repo({"m-Q4_0.gguf": raw, "m-Q8_0.gguf": raw + bytes(4096)})
     settings = Settings(draft="hf:o/m", cache_dir=tmp_path)
     for spare, name in ((8192, "m-Q8_0.gguf"), (10, "m-Q4_0.gguf")):

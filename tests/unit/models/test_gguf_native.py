@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.bundled import bundled_gguf
 from worker.models.adapter import resolve_adapters
+from worker.models.gguf.header import read_header
 from worker.wire.adapters import parse_adapter
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +29,7 @@ def model() -> Path:
 @pytest.fixture
 def adapter(model: Path, warm_cache: Path) -> Path:
     wanted = [parse_adapter(str(ADAPTER))]
-    [found] = asyncio.run(resolve_adapters(wanted, model, warm_cache))
+    [found] = asyncio.run(resolve_adapters(wanted, read_header(model), warm_cache))
     return Path(found.path)
 
 

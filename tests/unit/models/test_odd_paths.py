@@ -14,6 +14,7 @@ from tests.support.samples import write_gguf
 from worker.errors import ConfigError, ModelError
 from worker.models import registry
 from worker.models.adapter import resolve_adapters
+from worker.models.gguf.header import read_header
 from worker.models.resolve import resolve
 from worker.settings import Settings
 from worker.wire.adapters import parse_adapter
@@ -65,6 +66,6 @@ def test_no_setting_waits_for_a_pipe(folder: Path) -> None:
         with pytest.raises(ConfigError, match="not a file") as told:
             read()
         assert told.value.details["field"] == field
-    model = write_gguf(folder / "m.gguf")
+    model = read_header(write_gguf(folder / "m.gguf"))
     with pytest.raises(ModelError, match="^--lora: .*not a file"):
         asyncio.run(resolve_adapters([parse_adapter(fifo)], model, folder))

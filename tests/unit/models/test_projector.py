@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from tests.support.random_models import random_model
 from tests.support.random_projectors import random_projector
 from worker.errors import ModelError
+from worker.models.gguf.header import read_header
 from worker.models.projector import resolve_projector
 from worker.models.resolve import ResolvedModel
 from worker.settings import Settings
@@ -20,7 +20,7 @@ from worker.wire.messages import ProjectorFile
 
 def chosen(wanted: str | None, model: Path, **engine: Any) -> ProjectorFile | None:
     settings = Settings(mmproj=wanted, **engine)
-    return asyncio.run(resolve_projector(settings, ResolvedModel(model, str(model), "gguf")))
+    return resolve_projector(settings, ResolvedModel(read_header(model), str(model), "gguf"))
 
 
 def test_the_projector_beside_the_model_is_found(tmp_path: Path) -> None:

@@ -233,18 +233,18 @@ def test_a_killed_worker_leaves_nothing_that_looks_like_a_model(
     worker.send_signal(signal.SIGKILL)
     worker.communicate()
     models = [
-        p for p in (tmp_path / "cache/converted").glob("*/*.gguf") if not conversion.is_usable(p)
+        p for p in (tmp_path / "cache/converted").glob("*/*.gguf") if not conversion.usable(p)
     ]
     assert models == []
     found = resolved(str(checkpoint), tmp_path / "cache")
     attempts = list(found.gguf_path.parent.glob("attempt-*"))
-    assert conversion.is_usable(found.gguf_path)
+    assert conversion.usable(found.gguf_path)
     assert not any(p.is_file() for attempt in attempts for p in attempt.rglob("*.gguf"))
 
 
 def test_what_the_system_refuses_to_look_at_is_not_usable() -> None:
     """Then the conversion names the folder and what helps."""
-    assert not conversion.is_usable(Path("a" * 300))
+    assert not conversion.usable(Path("a" * 300))
 
 
 # --- what is refused -----------------------------------------------------------------------
