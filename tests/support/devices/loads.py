@@ -24,9 +24,15 @@ from worker.wire.engine_info import Residency
 
 def planned(given: Given, budget: CpuBudget | None = None, adapters: Sequence[Path] = ()) -> Plan:
     header, selected = read_header(given.model_path), select_device(given.settings)
-    beside = memory.Beside(tuple(map(read_header, adapters)))
-    budget = budget or cpu_budget(1)
-    return memory.plan(header, given.settings, selected.devices, budget, "model", beside)
+    asked = memory.Asked(
+        header,
+        given.settings,
+        selected.devices,
+        budget or cpu_budget(1),
+        "model",
+        adapters=tuple(map(read_header, adapters)),
+    )
+    return memory.plan(asked)
 
 
 @dataclass(frozen=True, slots=True)

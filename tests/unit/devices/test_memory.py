@@ -154,7 +154,7 @@ def test_vulkan_has_room_to_unpack_quantised_cells(
     def margin(registry: str, **changes: Any) -> int:
         settings, budget = replace(given.settings, **changes), cpu_budget(1)
         devices = (replace(device, registry=registry),)
-        return memory.plan(header, settings, devices, budget, "model").parts["margin"]
+        return memory.plan(memory.Asked(header, settings, devices, budget, "model")).parts["margin"]
 
     width = SHAPES[shape].embedding * SHAPES[shape].kv_heads // SHAPES[shape].heads
     more = margin("Vulkan") - margin("RPC")
@@ -217,7 +217,7 @@ def test_settings_that_the_model_cannot_run_with_are_a_config_error(
 def test_a_model_that_pools_has_room_for_the_logits_of_a_whole_text(config: MakeConfig) -> None:
     given = config("cpu", "wide-heads", context_length=512)
     header = replace(read_header(given.model_path), pooling="mean")
-    plan = memory.plan(header, given.settings, (), cpu_budget(1), "model")
+    plan = memory.plan(memory.Asked(header, given.settings, (), cpu_budget(1), "model"))
     shape = SHAPES["wide-heads"]
     assert plan.parts["output"] == 4 * 512 * (shape.vocabulary + shape.embedding)
 

@@ -5,7 +5,7 @@ What llama.cpp really allocates is held against plans in `test_memory` and `test
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,6 @@ from worker.devices.cpu.budget import CpuBudget
 from worker.devices.plan import memory, placement
 from worker.devices.plan.cells import KvCache, context_options, divided, divisions_of, draft_options
 from worker.devices.plan.layout import Layout
-from worker.devices.plan.memory import Beside
 from worker.devices.plan.placement import Weights, largest
 from worker.devices.plan.plan import Plan, Share, memory_map
 from worker.devices.plan.projector import device_bytes, most_tokens
@@ -119,13 +118,14 @@ def planned(
     header: GgufHeader,
     *devices: library.Device,
     host: int = 64 << 30,
-    beside: Beside | None = None,
+    beside: Mapping[str, Any] | None = None,
     **chosen: Any,
 ) -> Plan:
     chosen = {"snapshot_mib": 0, "backend": "cuda" if devices else "cpu"} | chosen
     budget = CpuBudget(1, "", None, host)
     settings = EngineSettings(**chosen)
-    return memory.plan(header, settings, devices, budget, "the model", beside or Beside())
+    asked = memory.Asked(header, settings, devices, budget, "the model", **beside or {})
+    return memory.plan(asked)
 
 
 def whole(**chosen: Any) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def test_a_store_has_room_for_two_sequences(header: GgufHeader) -> None:
 
 
 def test_a_draft_model_lies_on_the_first_device(header: GgufHeader, cards: Cards) -> None:
-    beside = Beside(draft=header)
+    beside = {"draft": header}
     devices = [cards.card(8 << 30), cards.card(8 << 30)]
     plan = planned(header, *devices, beside=beside, **whole(context_length=8192))
     assert plan.shares[0].parts["draft"] == WEIGHTS + TRAINED * CELL + 128 * ROW
@@ -260,7 +260,7 @@ def test_a_projector_lies_on_the_device_and_its_embeddings_in_memory(
     header: GgufHeader, cards: Cards
 ) -> None:
     eyes = read_header(random_projector("gemma3"))
-    plan = planned(header, cards.card(8 << 30), beside=Beside(projector=eyes), **whole())
+    plan = planned(header, cards.card(8 << 30), beside={"projector": eyes}, **whole())
     assert plan.parts["projector"] == device_bytes(eyes, 1024)
     assert plan.host_parts["embeddings"] == 64 * MIB
 
@@ -271,7 +271,7 @@ def test_adapters_and_control_vectors_lie_beside_the_weights(
     base = random_model("dense")
     files = [random_adapter(base, tmp_path / str(rank), rank, rank=rank) for rank in (4, 32)]
     adapters = tuple(map(read_header, files))
-    plan = planned(header, beside=Beside(adapters=adapters), **whole())
+    plan = planned(header, beside={"adapters": adapters}, **whole())
     assert plan.parts["weights"] == WEIGHTS + sum(each.size_bytes for each in adapters)
     widest = max(
         sum(factor.shape)
@@ -294,7 +294,7 @@ def test_adapters_and_control_vectors_lie_beside_the_weights(
         used = replace(
             header, metadata=counted.metadata, types=counted.types, arrays=counted.arrays
         )
-        plan = planned(used, beside=Beside(adapters=(of_experts,)), **whole())
+        plan = planned(used, beside={"adapters": (of_experts,)}, **whole())
         assert plan.parts["compute"] == 128 * (ROW + HOST_ROW) + 128 * 4 * (4 + 32) * 3
     plan = planned(header, **whole(control_vector=("/v.gguf",)))
     assert header.embedding_length and header.block_count

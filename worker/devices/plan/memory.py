@@ -68,9 +68,15 @@ _MOST_CELLS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """What is loaded together with the model."""
+class Asked:
+    """What is to be loaded, and where."""
 
+    header: GgufHeader
+    settings: EngineSettings
+    devices: Devices
+    budget: CpuBudget
+    model_ref: str
+    """How the plan calls the model."""
     adapters: tuple[GgufHeader, ...] = ()
     """Whose tensors lie beside the weights."""
     draft: GgufHeader | None = None
@@ -79,17 +85,8 @@ class Beside:
     """What turns pictures and sounds into embeddings."""
 
 
-def plan(
-    header: GgufHeader,
-    settings: EngineSettings,
-    devices: Devices,
-    budget: CpuBudget,
-    model_ref: str,
-    beside: Beside = Beside(),
-) -> Plan:
+def plan(asked: Asked) -> Plan:
     """Plan the model's memory and its context length.
-
-    `model_ref` is how the plan calls the model.
 
     Raises:
         InsufficientVram: it does not fit; `details` has needed and available bytes by part and the
@@ -97,35 +94,30 @@ def plan(
         ConfigError: the model cannot run with these settings.
         ModelError: llama.cpp refuses the file.
     """
-    with closing(_Planner(header, settings, devices, budget, model_ref, beside)) as planner:
+    with closing(_Planner(asked)) as planner:
         return planner.plan()
 
 
 def plan_start(load: LoadModel, header: GgufHeader, devices: Devices, budget: CpuBudget) -> Plan:
     """Plan a start, whose model has this header. Raises as `plan`."""
-    beside = Beside(
-        tuple(read_header(adapter.path) for adapter in load.adapters),
-        read_header(load.draft.path) if load.draft is not None else None,
-        read_header(load.projector.path) if load.projector is not None else None,
+    adapters = tuple(read_header(adapter.path) for adapter in load.adapters)
+    draft, projector = (
+        read_header(each.path) if each is not None else None
+        for each in (load.draft, load.projector)
     )
-    return plan(header, load.engine, devices, budget, load.model_ref, beside)
+    return plan(
+        Asked(header, load.engine, devices, budget, load.model_ref, adapters, draft, projector)
+    )
 
 
 class _Planner:
-    def __init__(
-        self,
-        header: GgufHeader,
-        settings: EngineSettings,
-        devices: Devices,
-        budget: CpuBudget,
-        model_ref: str,
-        beside: Beside,
-    ) -> None:
+    def __init__(self, asked: Asked) -> None:
+        header, settings, devices = asked.header, asked.settings, asked.devices
         self._embeds = header.pooling is not None
         if self._embeds:  # all texts that are computed at once share the cells of one
             settings = replace(settings, slots=1, kv_unified=None)
         self._settings = settings
-        self._devices, self._budget, self._model_ref = devices, budget, model_ref
+        self._devices, self._budget, self._model_ref = devices, asked.budget, asked.model_ref
         self._learned = any(each.name == _POSITIONS for each in header.tensors)
         self._lengths_differ = header.lengths_differ
         self._names = [device.name for device in devices] or ["CPU"]
@@ -141,26 +133,26 @@ class _Planner:
         self._has_head = settings.speculate == "mtp" and not self._embeds
         if self._has_head and not any(each.name.endswith(_HEAD) for each in header.tensors):
             why = (
-                f"but {model_ref} has no layers for multi-token prediction; take a file that has "
-                "some (blk.*.nextn.*), or another --speculate"
+                f"but {self._model_ref} has no layers for multi-token prediction; take a file that "
+                "has some (blk.*.nextn.*), or another --speculate"
             )
             raise wrong_value("speculate", settings.speculate, why)
         self._model = Unloaded(header, devices, self._layers, mtp=self._has_head)
         layers = self._layers or (1,)
-        added_bytes = sum(adapter.size_bytes for adapter in beside.adapters)
+        added_bytes = sum(adapter.size_bytes for adapter in asked.adapters)
         self._adapted_bytes = max(
-            (_adapted_bytes(each, header) for each in beside.adapters), default=0
+            (_adapted_bytes(each, header) for each in asked.adapters), default=0
         )
         if settings.control_vector:
             added_bytes += _FLOAT_BYTES * (header.embedding_length or 0) * (header.block_count or 0)
         adapter = [added_bytes * n // sum(layers) for n in layers]
         self._weight_bytes = tuple(map(sum, zip(self._model.weight_bytes, adapter, strict=True)))
         self._draft: Unloaded | None = None
-        if beside.draft is not None and not self._embeds:
-            with library.working_on(f"the draft model {str(beside.draft.path)!r}"):
-                self._draft = Unloaded(beside.draft, devices[:1], role="draft model")
+        if asked.draft is not None and not self._embeds:
+            with library.working_on(f"the draft model {str(asked.draft.path)!r}"):
+                self._draft = Unloaded(asked.draft, devices[:1], role="draft model")
         self._draft_bytes = cache(self._of_draft if self._draft is not None else self._of_head)
-        self._projector = beside.projector if not self._embeds else None
+        self._projector = asked.projector if not self._embeds else None
         self._layout = cache(self._lay_out)
         self._most_cells = self._addressable_cells()
 
