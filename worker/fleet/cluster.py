@@ -7,18 +7,18 @@ interface of Ray's dashboard (https://docs.ray.io/en/latest/serve/api/index.html
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
+from filelock import FileLock
 
 from worker.errors import ConfigError, WorkerError
 from worker.installation import default_cache_dir
@@ -150,13 +150,10 @@ class LocalNode:
             return mark in (process / "environ").read_bytes().split(b"\0")
         return False
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """While one command of this user is in the block, the others wait for it."""
+    def locked(self) -> FileLock:
+        """While one command of this user is in its block, the others wait for it."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "lock").open("wb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        return FileLock(self._folder / "lock")
 
     def start(self, resources: str) -> None:
         """Start Ray in a session of its own, without waiting until it answers. Whoever starts it
