@@ -15,7 +15,6 @@ import signal
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import get_args
 
 from worker.arguments import Parser, add_command
@@ -38,7 +37,7 @@ def run(arguments: Sequence[str]) -> int:
     report = Reporter(options.progress)
     for each in (signal.SIGTERM, signal.SIGHUP):  # the latter of a terminal that is closed
         if signal.getsignal(each) is not signal.SIG_IGN:  # as `nohup` has it
-            signal.signal(each, _interrupt)
+            signal.signal(each, signal.default_int_handler)
     try:
         options.run(options, report)
     except BrokenPipeError:  # `cli` knows what to do
@@ -56,10 +55,6 @@ def run(arguments: Sequence[str]) -> int:
         report.failed(ModelError(f"{options.command} interrupted; no file was written"))
         return 130
     return 0
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 # --- the commands ------------------------------------------------------------------------
