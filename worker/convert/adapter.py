@@ -26,12 +26,12 @@ from worker.convert.family.rules import Into, Metadata, Place
 from worker.convert.malformed import bounded_faults
 from worker.convert.output import OutputFile
 from worker.convert.quantize import encode, is_finite, to_float32
+from worker.convert.safetensors import read_header
 from worker.convert.tensor_plan import OutputTensor, interleaved
 from worker.errors import ModelError
 from worker.models.adapter import CONFIG, WEIGHTS
 from worker.models.checkpoint_files import read_json
 from worker.models.gguf.header import GgufHeader
-from worker.models.safetensors import read_header
 
 _PART = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _REFUSED = {

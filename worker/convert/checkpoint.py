@@ -22,9 +22,9 @@ from worker.convert import scaled
 from worker.convert.config import Config
 from worker.convert.grid import Scaled
 from worker.convert.quantize import TensorType
+from worker.convert.safetensors import TensorInfo, read_header
 from worker.errors import ModelError, of_file
 from worker.models.checkpoint_files import DENSE_MODULES, INDEX, read_json, weight_files, weight_map
-from worker.models.safetensors import TensorInfo, read_header
 
 READABLE: Mapping[str, str] = {"BF16": "<u2", "F16": "<f2", "F32": "<f4"}
 """The types that can be converted, each with the NumPy type it is read as: NumPy has no BF16."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert.quantize import to_float32
-from worker.models.safetensors import TensorInfo
+from worker.convert.safetensors import TensorInfo
 
 Read = Callable[[TensorInfo, int, int], npt.NDArray[Any]]
 """Gives rows of a tensor as they are stored: so many from one on."""

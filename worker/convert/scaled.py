@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from worker.convert.config import MOST, Config
 from worker.convert.grid import FP4, Grid, Packing, Read, Scaled, Values
+from worker.convert.safetensors import TensorInfo
 from worker.errors import ModelError
-from worker.models.safetensors import TensorInfo
 
 _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
     **dict.fromkeys(("fp8", "fbgemm_fp8", "mxfp4", "bitsandbytes"), ("", ())),

@@ -24,8 +24,8 @@ from worker.convert.family.dims import Dims
 from worker.convert.family.metadata import llama3_factors
 from worker.convert.family.rules import Family, Into, Place
 from worker.convert.quantize import size_bytes
+from worker.convert.safetensors import TensorInfo
 from worker.errors import ModelError
-from worker.models.safetensors import TensorInfo
 
 Shape = tuple[int, ...]
 Shapes = tuple[Shape, ...]

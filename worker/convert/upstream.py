@@ -24,13 +24,13 @@ from pathlib import Path
 
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.family.rules import F32_ALWAYS, Metadata, Typed
+from worker.convert.safetensors import TensorInfo
 from worker.convert.tensor_plan import OutputTensor, RowSpan
 from worker.environment import inherited
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_range
 from worker.models.gguf.header import GgufHeader, read_header
 from worker.models.gguf.tensors import TensorEntry
-from worker.models.safetensors import TensorInfo
 
 NEEDS = "in the checkout, .venv/bin/pip install --editable '.[torch]'"
 _FILES = {".json", ".txt", ".model", ".jinja", ".tiktoken", ".safetensors"}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.convert.files import write_hollow
 from tests.unit.convert.test_parity import MODELS, checkpoint
-from worker.models.safetensors import read_header
+from worker.convert.safetensors import read_header
 
 _MOST_BYTES = 300 << 20
 CHILD = """

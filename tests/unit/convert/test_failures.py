@@ -28,13 +28,12 @@ from tests.unit.convert import files
 from tests.unit.convert.files import converted, edit, leave_out, rename, rewritten, verified
 from tests.unit.convert.test_parity import DATA, MODELS, checkpoint
 from worker.commands import convert as cli
-from worker.convert import convert
+from worker.convert import convert, safetensors
 from worker.convert.checkpoint import Checkpoint
 from worker.convert.family.rules import Place
 from worker.convert.prepare import Options, prepare_checked
 from worker.errors import ModelError
 from worker.llama import quantize
-from worker.models import safetensors
 from worker.models.checkpoint_files import INDEX
 
 TINY = Path(__file__).parents[3] / "worker/assets/tiny-model"

@@ -22,10 +22,10 @@ from tools.bench.peer_build import peers_of
 from tools.bench.servers import RunningServer, Shape, llama_server_kind
 from worker.convert.output import write_layout
 from worker.convert.prepare import Options, prepare
+from worker.convert.safetensors import read_header
 from worker.convert.tokenizer import reference
 from worker.convert.tokenizer.corpus import TEXTS
 from worker.llama.model import LoadOptions, Model
-from worker.models.safetensors import read_header
 
 NEEDED = {
     "general.architecture": Kind.STRING,

@@ -18,8 +18,8 @@ from tests.unit.convert.test_parity import checkpoint
 from worker.convert.checkpoint import Checkpoint, read_bytes
 from worker.convert.prepare import Options, prepare
 from worker.convert.quantize import encode, to_float32
+from worker.convert.safetensors import read_header
 from worker.errors import ModelError
-from worker.models.safetensors import read_header
 
 DTYPES = {
     "BF16": np.uint16,
