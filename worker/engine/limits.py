@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 from worker.devices.plan.cells import divided
 from worker.engine.model_runner import ModelRunner
@@ -67,30 +67,23 @@ def limits_of(
     info: EngineInfo, settings: EngineSettings, runner: ModelRunner
 ) -> tuple[Limits, ...]:
     """The limits of an engine that has started, for each layout of its cells, the best first."""
-    # llama.cpp copies a slot's whole part of a split cache, however few tokens are wanted.
     rate = _GPU_COPY_RATE if settings.on_gpu else _CPU_COPY_RATE
-    copy_seconds = 0.0 if info.kv_unified else info.plan["kv"] / info.slots / rate
-    limits = Limits(
-        n_slots=info.slots,
-        n_cells=info.kv_cells,
-        batch=info.batch,
-        prefill_budget=info.prefill_budget,
-        inter_token_seconds=settings.inter_token_ms / 1000,
-        prefix_cache=settings.prefix_cache,
-        unified=info.kv_unified,
-        **asdict(runner.memory_kind),
-        copy_seconds=copy_seconds,
-        memory_bytes=info.memory_bytes,
-        cell_bytes=info.plan["kv"] / info.kv_cells,
-    )
-    parts = [
-        replace(
-            limits,
-            n_slots=n,
-            n_cells=divided(info.kv_cells, n).cells,
-            unified=False,
-            copy_seconds=info.plan["kv"] / n / rate,
+
+    def laid_out(n_slots: int, n_cells: int, *, unified: bool) -> Limits:
+        return Limits(
+            n_slots=n_slots,
+            n_cells=n_cells,
+            batch=info.batch,
+            prefill_budget=info.prefill_budget,
+            inter_token_seconds=settings.inter_token_ms / 1000,
+            prefix_cache=settings.prefix_cache,
+            unified=unified,
+            **asdict(runner.memory_kind),
+            # llama.cpp copies a slot's whole part of a split cache, however few tokens are wanted.
+            copy_seconds=0.0 if unified else info.plan["kv"] / n_slots / rate,
+            memory_bytes=info.memory_bytes,
+            cell_bytes=info.plan["kv"] / info.kv_cells,
         )
-        for n in info.kv_divisions
-    ]
-    return (*parts, limits)
+
+    parts = [laid_out(n, divided(info.kv_cells, n).cells, unified=False) for n in info.kv_divisions]
+    return (*parts, laid_out(info.slots, info.kv_cells, unified=info.kv_unified))
