@@ -104,6 +104,15 @@ def test_a_call_of_a_custom_tool_has_its_words_as_input() -> None:
     assert prompt.messages == (user("Fix it!"), turn, result)
 
 
+def test_a_tool_that_was_found_is_told_by_its_name() -> None:
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("look", "listen")]
+    use = {"type": "tool_use", "id": "1", "name": "find", "input": {}}
+    results = [{"type": "tool_result", "tool_use_id": "1", "content": found}]
+    turns = [user("Find!"), {"role": "assistant", "content": [use]}, user(results)]
+    *_, told = chat_of(PromptBody.model_validate({"messages": turns})).messages
+    assert told.content == (Part("look\n\nlisten"),)
+
+
 def test_turns_that_hardly_a_template_takes() -> None:
     """Devstral's takes alternating roles, ids of 9 characters, and reads a first part unseen."""
     template = compiled("unsloth-mistral-Devstral-Small-2507")
@@ -148,7 +157,7 @@ def test_an_effort_is_a_budget_for_templates_that_know_none(
     settings = Settings(reasoning_effort=operators)
     state = cast(AppState, SimpleNamespace(served=served, settings=settings))
     chat = chat_of_openai(ChatBody.model_validate({"messages": [user("Hi")], **fields}))
-    assert reasoning_of(chat, state).budget == budget
+    assert reasoning_of(chat, state)[2] == budget
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "tool", "function"])

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
-from tests.support.chats import BRIEF, TIME, TWO_CALLS, WEATHER, user
+from tests.support.chats import (
+    BRIEF,
+    TIME,
+    TWO_CALLS,
+    WEATHER,
+    assistant,
+    call,
+    calling,
+    result,
+    user,
+)
+from tests.support.scripted_api import ScriptedWorker
+from tests.support.scripted_engine import info
+from tests.support.supervised import CONFIG
+from tests.unit.api.round_trips import compiled, source
 from worker.api.chat.chat_fields import ReasoningChatFields
+from worker.api.chat.inference import inference_of
 from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.reasoning import Reasoning, reasoning_of
+from worker.api.chat.reasoning import Said as Reasoning
+from worker.api.chat.reasoning import reasoning_of
+from worker.api.dialects.anthropic.schema import MessagesBody
+from worker.api.dialects.anthropic.schema import read as read_messages
 from worker.api.dialects.llama_server.schema import TokenizeBody
-from worker.api.dialects.openai.schema import ChatBody, chat_of
+from worker.api.dialects.ollama.schema import ChatBody as OllamaChatBody
+from worker.api.dialects.ollama.schema import read_chat as read_ollama
+from worker.api.dialects.openai.schema import ChatBody, chat_of, read_chat
+from worker.api.dialects.responses.schema import ResponsesBody
+from worker.api.dialects.responses.schema import read as read_response
 from worker.api.http.state import AppState
+from worker.engine.text.chat_template import ChatTemplate
 from worker.errors import InvalidRequest
 from worker.settings import Settings
 from worker.wire.work import ChatPrompt
@@ -22,6 +48,7 @@ from worker.wire.work import ChatPrompt
 TEMPLATE = "{{ reasoning_effort == 'none' }}{{ thinking_budget }}"
 SERVED = SimpleNamespace(has_chat_template=True, chat_template=TEMPLATE)
 STATE = cast(AppState, SimpleNamespace(served=SERVED, settings=Settings()))
+Said = dict[str, Any]
 NAMED: dict[str, Any] = {"function": {"name": "get_time"}}
 ALLOWED: dict[str, Any] = {"mode": "auto", "tools": [NAMED]}
 CHATS = st.fixed_dictionaries(
@@ -61,6 +88,177 @@ def test_a_chat_is_rendered_by_itself_as_it_is_for_an_answer(asked: dict[str, An
         assert prompt(lambda body=body: body.model_validate(asked).reasoning_chat()) == answered
 
 
+# --- one request in four dialects -----------------------------------------------------------------
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+TEXTS = st.sampled_from(["Hello", "Grüße 🦊", "two\n\nparts", " <b> "])
+CALLING = st.lists(st.sampled_from(["get_weather", "get_time"]), min_size=1, max_size=3)
+FIELDS = st.fixed_dictionaries(
+    {"seed": st.just(5), "max_tokens": st.integers(1, 10**6), "stream": st.booleans()},
+    optional={
+        "temperature": st.sampled_from([0, 0.5, 2.0]),
+        "top_p": st.sampled_from([0.1, 1]),
+        "top_k": st.sampled_from([-1, 0, 40]),
+        "min_p": st.sampled_from([0, 0.2]),
+        "repeat_penalty": st.sampled_from([1, 1.1]),
+        "stop": st.sampled_from([[], ["x"], ["x", "\n"]]),
+        "tool_choice": st.sampled_from(["none", "auto", "required", NAMED]),
+        "parallel_tool_calls": st.just(False),
+        "response_format": st.just(
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": CITY}}
+        ),
+        "reasoning_effort": st.sampled_from(["none", "low", "max"]),
+        "enable_thinking": st.booleans(),
+    },
+)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """OpenAI's."""
+    messages = [BRIEF] if draw(st.booleans()) else []
+    n_calls = 0
+    for _ in range(draw(st.integers(0, 2))):
+        messages.append(user(draw(TEXTS)))
+        thought = {"reasoning_content": draw(TEXTS)} if draw(st.booleans()) else {}
+        if draw(st.booleans()):
+            names = draw(CALLING)
+            calls = [call(n_calls + at, name, city="Rom") for at, name in enumerate(names)]
+            n_calls += len(names)
+            messages.append(calling(*calls, **thought))
+            thought = {}
+            for each in draw(st.permutations(calls)):
+                messages.append({**result(0, draw(TEXTS)), "tool_call_id": each["id"]})
+        messages.append(assistant(draw(TEXTS), **thought))
+    body = {"model": "m", "messages": [*messages, user(draw(TEXTS))], **draw(FIELDS)}
+    return body | {"tools": [WEATHER, TIME]} if n_calls or "tool_choice" in body else body
+
+
+def as_response(body: Said) -> Said:
+    items: list[Said] = []
+    for message in body["messages"]:
+        if message["role"] == "tool":
+            told = {"call_id": message["tool_call_id"], "output": message["content"]}
+            items.append({"type": "function_call_output", **told})
+            continue
+        if thought := message.get("reasoning_content"):
+            part = {"type": "reasoning_text", "text": thought}
+            items.append({"type": "reasoning", "summary": [], "content": [part]})
+        if message["content"] is not None:
+            items.append({"role": message["role"], "content": message["content"]})
+        for each in message.get("tool_calls", ()):
+            items.append({"type": "function_call", "call_id": each["id"], **each["function"]})
+    found = {name: body[name] for name in SAMPLED & body.keys()}
+    found |= {"input": items, "max_output_tokens": body["max_tokens"]}
+    found["tools"] = [{"type": "function", **tool["function"]} for tool in body.get("tools", ())]
+    found["parallel_tool_calls"] = body.get("parallel_tool_calls")
+    choice = body.get("tool_choice")
+    found["tool_choice"] = choice if choice != NAMED else {"type": "function", "name": "get_time"}
+    found["reasoning"] = {"effort": body.get("reasoning_effort")}
+    if "response_format" in body:
+        found["text"] = {"format": {"type": "json_schema", "name": "x", "schema": CITY}}
+    return found
+
+
+def as_message(body: Said) -> Said:
+    found = {name: body[name] for name in {*SAMPLED, "max_tokens"} & body.keys()}
+    turns: list[Said] = []
+    for message in body["messages"]:
+        match message["role"]:
+            case "system":
+                found["system"] = message["content"]
+            case "tool":
+                told = {"tool_use_id": message["tool_call_id"], "content": message["content"]}
+                turns.append(user([{"type": "tool_result", **told}]))
+            case role:
+                blocks = []
+                if thought := message.get("reasoning_content"):
+                    blocks.append({"type": "thinking", "thinking": thought, "signature": ""})
+                if message["content"] is not None:
+                    blocks.append({"type": "text", "text": message["content"]})
+                for each in message.get("tool_calls", ()):
+                    name, given = each["function"]["name"], each["function"]["arguments"]
+                    use = {"id": each["id"], "name": name, "input": json.loads(given)}
+                    blocks.append({"type": "tool_use", **use})
+                turns.append({"role": role, "content": blocks})
+    found |= {"messages": turns, "stop_sequences": body.get("stop", [])}
+    functions = [tool["function"] for tool in body.get("tools", ())]
+    found["tools"] = [
+        {**function, "input_schema": function["parameters"], "parameters": None}
+        for function in functions
+    ]
+    if functions:
+        choice = body.get("tool_choice", "auto")
+        found["tool_choice"] = (
+            {"type": "tool", "name": "get_time"}
+            if choice == NAMED
+            else {"type": {"required": "any"}.get(choice, choice)}
+        )
+        is_one = body.get("parallel_tool_calls") is False
+        found["tool_choice"]["disable_parallel_tool_use"] = is_one
+    found["output_config"] = {"effort": body.get("reasoning_effort")}
+    if "response_format" in body:
+        found["output_config"]["format"] = {"type": "json_schema", "schema": CITY}
+    if "enable_thinking" in body:
+        found["thinking"] = {"type": "adaptive" if body["enable_thinking"] else "disabled"}
+    return found
+
+
+def as_ollama(body: Said) -> Said:
+    options = {name: body[name] for name in {*SAMPLED, "stop"} & body.keys() - {"stream"}}
+    found = {name: body[name] for name in ("model", "stream")}
+    found["messages"] = [
+        {**message, "thinking": message.get("reasoning_content"), "reasoning_content": None}
+        for message in body["messages"]
+    ]
+    found["tools"] = body.get("tools")
+    found["options"] = options | {"num_predict": body["max_tokens"]}
+    found["think"] = body.get("reasoning_effort", body.get("enable_thinking"))
+    if "response_format" in body:
+        found["format"] = CITY
+    return found
+
+
+SAMPLED = {"seed", "stream", "temperature", "top_p", "top_k", "min_p", "repeat_penalty"}
+DIALECTS: list[tuple[Any, Any, Any, set[str]]] = [
+    (as_response, ResponsesBody, read_response, {"stop", "enable_thinking"}),
+    (as_message, MessagesBody, read_messages, set()),
+    (as_ollama, OllamaChatBody, read_ollama, {"tool_choice", "parallel_tool_calls"}),
+]
+"""What a dialect makes of OpenAI's body, how it reads that, and what it has no field for."""
+
+
+def asked_by(
+    model: Any, read: Any, body: Said, state: AppState, template: ChatTemplate
+) -> tuple[Any, ...]:
+    """What the engine is asked by a body, and how the answer is read."""
+    inference = inference_of(read(model.model_validate(body), state), state, None)
+    [asked] = inference.requests
+    assert isinstance(asked.prompt, ChatPrompt) and inference.parser_of is not None
+    text = template.read(asked.prompt).text()
+    # Ollama's penalties count as many tokens as llama.cpp's, and each has its own field of a form.
+    form = asked.sampling.constraint and structs.replace(asked.sampling.constraint, field="")
+    sampling = structs.replace(asked.sampling, repeat_last_n=64, constraint=form)
+    use = inference.parser_of("")._use
+    return text, structs.replace(asked, job_id="", prompt="", sampling=sampling), use
+
+
+@settings(max_examples=20, deadline=None)
+@given(body=bodies(), name=st.sampled_from(["Qwen-Qwen3-0.6B", "openai-gpt-oss-120b", "Kimi-K3"]))
+def test_a_request_asks_the_same_in_each_dialect(body: Said, name: str) -> None:
+    served = info(CONFIG)
+    metadata = {"tokenizer.chat_template": source(name)}
+    served = replace(served, model=replace(served.model, metadata=metadata))
+    state = ScriptedWorker(Settings(), served).state
+    told = compiled(name)
+    for said_by, model, read, lacks in DIALECTS:
+        same = {field: value for field, value in body.items() if field not in lacks}
+        if said_by is as_ollama and "reasoning_effort" in same:
+            same |= {"reasoning_effort": "low", "enable_thinking": True}  # it has one field
+        expected = asked_by(ChatBody, read_chat, same, state, told)
+        assert asked_by(model, read, said_by(same), state, told) == expected, said_by
+
+
 # --- reasoning: four places that say something of it --------------------------------------------
 
 SAID_OF: dict[str, st.SearchStrategy[Any]] = {
@@ -71,7 +269,6 @@ SAID_OF: dict[str, st.SearchStrategy[Any]] = {
 SAID = st.fixed_dictionaries({}, optional=SAID_OF)
 WHOLE = st.fixed_dictionaries(SAID_OF)
 TEMPLATES = st.sampled_from(["", "{{ reasoning_effort == 'none' }}", "{{ thinking_budget }}"])
-Said = dict[str, Any]
 
 
 def reasoning(template: str, *places: Said) -> tuple[Reasoning, dict[str, Any]]:
@@ -107,8 +304,8 @@ def test_a_switch_is_obeyed_whatever_is_said_farther_away(
 ) -> None:
     places = [*([{}] * at), {"enable_thinking": is_on}, *farther]
     found, variables = reasoning(template, *places)
-    assert found.is_on is variables["enable_thinking"] is variables["thinking"] is is_on
-    assert (found.budget == 0) == (found.effort == "none") == (not is_on)
+    assert found[0] is variables["enable_thinking"] is variables["thinking"] is is_on
+    assert (found[2] == 0) == (found[1] == "none") == (not is_on)
 
 
 @given(template=TEMPLATES, nearest=WHOLE, farther=st.tuples(SAID, SAID, SAID))

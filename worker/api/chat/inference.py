@@ -59,7 +59,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     goes_on = False
     if isinstance(prompts, Chat):
         chat, prompt = prompts, chat_prompt(prompts, state)
-        prompts, wish, budget = (prompt,), chat.reasoning, reasoning_of(chat, state).budget
+        prompts, wish, budget = (prompt,), chat.reasoning, reasoning_of(chat, state)[2]
         splits = state.settings.reasoning != "none" if wish.splits is None else wish.splits
         use = _tool_use(chat, form)
         if use is not None and use.forced:

@@ -9,100 +9,85 @@ nearer one. Pure functions, any thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from worker.api.chat.request import Chat, ReasoningOptions
+from worker.api.chat.request import Chat
 from worker.api.http.state import AppState
-from worker.settings import Settings
 
 EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 512, "medium": 2048, "high": 8192}
 """The budget of an effort, for templates that know nothing of it; others have none. The numbers are
 those of llama-server's page."""
 UNLIMITED = -1
-Value = TypeVar("Value")
 _SWITCHES = ("enable_thinking", "thinking")
 """What templates call it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reasoning:
-    """What all places together ask for."""
-
-    is_on: bool | None
-    """`None` leaves it to the template."""
-    effort: str | None
-    budget: int | None
-    """Tokens at most; `None` is any number."""
+Said = tuple[bool | None, str | None, int | None]
+"""Whether the model reasons, with what effort and in how many tokens; `None` is not said."""
+_NOTHING: Said = (None, None, None)
 
 
-def reasoning_of(chat: Chat, state: AppState) -> Reasoning:
-    template, settings = state.served.chat_template, state.settings
-    request = (chat.reasoning, _said_by(chat.template_variables))
-    places = (*request, _said_by_flags(settings), _said_by(settings.chat_template_kwargs or {}))
-    switch = _nearest([place.enabled for place in places])
-    effort = _nearest([place.effort or None for place in places])
-    budget = _nearest([place.budget for place in places])
+def reasoning_of(chat: Chat, state: AppState) -> Said:
+    """What all places say together: no switch leaves it to the template, and no budget is any
+    number of tokens."""
+    asked, own, template = chat.reasoning, chat.template_variables, state.served.chat_template
+    settings, given = state.settings, state.settings.chat_template_kwargs
+    limit = None if settings.reasoning_budget == UNLIMITED else settings.reasoning_budget
+    places: tuple[Said, ...] = (
+        (asked.enabled, asked.effort, asked.budget),
+        _said_by(own) if own else _NOTHING,
+        ({"on": True, "off": False}.get(settings.reasoning), settings.reasoning_effort, limit),
+        _said_by(given) if given else _NOTHING,
+    )
+    switch = effort = budget = None  # each behind its place
+    for place, (is_on, word, tokens) in enumerate(places):
+        if switch is None and is_on is not None:
+            switch = place, is_on
+        if effort is None and word:
+            effort = place, word
+        if budget is None and tokens is not None:
+            budget = place, tokens
     switches = [switch] if switch else []
     if effort:
         switches.append((effort[0], effort[1] != "none"))
     # More than 0 is a limit to whoever sets it for all; a request that has one wants reasoning.
-    if budget and (budget[1] == 0 or (budget[1] > 0 and budget[0] < len(request))):
+    if budget and (budget[1] == 0 or (budget[1] > 0 and budget[0] < 2)):
         switches.append((budget[0], budget[1] > 0))
-    is_on = min(switches)[1] if switches else None  # in one place, off counts before on
-    if is_on is False:
-        return Reasoning(False, "none", 0)
+    if switches and not min(switches)[1]:  # in one place, off counts before on
+        return False, "none", 0
     word = effort[1] if effort and effort[1] != "none" else None
     tokens = budget[1] if budget else UNLIMITED
-    if (
-        word
-        and effort
-        and (not budget or effort[0] < budget[0])
-        and "reasoning_effort" not in template
-    ):
-        tokens = EFFORT_TOKENS.get(word, UNLIMITED)
-    return Reasoning(is_on, word, tokens if tokens > 0 else None)
+    if effort and word and (not budget or effort[0] < budget[0]):
+        if "reasoning_effort" not in template:
+            tokens = EFFORT_TOKENS.get(word, UNLIMITED)
+    return True if switches else None, word, tokens if tokens > 0 else None
 
 
-def _nearest(values: Sequence[Value | None]) -> tuple[int, Value] | None:
-    """The first value that is one, behind its place."""
-    return next(((place, each) for place, each in enumerate(values) if each is not None), None)
-
-
-def _said_by_flags(settings: Settings) -> ReasoningOptions:
-    budget = settings.reasoning_budget
-    return ReasoningOptions(
-        budget=None if budget == UNLIMITED else budget,
-        effort=settings.reasoning_effort,
-        enabled={"on": True, "off": False}.get(settings.reasoning),
-    )
-
-
-def _said_by(variables: Mapping[str, Any]) -> ReasoningOptions:
+def _said_by(variables: Mapping[str, Any]) -> Said:
     effort, budget = variables.get("reasoning_effort"), variables.get("thinking_budget")
     switches = [variables[name] for name in _SWITCHES if isinstance(variables.get(name), bool)]
-    return ReasoningOptions(
-        budget=budget if type(budget) is int else None,
-        effort=effort if isinstance(effort, str) else None,
-        enabled=all(switches) if switches else None,
+    return (
+        all(switches) if switches else None,
+        effort if isinstance(effort, str) else None,
+        budget if type(budget) is int else None,
     )
 
 
 def template_variables(chat: Chat, state: AppState) -> dict[str, Any]:
     """The variables of a chat's template."""
-    asked, template = reasoning_of(chat, state), state.served.chat_template
+    is_on, effort, budget = reasoning_of(chat, state)
+    template = state.served.chat_template
     found: dict[str, Any] = {
         **(state.settings.chat_template_kwargs or {}),
         **chat.template_variables,
     }
-    if asked.is_on is not None:
-        found |= dict.fromkeys(_SWITCHES, asked.is_on)
+    if is_on is not None:
+        found |= dict.fromkeys(_SWITCHES, is_on)
     if isinstance(found.get("reasoning_effort"), str):
         del found["reasoning_effort"]
-    effort = asked.effort
     if effort is not None and (effort != "none" or re.search(r"""(["'])none\1""", template)):
         found["reasoning_effort"] = effort
-    if asked.budget is not None and "thinking_budget" in template:
-        found["thinking_budget"] = asked.budget
+    if budget is not None and "thinking_budget" in template:
+        found["thinking_budget"] = budget
     return found

@@ -56,12 +56,13 @@ class TextBlock(OpenBody):
     type: Literal[
         "text", "image", "document", "search_result",
         "thinking", "redacted_thinking", "tool_use", "tool_result",
-        "server_tool_use", "web_search_tool_result",
+        "tool_reference", "server_tool_use", "web_search_tool_result",
     ] = Field(description="the last two are ignored")  # fmt: skip
     text: str = ""
     source: TextOr[Source] | None = Field(None, description="of a search_result, a string")
     title: str = ""
     context: str = Field("", description="of a document: what the model is told of it")
+    tool_name: str = Field("", description="of a tool_reference, which is read as this name")
     content: TextOrMany[PlainText] = Field("", description="of a search_result")
 
     _has_source = needed_by({"image": "source", "document": "source"})
@@ -336,7 +337,7 @@ def _content(given: str | Sequence[TextBlock] | None, path: str) -> str | tuple[
     return given or "" if given is None or isinstance(given, str) else _parts(given, path)
 
 
-_READ = ("document", "search_result")
+_READ = ("document", "search_result", "tool_reference")
 """Blocks that a model reads as text."""
 
 
@@ -364,6 +365,8 @@ def _parts(blocks: Sequence[TextBlock], path: str) -> tuple[Part, ...]:
 def _part(block: TextBlock, path: str) -> Part:
     if block.type == "text":
         return Part(block.text)
+    if block.type == "tool_reference":  # each tool is told from the start, also a deferred one
+        return Part(block.tool_name)
     source, where = block.source, f"{path}.source"
     if block.type == "search_result":
         if isinstance(source, Source):
