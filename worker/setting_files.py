@@ -10,12 +10,15 @@ import os
 import re
 import stat
 import tempfile
+import time
 from pathlib import Path
 
 from worker.errors import ConfigError, wrong_value
 
 MAX_TEMPLATE_CHARS = 100_000
 """Of a chat template; those of today's models have a tenth of that."""
+_SOON_SECONDS = 14 * 86400
+"""Of a certificate's time, or its last third: some are issued for days, and replaced then."""
 _KEY_NAME, _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}"), re.compile(r"[\x21-\x7e]+")
 
 
@@ -42,6 +45,27 @@ def check_certificate(certificate: tuple[str, str]) -> str:
             field="ssl_certfile",
         ) from None
     return ", ".join(certificate)
+
+
+def certificate_trouble(certfile: str) -> str:
+    """Why clients refuse the first certificate of a file, or soon will, by its dates and this
+    machine's clock; empty if they do not. Nothing is said of dates that Python cannot read."""
+    import ssl
+
+    try:
+        # Without a connection, Python reads a certificate nowhere else.
+        told = ssl._ssl._test_decode_cert(certfile)  # type: ignore[attr-defined]
+        begins, ends = (ssl.cert_time_to_seconds(told[name]) for name in ("notBefore", "notAfter"))
+    except (AttributeError, KeyError, OSError, ValueError):
+        return ""
+    now = time.time()
+    if now < begins:
+        return f"{certfile} is not valid before {told['notBefore']}"
+    if now >= ends:
+        return f"{certfile} has expired: {told['notAfter']}"
+    if ends - now < min(_SOON_SECONDS, (ends - begins) / 3):
+        return f"{certfile} expires soon: {told['notAfter']}"
+    return ""
 
 
 def version_of(file: str) -> object:

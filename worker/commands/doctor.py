@@ -39,7 +39,7 @@ from worker.models.checkpoint_files import check_checkpoint
 from worker.models.draft import resolve_draft
 from worker.models.projector import NONE, resolve_projector
 from worker.models.resolve import ResolvedModel, look_up, resolve
-from worker.setting_files import writable_at
+from worker.setting_files import certificate_trouble, writable_at
 from worker.settings import Settings
 from worker.sockets import authority, check_at, listen_on
 from worker.wire.messages import LoadModel
@@ -150,6 +150,8 @@ def diagnose(settings: Settings, *, child: Sequence[str] | None = None) -> Diagn
     for name, check in (port, *settings.file_checks()):
         with found.check(name):
             found.ok(name, check())
+    if settings.certificate is not None and (why := certificate_trouble(settings.certificate[0])):
+        found.unknown("certificate", f"{why}; clients refuse it then")
     # As patient with a driver that compiles its shaders as the worker itself is told to be.
     limit_s = max(preflight.SECONDS, settings.stall_timeout)
     findings = preflight.ask(questions, child=child, timeout_seconds=limit_s)

@@ -48,7 +48,7 @@ from worker.models.control_vectors import Directions, layers_of, read_directions
 from worker.models.gguf.header import GgufHeader, current_header, parts_beside
 from worker.models.gguf.servable import check_overridden
 from worker.observability.logs import get_logger
-from worker.wire.black_box import BlackBox
+from worker.wire.black_box import DRAFT, MODEL, PROJECTOR, BlackBox
 from worker.wire.engine_info import ControlInfo, EngineInfo, ModelInfo, named
 from worker.wire.engine_settings import EngineSettings
 from worker.wire.messages import EngineFailed, LoadModel, Progress
@@ -107,20 +107,24 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
     mapped = live_check.MappedFiles(header.parts if settings.maps_file else ())
     model = _load_model(config, channel, selected, plan, header)
     model.directions = directions
-    pulse = black_box.pulse_memory
+    pulse = black_box.pulse_memory(MODEL)
     context = _create_context(config, model, plan, budget.threads, embeds, pulse)
     channel.send([Progress("residency", 0.0)])
     proof = residency.prove(context, selected, header)
     if config.draft is not None:
         channel.send([Progress("draft", 0.0)])
-    drafter, speculation, proof = start_guessing(config, context, proof, selected, plan, header)
+    pulse = black_box.pulse_memory(DRAFT)
+    drafter, speculation, proof = start_guessing(
+        config, context, proof, selected, plan, header, pulse
+    )
     template = template_of(model, settings.chat_template)
     if template is None:
         renderer().close()
     if config.projector is not None:
         channel.send([Progress("projector", 0.0)])
     projector, projector_info, proof = start_projector(
-        config.projector, model, proof, selected, budget.threads
+        *(config.projector, model, proof, selected, budget.threads),
+        black_box.pulse_memory(PROJECTOR),
     )
     reader = None
     if projector is not None:

@@ -139,10 +139,10 @@ class EngineProcess:
         return self._black_box.suspects
 
     @property
-    def pulse(self) -> int:
-        """A number that changes while its native code computes; 0 unless it serves."""
+    def pulses(self) -> tuple[int, ...]:
+        """Numbers of which one changes while its native code computes; none unless it serves."""
         serves = self.ready_at is not None and not self.lost.is_set()
-        return self._black_box.pulse if serves else 0
+        return self._black_box.pulses if serves else ()
 
     def send(self, command: Command) -> None:
         """Send a command; it is lost if the process is. Raises as `encode` does."""

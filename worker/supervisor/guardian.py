@@ -218,12 +218,12 @@ class Guardian:
         patience = timeout + max(1.0, timeout / 10)
         # Compiling kernels or reading from a slow disk may take long without a report.
         start_patience = max(10 * timeout, 120.0)
-        pulse = 0
+        pulses: tuple[int, ...] = ()
         while True:
             await asyncio.sleep(_tick_seconds(timeout))
             self.clock.tick()
-            engine, before = self.engine, pulse
-            if (pulse := engine.pulse) != before:
+            engine, before = self.engine, pulses
+            if (pulses := engine.pulses) != before:
                 self._supervisor.on_pulse()
             if engine.ready_at is None:
                 if self.clock.now() - engine.heard_at > start_patience:

@@ -14,8 +14,11 @@ import sys
 SMALL_INTAKE, LONG_INTAKE, LOOP = 0, 1, 2
 """The engine's threads that handle requests, as indices of `BlackBox.in_hand`."""
 _N_THREADS = 3
-_PULSE_AT, _PULSE_BYTES = 64, 64
-"""In the page: behind the records, and in a cache line of its own."""
+MODEL, DRAFT, PROJECTOR = 0, 1, 2
+"""What computes, as indices of `BlackBox.pulses`."""
+_N_PULSES = 3
+_PULSES_AT, _PULSE_BYTES = 64, 64
+"""In the page: behind the records, each in a cache line of its own."""
 
 
 class BlackBox:
@@ -37,14 +40,16 @@ class BlackBox:
         return frozenset(self.in_hand[:_N_THREADS]) - {0}
 
     @property
-    def pulse(self) -> int:
-        """A number that changes while native code computes."""
-        return self.in_hand[_PULSE_AT // self.in_hand.itemsize]
+    def pulses(self) -> tuple[int, ...]:
+        """Numbers of which one changes while native code computes."""
+        size = self.in_hand.itemsize
+        starts = (_pulse_at(part) // size for part in range(_N_PULSES))
+        return tuple([self.in_hand[start] for start in starts])
 
-    @property
-    def pulse_memory(self) -> memoryview:
-        """Where native code writes that number. The box cannot be closed while it is held."""
-        return memoryview(self._memory)[_PULSE_AT : _PULSE_AT + _PULSE_BYTES]
+    def pulse_memory(self, part: int) -> memoryview:
+        """Where what computes writes its number. The box cannot be closed while it is held."""
+        start = _pulse_at(part)
+        return memoryview(self._memory)[start : start + _PULSE_BYTES]
 
     @staticmethod
     def create_file() -> int:
@@ -60,3 +65,7 @@ class BlackBox:
                 fd = os.dup(file.fileno())
         os.truncate(fd, mmap.PAGESIZE)
         return fd
+
+
+def _pulse_at(part: int) -> int:
+    return _PULSES_AT + part * _PULSE_BYTES

@@ -3,6 +3,8 @@ what cannot guess is refused."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +12,9 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support.commands import diagnose, plan_refused
 from tests.support.random_models import random_model
-from tests.support.worker import run_to_exit, shown
+from tests.support.worker import WorkerProcess, run_to_exit, shown
 from tests.unit.models.native_loads import damaged
+from worker.wire.black_box import DRAFT, MODEL, BlackBox
 
 PROMPT = "1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3, 4, 5, 6, 7, 8. 1, 2, 3,"
 
@@ -41,10 +44,26 @@ def test_a_draft_model_is_planned_resident_and_guesses(
     assert ("draft", "ok") in [(check.name, check.status) for check in report.checks]
 
 
+def pulses(worker: WorkerProcess) -> tuple[int, ...]:
+    """What the engine counts in its black box."""
+    opened = Path(f"/proc/{worker.engine_pid}/fd").iterdir()
+    box = next(each for each in opened if "llorch-black-box" in os.readlink(each))
+    file = os.open(box, os.O_RDWR)
+    try:
+        return BlackBox(file).pulses
+    finally:
+        os.close(file)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing is counted elsewhere")
 def test_the_same_model_guesses_right(start_worker: StartWorker) -> None:
     worker = start_worker("--draft", "tiny-model", "--speculate", "draft", wait_ready=True)
+    seen = [pulses(worker)]
     for _ in range(3):
-        worker.execute(PROMPT, max_tokens=200, ignore_eos=True, temperature=0.0)
+        with worker.streaming(PROMPT, max_tokens=200, ignore_eos=True, temperature=0.0) as stream:
+            seen += [pulses(worker) for _ in stream.iter_raw()]
+    for part in (MODEL, DRAFT):
+        assert len({each[part] for each in seen}) > 1, "both are seen to move"
     drafted = worker.metric("worker_engine_tokens_drafted")
     # A model as large as its draft is not worth many guesses, but those that it makes are right.
     assert drafted > 0

@@ -80,6 +80,28 @@ def test_embeddings_are_those_of_transformers(name: str) -> None:
             assert difference <= 1e-3
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_that_an_encoding_moves_is_seen_and_changes_no_bit_of_it(name: str) -> None:
+    """By another process, in the middle of it."""
+    pixels = np.load(DATA / name / "expected.npz")["pixels"]
+    height, width, _ = pixels.shape
+    beside = random_model("dense", renamed=AROUND_TILES)
+    if np.load(DATA / name / "expected.npz")["rows"].shape[1] > 64:
+        beside = random_model("dense", renamed=AROUND_TILES, architecture="qwen3vl")
+    pulse = memoryview(bytearray(64))
+    rows = []
+    given: tuple[dict[str, Any], ...] = ({}, {"pulse": pulse})
+    for options in given:
+        with projecting(DATA / name / "mmproj.gguf", beside=beside, **options) as projector:
+            pieces = projector.picture(width, height, pixels.tobytes())
+            chunks = [piece for piece in pieces if isinstance(piece, MediaChunk)]
+            before = pulse.cast("q")[0]
+            rows.append([projector.encode(chunk) for chunk in chunks])
+            assert (pulse.cast("q")[0] - before > 20) == bool(options)
+    for plain, counted in zip(*rows, strict=True):
+        assert np.array_equal(plain, counted)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_breaks_between_lines_are_known_whatever_lay_in_memory(seed: int) -> None:
     """libmtmd makes them of memory as it lies there, times 0, and NaN stays NaN."""

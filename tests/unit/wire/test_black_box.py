@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.wire.black_box import LOOP, BlackBox
+from worker.wire.black_box import DRAFT, LOOP, MODEL, PROJECTOR, BlackBox
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is a temporary file")
@@ -22,3 +22,13 @@ def test_no_folder_for_temporary_files_is_needed(
     os.close(file)
     theirs.in_hand[LOOP] = 7
     assert ours.suspects == {7}
+
+
+def test_each_that_computes_has_a_pulse_of_its_own() -> None:
+    box = BlackBox()
+    seen = {box.pulses}
+    for part in (MODEL, DRAFT, PROJECTOR, DRAFT):
+        pulse = box.pulse_memory(part).cast("q")
+        pulse[0] += 1
+        seen.add(box.pulses)
+    assert len(seen) == 5 and not box.suspects

@@ -20,7 +20,7 @@ from uvicorn.config import create_ssl_context
 from worker.api.http.connection import WorkerProtocol
 from worker.errors import ConfigError
 from worker.observability.logs import get_logger
-from worker.setting_files import check_certificate, version_of
+from worker.setting_files import certificate_trouble, check_certificate, version_of
 
 ACCEPT_RETRY_SECONDS = 0.2
 """Until the next try where the system has no descriptor or memory for a connection."""
@@ -38,9 +38,14 @@ class Certificate:
         self._config, self._context = config, config.ssl
         self._files = str(config.ssl_certfile), str(config.ssl_keyfile)
         self._versions = self._on_disk()
+        self._warn()
 
     def _on_disk(self) -> list[object]:
         return [version_of(file) for file in self._files]
+
+    def _warn(self) -> None:
+        if why := certificate_trouble(self._files[0]):
+            _log.warning("certificate.expires", message=f"{why}.")
 
     @property
     def context(self) -> ssl.SSLContext | None:
@@ -61,6 +66,7 @@ class Certificate:
                 _log.warning("certificate.unreadable", message=str(error))
             else:
                 _log.info("certificate.renewed")
+                self._warn()
         return self._context
 
 

@@ -34,6 +34,7 @@ def start_projector(
     residency: Residency,
     selected: Selected,
     threads: int,
+    pulse: memoryview,
 ) -> tuple[Projector | None, ProjectorInfo | None, Residency]:
     """The projector, if there is one that can be used, and the residency with it.
 
@@ -49,7 +50,8 @@ def start_projector(
         device = selected.devices[0] if selected.is_gpu else None
         with library.working_on(f"the projector {file.path!r}"):
             projector = Projector(
-                model, file.path, device, threads, most_tokens(header), line_break_of(header)
+                *(model, file.path, device, threads, most_tokens(header), line_break_of(header)),
+                pulse=pulse,
             )
             info = _checked(file, projector, header)
         buffers = residency.buffers + proof.prove(projector.load_log, selected, header)

@@ -34,6 +34,7 @@ def start_guessing(
     selected: Selected,
     plan: Plan,
     header: GgufHeader,
+    pulse: memoryview,
 ) -> tuple[Drafter | None, SpeculationInfo, Residency]:
     """Who guesses, what is told of that, and the residency of the model and what guesses for it.
 
@@ -52,14 +53,14 @@ def start_guessing(
     settings, threads = config.engine, context.options.threads
     if wanted == "mtp":
         options = head_options(settings, plan.context_length, threads=threads)
-        head = _context(context.model, options, "The model's layers for mtp")
+        head = _context(context.model, options, pulse, "The model's layers for mtp")
         both = proof.prove(context, selected, header, head)
         warmup.warm_up(head)
         return Head(head, context, keeps=settings.prefix_cache), SpeculationInfo("mtp"), both
     if wanted == "off" or config.draft is None:
         return None, SpeculationInfo("off"), residency
     with library.working_on(f"the draft model {config.draft.path!r}"):
-        draft, where = _load(config.draft, settings, selected, plan.context_length, threads)
+        draft, where = _load(config.draft, settings, selected, plan.context_length, threads, pulse)
     info = _info(config.draft, draft, where)
     n_vocab = min(draft.model.n_vocab, context.model.n_vocab)
     drafter = DraftModel(draft, n_vocab, keeps=settings.prefix_cache)
@@ -82,21 +83,23 @@ def _load(
     selected: Selected,
     context_length: int,
     threads: int,
+    pulse: memoryview,
 ) -> tuple[Context, Residency]:
     header = read_header(Path(file.path))
     selected = selected.first
     mmap, mlock = settings.maps_file, settings.mlock
     model = Model(file.path, load_options(header, selected.devices, mmap=mmap, mlock=mlock))
     length = min(context_length, model.trained_context_length)
-    context = _context(model, draft_options(settings, length, threads=threads), "The draft model")
+    options = draft_options(settings, length, threads=threads)
+    context = _context(model, options, pulse, "The draft model")
     where = proof.prove(context, selected, header)
     warmup.warm_up(context)
     return context, where
 
 
-def _context(model: Model, options: ContextOptions, whose: str) -> Context:
+def _context(model: Model, options: ContextOptions, pulse: memoryview, whose: str) -> Context:
     try:
-        return Context(model, options)
+        return Context(model, options, pulse)
     except VramOom as error:
         raise InsufficientVram(f"{whose}: {error.message}") from error
 

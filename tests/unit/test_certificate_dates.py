@@ -1,0 +1,48 @@
+"""What is told of a certificate by its dates."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.support.certificate import own_certificate
+from worker.setting_files import certificate_trouble
+
+DAY = 86400
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, float]:
+    """Its file, which has a key, too, and when it was made, for two days."""
+    return str(own_certificate(tmp_path_factory.mktemp("dates"))), time.time()
+
+
+@given(st.floats(-5 * DAY, 5 * DAY))
+@example(0.0)
+def test_what_is_told_follows_the_clock(certificate: tuple[str, float], seconds: float) -> None:
+    file, made = certificate
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: made + seconds)
+        told = certificate_trouble(file)
+    if seconds < -60:
+        expected = "is not valid before"
+    elif 60 < seconds < 2 * DAY * 2 / 3 - 60:
+        assert told == ""
+        return
+    elif 2 * DAY * 2 / 3 + 60 < seconds < 2 * DAY - 60:
+        expected = "expires soon: "
+    elif seconds > 2 * DAY + 60:
+        expected = "has expired: "
+    else:
+        return
+    assert told.startswith(f"{file} {expected}") and told.endswith("GMT")
+
+
+def test_a_file_without_a_certificate_is_told_by_its_own_check(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("no certificate")
+    assert certificate_trouble(str(tmp_path / "key")) == ""
+    assert certificate_trouble(str(tmp_path / "missing")) == ""
