@@ -22,10 +22,19 @@ SUMS = "SHA256SUMS"
 
 
 def folder(*parts: str) -> Path:
-    """A folder of the cache; created if it is missing."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    """A folder of the cache; created if it is missing.
+
+    Raises `BuildError` if it cannot be.
+    """
+    # Of a user whom the system does not know, `~` stays as it is; `worker.installation` and
+    # container runtimes have `/` for that.
+    home = os.path.expanduser("~")
+    base = os.environ.get("XDG_CACHE_HOME") or Path("/" if home == "~" else home, ".cache")
     path = Path(base, "llorch-worker", *parts)
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BuildError(f"{path} cannot be made: {error.strerror}; set XDG_CACHE_HOME") from None
     return path
 
 

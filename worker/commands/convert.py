@@ -13,7 +13,7 @@ import contextlib
 import os
 import signal
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -35,11 +35,9 @@ def run(arguments: Sequence[str]) -> int:
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)
     report = Reporter(options.progress)
-    for each in (signal.SIGTERM, signal.SIGHUP):  # the latter of a terminal that is closed
-        if signal.getsignal(each) is not signal.SIG_IGN:  # as `nohup` has it
-            signal.signal(each, signal.default_int_handler)
     try:
-        options.run(options, report)
+        with _interruptible():
+            options.run(options, report)
     except BrokenPipeError:  # `cli` knows what to do
         raise
     except WorkerError as error:
@@ -55,6 +53,20 @@ def run(arguments: Sequence[str]) -> int:
         report.failed(ModelError(f"{options.command} interrupted; no file was written"))
         return 130
     return 0
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Inside, what ends a process otherwise ends the command as Ctrl-C does."""
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
+    for each, handler in before.items():  # SIGHUP is of a terminal that is closed
+        if handler is not signal.SIG_IGN:  # as `nohup` has it
+            signal.signal(each, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 # --- the commands ------------------------------------------------------------------------

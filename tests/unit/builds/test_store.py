@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from builds import store
+from builds.errors import BuildError
 from builds.pins import FOLDER
 
 
@@ -58,3 +59,17 @@ def test_a_second_process_waits_and_says_so(private_cache: Path) -> None:
     out, _ = child.communicate()
     killer.cancel()
     assert out == "entered\n"
+
+
+def test_a_cache_that_cannot_be_made_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to a user whom the system does not know, and who has no home."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(BuildError, match="/file/.* cannot be made: .*; set XDG_CACHE_HOME"):
+        store.folder("wheels")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    monkeypatch.setattr(Path, "mkdir", lambda *_, **__: None)
+    assert store.folder("wheels") == Path("/.cache/llorch-worker/wheels")
