@@ -86,10 +86,25 @@ def check_store(folder: Path) -> str:
         if existing == folder and (status.st_uid != os.geteuid() or status.st_mode & others):
             why = "others could put files into it: it must be this user's, and chmod 700"
             raise PermissionError(errno.EACCES, why)
+        if not (folder / "key").exists():
+            _try_link(existing)
     except OSError as error:
         why = f"--kv-store {folder} cannot be used: {error.strerror}."
         raise ConfigError(why, field="kv_store") from None
     return str(folder)
+
+
+def _try_link(folder: Path) -> None:
+    """Raises `OSError` where a folder's file system has no hard links, by which the workers that
+    share a store agree on its key."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="key-", suffix=".part") as trial:
+        link = f"{trial.name}-link.part"
+        try:
+            os.link(trial.name, link)
+        except OSError as error:
+            why = f"no hard link can be made in {folder}: {error.strerror}"
+            raise OSError(error.errno, why) from None
+        os.unlink(link)
 
 
 def writable_at(folder: Path) -> Path:

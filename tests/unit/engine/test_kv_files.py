@@ -19,6 +19,7 @@ from worker.engine.cache.moves import Snapshot, State
 from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
+from worker.setting_files import check_store
 from worker.wire.adapters import Scope
 
 KEY = b"k" * 32
@@ -275,6 +276,16 @@ def test_a_damaged_file_is_told_of_and_removed(
     assert files(tmp_path) == []
 
 
+def test_a_file_that_gave_way_to_another_workers_is_nothing_to_warn_of(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored(store := opened(tmp_path), STATE)
+    files(tmp_path)[0].unlink()
+    _, got = read_back(store, STATE.tokens)
+    assert got is None and store.longest(STATE.tokens, Scope()) is None
+    assert "warning" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     folder = tmp_path / "store"
@@ -293,8 +304,10 @@ def test_a_folder_that_cannot_have_a_secret_is_left_as_it_was(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr("os.link", refuses)
-    with pytest.raises(ConfigError, match="cannot be used: Operation not permitted"):
+    with pytest.raises(ConfigError, match="cannot be used: no hard link .*: Operation not p"):
         opened(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be used: no hard link .*: Operation not p"):
+        check_store(tmp_path / "store")  # as `doctor` does
     assert os.listdir(tmp_path) == []
 
 
