@@ -4,7 +4,8 @@ same package makes of what it stored.
 `python -m tools.reference.make_quantised_data` in an environment with PyTorch, transformers,
 compressed-tensors 0.20 and nvidia-modelopt; the tests need none of them. With `int4-order` it makes
 that case alone, by compressed-tensors 0.11: later releases have no order of columns. With `gptq`,
-`awq` or `bnb` it makes the cases of GPTQModel 7.7, AutoAWQ 0.2.9 or bitsandbytes 0.50 alone.
+`awq`, `bnb` or `mlx` it makes the cases of GPTQModel 7.7, AutoAWQ 0.2.9, bitsandbytes 0.50 or MLX
+0.32 alone; the last needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import torch  # type: ignore[import-not-found]
-from safetensors.torch import save_file
+if sys.argv[1:] != ["mlx"]:
+    import torch  # type: ignore[import-not-found]
+    from safetensors.torch import save_file
 
 FOLDER = Path(__file__).parents[2] / "tests/data/quantised"
 SHAPE = (36, 64)
@@ -280,6 +282,17 @@ def save(name: str, config: dict[str, Any], stored: Tensors) -> None:
     print(name, {key: (str(value.dtype), *value.shape) for key, value in tensors.items()})
 
 
+def mlx(n_bits: int) -> None:
+    import mlx.core as mx  # type: ignore[import-not-found]
+
+    how = {"group_size": 32, "bits": n_bits}
+    values = mx.random.normal(WIDE, key=mx.random.key(6)) * 0.05 + 0.01
+    stored = dict(zip(("weight", "scales", "biases"), mx.quantize(values, **how), strict=True))
+    stored["expected"] = mx.dequantize(*stored.values(), **how)
+    config = {"config": json.dumps({**how, "mode": "affine"})}
+    mx.save_safetensors(str(FOLDER / f"mlx-{n_bits}.safetensors"), stored, config)
+
+
 def main() -> None:
     FOLDER.mkdir(exist_ok=True)
     if sys.argv[1:] == ["int4-order"]:
@@ -296,6 +309,10 @@ def main() -> None:
         for name in BITSANDBYTES:
             save(name, *bitsandbytes(name))
         save("bnb-8", *eight_bits())
+        return
+    if sys.argv[1:] == ["mlx"]:
+        for n_bits in (2, 3, 4, 5, 6, 8):
+            mlx(n_bits)
         return
     for name in FORMATS:
         save(name, *compressed(name))

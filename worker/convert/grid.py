@@ -116,6 +116,8 @@ class Scaled:
     """Is added to the scales."""
     zero: Grid | None = None
     """The numbers that stand for zero."""
+    least: Grid | None = None
+    """Are added to the products."""
     order: npt.NDArray[np.int32] | None = None
     """For each column that of its scales, if these are not in turn."""
     times: float = 1.0
@@ -144,6 +146,8 @@ class Scaled:
         if self.zero is not None:
             values -= self._spread(self.zero.of_rows(read, first, count))
         values *= self._spread(scale)
+        if self.least is not None:
+            values += self._spread(self.least.of_rows(read, first, count))
         if self.times != 1:
             values *= np.float32(self.times)
         return values

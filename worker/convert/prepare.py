@@ -163,6 +163,10 @@ def _by_family(
     dims = family.dims(config)
     plausible.check_dims(config, dims, checkpoint)
     family_metadata.check(family, config, dims)
+    turned = [t for name, t in checkpoint.tensors.items() if name.endswith(".conv1d.weight")]
+    if any(len(t.shape) > 2 and t.shape[1] > t.shape[2] for t in turned):
+        # As MLX stores filters. It has added to norms beside them what others add to them later.
+        family = replace(family, norm_plus=0.0)
     pooling = read_pooling(checkpoint)
     if pooling is not None and family.head != "always":
         family = replace(family, head="none")

@@ -1,5 +1,5 @@
 """Which stored tensors make a weight, and how: FP8 of DeepSeek, Qwen, fbgemm and ModelOpt, NVFP4,
-the formats of compressed-tensors, GPTQ, AWQ and bitsandbytes.
+the formats of compressed-tensors, GPTQ, AWQ, bitsandbytes and MLX.
 
 Such tensors become one tensor of float32 values, the products that the source's own framework
 computes. llama.cpp has a type like NVFP4, but reads the scale of a whole tensor that belongs to it
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Annotated
 
@@ -39,6 +39,7 @@ _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
     ),
     "gptq": ("checkpoint_format format", ("", "gptq", "gptq_v2")),
     "awq": ("version checkpoint_format", ("", "gemm", "GEMM")),
+    "MLX": ("mode", ("", "affine")),
 }
 """The methods that can be converted, each with the key of its formats, which may have an older name
 too, and these."""
@@ -50,6 +51,7 @@ _FLOATS = ("BF16", "F16", "F32")
 _N_BITS = (2, 4, 8)
 """Of compressed-tensors' integers; how those are stored that cross a border has changed."""
 _GPTQ_N_BITS = (2, 3, 4, 8)
+_MLX_N_BITS = (2, 3, 4, 5, 6, 8)
 _AWQ = Packing(4, is_down=True, places=(0, 4, 1, 5, 2, 6, 3, 7))
 _BYTE = 1 / 127
 """Of bitsandbytes' integers of eight bits, whose scales are those of the largest number."""
@@ -68,6 +70,7 @@ class Names:
     scale: str = "_scale"
     whole: str = "_scale_2"
     zero: str = "_zero_point"
+    least: str = ""
     order: str = "_g_idx"
     others: tuple[str, ...] = ()
     types: Collection[str] = _NUMBERS
@@ -107,8 +110,19 @@ _TURNED = Names(
     is_turned=True,
 )
 """GPTQ's and AWQ's."""
+_AFFINE = Names(
+    weight="weight",
+    numbers="weight",
+    scale="scales",
+    whole="",
+    zero="",
+    least="biases",
+    order="",
+    types=("U32",),
+)
+"""MLX's."""
 _PACKED = Names(numbers="_packed", whole="_global_scale", others=("_shape",))
-_NAMES = (Names(scale="_scale_inv"), Names(), _PACKED, _TURNED, _BYTES, _BLOCKS)
+_NAMES = (Names(scale="_scale_inv"), Names(), _PACKED, _TURNED, _AFFINE, _BYTES, _BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +170,9 @@ class Method:
     """Of AWQ."""
     is_one_less: bool = False
     """Numbers that stand for zero are stored so, as GPTQ's first format has them."""
+    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """How many bits MLX's numbers have, and how many share a scale: of a module, by its name, or of
+    all others."""
 
 
 def method_of(config: Config) -> Method:
@@ -179,6 +196,11 @@ def method_of(config: Config) -> Method:
         layers = section.section(_MIXED[kind])
         kinds = {layers.section(each).text(key, "") for each in layers.values}
     bits = section.values.get("bits", section.values.get("w_bit"))
+    modules: dict[str, Config] = {}
+    if name == "MLX":
+        own = {key: section.section(key) for key, v in section.values.items() if type(v) is dict}
+        modules = {"": section, **own}
+        kinds = {each.text(keys, "") for each in modules.values()}
     if name == "awq" and bits not in (None, 4):
         kinds = {f"{bits!r:.80} bits"}
     if name not in _KNOWN or not kinds <= set(known):
@@ -186,8 +208,8 @@ def method_of(config: Config) -> Method:
         raise ModelError(
             f"{config.name}: weights quantised by {name}{said} cannot be converted; fp8, "
             "fbgemm_fp8, mxfp4, ModelOpt's FP8 and FP4, compressed-tensors' FP8, FP4 and integers, "
-            "gptq, awq (gemm of 4 bits) and bitsandbytes can. Give the checkpoint that was "
-            "quantised, or a GGUF",
+            "gptq, awq (gemm of 4 bits), bitsandbytes and MLX's affine can. Give the checkpoint "
+            "that was quantised, or a GGUF",
             quant_method=name,
         )
     if section.section("transform_config").values:
@@ -211,6 +233,9 @@ def method_of(config: Config) -> Method:
         is_gptq_or_awq=is_gptq_or_awq,
         packing=_AWQ if name == "awq" else None,
         is_one_less=name == "gptq" and kinds != {"gptq_v2"},
+        sizes={
+            key: (each.integer("bits"), each.integer("group_size")) for key, each in modules.items()
+        },
     )
 
 
@@ -257,8 +282,8 @@ def join(
             weight, made[name] = _blocks(parts, numbers, scale, read)
         else:
             weight, made[name] = _scaled(name, parts, numbers, scale, method, read)
-        ends = (names.numbers, names.scale, names.whole, names.zero, names.order, *names.others)
-        for used in {stem + end for end in ends}:
+        ends = (names.numbers, names.scale, names.whole, names.zero, names.least, names.order)
+        for used in {stem + end for end in (*ends, *names.others)}:
             tensors.pop(used, None)
         bias = parts.get("bias") if names is _TURNED else None
         if bias is not None and not read(bias, 0, bias.n_rows).any():
@@ -282,8 +307,8 @@ def _scaled(
     packing: Packing | None = None
     if numbers.dtype == "U8":
         shape, packing = (*shape[:-1], 2 * shape[-1]), Packing(4)
-    elif numbers.dtype == "I32":
-        find = _turned if names.is_turned else _packed
+    elif numbers.dtype in ("I32", "U32"):
+        find = _turned if names.is_turned else _affine if names is _AFFINE else _packed
         shape, packing = find(parts, numbers, method, read)
     weight = replace(numbers, name=name, dtype="F32", shape=shape, is_turned=False)
     # Other methods pack integers in bytes, too, beside scales of the usual types.
@@ -308,6 +333,12 @@ def _scaled(
                 tensor=stored.name,
             )
     table = FP4 if numbers.dtype == "U8" else None
+    least = None
+    if names is _AFFINE and packing:
+        least = _grid(parts.needed(names.least), weight, _FLOATS)
+        table = np.arange(1 << packing.n_bits, dtype=np.float32)
+        if least.info.shape != scale.shape:
+            raise _unfit(least.info, weight)
     return weight, Scaled(
         Grid(numbers, packing=packing, table=table),
         weight.row_length,
@@ -315,6 +346,7 @@ def _scaled(
         grid,
         whole,
         zero=zero,
+        least=least,
         order=order,
         times=_BYTE if names is _BYTES else 1,
     )
@@ -361,6 +393,21 @@ def _turned(
             tensor=numbers.name,
         )
     return (height, widths[fit[0]]), Packing(fit[0])
+
+
+def _affine(
+    parts: Parts, numbers: TensorInfo, method: Method, _read: Read
+) -> tuple[tuple[int, ...], Packing]:
+    """The shape that follows from the sizes that MLX's configuration has for the module."""
+    n_bits, size = method.sizes.get(parts.stem.removesuffix("."), method.sizes.get("", (0, 0)))
+    width = size * parts.needed(parts.names.scale).row_length
+    if n_bits not in _MLX_N_BITS or n_bits * width != 8 * numbers.row_bytes:
+        raise ModelError(
+            f"tensor {numbers.name} has rows of {numbers.row_bytes} bytes, which are not {width} "
+            f"integers of {n_bits} bits; those of 2, 3, 4, 5, 6 and 8 bits can be converted",
+            tensor=numbers.name,
+        )
+    return (*numbers.shape[:-1], width), Packing(n_bits)
 
 
 def _grid(

@@ -15,7 +15,7 @@ import numpy as np
 from tests.support.gguf_file import finish
 from worker.commands import convert as cli
 
-SIZES = {"BF16": 2, "F32": 4, "F8_E4M3": 1}
+SIZES = {"BF16": 2, "F32": 4, "U32": 4, "F8_E4M3": 1}
 Tensor = tuple[str, str, Sequence[int], bytes]
 """Name, type, shape and values."""
 

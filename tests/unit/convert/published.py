@@ -27,14 +27,16 @@ def write(folder: Path, config: dict[str, Any], weights: Iterable[tuple[str, Sha
     write_hollow(folder / "model.safetensors", weights)
 
 
-def write_shards(folder: Path, index: bytes, shapes: Mapping[str, Shape]) -> None:
+def write_shards(
+    folder: Path, index: bytes, shapes: Mapping[str, Shape], others: Mapping[str, str] = {}
+) -> None:
     """The files that a published index lists, each with its own tensors."""
     (folder / "model.safetensors.index.json").write_bytes(index)
     shards: dict[str, list[tuple[str, Shape]]] = defaultdict(list)
     for name, shard in json.loads(index)["weight_map"].items():
         shards[shard].append((name, shapes[name]))
     for shard, weights in shards.items():
-        write_hollow(folder / shard, weights)
+        write_hollow(folder / shard, weights, others=others)
 
 
 def numbers(text: str) -> Iterator[int]:

@@ -200,7 +200,11 @@ CASES: list[tuple[str, Damage, str]] = [
         "quantised by modelopt (NVFP4_AWQ)",
     ),
     *(
-        ("qwen3", config(**{key: {"group_size": 64, "bits": 4}}), "quantised by MLX")
+        (
+            "qwen3",
+            config(**{key: {"group_size": 32, "bits": 4, "mode": "mxfp4"}}),
+            "quantised by MLX (mxfp4)",
+        )
         for key in ("quantization", "quantization_config")
     ),
 ]

@@ -68,6 +68,9 @@ ENDS = {202048: {200001: "<|end_of_text|>", 200007: "<|eom|>", 200008: "<|eot|>"
 """By size of the vocabulary, names that the stand-in lacks; the last one is the tokenizer's own."""
 
 
+MLX = "Mistral-Small-4-MLX-4bit"
+
+
 def name_ends(folder: Path, ends: dict[int, str]) -> None:
     decoder = {str(i): {"content": text} for i, text in ends.items()}
     last = list(ends.values())[-1]
@@ -162,8 +165,50 @@ def test_the_fp8_of_fbgemm_has_a_scale_for_each_row(tmp_path: Path) -> None:
     assert shapes["blk.1.ffn_down.weight"] == (width, wide)
 
 
+MLX_SHAPES: Shapes = {
+    **dict.fromkeys(("lm_head", "embed_tokens"), (131072, 4096)),
+    **dict.fromkeys(("shared_experts.gate_proj", "shared_experts.up_proj"), (2048, 4096)),
+    **dict.fromkeys(("switch_mlp.gate_proj", "switch_mlp.up_proj"), (128, 2048, 4096)),
+    "shared_experts.down_proj": (4096, 2048),
+    "switch_mlp.down_proj": (128, 4096, 2048),
+    "self_attn.embed_q": (32, 256, 64),
+    "self_attn.unembed_out": (32, 128, 256),
+    "self_attn.kv_a_proj_with_mqa": (320, 4096),
+    "self_attn.q_a_proj": (1024, 4096),
+    "self_attn.q_b_proj": (4096, 1024),
+    "self_attn.o_proj": (4096, 4096),
+    "mlp.gate": (128, 4096),
+    "kv_a_layernorm": (256,),
+    "q_a_layernorm": (1024,),
+    **dict.fromkeys(("input_layernorm", "post_attention_layernorm", "model.norm"), (4096,)),
+}
+"""What becomes of what MLX stores, by the end of a module's name."""
+
+
+def test_a_published_checkpoint_of_mlx_is_recognised_and_complete(tmp_path: Path) -> None:
+    config, index = CONFIGS[MLX], gzip.decompress((INDEXES / f"{MLX}.json.gz").read_bytes())
+    names = json.loads(index)["weight_map"]
+    found: Shapes = dict.fromkeys(names, (1,))
+    others: dict[str, str] = {}
+    for name in (each for each in names if each.startswith("language_model.")):
+        module, _, part = name.rpartition(".")
+        *rows, width = next(s for end, s in MLX_SHAPES.items() if module.endswith(end))
+        is_stored = f"{module}.scales" in names
+        if is_stored and part == "weight":
+            others[name] = "U32"
+        found[name] = (*rows, width // (8 if part == "weight" else 64) if is_stored else width)
+    shutil.copytree(PARITY / "tokenizer", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    published.write_shards(tmp_path, index, found, others)
+    conversion = prepare(tmp_path, Options(outtype="bf16"))
+    conversion.checkpoint.close()
+    shapes = {t.name: t.shape for t in conversion.tensors}
+    assert shapes["blk.35.attn_k_b.weight"] == MLX_SHAPES["self_attn.embed_q"]
+    assert shapes["blk.35.ffn_down_exps.weight"] == MLX_SHAPES["switch_mlp.down_proj"]
+    assert sum(map(math.prod, shapes.values())) > 118e9
+
+
 REFUSED = {
-    "Mistral-Small-4-MLX-4bit": "quantised by MLX",
     "Qwen-72B-Chat": "architecture QWenLMHeadModel is converted by llama.cpp's own",
     "openPangu-7B": "architecture PanguEmbeddedForCausalLM is converted by llama.cpp's",
 }
@@ -171,7 +216,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("model", sorted(REFUSED))
 def test_the_others_are_refused_by_name(tmp_path: Path, model: str) -> None:
-    assert {FBGEMM, *REFUSED} == CONFIGS.keys() - TENSORS.keys()
+    assert {FBGEMM, MLX, *REFUSED} == CONFIGS.keys() - TENSORS.keys()
     published.write(tmp_path, CONFIGS[model], [("model.norm.weight", (16384,))])
     index = INDEXES / f"{model}.json.gz"
     if index.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ DTYPES = {
     "U8": np.uint8,
     "I8": np.int8,
 }
-DTYPES |= {"I32": np.int32, "I64": np.int64}
+DTYPES |= {"I32": np.int32, "U32": np.uint32, "I64": np.int64}
 DTYPES |= dict.fromkeys(("F8_E8M0", "F8_E5M2"), np.uint8)
 PARTED = {"weights": {"strategy": "block", "block_structure": [48, 96]}}
 """Blocks of which the last is shorter: 64 rows are not 2 times 32."""
@@ -353,6 +354,10 @@ def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
             "nested_absmax has shape .1., not 2 values",
         ),
         ("bnb-nf4-double", stated(nested_offset=1e39), f"{STATE} is no description.*nested_offset"),
+        ("mlx-4", without("biases"), "lacks tensor biases"),
+        ("mlx-4", changed("biases", lambda least: least[:, :1]), "biases of shape .64, 1. scales"),
+        ("mlx-4", changed("scales", lambda scale: scale[:, :2]), "not 64 integers of 4 bits"),
+        ("mlx-3", changed("weight", lambda words: words[:, :8]), "rows of 32 bytes, which are not"),
         ("nvfp4", without("weight_global_scale"), "lacks tensor weight_global_scale"),
         ("nvfp4-modelopt", without("weight_scale_2"), "lacks tensor weight_scale_2"),
     ],
@@ -488,6 +493,67 @@ def test_a_checkpoint_of_gptq_is_converted_as_its_values_are(family: str, tmp_pa
     )
     assert of_gptq.keys() == of_values.keys()
     assert all(np.array_equal(of_gptq[name], of_values[name]) for name in of_values)
+
+
+def affine(values: np.ndarray, n_bits: int) -> tuple[Tensors, np.ndarray]:
+    """Values as MLX stores them in four or eight bits, in groups of 16, and what that means."""
+    groups = values.reshape(*values.shape[:-1], -1, 16)
+    least, most = groups.min(-1, keepdims=True), groups.max(-1, keepdims=True)
+    scale = (most - least) / np.float32((1 << n_bits) - 1)
+    numbers = np.rint((groups - least) / scale).astype(np.uint8).reshape(values.shape)
+    data = numbers if n_bits == 8 else numbers[..., ::2] | numbers[..., 1::2] << 4
+    stood = numbers.reshape(groups.shape).astype(np.float32) * scale + least
+    parts = {"weight": ("U32", data.view(np.uint32)), "scales": ("F32", scale[..., 0])}
+    return {**parts, "biases": ("F32", least[..., 0])}, stood.reshape(values.shape)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3-moe", "qwen3.5", "deepseek-v3"])
+def test_a_checkpoint_of_mlx_is_converted_as_its_values_are(family: str, tmp_path: Path) -> None:
+    """With the embedding, stacks of experts, and layers of other sizes; filters are turned, and
+    the norms beside them already have what llama.cpp's file adds to them."""
+    source, plain = (checkpoint(family, tmp_path / each) for each in ("mlx", "plain"))
+    tensors, sizes = read_all(source / "model.safetensors"), {"bits": 4, "group_size": 16}
+    values = {name: ("F32", to_float32(data)) for name, (_, data) in tensors.items()}
+    stored, modules = dict(values), {}
+    stacks: dict[str, list[tuple[str, np.ndarray]]] = {}
+    for name in [name for name in values if name.endswith("kv_b_proj.weight")]:
+        heads = values[name][1].reshape(4, 16 + 24, -1)
+        ours = {"embed_q": heads[:, :16].swapaxes(1, 2), "unembed_out": heads[:, 16:]}
+        del stored[name]
+        for end, half in ours.items():
+            stored[name.replace("kv_b_proj", end)] = ("F32", np.ascontiguousarray(half))
+    wanted = re.compile(r".*(_proj|embed_tokens|head)\.weight")
+    fit = [name for name, (_, data) in stored.items() if data.shape[-1] % 16 == 0]
+    for name in filter(wanted.fullmatch, fit):
+        n_bits = 8 if "q_proj" in name else 4
+        parts, whole = affine(stored.pop(name)[1], n_bits)
+        values[name] = ("F32", whole)
+        stem = name.removesuffix("weight")
+        into, member = re.subn(r"experts\.\d+", "switch_mlp", stem)
+        for end, part in parts.items():
+            if member:
+                stacks.setdefault(into + end, []).append(part)
+            else:
+                stored[stem + end] = part
+        if n_bits == 8:
+            modules[stem[:-1]] = {"bits": 8, "group_size": 16}
+    for name, members in stacks.items():
+        stored[name] = (members[0][0], np.stack([data for _, data in members]))
+    if family == "qwen3.5":
+        for name, (kind, data) in stored.items():
+            if name.endswith("conv1d.weight"):
+                stored[name] = (kind, data.swapaxes(1, 2).copy())
+            elif name.endswith("norm.weight") and "linear_attn" not in name:
+                stored[name] = (kind, data + np.float32(1))
+    write_all(source / "model.safetensors", stored)
+    write_all(plain / "model.safetensors", values)
+    edit(source / "config.json", quantization={**sizes, **modules})
+    of_mlx, of_values = (
+        {each.name: each.data for each in gguf.GGUFReader(converted(folder, where)).tensors}
+        for folder, where in ((source, tmp_path / "a"), (plain, tmp_path / "b"))
+    )
+    assert of_mlx.keys() == of_values.keys()
+    assert all(np.array_equal(of_mlx[name], of_values[name]) for name in of_values)
 
 
 def test_experts_of_four_bits_are_converted(tmp_path: Path) -> None:

@@ -132,6 +132,10 @@ _USUAL: Sources = {
     "block_sparse_moe.router.weight": "ffn_gate_inp",
     "gate.moe_statics.e_score_correction_bias": "exp_probs_b.bias",
     "dt_bias": "ssm_dt.bias",
+    # As MLX stacks experts, and halves what makes keys and values of a compressed cache.
+    "embed_q.weight": "attn_k_b",
+    "unembed_out.weight": "attn_v_b",
+    **{f"switch_mlp.{x}_proj.weight": f"ffn_{x}_exps" for x in ("gate", "up", "down")},
 }
 """By the end of a name, what `gguf` does not have or only for some architectures."""
 
