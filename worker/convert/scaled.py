@@ -67,11 +67,11 @@ class Names:
 
     weight: str = ""
     numbers: str = ""
-    scale: str = "_scale"
-    whole: str = "_scale_2"
-    zero: str = "_zero_point"
+    scale: str = ""
+    whole: str = ""
+    zero: str = ""
     least: str = ""
-    order: str = "_g_idx"
+    order: str = ""
     others: tuple[str, ...] = ()
     types: Collection[str] = _NUMBERS
     is_turned: bool = False
@@ -92,9 +92,6 @@ _BYTES = Names(
     weight="weight",
     numbers="weight",
     scale="SCB",
-    whole="",
-    zero="",
-    order="",
     others=("weight_format",),
     types=("I8",),
 )
@@ -103,7 +100,6 @@ _TURNED = Names(
     weight="weight",
     numbers="qweight",
     scale="scales",
-    whole="",
     zero="qzeros",
     order="g_idx",
     types=("I32",),
@@ -114,15 +110,14 @@ _AFFINE = Names(
     weight="weight",
     numbers="weight",
     scale="scales",
-    whole="",
-    zero="",
     least="biases",
-    order="",
     types=("U32",),
 )
 """MLX's."""
-_PACKED = Names(numbers="_packed", whole="_global_scale", others=("_shape",))
-_NAMES = (Names(scale="_scale_inv"), Names(), _PACKED, _TURNED, _AFFINE, _BYTES, _BLOCKS)
+_PLAIN = Names(scale="_scale", whole="_scale_2", zero="_zero_point", order="_g_idx")
+_INVERSE = replace(_PLAIN, scale="_scale_inv")
+_PACKED = replace(_PLAIN, numbers="_packed", whole="_global_scale", others=("_shape",))
+_NAMES = (_INVERSE, _PLAIN, _PACKED, _TURNED, _AFFINE, _BYTES, _BLOCKS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,9 +110,9 @@ def plan_tensors(
     made_shape = cache(partial(_made_shape, d))
     instances = list(_instances(checkpoint, family, d))
     idle = {each.name for each in instances if each.is_of(checkpoint.idle)}
-    there = {_within_layer(name) for name in {*outputs, *(each.name for each in instances)} - idle}
-    there.update(set(family.lacking(config, there)).intersection(map(_within_layer, idle)))
-    for instance in (each for each in instances if _within_layer(each.name) in there):
+    there = {within_layer(name) for name in {*outputs, *(each.name for each in instances)} - idle}
+    there.update(set(family.lacking(config, there)).intersection(map(within_layer, idle)))
+    for instance in (each for each in instances if within_layer(each.name) in there):
         members = [instance.members[i] for i in sorted(instance.members)]
         if (last := max(instance.members)) >= len(members):
             raise ModelError(f"{instance.name} lacks some of the members up to {last}")
@@ -135,7 +135,7 @@ def plan_tensors(
     return sorted(outputs.values(), key=_position)
 
 
-def _within_layer(name: str) -> str:
+def within_layer(name: str) -> str:
     """The name of a tensor of the GGUF without that of its layer."""
     return re.sub(r"^blk\.\d+\.", "", name)
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.family.rules import F32_ALWAYS, Metadata, Typed
 from worker.convert.safetensors import TensorInfo
-from worker.convert.tensor_plan import OutputTensor, RowSpan
+from worker.convert.tensor_plan import OutputTensor, RowSpan, within_layer
 from worker.environment import inherited
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_range
@@ -166,5 +166,5 @@ def tensors(header: GgufHeader, *, as_they_are: bool = False) -> list[OutputTens
 
 def _is_small(entry: TensorEntry) -> bool:
     """Whether every output type has the tensor in F32, as the script has it."""
-    name = re.sub(r"^blk\.\d+\.", "", entry.name)
+    name = within_layer(entry.name)
     return name.removesuffix(".weight") in F32_ALWAYS or not name.endswith(".weight")
