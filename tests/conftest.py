@@ -13,13 +13,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
+import httpx
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.skips import NoSkips
 from tests.support.held import engines_held_by
-from tests.support.worker import WorkerProcess
+from tests.support.worker import PATIENCE_S, WorkerProcess
 
 LONG_TIMEOUT_S = 3600
 OFFLINE = "HF_HUB_OFFLINE"
@@ -37,9 +38,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell starts what runs behind it with SIGINT ignored. The commands that tests interrupt
-    # would inherit that, and not heed it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Behind `&` or `nohup` these are ignored. The commands to which tests send them would inherit
+    # that, and not heed them.
+    for number, handler in (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGHUP, lambda *_: None),
+    ):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
     # A traceback that rich draws takes a third of a second.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
     if config.getoption("--no-skips"):
@@ -77,6 +83,15 @@ def one_certificate_store() -> Iterator[None]:
     """For all HTTP clients of the tests: to load it takes each of them 50 ms of computing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patient_clients() -> Iterator[None]:
+    """What a busy machine answers late is no fault: httpx gives up after five seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("connect", "read", "write", "pool"):
+            patch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, name, PATIENCE_S)
         yield
 
 

@@ -32,13 +32,19 @@ def slowness(clock: Callable[[], float] = time.thread_time) -> float:
     return max(1.0, (clock() - began) / _SECONDS_ALONE)
 
 
-def within(took: float, seconds: float) -> bool:
+def within(took: float, seconds: float, by: Callable[[], float] = time.thread_time) -> bool:
     """Whether that is so many seconds at most of the machine on which the tests' bounds were set.
 
     How slow this one is matters only to what took longer: to find out computes for longer itself
     than most of what is measured.
     """
-    return took < seconds or took < seconds * slowness()
+    return took < seconds or took < seconds * slowness(by)
+
+
+def in_time(began: float, seconds: float) -> bool:
+    """Whether it is so many seconds at most since that moment of the monotonic clock, on a machine
+    that has nothing else to do."""
+    return within(time.monotonic() - began, seconds, time.monotonic)
 
 
 def soon(measured: Callable[[], list[float]], seconds: float) -> None:

@@ -1,4 +1,4 @@
-/* Preloaded into a worker: a name that ends in .hangs is looked up for half a minute, in vain, as
+/* Preloaded into a worker: a name that ends in .hangs is looked up for an hour, in vain, as
    where no name server answers. */
 
 #define _GNU_SOURCE
@@ -11,7 +11,7 @@ int getaddrinfo(const char *name, const char *service, const struct addrinfo *hi
                 struct addrinfo **found) {
     size_t length = name ? strlen(name) : 0;
     if (length > 6 && strcmp(name + length - 6, ".hangs") == 0) {
-        sleep(30);
+        sleep(3600);
         return EAI_AGAIN;
     }
     int (*real)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =

@@ -23,7 +23,7 @@ from tests.support import sse
 
 ROOT = Path(__file__).resolve().parents[2]
 _counter = itertools.count()
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 """How long to wait for what comes in a moment on a quiet machine; costs nothing when it comes."""
 _ALIASES = {"MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE"}
 

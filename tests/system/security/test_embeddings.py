@@ -35,7 +35,7 @@ def test_a_stalled_one_is_found_and_served_by_the_next_engine(
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(worker.post, "/v1/embeddings", BODY)
         until(lambda: worker.get("/health").status_code == 503, lambda: "healthy all the time")
-        assert answer.result(120).status_code == 200
+        assert answer.result().status_code == 200
     assert worker.engine_pid != first
     assert worker.metric('worker_requests_total{outcome="success"}') == 1
     assert worker.stop() == 0
@@ -81,5 +81,5 @@ def test_they_are_bounded_leave_with_their_clients_and_are_waited_for_by_a_stop(
         assert worker.post("/v1/embeddings", BODY).status_code == 503
         time.sleep(0.5)
         worker.thaw_engine()
-        assert waiting.result(120).status_code == 200
-    assert worker.wait(60) == 0
+        assert waiting.result().status_code == 200
+    assert worker.wait() == 0

@@ -20,7 +20,14 @@ from rich.status import Status
 from tests.conftest import StartWorker
 from tests.support.certificate import own_certificate
 from tests.support.ports import free_port
-from tests.support.worker import WorkerProcess, environment, installed, run_to_exit, until
+from tests.support.worker import (
+    PATIENCE_S,
+    WorkerProcess,
+    environment,
+    installed,
+    run_to_exit,
+    until,
+)
 from worker.commands.chat import Answer, print_json, take
 from worker.commands.console import Console
 
@@ -32,7 +39,7 @@ def chat(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*installed(), "chat", *flags],
-        input=said, capture_output=True, text=True, env=environment(cache, env), timeout=120,
+        input=said, capture_output=True, text=True, env=environment(cache, env), timeout=PATIENCE_S,
     )  # fmt: skip
 
 
@@ -100,7 +107,7 @@ def at_a_terminal(
 
     def until_seen(wanted: bytes) -> None:
         nonlocal seen
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while wanted not in seen:
             assert time.monotonic() < deadline, seen
             seen += os.read(ours, 4096)
@@ -114,7 +121,6 @@ def at_a_terminal(
         os.close(ours)
 
 
-@pytest.mark.timeout(120)
 def test_what_a_worker_says_of_itself_is_no_markup(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
@@ -130,7 +136,6 @@ def test_what_a_worker_says_of_itself_is_no_markup(
         until_seen(b">>> ")
 
 
-@pytest.mark.timeout(120)
 def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path: Path) -> None:
     with at_a_terminal(worker.port, tmp_path) as (process, ours, until_seen):
         until_seen(b">>> ")
@@ -154,7 +159,7 @@ def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path:
         os.write(ours, b"\n")  # a Ctrl-C that came behind the answer's end is seen by then
         until_seen(b">>> ")
         os.write(ours, b"\x04")
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize(("how", "code"), [(None, 0), ("SIGINT", 130), ("SIGKILL", -9)])
@@ -182,8 +187,8 @@ def test_its_own_worker_ends_with_it(how: str | None, code: int, warm_cache: Pat
             process.send_signal(signal.Signals[str(how)])
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-        assert process.wait(60) == code
-    psutil.wait_procs([worker], 60)
+        assert process.wait(PATIENCE_S) == code
+    psutil.wait_procs([worker], PATIENCE_S)
     assert not worker.is_running()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.worker import environment, installed
+from tests.support.worker import PATIENCE_S, environment, installed
 from worker.api.http.page import NO_CHAT
 from worker.observability.terminal import progress_text
 from worker.wire.messages import Progress
@@ -66,16 +66,16 @@ def test_a_start_on_a_terminal_is_one_line_and_then_three(warm_cache: Path) -> N
     reader = threading.Thread(target=read)
     reader.start()
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         while b"Page at" not in seen:
             assert time.monotonic() < deadline and process.poll() is None, seen
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
     finally:
         process.kill()
         process.wait()
-        reader.join(60)
+        reader.join(PATIENCE_S)
         os.close(ours)
     text = seen.decode().replace("\r\n", "\n")
     live, *told = [line for line in text.split("\n") if line]
