@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -62,7 +63,13 @@ class ScriptedWorker:
 
 @asynccontextmanager
 async def scripted_worker(script: Script) -> AsyncIterator[ScriptedWorker]:
-    """A worker that answers each connection by `script`; the connection ends with it."""
+    """A worker that answers each connection by `script`; the connection ends with it, and each
+    that is left with the worker: a transport that its event loop does not see closed is a warning,
+    in whichever test it is collected as garbage."""
+    serving: list[tuple[asyncio.Task[None], asyncio.StreamWriter]] = []
+
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving.append((asyncio.create_task(serve(reader, writer)), writer))
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -76,12 +83,20 @@ async def scripted_worker(script: Script) -> AsyncIterator[ScriptedWorker]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(begin, "127.0.0.1", 0)
     worker = ScriptedWorker(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     try:
         yield worker
     finally:
         server.close()
+        for _ in range(4):  # turns of the loop in which what was accepted just now begins
+            await asyncio.sleep(0)
+        for task, writer in serving:
+            task.cancel()
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        await asyncio.gather(*(task for task, _ in serving), return_exceptions=True)
 
 
 @dataclass
