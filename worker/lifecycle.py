@@ -34,7 +34,7 @@ from worker.cli import stop_signals, stop_writing
 from worker.confinement.walls import forbid_core_dumps
 from worker.errors import WorkerError, system_words
 from worker.installation import own_version
-from worker.models.load import load_command
+from worker.models.load_command import load_command
 from worker.models.resolve import BUNDLED, resolve
 from worker.models.stored import hold
 from worker.observability.logs import get_logger, is_for_people

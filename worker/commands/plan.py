@@ -13,7 +13,7 @@ from worker.devices import preflight
 from worker.devices.plan.plan import Plan
 from worker.engine.text.renderer import check_template, served_templates
 from worker.errors import InsufficientVram, ModelError
-from worker.models.load import load_command
+from worker.models.load_command import load_command
 from worker.models.resolve import ResolvedModel, resolve
 from worker.settings import Settings
 

@@ -19,10 +19,10 @@ from tests.support.samples import write_gguf
 from worker.devices.cpu.budget import CpuBudget
 from worker.devices.plan import memory, placement
 from worker.devices.plan.cells import KvCache, context_options, divided, divisions_of, draft_options
-from worker.devices.plan.layout import Layout
 from worker.devices.plan.placement import Weights, largest
 from worker.devices.plan.plan import Plan, Share, memory_map
 from worker.devices.plan.projector import device_bytes, most_tokens
+from worker.devices.plan.unloaded import Layout
 from worker.errors import ConfigError, InsufficientVram, ModelError
 from worker.llama import library
 from worker.llama.context import ContextOptions

@@ -27,10 +27,10 @@ from worker.devices.plan.cells import (
     draft_options,
     head_options,
 )
-from worker.devices.plan.layout import Layout, Unloaded
 from worker.devices.plan.placement import Devices, largest, shared_out
 from worker.devices.plan.plan import Plan, Share
 from worker.devices.plan.projector import EMBEDDINGS_BYTES, device_bytes
+from worker.devices.plan.unloaded import Layout, Unloaded
 from worker.errors import ConfigError, InsufficientVram, ModelError, wrong_value
 from worker.llama import library
 from worker.models.gguf.constants import constants
