@@ -21,7 +21,7 @@ LEAVES = {
     "setting_files",
     "observability",
 }
-LEAVES |= {"lean_imports", "background", "environment", "expectations", "arguments", "sockets"}
+LEAVES |= {"lean_imports", "background", "child_processes", "expectations", "arguments", "sockets"}
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "installation": {"errors"},
     "lean_imports": set(),
     "background": set(),
-    "environment": set(),
+    "child_processes": set(),
     "expectations": set(),
     "arguments": {"errors", "expectations"},
     "cli": set(),

@@ -22,11 +22,11 @@ from functools import cache
 from operator import itemgetter
 from pathlib import Path
 
+from worker.child_processes import inherited
 from worker.convert.checkpoint import READABLE, Checkpoint
 from worker.convert.family.rules import F32_ALWAYS, Metadata, Typed
 from worker.convert.safetensors import TensorInfo
 from worker.convert.tensor_plan import OutputTensor, RowSpan, within_layer
-from worker.environment import inherited
 from worker.errors import ModelError
 from worker.models.checksum import sha256_of_range
 from worker.models.gguf.header import GgufHeader, read_header

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from worker.child_processes import inherited
 from worker.devices.cpu.budget import cpu_budget
 from worker.devices.plan.plan import Plan
-from worker.environment import inherited
 from worker.errors import BackendMismatch, WorkerError
 from worker.wire.codec import check_sendable, from_data
 from worker.wire.engine_info import Wall

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections import deque
 
+from worker.child_processes import how_it_ended
 from worker.errors import QueueFull, WorkerError
 from worker.fleet.endings import json_object
 from worker.fleet.settings import OURS
@@ -149,8 +150,7 @@ class WorkerProcess:
             self._child.wait()
 
     def _last_words(self) -> str:
-        """The worker's last line that is not JSON, else its last line; with its exit code."""
-        code = self._child.poll()
+        """The worker's last line that is not JSON, else its last line; with how it ended."""
         plain = [line for line in self._last_lines if not line.startswith("{")]
         words = (plain or list(self._last_lines) or ["It said nothing."])[-1]
-        return f"{words} (exit code {code})"
+        return f"{words} ({how_it_ended(self._child.poll())})"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.background import die_with_parent
-from worker.environment import inherited
+from worker.child_processes import how_it_ended, inherited
 from worker.errors import ModelError, WorkerError
 from worker.llama import imatrix, library
 
@@ -60,8 +60,8 @@ def quantize(
     if failure is not None:
         raise ModelError(str(failure["error"]), **failure.get("details", {}))
     if child.returncode != 0:
-        why = f"llama.cpp's quantiser ended with code {child.returncode} on {source.name}"
-        raise ModelError(why)
+        how = how_it_ended(child.returncode)
+        raise ModelError(f"llama.cpp's quantiser ended on {source.name}: {how}")
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from worker.environment import inherited
+from worker.child_processes import how_it_ended, inherited
 from worker.errors import ModelError, WorkerError, rebuild_error
 from worker.installation import ENGINE, check_engine
 from worker.models.checkpoint_files import check_checkpoint, checkpoint_files, readable
@@ -204,10 +204,10 @@ async def _run_converter(arguments: Sequence[str], on_progress: OnProgress) -> N
     if error is not None:
         raise error
     if exit_code != 0:
-        how = f"by signal {-exit_code}" if exit_code < 0 else f"with exit code {exit_code}"
+        how = how_it_ended(exit_code)
         last = said.splitlines()[-1] if said else "it said nothing"
         raise ModelError(
-            f"The converter ended {how}: {last}", arguments=list(arguments), exit_code=exit_code
+            f"The converter ended ({how}): {last}", arguments=list(arguments), exit_code=exit_code
         )
 
 

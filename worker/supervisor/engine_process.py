@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import worker
-from worker.environment import inherited
+from worker.child_processes import how_it_ended, inherited
 from worker.errors import WorkerError, system_words
 from worker.wire.black_box import BlackBox
 
@@ -221,27 +220,3 @@ def engine_environment() -> dict[str, str]:
     paths = os.environ.get("PYTHONPATH")
     allowed["PYTHONPATH"] = os.pathsep.join([root, paths]) if paths else root
     return allowed
-
-
-_MEANT = {
-    "SIGBUS": "a file that is mapped became shorter, or cannot be read",
-    "SIGILL": "a library has an instruction that this processor lacks",
-    "SIGKILL": "from outside, most likely by the kernel for lack of memory",
-}
-"""What ends an engine by a signal, where that is not a fault of its code."""
-
-
-def how_it_ended(returncode: int | None, *, by_worker: bool = False) -> str:
-    """How a process ended: `killed by SIGABRT`, `exit code 3`; of what others may have done to it
-    also what that means, unless the worker has killed it."""
-    if returncode is None:
-        return "still there after SIGKILL"
-    if returncode < 0:
-        try:
-            name = signal.Signals(-returncode).name
-            return f"killed by {name}" + (
-                f": {_MEANT[name]}" if name in _MEANT and not by_worker else ""
-            )
-        except ValueError:
-            return f"killed by signal {-returncode}"
-    return f"exit code {returncode}"

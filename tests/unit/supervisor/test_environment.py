@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.environment import inherited
+from worker.child_processes import inherited
 from worker.supervisor.engine_process import SPINS_AT_BARRIERS, engine_environment
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from gguf.constants import Keys
 
+from worker.child_processes import inherited
 from worker.convert.family.rules import Metadata
 from worker.convert.output import write_layout
 from worker.convert.scratch import Scratch
@@ -25,7 +26,6 @@ from worker.convert.tensor_plan import OutputTensor
 from worker.convert.tokenizer import corpus
 from worker.convert.tokenizer.reference import reference
 from worker.convert.tokenizer.vocabulary import SPACE
-from worker.environment import inherited
 from worker.errors import ModelError, WorkerError
 from worker.models.gguf.header import read_header
 
