@@ -115,7 +115,7 @@ def _verify(options: argparse.Namespace, report: Reporter) -> None:
 
 
 def _inspect(options: argparse.Namespace, _report: Reporter) -> None:
-    from worker.models import listing
+    from worker.commands import listing
     from worker.models.gguf.header import read_header
 
     print(listing.header_text(read_header(options.file)))
@@ -136,13 +136,14 @@ def _list(options: argparse.Namespace, _report: Reporter) -> None:
         print(f"\nby llama.cpp's own converter, which needs PyTorch ({upstream.NEEDS}):")
         print(textwrap.fill(" ".join(sorted(upstream.classes() - ours)), 100))
         return
-    from worker.models import listing, registry
+    from worker.commands import listing
+    from worker.models import registry
 
     print(listing.registry_text(registry.load(options.models_file)))
 
 
 def _cache(options: argparse.Namespace, _report: Reporter) -> None:
-    from worker.models import listing
+    from worker.commands import listing
     from worker.models.stored import select, stored_models
 
     folder = options.cache_dir

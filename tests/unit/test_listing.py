@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.samples import write_gguf
+from worker.commands.listing import header_text, printable, registry_text, size_text
 from worker.models import registry
 from worker.models.gguf.header import read_header
-from worker.models.listing import header_text, printable, registry_text, size_text
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_header_as_text(tmp_path: Path) -> None:
