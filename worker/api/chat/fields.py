@@ -32,7 +32,6 @@ from worker.api.chat.request import (
     ReasoningOptions,
 )
 from worker.api.chat.sampling import SamplingFields
-from worker.api.http.adapters import Asked
 from worker.api.http.body import Flag, Integer, JsonObject, Many, Number, OpenBody, parse_json
 from worker.api.http.state import AppState
 from worker.wire.adapters import MOST_SCALE
@@ -68,10 +67,6 @@ class AdaptedBody(OpenBody):
         description="the adapters that are applied, and no other; without it, those of model",
     )
 
-    @property
-    def adapters(self) -> Asked | None:
-        return None if self.lora is None else tuple((each.id, each.scale) for each in self.lora)
-
 
 class OwnFields(AdaptedBody):
     """What is told of a request in every dialect: its adapters, and what may be reused for it."""
@@ -95,7 +90,7 @@ class OwnFields(AdaptedBody):
             salts.append(f"id={id}")
         return {
             "id": id,
-            "adapters": self.adapters,
+            "adapters": self.lora,
             "salt": " ".join(salts) or None,
             "deterministic": self.deterministic,
         }

@@ -6,7 +6,7 @@ variables and the arguments of calls are data and stay dicts. Any thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -187,7 +187,7 @@ class Generate:
     streams: bool = False
     reports_progress: bool = False
     """Whether a stream tells how far the prompt is, or what time it has taken."""
-    adapters: Asked | None = None
+    adapters: Sequence[Asked] | None = None
     """LoRA adapters that it lists; `None` leaves them to `model`."""
     salt: str | None = None
     """Prompt prefixes are reused only under the same one."""

@@ -7,6 +7,7 @@ refused by name. Runs on the API process's event loop.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -65,7 +66,7 @@ async def embed(
     request: Request,
     state: AppState,
     model_name: str | None,
-    adapters: Asked | None,
+    adapters: Sequence[Asked] | None,
     work: Embed,
     dimensions: int | None = None,
     *,
@@ -104,7 +105,7 @@ async def rank(
     request: Request,
     state: AppState,
     model_name: str | None,
-    adapters: Asked | None,
+    adapters: Sequence[Asked] | None,
     work: Rank,
 ) -> tuple[list[float], int]:
     """A score for each document, in their order, and the tokens. `model_name` and `adapters`: as in

@@ -62,7 +62,7 @@ async def rerank(request: Request, state: AppState) -> object:
     if not texts:
         raise refusal("documents", "required", "is required: an array of at least 1 text")
     work = Rank(body.query, tuple(texts), field=field)
-    scores, n_tokens = await rank(request, state, body.model, body.adapters, work)
+    scores, n_tokens = await rank(request, state, body.model, body.lora, work)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     if body.has_texts:  # the form of text-embeddings-inference
         text = {index: {"text": texts[index]} for index in best} if body.return_text else {}

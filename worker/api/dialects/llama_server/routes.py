@@ -207,7 +207,7 @@ async def adapters(request: Request, state: AppState) -> object:
 async def set_adapters(request: Request, state: AppState) -> object:
     """Set these scales, and those of all other adapters to 0."""
     body = await read(request, state, AdaptersBody)
-    state.adapters.set(tuple((each.id, each.scale) for each in body.lora))
+    state.adapters.set(body.lora)
     return {"success": True}
 
 

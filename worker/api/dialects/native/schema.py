@@ -128,7 +128,7 @@ def read_inference(body: InferenceBody, state: AppState) -> Generate:
         max_tokens=body.max_tokens,
         stop=body.stop,
         reasoning=ReasoningOptions(budget=body.reasoning_budget),
-        adapters=None if body.lora is None else tuple((a.id, a.scale) for a in body.lora),
+        adapters=body.lora,
         salt=body.cache_salt,
         deterministic=body.deterministic,
     )

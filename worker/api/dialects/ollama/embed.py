@@ -66,7 +66,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
     found: list[Embedding] = []
     if body.input:
         work = Embed(tuple(inputs))
-        found = await embed(request, state, model, body.adapters, work, body.dimensions)
+        found = await embed(request, state, model, body.lora, work, body.dimensions)
     else:
         await load_model(request, state)
     whole = {
@@ -103,7 +103,7 @@ async def embedding(request: Request, state: AppState) -> object:
     found: list[Embedding] = []
     if body.prompt:
         work = Embed((body.prompt,), field="prompt")
-        found = await embed(request, state, model, body.adapters, work)
+        found = await embed(request, state, model, body.lora, work)
     else:
         await load_model(request, state)
     return {"embedding": found[0].values().tolist() if found else []}

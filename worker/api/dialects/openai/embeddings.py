@@ -85,7 +85,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
     path, pooling = request.url.path, state.loaded().model.pooling
     is_own = body.field == "content" or path == OWN_PATH
     is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
-    model, adapters, dimensions = body.model, body.adapters, body.dimensions
+    model, adapters, dimensions = body.model, body.lora, body.dimensions
     work = Embed(inputs, body.embd_normalize, field=body.field)
     name_ignored(request, body.unused(is_own=is_own, is_scaled=pooling != "none"))
     found = await embed(request, state, model, adapters, work, dimensions, of_tokens=is_own)
