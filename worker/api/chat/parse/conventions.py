@@ -40,7 +40,7 @@ class Form:
     """The end of what is read as a whole, if that is not the bracket that the header opens."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Convention:
     """How calls stand in an answer."""
 
@@ -407,7 +407,7 @@ THINKING: Final = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Conventions:
     """How a model writes its answers, as its chat template shows."""
 

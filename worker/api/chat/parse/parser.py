@@ -9,11 +9,17 @@ whatever the text.
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import lru_cache
 
 from worker.api.chat.delta import Delta, Reasoning
 from worker.api.chat.parse.calls import NO_TOOLS, Deltas, ToolUse
-from worker.api.chat.parse.conventions import BESIDE_JSON, GENERIC, Conventions, Form
+from worker.api.chat.parse.conventions import (
+    BESIDE_JSON,
+    GENERIC,
+    Convention,
+    Conventions,
+    Form,
+)
 from worker.api.chat.parse.json_calls import (
     read_arguments,
     read_exact,
@@ -22,8 +28,50 @@ from worker.api.chat.parse.json_calls import (
     to_json,
 )
 from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTES
-from worker.api.chat.parse.source import BLANK, Marks, Source, Steps, marks_of, unwanted
+from worker.api.chat.parse.source import BLANK, Source, Steps, marks_of, unwanted
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
+
+
+class _Signs:
+    """The marks by which an answer is read: they follow from the model and from what is asked."""
+
+    def __init__(
+        self, own: Conventions, calls: Convention, *, has_tools: bool, splits_reasoning: bool
+    ) -> None:
+        self.frames = calls.frames
+        self.reasoning_begins: tuple[str, ...] = ()
+        self.reasoning_ends: tuple[str, ...] = ()
+        self.wrap_begins: tuple[str, ...] = ()
+        self.wrap_ends: tuple[str, ...] = ()
+        thinking = (own.thinking.begin, own.thinking.also)
+        if splits_reasoning:
+            self.reasoning_begins, self.reasoning_ends = thinking, (own.thinking.end,)
+            if wrap := own.wrap:
+                self.wrap_begins = (f"<{wrap}>\n", f"<{wrap}>")
+                self.wrap_ends = (f"\n</{wrap}>", f"</{wrap}>")
+        elif own.calls.always_framed:
+            self.frames += (*thinking, own.thinking.end)
+        self.call_begins = calls.opens + calls.begins if has_tools else ()
+        gaps = (calls.gap[n:] for n in range(len(calls.gap) + 1))
+        self.gaps = {gap + begin: gap for gap in gaps for begin in self.call_begins}
+        """By each mark of a call with the line ends before it: those line ends."""
+        wraps = (*self.wrap_begins, *self.wrap_ends)
+        self.around = (*self.reasoning_begins, *self.reasoning_ends, *self.frames, *wraps)
+        """Marks that are no part of a section."""
+        self.all = marks_of(*self.gaps, *self.around)
+        self.of_calls = marks_of(*self.gaps)
+        between = (*calls.opens, *calls.closes, *calls.between)
+        self.in_section = marks_of(*between, *self.around)
+        # What begins calls may begin a frame, too, so it counts without tools as well.
+        self.may_be_open = marks_of(*self.around, *calls.opens, *self.call_begins).texts
+        """Those that a prompt may end with; the longest come first."""
+
+
+@lru_cache(maxsize=32)
+def _signs_of(
+    own: Conventions, calls: Convention, *, has_tools: bool, splits_reasoning: bool
+) -> _Signs:
+    return _Signs(own, calls, has_tools=has_tools, splits_reasoning=splits_reasoning)
 
 
 class AnswerParser:
@@ -41,43 +89,27 @@ class AnswerParser:
     ) -> None:
         """`goes_on`: the prompt ends within reasoning, which the answer continues. `has_form`: the
         answer's text is held to a form, whose texts may be spelled as marks are."""
-        calls = conventions.calls
-        self._calls = calls
+        self._calls = conventions.calls
         if use is not None and use.is_json:
             self._calls = GENERIC if use.forced else BESIDE_JSON
         self._thinking = conventions.thinking
         self._use = use or NO_TOOLS
-        self._frames = self._calls.frames
-        self._reasoning_begins: tuple[str, ...] = ()
-        self._reasoning_ends: tuple[str, ...] = ()
-        self._wrap_begins: tuple[str, ...] = ()
-        self._wrap_ends: tuple[str, ...] = ()
-        thinking = (self._thinking.begin, self._thinking.also)
-        if splits_reasoning:
-            self._reasoning_begins, self._reasoning_ends = thinking, (self._thinking.end,)
-            if wrap := conventions.wrap:
-                self._wrap_begins = (f"<{wrap}>\n", f"<{wrap}>")
-                self._wrap_ends = (f"\n</{wrap}>", f"</{wrap}>")
-        elif calls.always_framed:
-            self._frames += (*thinking, self._thinking.end)
-        self._call_begins = self._calls.opens + self._calls.begins if use is not None else ()
-        gaps = (self._calls.gap[n:] for n in range(len(self._calls.gap) + 1))
-        self._gaps = {gap + begin: gap for gap in gaps for begin in self._call_begins}
-        """By each mark of a call with the line ends before it: those line ends."""
-        wraps = (*self._wrap_begins, *self._wrap_ends)
-        self._around = (*self._reasoning_begins, *self._reasoning_ends, *self._frames, *wraps)
-        """Marks that are no part of a section."""
-        self._has_form = has_form
-        # What begins calls may begin a frame, too, so it counts without tools as well.
-        marks = (*self._around, *self._calls.opens, *self._call_begins)
+        self._signs = _signs_of(
+            conventions,
+            self._calls,
+            has_tools=use is not None,
+            splits_reasoning=splits_reasoning,
+        )
+        # A form that has begun goes on to the answer's end.
+        self._in_text = self._signs.of_calls if has_form else self._signs.all
         # What is open is read as if the answer began with its mark and the white space behind it.
         plain = prompt_end.rstrip()
-        mark = max((mark for mark in marks if plain.endswith(mark)), key=len, default="")
+        mark = next((mark for mark in self._signs.may_be_open if plain.endswith(mark)), "")
         written = prompt_end[len(plain) - len(mark) :] if mark else ""
         if goes_on and splits_reasoning:
             written = self._thinking.begin + self._thinking.pads[0]
         self._source = Source(written)
-        self._deltas = Deltas(self._use, calls.id_length, len(written))
+        self._deltas = Deltas(self._use, conventions.calls.id_length, len(written))
         self._steps = self._answer()
         self.is_reasoning = False
         """Whether what comes next belongs to reasoning, its end mark included."""
@@ -105,7 +137,7 @@ class AnswerParser:
         return self._deltas.take()
 
     def _answer(self) -> Steps[None]:
-        source, deltas = self._source, self._deltas
+        source, deltas, signs = self._source, self._deltas, self._signs
         blank, at_edge, has_text, has_thought, is_wrapped = "", True, False, False, False
         # `blank` is white space beside a mark; `at_edge` tells that a mark was just read, or that
         # nothing was.
@@ -113,15 +145,15 @@ class AnswerParser:
             mark, is_bare = "", False
             if at_edge:
                 blank += yield from source.run_of(BLANK)
-                mark = yield from source.here(self._marks_in_text if has_text else self._marks)
+                mark = yield from source.here(self._in_text if has_text else signs.all)
                 if self._calls.bare and self._use is not NO_TOOLS and not (mark or has_text):
                     is_bare = (yield from source.peek()) in ("{", "[")
             if not mark and not is_bare and (yield from source.peek()):
                 deltas.text(blank)
                 blank, has_text = "", True
-                mark = yield from source.until(self._marks_in_text, deltas.text, deltas.grow_text)
-            if is_bare or mark in self._gaps:
-                raw = blank + source.take(self._gaps.get(mark, ""))
+                mark = yield from source.until(self._in_text, deltas.text, deltas.grow_text)
+            if is_bare or mark in signs.gaps:
+                raw = blank + source.take(signs.gaps.get(mark, ""))
                 blank, at_edge = yield from self._section(raw, is_bare=is_bare)
                 has_text = has_text or not at_edge
                 continue
@@ -131,20 +163,20 @@ class AnswerParser:
             if has_text:
                 deltas.text(blank)
             blank, at_edge = "", True
-            if mark in self._reasoning_begins and (self._thinking.anywhere or not has_text):
+            if mark in signs.reasoning_begins and (self._thinking.anywhere or not has_text):
                 self._drop(mark)
                 yield from self._think()
                 has_thought = True
-            elif mark in self._reasoning_ends and not has_text:
+            elif mark in signs.reasoning_ends and not has_text:
                 self._drop(mark)
                 yield from source.drop(self._thinking.pads[2])
                 has_thought = True
-            elif mark in self._frames:
+            elif mark in signs.frames:
                 self._drop(mark)
-            elif mark in self._wrap_begins and has_thought and not has_text:
+            elif mark in signs.wrap_begins and has_thought and not has_text:
                 self._drop(mark)
                 is_wrapped = True
-            elif mark in self._wrap_ends and is_wrapped and (yield from self._is_last(mark)):
+            elif mark in signs.wrap_ends and is_wrapped and (yield from self._is_last(mark)):
                 return
             else:
                 deltas.text(source.take(mark))
@@ -182,11 +214,11 @@ class AnswerParser:
         n_before = deltas.n_calls
         while True:
             raw += yield from source.run_of(BLANK)
-            mark = yield from source.here(self._between)
+            mark = yield from source.here(self._signs.in_section)
             if mark in self._calls.closes and deltas.n_calls > n_before:
                 source.take(mark)
                 raw = ""
-            elif mark and mark not in self._around:
+            elif mark and mark not in self._signs.around:
                 raw += source.take(mark)
             elif mark:
                 break
@@ -205,20 +237,6 @@ class AnswerParser:
             raw += source.take((yield from source.peek()))
         deltas.text(raw)
         return "", False
-
-    @cached_property
-    def _marks(self) -> Marks:
-        return marks_of(*self._gaps, *self._around)
-
-    @cached_property
-    def _marks_in_text(self) -> Marks:
-        """A form that has begun goes on to the answer's end."""
-        return marks_of(*self._gaps) if self._has_form else self._marks
-
-    @cached_property
-    def _between(self) -> Marks:
-        calls = self._calls
-        return marks_of(*calls.opens, *calls.closes, *calls.between, *self._around)
 
     def _call(self, is_bare: bool) -> Steps[bool]:
         """Read one call; false if what was taken is none of an offered function."""
@@ -241,7 +259,7 @@ class AnswerParser:
             return False
         match form.arguments:
             case Tags() as tags:
-                follow = marks_of(tags.end, *self._call_begins, *self._calls.closes)
+                follow = marks_of(tags.end, *self._signs.call_begins, *self._calls.closes)
                 call = TaggedCall(source, deltas, tags, follow, name, use.properties(name))
                 return (yield from call.read())
             case "gemma" | "python" | "unescaped" as notation:
