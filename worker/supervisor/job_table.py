@@ -29,6 +29,8 @@ class JobTable:
         """The live jobs in order of submission."""
         self.by_name: dict[str, Job] = {}
         """Those that a client has named."""
+        self.n_clients = 0
+        """The number of jobs that clients wait for."""
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._finish_times: deque[float] = deque(maxlen=_PACE_SAMPLES)
         """Of the latest jobs, by a clock that stands still while there is none."""
@@ -40,11 +42,6 @@ class JobTable:
     def __iter__(self) -> Iterator[Job]:
         """The jobs in order of submission; a copy, so that jobs may end during the iteration."""
         return iter(list(self.by_id.values()))
-
-    @property
-    def n_clients(self) -> int:
-        """The number of jobs that clients wait for."""
-        return sum(not job.is_internal for job in self.by_id.values())
 
     @property
     def running(self) -> int:
@@ -115,6 +112,7 @@ class JobTable:
         if not self.by_id:
             self._idle_seconds += time.monotonic() - self._idle_since
         self.by_id[job.request_id] = job
+        self.n_clients += not job.is_internal
 
     def expect_no_more(self, inbox: Inbox) -> None:
         """Keep no room any more for a request."""
@@ -137,6 +135,7 @@ class JobTable:
         """Deliver `events`, of which the last is terminal, and forget the job."""
         assert isinstance(events[-1], End), "not a terminal event"
         del self.by_id[job.request_id]
+        self.n_clients -= not job.is_internal
         if (name := job.job_id) is not None:
             del self.by_name[name]
             self._ended[name] = None

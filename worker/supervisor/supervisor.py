@@ -27,7 +27,7 @@ from worker.observability.metrics import Metrics
 from worker.settings import Settings
 from worker.supervisor import recovery
 from worker.supervisor.engine_process import EngineProcess
-from worker.supervisor.guardian import Guardian
+from worker.supervisor.guardian import Condition, Guardian
 from worker.supervisor.job import Inbox, Job, Stage, StreamEvent
 from worker.supervisor.job_table import JobTable
 from worker.supervisor.status import NO_STATS, Activity, State, WorkerStatus
@@ -189,7 +189,7 @@ class Supervisor:
         its request follow, for which room is kept: who opens fewer calls `expect_no_more`.
         """
         inbox, condition = inbox or Inbox(), self._guardian.condition
-        self._check_admission(work, goes_on=bool(inbox.n_running) and condition != "failed")
+        self._check_admission(work, condition, goes_on=bool(inbox.n_running))
         job = Job(
             *(self._next_request_id, work, self._metrics, self._drop, inbox, counts_prompt),
             clock=self._now,
@@ -224,21 +224,19 @@ class Supervisor:
         """No further job of its request comes."""
         self._jobs.expect_no_more(inbox)
 
-    def _check_admission(self, work: Work, *, goes_on: bool) -> None:
+    def _check_admission(self, work: Work, condition: Condition, *, goes_on: bool) -> None:
         """`goes_on`: other jobs of its request have been admitted and live.
 
         Raises:
             ShuttingDown, NotReady: the worker takes no work in this state.
             InvalidRequest: the request is in quarantine.
         """
-        state = self.state
-        if state == "draining" and not goes_on:
+        if self.draining and condition != "failed" and not goes_on:
             raise ShuttingDown("The worker is shutting down and takes no new work.")
-        if state not in ("ready", "sleeping") and not goes_on:
+        if condition == "failed" or not (goes_on or condition in ("ready", "sleeping")):
             phase, percent = self._progress.phase, self._progress.percent
-            raise NotReady(
-                f"The worker is {state}: {phase}, {percent:.0f} %.", phase=phase, percent=percent
-            )
+            why = f"The worker is {condition}: {phase}, {percent:.0f} %."
+            raise NotReady(why, phase=phase, percent=percent)
         if work in self._quarantine:
             self._metrics.quarantined.inc()
             message = "This request is suspected of two engine crashes and is refused for now."
