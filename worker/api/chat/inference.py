@@ -58,8 +58,9 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     use: ToolUse | None = None
     goes_on = False
     if isinstance(prompts, Chat):
-        chat, prompt = prompts, chat_prompt(prompts, state)
-        prompts, wish, budget = (prompt,), chat.reasoning, reasoning_of(chat, state)[2]
+        chat, said = prompts, reasoning_of(prompts, state)
+        prompt, budget = chat_prompt(chat, state, said), said[2]
+        prompts, wish = (prompt,), chat.reasoning
         splits = state.settings.reasoning != "none" if wish.splits is None else wish.splits
         use = _tool_use(chat, form)
         if use is not None and use.forced:

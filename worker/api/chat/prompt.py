@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from worker.api.chat.parse.conventions import conventions_of
-from worker.api.chat.reasoning import template_variables
+from worker.api.chat.reasoning import Said, reasoning_of, template_variables
 from worker.api.chat.request import Chat, Message, Part, Tool, ToolCall
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
@@ -20,8 +20,9 @@ ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """OpenAI's."""
 
 
-def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
-    """
+def chat_prompt(chat: Chat, state: AppState, said: Said | None = None) -> ChatPrompt:
+    """`said` is what `reasoning_of` gives for the chat, where that is known.
+
     Raises:
         InvalidRequest: the model has no chat template, or cannot take these messages.
     """
@@ -48,7 +49,7 @@ def chat_prompt(chat: Chat, state: AppState) -> ChatPrompt:
         add_generation_prompt=chat.opens_answer and not chat.continues,
         continue_final_message=bool(chat.continues),
         reasoning_marks=_marks_of_open_reasoning(chat, template) if chat.continues else None,
-        template_kwargs=template_variables(chat, state),
+        template_kwargs=template_variables(chat, said or reasoning_of(chat, state), state),
         media=tuple(
             part.medium
             for message in chat.messages

@@ -74,9 +74,9 @@ def _said_by(variables: Mapping[str, Any]) -> Said:
     )
 
 
-def template_variables(chat: Chat, state: AppState) -> dict[str, Any]:
-    """The variables of a chat's template."""
-    is_on, effort, budget = reasoning_of(chat, state)
+def template_variables(chat: Chat, said: Said, state: AppState) -> dict[str, Any]:
+    """The variables of a chat's template; `said` is what `reasoning_of` gives."""
+    is_on, effort, budget = said
     template = state.served.chat_template
     found: dict[str, Any] = {
         **(state.settings.chat_template_kwargs or {}),
