@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, Field, Tag
+from pydantic import AliasChoices, Field, Tag, field_validator
+from pydantic_core import PydanticCustomError
 
 from worker.api.chat.field_types import (
     ByKind,
@@ -208,6 +209,15 @@ class ChatFields(OpenBody):
     chat_template_kwargs: JsonObject | None = Field(
         None, max_length=64, description="variables of the template"
     )
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _switches(cls, given: JsonObject) -> JsonObject:
+        """A text would be true to a template, also "false"."""
+        if isinstance(given.get("enable_thinking"), str):
+            what = "must have true or false as enable_thinking, not a text"
+            raise PydanticCustomError("body.type", "{what}", {"what": what})
+        return given
 
     goes_on: ClassVar[bool] = False
     """Whether the answer goes on with a last message of the assistant unasked in this dialect."""
