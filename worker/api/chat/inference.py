@@ -22,6 +22,7 @@ from worker.api.chat.sampling import MAX_SEED
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 from worker.observability.logs import digest
+from worker.wire.adapters import Applied
 from worker.wire.sampling import Sampling
 from worker.wire.work import InferenceRequest, Prompt
 
@@ -45,7 +46,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         ModelNotFound: the model's name is not one that this worker answers to.
         InvalidRequest: this model cannot do it, or this worker can never run it.
     """
-    state.require_model(asked.model)
+    adapters = state.adapters.of(asked.model, asked.adapters)
     form: Format | ForcedCalls | None = next(iter(asked.formats), None)
     others = asked.formats[1:]
     prompts, sampling = asked.input, asked.sampling
@@ -93,7 +94,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     message = state.settings.reasoning_budget_message if wish.message is None else wish.message
     reasoning = replace(conventions.reasoning, budget=budget, message=message, goes_on=goes_on)
     sampling = replace(sampling, reasoning=reasoning)
-    requests = _requests(asked, prompts, sampling, shown, state, deadline)
+    requests = _requests(asked, prompts, sampling, shown, adapters, state, deadline)
     return Inference(requests, prompts, tuple(map(digest, prompts)), not_enforced, parser_of)
 
 
@@ -116,10 +117,10 @@ def _requests(
     prompts: tuple[Prompt, ...],
     sampling: Sampling,
     shown_tokens: tuple[str, ...],
+    adapters: Applied,
     state: AppState,
     deadline: float | None,
 ) -> tuple[InferenceRequest, ...]:
-    adapters = state.adapters.of(asked.model, asked.adapters)
     limit = state.served.max_tokens_out
     most = state.settings.engine.slots + state.settings.max_queued_requests
     if (n_wanted := len(prompts) * asked.n) > most:

@@ -1,11 +1,13 @@
-"""The LoRA adapters that are loaded, and which of them a request has. On the event loop."""
+"""The names that requests ask for: the model's, and those of the LoRA adapters that are loaded. On
+the event loop."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
 
-from worker.api.http.faults import refusal
+from worker.api.http.faults import fault, refusal
+from worker.errors import ModelNotFound
 from worker.wire.adapters import Adapter, Applied, applied
 
 
@@ -18,11 +20,16 @@ class Asked(Protocol):
 
 
 class AdapterScales:
-    def __init__(self, loaded: Sequence[Adapter]) -> None:
+    def __init__(
+        self, loaded: Sequence[Adapter], model_names: Sequence[str], *, is_strict: bool
+    ) -> None:
+        """With `is_strict`, and where there is an adapter that a request has to name, no other name
+        is answered to: no model stands in for another."""
         self.loaded = tuple(loaded)
         self.names = tuple(adapter.name for adapter in loaded)
-        self.on_request = any(not adapter.is_default for adapter in loaded)
-        """Whether there is one that a request has to name."""
+        self.all_names = (*model_names, *self.names)
+        """Of the model and its adapters, which are models' names too."""
+        self._is_strict = is_strict or any(not adapter.is_default for adapter in loaded)
         self.scales = [adapter.scale if adapter.is_default else 0.0 for adapter in loaded]
         """Of each, for requests that say nothing of adapters."""
 
@@ -31,8 +38,12 @@ class AdapterScales:
         of `scales`.
 
         Raises:
+            ModelNotFound: the model's name is not one that this worker answers to.
             InvalidRequest: one in the list is not there.
         """
+        if model is not None and self._is_strict and model not in self.all_names:
+            message = f"model must be {' or '.join(map(repr, self.all_names))}"
+            raise ModelNotFound(message, errors=[fault("model", "unknown", message)])
         if asked is not None:
             return applied(self._listed(asked))
         if model is not None and model in self.names:

@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Any
 
 from worker.api.http.adapters import AdapterScales
-from worker.api.http.faults import fault, is_number
+from worker.api.http.faults import is_number
 from worker.api.http.one_per_turn import OnePerTurn
 from worker.api.http.stream_log import Streams
-from worker.errors import ModelNotFound, NotReady
+from worker.errors import NotReady
 from worker.installation import own_version
 from worker.observability.history import History
 from worker.observability.logs import digest
@@ -155,8 +155,6 @@ class AppState:
         self.fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
         """Each request that fetches media holds it, with bytes as of a body."""
         self.history = History(metrics)
-        self.adapters = AdapterScales(settings.adapters)
-        """The LoRA adapters that requests may name."""
         self.streams = Streams(settings)
         """Those that outlive their readers."""
         reference, _, file = model_ref.partition("::file=")
@@ -166,6 +164,8 @@ class AppState:
         """All names that the model is listed by: its aliases, or else its file's."""
         self.model_name = self.model_names[0]
         """The model's name in answers of all dialects."""
+        is_named = bool(settings.served_model_name)
+        self.adapters = AdapterScales(settings.adapters, self.model_names, is_strict=is_named)
         self._served: ServedModel | None = None
 
     @property
@@ -177,19 +177,14 @@ class AppState:
 
     @property
     def all_names(self) -> tuple[str, ...]:
-        """Of the model and its adapters, which are models' names too."""
-        return (*self.model_names, *self.adapters.names)
+        return self.adapters.all_names
 
     def require_model(self, name: str | None) -> None:
-        """Refuse any other model's name than the configured ones: no model stands in for another.
-
+        """
         Raises:
             ModelNotFound: the name is not one that this worker answers to.
         """
-        is_strict = bool(self.settings.served_model_name or self.adapters.on_request)
-        if name is not None and is_strict and name not in self.all_names:
-            message = f"model must be {' or '.join(map(repr, self.all_names))}"
-            raise ModelNotFound(message, errors=[fault("model", "unknown", message)])
+        self.adapters.of(name, None)
 
     def name_of(self, model: str | None) -> str:
         """The name in an answer to a request for this model."""

@@ -7,14 +7,12 @@ refused by name. Runs on the API process's event loop.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace
 from starlette.requests import Request
 
 from worker.api.chat.run import answered
-from worker.api.http.adapters import Asked
 from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 from worker.errors import InvalidRequest
@@ -65,20 +63,16 @@ def _size(vector: array[float], norm: int) -> float:
 async def embed(
     request: Request,
     state: AppState,
-    model_name: str | None,
-    adapters: Sequence[Asked] | None,
     work: Embed,
     dimensions: int | None = None,
     *,
     of_tokens: bool = False,
 ) -> list[Embedding]:
-    """The vectors of `work`, to which the adapters are added here: `model_name` is as the client
-    named it; an adapter's is applied, unless the request has a list of `adapters`. With
-    `of_tokens`, each token may have a vector, as it comes.
+    """The vectors of `work`. With `of_tokens`, each token may have a vector, as it comes.
 
     Raises:
         InvalidRequest: the model makes no embeddings, or none of so many dimensions, or of tokens;
-            or an adapter is not there, or an input is too long.
+            or an input is too long.
         NotReady: the model is still loading.
     """
     model = state.loaded().model
@@ -95,24 +89,16 @@ async def embed(
     if dimensions is not None and dimensions > model.embedding_length:
         what = f"must be at most {model.embedding_length} with this model"
         raise refusal("dimensions", "maximum", what, dimensions)
-    norm, applied = work.norm if is_pooled else -1, state.adapters.of(model_name, adapters)
-    work = replace(work, norm=norm, adapters=applied)
-    found: list[tuple[int, bytes]] = await answered(request, state, work)
+    norm = work.norm if is_pooled else -1
+    found: list[tuple[int, bytes]] = await answered(request, state, replace(work, norm=norm))
     return [Embedding(n, data, 1 if is_pooled else n, norm) for n, data in found]
 
 
-async def rank(
-    request: Request,
-    state: AppState,
-    model_name: str | None,
-    adapters: Sequence[Asked] | None,
-    work: Rank,
-) -> tuple[list[float], int]:
-    """A score for each document, in their order, and the tokens. `model_name` and `adapters`: as in
-    `embed`.
+async def rank(request: Request, state: AppState, work: Rank) -> tuple[list[float], int]:
+    """A score for each document, in their order, and the tokens.
 
     Raises:
-        InvalidRequest: the model ranks nothing, an adapter is not there, or a document is too long.
+        InvalidRequest: the model ranks nothing, or a document is too long.
         NotReady: the model is still loading.
     """
     pooling = state.loaded().model.pooling
@@ -120,7 +106,6 @@ async def rank(
         raise _unfit("this model generates text and ranks nothing")
     if pooling != "rank":
         raise _unfit("this model makes embeddings and ranks nothing; send to /v1/embeddings")
-    work = replace(work, adapters=state.adapters.of(model_name, adapters))
     vectors: list[tuple[int, bytes]] = await answered(request, state, work)
     # The first output of a classifier is the score for "this answers the query".
     scores = [array("f", data)[0] for _, data in vectors]

@@ -55,14 +55,14 @@ class RerankBody(AdaptedBody):
 
 async def rerank(request: Request, state: AppState) -> object:
     body = await read(request, state, RerankBody)
-    state.require_model(body.model)
+    adapters = state.adapters.of(body.model, body.lora)
     name_ignored(request, body.unused())
     field, given = ("texts", body.texts) if body.has_texts else ("documents", body.documents)
     texts = [each if isinstance(each, str) else each.text for each in given or ()]
     if not texts:
         raise refusal("documents", "required", "is required: an array of at least 1 text")
-    work = Rank(body.query, tuple(texts), field=field)
-    scores, n_tokens = await rank(request, state, body.model, body.lora, work)
+    work = Rank(body.query, tuple(texts), adapters=adapters, field=field)
+    scores, n_tokens = await rank(request, state, work)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     if body.has_texts:  # the form of text-embeddings-inference
         text = {index: {"text": texts[index]} for index in best} if body.return_text else {}

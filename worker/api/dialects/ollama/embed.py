@@ -58,15 +58,15 @@ class EmbeddingsBody(AdaptedBody):
 async def embeddings(request: Request, state: AppState) -> Response:
     began = time.monotonic()
     body = await read(request, state, EmbedBody)
-    state.require_model(model := served(body.model, state))
+    adapters = state.adapters.of(model := served(body.model, state), body.lora)
     texts = [body.input] if isinstance(body.input, str) else list(body.input)
     inputs: list[str | MixedTokens] = [*texts]
     if body.truncate:
         inputs = [await _cut(request, state, text) for text in texts]
     found: list[Embedding] = []
     if body.input:
-        work = Embed(tuple(inputs))
-        found = await embed(request, state, model, body.lora, work, body.dimensions)
+        work = Embed(tuple(inputs), adapters=adapters)
+        found = await embed(request, state, work, body.dimensions)
     else:
         await load_model(request, state)
     whole = {
@@ -99,11 +99,11 @@ async def _cut(request: Request, state: AppState, text: str) -> str | MixedToken
 
 async def embedding(request: Request, state: AppState) -> object:
     body = await read(request, state, EmbeddingsBody)
-    state.require_model(model := served(body.model, state))
+    adapters = state.adapters.of(served(body.model, state), body.lora)
     found: list[Embedding] = []
     if body.prompt:
-        work = Embed((body.prompt,), field="prompt")
-        found = await embed(request, state, model, body.lora, work)
+        work = Embed((body.prompt,), adapters=adapters, field="prompt")
+        found = await embed(request, state, work)
     else:
         await load_model(request, state)
     return {"embedding": found[0].values().tolist() if found else []}

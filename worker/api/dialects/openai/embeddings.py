@@ -81,14 +81,13 @@ class EmbeddingBody(AdaptedBody):
 
 async def embeddings(request: Request, state: AppState) -> Response:
     body, inputs = await read_as(request, state, EmbeddingBody, lambda body: (body, body.inputs()))
-    state.require_model(body.model)
+    adapters = state.adapters.of(body.model, body.lora)
     path, pooling = request.url.path, state.loaded().model.pooling
     is_own = body.field == "content" or path == OWN_PATH
     is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
-    model, adapters, dimensions = body.model, body.lora, body.dimensions
-    work = Embed(inputs, body.embd_normalize, field=body.field)
+    work = Embed(inputs, body.embd_normalize, adapters=adapters, field=body.field)
     name_ignored(request, body.unused(is_own=is_own, is_scaled=pooling != "none"))
-    found = await embed(request, state, model, adapters, work, dimensions, of_tokens=is_own)
+    found = await embed(request, state, work, body.dimensions, of_tokens=is_own)
     entries = _entries(found, body, is_own=is_own)
     n_values = sum(each.n_values for each in found)
     if is_own:
