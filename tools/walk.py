@@ -48,7 +48,7 @@ class Walk(NamedTuple):
     """The counts are of calls and of instances."""
 
     functions_in: Counter[str]
-    """From the request's first byte to the command that is sent to the engine process."""
+    """From the request's first byte to the first chunk of its answer, which has no token yet."""
     objects_in: Counter[str]
     functions_out: Counter[str]
     """Of one frame with one token, from the pipe to the socket."""
