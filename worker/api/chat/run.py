@@ -88,10 +88,9 @@ async def respond(
     inbox = Inbox(state.settings.keepalive if asked.streams and is_sse else 0)
     names = names_asked(request, asked.id, state) if asked.streams else ()
     jobs: list[Job] = []
-    waits_for = None if names else request
     give_up = partial(cancel_all, jobs)
-    async with while_connected(request.receive, give_up, may_leave=bool(names)):
-        await _start_jobs(jobs, state, requests, asked.n, inference.digests, inbox, waits_for)
+    async with while_connected(request.receive, give_up, may_leave=bool(names)) as left:
+        await _start_jobs(jobs, state, requests, asked.n, inference.digests, inbox, left)
         request.state.is_accepted = True
         choices = [
             Choice(index, job, inference.parser_of, echoes[index // asked.n])
@@ -209,21 +208,22 @@ async def _start_jobs(
     n: int,
     digests: Sequence[str],
     inbox: Inbox,
-    waits_for: Request | None,
+    left: asyncio.Event,
 ) -> None:
     """Start all jobs, `n` for each prompt, each once the one before is accepted by the engine;
     raises its refusal.
 
     Returns once all are accepted, before any status line. None is started for a client that has
-    left, where `waits_for` is its request.
+    left.
     """
     try:
         for index, request in enumerate(requests):
             if jobs:
                 await state.supervisor.room(inbox)
             # Who leaves ends the jobs that there are, so while one runs, there is no need to look.
-            if waits_for and all([job.has_ended for job in jobs]):
-                if await waits_for.is_disconnected():
+            if all([job.has_ended for job in jobs]):
+                await asyncio.sleep(0)  # in which the client is looked for
+                if left.is_set():
                     raise ClientDisconnect()
             job = state.supervisor.open(
                 request,

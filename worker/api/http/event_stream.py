@@ -60,27 +60,27 @@ def cancel_all(jobs: Iterable[Job]) -> None:
 @asynccontextmanager
 async def while_connected(
     receive: Receive, give_up: Callable[[], object], *, may_leave: bool = False
-) -> AsyncIterator[None]:
-    """Call `give_up` if the block fails, or if the client leaves inside it and may not.
+) -> AsyncIterator[asyncio.Event]:
+    """Call `give_up` if the block fails, or if the client leaves inside it and may not. The event
+    tells of the second; it is known of one that has left before in the next turn of the loop.
 
     Raises `ClientDisconnect` in place of the `Cancelled` of what a client that left gave up.
     """
-    has_left = False
+    left = asyncio.Event()
 
     async def watch() -> None:
-        nonlocal has_left
         while (await receive())["type"] != "http.disconnect":
             pass
         if not may_leave:
-            has_left = True
+            left.set()
             give_up()
 
     watcher = asyncio.create_task(watch())
     try:
-        yield
+        yield left
     except BaseException as error:
         give_up()
-        if has_left and isinstance(error, Cancelled):
+        if left.is_set() and isinstance(error, Cancelled):
             raise ClientDisconnect() from None
         raise
     finally:

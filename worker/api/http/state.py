@@ -166,6 +166,7 @@ class AppState:
         """The model's name in answers of all dialects."""
         is_named = bool(settings.served_model_name)
         self.adapters = AdapterScales(settings.adapters, self.model_names, is_strict=is_named)
+        self.all_names = self.adapters.all_names
         self._served: ServedModel | None = None
 
     @property
@@ -174,10 +175,6 @@ class AppState:
         if self._served is None or self._served.info is not info:
             self._served = ServedModel(info, self.settings)
         return self._served
-
-    @property
-    def all_names(self) -> tuple[str, ...]:
-        return self.adapters.all_names
 
     def require_model(self, name: str | None) -> None:
         """
