@@ -345,7 +345,7 @@ def _extras(body: OpenBody, path: str) -> Iterator[str]:
         if field is None or getattr(body, field) != given:
             yield prefix + name
     for name, item in vars(body).items():
-        if type(item) in _LEAVES:
+        if not item or type(item) in _LEAVES:
             continue
         if isinstance(item, OpenBody):
             yield from _extras(item, prefix + name)
