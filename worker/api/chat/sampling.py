@@ -212,10 +212,10 @@ class SamplingFields(_Numbers):
     ) -> Sampling:
         """A seed that is absent, -1 or `DRAWN_SEED` is drawn."""
         found: dict[str, Any] = {"repeat_last_n": self.counted_tokens, **state.served.sampling}
-        for name, known in PARAMETERS.items():
-            if (value := getattr(self, name)) is not None:
-                is_off = known.widest is not None and value < known.low
-                found[name] = known.default if is_off else value
+        for name in self.model_fields_set & PARAMETERS.keys():
+            known, value = PARAMETERS[name], getattr(self, name)
+            is_off = known.widest is not None and value < known.low
+            found[name] = known.default if is_off else value
         found["top_k"] = min(found["top_k"], state.served.vocab_size)
         if not self.do_sample:
             found["temperature"] = 0.0

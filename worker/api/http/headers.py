@@ -45,11 +45,15 @@ class Header:
 
     def of(self, request: Request) -> str | None:
         """The header's value in the request, of several the first."""
-        return request.headers.get(self.name)
+        for name, value in request.scope["headers"]:
+            if name == self.key:
+                return str(value, "latin-1")
+        return None
 
     def all(self, head: Headers) -> list[str]:
         """All of its values in a request's head."""
-        return [value.strip(" \t") for value in head.getlist(self.name)]
+        given = (value for name, value in head.raw if name == self.key)
+        return [str(value, "latin-1").strip(" \t") for value in given]
 
 
 _ID = {"maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"}
