@@ -38,19 +38,14 @@ class _Signs:
     def __init__(
         self, own: Conventions, calls: Convention, *, has_tools: bool, splits_reasoning: bool
     ) -> None:
-        self.frames = calls.frames
-        self.reasoning_begins: tuple[str, ...] = ()
-        self.reasoning_ends: tuple[str, ...] = ()
-        self.wrap_begins: tuple[str, ...] = ()
-        self.wrap_ends: tuple[str, ...] = ()
-        thinking = (own.thinking.begin, own.thinking.also)
-        if splits_reasoning:
-            self.reasoning_begins, self.reasoning_ends = thinking, (own.thinking.end,)
-            if wrap := own.wrap:
-                self.wrap_begins = (f"<{wrap}>\n", f"<{wrap}>")
-                self.wrap_ends = (f"\n</{wrap}>", f"</{wrap}>")
-        elif own.calls.always_framed:
-            self.frames += (*thinking, own.thinking.end)
+        begins, ends = (own.thinking.begin, own.thinking.also), (own.thinking.end,)
+        is_framed = own.calls.always_framed and not splits_reasoning
+        self.frames = (*calls.frames, *begins, *ends) if is_framed else calls.frames
+        self.reasoning_begins = begins if splits_reasoning else ()
+        self.reasoning_ends = ends if splits_reasoning else ()
+        wrap = own.wrap if splits_reasoning else ""
+        self.wrap_begins = (f"<{wrap}>\n", f"<{wrap}>") if wrap else ()
+        self.wrap_ends = (f"\n</{wrap}>", f"</{wrap}>") if wrap else ()
         self.call_begins = calls.opens + calls.begins if has_tools else ()
         gaps = (calls.gap[n:] for n in range(len(calls.gap) + 1))
         self.gaps = {gap + begin: gap for gap in gaps for begin in self.call_begins}
@@ -67,11 +62,7 @@ class _Signs:
         """Those that a prompt may end with; the longest come first."""
 
 
-@lru_cache(maxsize=32)
-def _signs_of(
-    own: Conventions, calls: Convention, *, has_tools: bool, splits_reasoning: bool
-) -> _Signs:
-    return _Signs(own, calls, has_tools=has_tools, splits_reasoning=splits_reasoning)
+_signs_of = lru_cache(maxsize=32)(_Signs)
 
 
 class AnswerParser:
@@ -94,11 +85,9 @@ class AnswerParser:
             self._calls = GENERIC if use.forced else BESIDE_JSON
         self._thinking = conventions.thinking
         self._use = use or NO_TOOLS
+        has_tools = use is not None
         self._signs = _signs_of(
-            conventions,
-            self._calls,
-            has_tools=use is not None,
-            splits_reasoning=splits_reasoning,
+            conventions, self._calls, has_tools=has_tools, splits_reasoning=splits_reasoning
         )
         # A form that has begun goes on to the answer's end.
         self._in_text = self._signs.of_calls if has_form else self._signs.all
