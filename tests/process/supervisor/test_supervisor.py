@@ -44,6 +44,7 @@ from worker.errors import (
     WorkerError,
 )
 from worker.supervisor.job import Inbox
+from worker.wire.black_box import MODEL
 from worker.wire.messages import Failed, Finished, Preparing, Started, Token
 from worker.wire.work import Tokenize, Tokenized
 
@@ -269,7 +270,7 @@ async def test_native_code_that_moves_is_no_stall() -> None:
         job = await submit(supervisor, request("hold"))
         first = engine_pid(supervisor)
         for beat in range(90):  # 1.5 s would be its end
-            with supervisor._guardian.engine._black_box.pulse_memory as pulse:
+            with supervisor._guardian.engine._black_box.pulse_memory(MODEL) as pulse:
                 pulse[0] = beat
             assert not supervisor.status().is_stalled
             await asyncio.sleep(0.02)
