@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
 import importlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NoReturn
+
+_MOMENT_SECONDS = 0.01
+"""In which a callback or destructor is over."""
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
@@ -41,6 +46,7 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
     """Run a function of a module with `first` and the command line, and exit with the code that it
     returns. A reader that leaves, as `head` does, ends the command without a word. A command whose
     output cannot be written has failed."""
+    sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
     os.environ["PYTHONSAFEPATH"] = "1"  # what lies where this is started is no module of a child
     try:
         with interrupted_later():
@@ -62,6 +68,23 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
             name = os.path.basename(sys.argv[0])
             print(f"{name}: {error.strerror or error}", file=sys.stderr, flush=True)
         sys.exit(1)
+
+
+def _interrupt_again(
+    tell: Callable[[sys.UnraisableHookArgs], object], lost: sys.UnraisableHookArgs
+) -> None:
+    """Have a Ctrl-C that came inside of a callback or destructor, which raise nothing, come once
+    more. Python shows its trace and goes on."""
+    if not issubclass(lost.exc_type, KeyboardInterrupt):
+        tell(lost)
+        return
+
+    def interrupt() -> None:
+        time.sleep(_MOMENT_SECONDS)
+        _thread.interrupt_main()
+
+    with suppress(RuntimeError):  # no thread is left
+        _thread.start_new_thread(interrupt, ())
 
 
 def stop_writing() -> None:
