@@ -8,7 +8,10 @@ set at a scrape. Nothing here waits for the engine.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
+from collections.abc import Iterator
 from functools import partial
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
@@ -18,7 +21,9 @@ from worker.wire.messages import CacheTier
 
 with without_init("prometheus_client"):  # its `__init__` imports HTTP servers
     from prometheus_client.metrics import Counter, Gauge, Histogram, disable_created_metrics
+    from prometheus_client.metrics_core import CounterMetricFamily, HistogramMetricFamily, Metric
     from prometheus_client.registry import CollectorRegistry
+    from prometheus_client.utils import floatToGoString
 
 Outcome = Literal["success", "error", "cancelled", "timeout"]
 Cut = Literal[
@@ -67,6 +72,34 @@ _GAUGES = (
 # fmt: on
 
 
+class _Tokens:
+    """What every token of every stream counts in. The client library's counter and histogram take
+    several times as long, for their locks."""
+
+    def __init__(self) -> None:
+        self._n_tokens, self._seconds = 0, 0.0
+        self._n_between = [0] * (len(_STEP_SECONDS) + 1)
+        """By the bucket of the time before them; the last is of longer times."""
+
+    def add(self, n_tokens: int, seconds_each: float | None) -> None:
+        """Count `n_tokens` that came; `seconds_each` is the time between them, `None` for the first."""
+        self._n_tokens += n_tokens
+        if seconds_each is not None:
+            self._n_between[bisect_left(_STEP_SECONDS, seconds_each)] += n_tokens
+            self._seconds += n_tokens * seconds_each
+
+    def collect(self) -> Iterator[Metric]:
+        """For the registry."""
+        edges = map(floatToGoString, (*_STEP_SECONDS, float("inf")))
+        buckets = [*zip(edges, accumulate(self._n_between), strict=True)]
+        # fmt: off
+        yield CounterMetricFamily("worker_tokens_generated", "Tokens of answers, as usage tells them: those of a matched stop and the one that ends it, too.", self._n_tokens)
+        yield HistogramMetricFamily("worker_inter_token_seconds", "Between the tokens of a stream.", buckets, self._seconds)
+        # fmt: on
+
+    describe = collect
+
+
 class Metrics:
     """The worker's counters, histograms and gauges; one instance per process."""
 
@@ -84,7 +117,6 @@ class Metrics:
         self.keys = counter("worker_key_requests_total", "Requests with a key of --api-key-file, by its name.", ("key",))
         self.quarantined = counter("worker_requests_quarantined_total", "Requests refused after crashing the engine.")
         self.tokens_in = counter("worker_tokens_in_total", "Prompt tokens of accepted requests, as usage tells them: once for all choices of a prompt.")
-        self.tokens_out = counter("worker_tokens_generated_total", "Tokens of answers, as usage tells them: those of a matched stop and the one that ends it, too.")
         self.slow_readers = counter("worker_slow_readers_total", "Clients cut because they stopped reading.")
         self.cut_off = counter("worker_connections_cut_total", "Connections that were refused or cut off before a request was read or its answer taken, by why.", ("reason",))
         self.crashes = counter("worker_engine_crashes_total", "Engine processes that died.")
@@ -95,10 +127,12 @@ class Metrics:
         self.duration_ms = histogram("worker_inference_duration_ms", "Acceptance to the terminal event.", buckets=_DURATION_MS)
         self.queue_wait = histogram("worker_queue_wait_seconds", "Acceptance to the first work on it.", buckets=_WAIT_SECONDS)
         self.first_token = histogram("worker_time_to_first_token_seconds", "Acceptance to the first token.", buckets=_WAIT_SECONDS)
-        self.inter_token = histogram("worker_inter_token_seconds", "Between the tokens of a stream.", buckets=_STEP_SECONDS)
         self.cancel = histogram("worker_cancel_latency_seconds", "A request's cancellation until the engine has freed its cells.", buckets=_CANCEL_SECONDS)
         self.load = histogram("worker_model_load_seconds", "Engine start to its first decoded token.", buckets=_LOAD_SECONDS)
 
+        tokens = _Tokens()
+        self.registry.register(tokens)
+        self.tokens = tokens.add
         # vLLM's older and newer names, from which its routers compute a hit rate.
         queries, hits = "Of worker_tokens_in_total, those of started requests.", "As worker_tokens_cached_total."
         self._queries = [counter(f"vllm:{name}_queries_total", queries) for name in _CACHE_NAMES]
@@ -137,13 +171,6 @@ class Metrics:
         for hits in self._hits:
             hits.inc(cached_tokens)
         self.reused.labels(tier).inc(cached_tokens)
-
-    def tokens(self, n_tokens: int, seconds_each: float | None) -> None:
-        """Count `n_tokens` that came; `seconds_each` is the time between them, `None` for the first."""
-        self.tokens_out.inc(n_tokens)
-        if seconds_each is not None:
-            for _ in range(n_tokens):
-                self.inter_token.observe(seconds_each)
 
     def value(self, name: str, **labels: str) -> float:
         """The value of one series."""
