@@ -48,6 +48,7 @@ from worker.wire.messages import (
     Stats,
     Submit,
     Threads,
+    Token,
 )
 from worker.wire.work import Embed, InferenceRequest, ProveResidency, Rank, Work
 
@@ -407,6 +408,8 @@ class Supervisor:
         streams: dict[int, list[StreamEvent]] = {}
         for event in events:
             match event:
+                case Token(request_id=id):  # first, as most are
+                    streams.setdefault(id, []).append(event)
                 case Stats():
                     if event.preempted != self._stats.preempted:
                         self._jobs.preempt(event.preempted)

@@ -174,13 +174,14 @@ class CompletionAnswer(_Choices):
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
             case Text(text, entries):
+                more = _timings(choice) if self._times_tokens else ""
+                if not self._scored:
+                    return self._chunk(choice, f'"text":{quoted(text)}', more=more)
                 scored = Scored(self._n_chars[choice.index], text.encode(), entries)
-                return self._part(
-                    choice, text, scored, _timings(choice) if self._times_tokens else ""
-                )
+                return self._part(choice, text, scored, more)
             case Started() if choice.echo and not self._scored:
-                echo = self._part(choice, choice.echo, scored_prompt(choice.echo, ()))
-                return super().encode(choice, delta) + echo
+                echo = f'"text":{quoted(choice.echo)}'
+                return super().encode(choice, delta) + self._chunk(choice, echo)
             case PromptScored(_, entries):
                 told = b""
                 if self.body.prompt_logprobs is not None:
@@ -194,7 +195,7 @@ class CompletionAnswer(_Choices):
                 return super().encode(choice, delta)
 
     def _part(self, choice: Choice, text: str, scored: Scored, more: str = "") -> bytes:
-        logprobs = _scores(completion_logprobs([scored])) if self._scored else "null"
+        logprobs = _scores(completion_logprobs([scored]))
         self._n_chars[choice.index] += len(text)
         return self._chunk(choice, f'"text":{quoted(text)}', logprobs, more=more)
 
