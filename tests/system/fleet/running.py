@@ -190,8 +190,8 @@ def on_this_machine(folder: Path, text: str, **environment: str) -> Iterator[Run
     }  # fmt: skip
     inherited.pop("RAY_DASHBOARD_ADDRESS", None)
     running = Running(inherited | environment, folder, free_port())
-    done = running.up(text)
     try:
+        done = running.up(text)
         assert done.returncode == 0, done.stdout + done.stderr
         yield running
     finally:
