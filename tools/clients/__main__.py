@@ -23,9 +23,9 @@ HERE = Path(__file__).parent
 ENVIRONMENTS = {
     "main": (
         "openai_python", "openai_routes", "anthropic_python", "frameworks", "bodies",
-        "llm_command", "outlines_python", "lm_eval_harness",
+        "llm_command", "outlines_python", "lm_eval_harness", "pydantic_ai_python",
     ),
-    "pydantic_ai": ("pydantic_ai_python",),
+    "instructor": ("instructor_python",),
     "llama_index": ("llama_index_python", "guidellm_command"),
     "aider": ("aider_command",),
     "ollama": ("ollama_python",),

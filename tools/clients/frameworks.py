@@ -143,27 +143,6 @@ def langgraph_agent(server: Server) -> None:
     assert len(ended["messages"]) >= 2
 
 
-# --- instructor ---
-
-
-def instructor_action(mode: str, model: Any = "bundled") -> None:
-    @action("instructor", f"mode {mode}", model)
-    def run(server: Server) -> None:
-        import instructor
-        from openai import OpenAI
-
-        api = OpenAI(base_url=server.v1, api_key="any", max_retries=0, timeout=50)
-        patched = instructor.from_openai(api, mode=instructor.Mode[mode])
-        found = patched.chat.completions.create(
-            model=server.model, messages=USER, response_model=City, max_tokens=200, max_retries=0
-        )
-        assert isinstance(found, City)
-
-
-for _mode in ("TOOLS", "TOOLS_STRICT", "JSON_SCHEMA", "RESPONSES_TOOLS"):
-    instructor_action(_mode)
-
-
 # --- openai-agents ---
 
 
