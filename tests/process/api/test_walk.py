@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from tools.walk import Walk, walk
 
-FUNCTIONS_IN = 90
-OBJECTS_IN = 16
+FUNCTIONS_IN = 88
+OBJECTS_IN = 15
 FUNCTIONS_OUT = 13
 OBJECTS_OUT = 1
 
