@@ -84,8 +84,9 @@ def template_variables(chat: Chat, said: Said, state: AppState) -> dict[str, Any
     }
     if is_on is not None:
         found |= dict.fromkeys(_SWITCHES, is_on)
-    if isinstance(found.get("reasoning_effort"), str):
-        del found["reasoning_effort"]
+    for name, kind in (("reasoning_effort", str), ("thinking_budget", int)):
+        if type(found.get(name)) is kind:  # it has been read, and may count no more
+            del found[name]
     if effort is not None and (effort != "none" or re.search(r"""(["'])none\1""", template)):
         found["reasoning_effort"] = effort
     if budget is not None and "thinking_budget" in template:
