@@ -23,14 +23,17 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT, signal.SIGTERM, *(() if ignores_terminal else (signal.SIGHUP,)))
 
 
+def _interrupting() -> list[signal.Signals]:
+    """Those that raise `KeyboardInterrupt`. Behind a shell's `&`, Ctrl-C itself is ignored."""
+    return [each for each in stop_signals() if signal.getsignal(each) is signal.default_int_handler]
+
+
 @contextmanager
 def interrupted_later() -> Iterator[None]:
     """For imports. A signal that would raise `KeyboardInterrupt` inside the block does so at its
     end: inside of a native module that is being imported, an exception may crash."""
     came: list[int] = []
-    handled = [
-        each for each in stop_signals() if signal.getsignal(each) is signal.default_int_handler
-    ]
+    handled = _interrupting()
     for each in handled:
         signal.signal(each, lambda number, _: came.append(number))
     try:
@@ -46,7 +49,7 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
     """Run a function of a module with `first` and the command line, and exit with the code that it
     returns. A reader that leaves, as `head` does, ends the command without a word. A command whose
     output cannot be written has failed."""
-    sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
+    sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook, _thread.get_ident())
     os.environ["PYTHONSAFEPATH"] = "1"  # what lies where this is started is no module of a child
     try:
         with interrupted_later():
@@ -71,17 +74,21 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
 
 
 def _interrupt_again(
-    tell: Callable[[sys.UnraisableHookArgs], object], lost: sys.UnraisableHookArgs
+    tell: Callable[[sys.UnraisableHookArgs], object],
+    main_thread: int,
+    lost: sys.UnraisableHookArgs,
 ) -> None:
     """Have a Ctrl-C that came inside of a callback or destructor, which raise nothing, come once
     more. Python shows its trace and goes on."""
-    if not issubclass(lost.exc_type, KeyboardInterrupt):
+    numbers = _interrupting() if issubclass(lost.exc_type, KeyboardInterrupt) else []
+    if not numbers:
         tell(lost)
         return
 
     def interrupt() -> None:
         time.sleep(_MOMENT_SECONDS)
-        _thread.interrupt_main()
+        if callable(signal.getsignal(numbers[0])):
+            signal.pthread_kill(main_thread, numbers[0])  # which also ends a wait
 
     with suppress(RuntimeError):  # no thread is left
         _thread.start_new_thread(interrupt, ())
