@@ -1,14 +1,16 @@
 """Keeps the threads that compute to the CPUs that the engine may use. Engine thread.
 
 Those may change while it runs: by a cpuset, as Kubernetes' static CPU manager and `docker update`
-set one, or by `taskset`. Two threads on one core wait for each other at every barrier of a compute
+set one, or by `taskset -a`. Two threads on one core wait for each other at every barrier of a compute
 graph, of which a token has hundreds, and take several times as long as one.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Collection
+from contextlib import suppress
 
 from worker.devices.cpu.budget import Cores
 from worker.observability.logs import get_logger
@@ -17,12 +19,22 @@ from worker.wire.messages import Event, Threads
 log = get_logger()
 
 _SECONDS = 1.0
-"""Between two looks, each of which takes a microsecond."""
+"""Between two looks, each of which takes some microseconds."""
 
 
 def allowed_cpus() -> Collection[int] | None:
-    """The CPUs that the calling thread may use; `None` where the system does not tell."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    """The CPUs that this process may use; `None` where the system does not tell.
+
+    The engine thread alone does not tell: OpenMP binds it to its first place at its first compute
+    graph, where `OMP_PROC_BIND` and the like ask for that.
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return None
+    cpus: set[int] = set()
+    for thread in threading.enumerate():
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            cpus |= os.sched_getaffinity(thread.native_id or 0)
+    return cpus
 
 
 class ThreadsFollowCpus:

@@ -123,7 +123,7 @@ def load() -> ModuleType:
     flat = bindings()
     flat.llama_log_set(log_callback(), None)
     # Without plug-ins in the wheel this does nothing; the built-in backends remain.
-    with log.capture() as lines:
+    with log.capture() as lines, _unbound():
         _ggml().ggml_backend_load_all_from_path(os.fsencode(folder()))
     startup_log.extend(lines)
     if _ggml().ggml_backend_dev_count() == 0:
@@ -156,10 +156,23 @@ def imported(module: str, what: str, remedy: str) -> ModuleType:
     """A module of llama_cpp; raises `BackendMismatch` with `what` and `remedy` if it is absent."""
     try:
         # The package's own `__init__` would import a whole application.
-        with without_init("llama_cpp"):
+        with without_init("llama_cpp"), _unbound():
             return importlib.import_module(f"llama_cpp.{module}")
     except (ImportError, OSError, RuntimeError) as error:
         raise BackendMismatch(f"{what} cannot be loaded: {error}; {remedy}") from error
+
+
+@contextmanager
+def _unbound() -> Iterator[None]:
+    """Leave the thread its CPUs. Where OpenMP's variables bind threads to places, it binds the one
+    that loads it, of which the CPU budget and other threads take theirs."""
+    if not hasattr(os, "sched_getaffinity"):
+        yield
+        return
+    cpus = os.sched_getaffinity(0)
+    yield
+    if os.sched_getaffinity(0) != cpus:
+        os.sched_setaffinity(0, cpus)
 
 
 def on_abort(listener: Callable[[str], None]) -> None:

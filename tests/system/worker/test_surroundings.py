@@ -20,6 +20,7 @@ from tests.support.pool_manager import serving
 from tests.support.ports import free_port
 from tests.support.worker import WorkerProcess, environment, installed, run_to_exit, until
 from tests.unit.observability.test_logs import unread
+from worker.devices.cpu.budget import cpu_budget
 
 
 def serves_and_stops(
@@ -162,13 +163,16 @@ def test_a_clock_that_jumps(start_worker: StartWorker, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such masks")
 @pytest.mark.parametrize("flags", [(), ("--threads", "2")])
+@pytest.mark.parametrize("bind", ["false", "true"])
 def test_cpus_that_are_taken_from_a_running_worker(
-    start_worker: StartWorker, flags: tuple[str, ...]
+    start_worker: StartWorker, flags: tuple[str, ...], bind: str
 ) -> None:
-    """As a cpuset does, of all its threads; those that the user has set stay."""
+    """As a cpuset does, of all its threads; those that the user has set stay. OpenMP may bind
+    those that compute."""
     cpus = sorted(os.sched_getaffinity(0))
-    worker = start_worker(*flags, env={"LLORCH_THREADS": ""})
+    worker = start_worker(*flags, env={"LLORCH_THREADS": "", "OMP_PROC_BIND": bind})
     n_threads = worker.get("/info").json()["engine"]["threads"]
+    assert n_threads == (2 if flags else cpu_budget(None).threads)
     if n_threads == 1:
         pytest.skip("needs two cores")
     for allowed in (cpus[:1], cpus):

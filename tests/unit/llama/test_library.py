@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 from contextlib import closing
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.support.bundled import bundled_gguf
+from tests.support.worker import environment as worker_environment
 from worker.errors import ModelError
 from worker.llama import library
 from worker.llama.batch import Batch
@@ -29,6 +31,22 @@ def test_the_registry_offers_the_processor() -> None:
     assert cpu.name == "CPU"
     found = library.properties_of(cpu)
     assert 0 < found.free_bytes <= found.total_bytes
+
+
+BOUND = """
+import os
+from worker.devices.cpu.budget import cpu_budget
+before = os.sched_getaffinity(0), cpu_budget(None).threads
+from worker.llama import library
+library.load()
+assert (os.sched_getaffinity(0), cpu_budget(None).threads) == before
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems bind no threads")
+def test_what_binds_threads_of_openmp_leaves_the_processs_cpus(tmp_path: Path) -> None:
+    environment = {**worker_environment(tmp_path), "OMP_PROC_BIND": "true"}
+    subprocess.run([sys.executable, "-c", BOUND], env=environment, check=True)
 
 
 def test_log_lines_are_whole_however_they_come() -> None:
