@@ -1,8 +1,8 @@
 """Keeps the threads that compute to the CPUs that the engine may use. Engine thread.
 
 Those may change while it runs: by a cpuset, as Kubernetes' static CPU manager and `docker update`
-set one, or by `taskset -a`. Two threads on one core wait for each other at every barrier of a compute
-graph, of which a token has hundreds, and take several times as long as one.
+set one, or by `taskset -a`. Two threads on one core wait for each other at every barrier of a
+compute graph, of which a token has hundreds, and take several times as long as one.
 """
 
 from __future__ import annotations
