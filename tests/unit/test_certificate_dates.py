@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import uvicorn
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.certificate import own_certificate
+from worker.api.http import tls
 from worker.setting_files import certificate_trouble
 
 DAY = 86400
@@ -40,6 +43,31 @@ def test_what_is_told_follows_the_clock(certificate: tuple[str, float], seconds:
     else:
         return
     assert told.startswith(f"{file} {expected}") and told.endswith("GMT")
+
+
+def test_a_server_that_runs_on_tells_once_a_day(
+    certificate: tuple[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a certificate that was good for long when it started."""
+    file, made = certificate
+    config = uvicorn.Config("", ssl_certfile=file, ssl_keyfile=file, log_config=None)
+    config.load_app = lambda: None  # type: ignore[method-assign]
+    config.load()
+    told: list[tuple[int, str]] = []
+    hours = [0]
+
+    def warn(_event: str, message: str) -> None:
+        told.append((hours[-1], message))
+
+    monkeypatch.setattr(tls, "_log", SimpleNamespace(warning=warn))
+    monkeypatch.setattr(time, "time", lambda: made + 3600 * hours[-1])
+    monkeypatch.setattr(time, "monotonic", lambda: 3600.0 * hours[-1])
+    served = tls.Certificate(config)
+    for hour in range(4 * 24):
+        hours.append(hour)
+        assert served.context is config.ssl
+    assert [hour for hour, _ in told] == [48, 72]
+    assert all("has expired" in message for _, message in told)
 
 
 def test_a_file_without_a_certificate_is_told_by_its_own_check(tmp_path: Path) -> None:

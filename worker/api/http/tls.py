@@ -11,6 +11,7 @@ import asyncio
 import functools
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from worker.setting_files import certificate_trouble, check_certificate, version
 
 ACCEPT_RETRY_SECONDS = 0.2
 """Until the next try where the system has no descriptor or memory for a connection."""
-
+_DAY_SECONDS = 86400.0
 
 _log = get_logger()
 
@@ -44,6 +45,7 @@ class Certificate:
         return [version_of(file) for file in self._files]
 
     def _warn(self) -> None:
+        self._warned_at = time.monotonic()
         if why := certificate_trouble(self._files[0]):
             _log.warning("certificate.expires", message=f"{why}.")
 
@@ -67,6 +69,8 @@ class Certificate:
             else:
                 _log.info("certificate.renewed")
                 self._warn()
+        if time.monotonic() - self._warned_at >= _DAY_SECONDS:
+            self._warn()
         return self._context
 
 
