@@ -199,7 +199,8 @@ def method_of(config: Config) -> Method:
     if name == "awq" and bits not in (None, 4):
         kinds = {f"{bits!r:.80} bits"}
     if name not in _KNOWN or not kinds <= set(known):
-        said = f" ({', '.join(sorted(kinds))})" if kinds - {""} else ""
+        told = ", ".join(sorted(kinds - {""}))
+        said = f" ({told})" if told else ""
         raise ModelError(
             f"{config.name}: weights quantised by {name}{said} cannot be converted; fp8, "
             "fbgemm_fp8, mxfp4, ModelOpt's FP8 and FP4, compressed-tensors' FP8, FP4 and integers, "

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -172,7 +172,8 @@ def _unbound() -> Iterator[None]:
     cpus = os.sched_getaffinity(0)
     yield
     if os.sched_getaffinity(0) != cpus:
-        os.sched_setaffinity(0, cpus)
+        with suppress(OSError):  # some sandboxes forbid it
+            os.sched_setaffinity(0, cpus)
 
 
 def on_abort(listener: Callable[[str], None]) -> None:
