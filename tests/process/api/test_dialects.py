@@ -340,6 +340,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [LOOKS]}, "tools[0]"),
     ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
     ({"input": [{"type": "item_reference"}]}, "input[0]"),
+    ({"input": [{"type": "web_search_call"}]}, "input"),
     ({"input": [{"type": "compaction", "encrypted_content": "a"}]}, "input[0]"),
     ({"input": [{"type": "custom_tool_call", "call_id": "1"}]}, "input[0]"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format"),

@@ -42,7 +42,7 @@ from worker.api.chat.request import (
 )
 from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import fault, invalid, refusal
 from worker.api.http.state import AppState
 
 
@@ -208,12 +208,16 @@ def _kinds(body: ResponsesBody) -> set[str]:
 def chat_of(body: ResponsesBody) -> Chat:
     """
     Raises:
-        InvalidRequest: the body leaves something to what was stored, which is nothing.
+        InvalidRequest: the body leaves something to what was stored, which is nothing, or it has
+            nothing that a model reads.
     """
     stored = ("previous_response_id", "conversation", "prompt")
     if named := [name for name in stored if getattr(body, name) is not None]:
         what = "is not honoured: nothing is stored; send the whole input"
         raise invalid([fault(name, "unsupported", f"{name} {what}") for name in named])
+    if (kinds := _kinds(body)) and kinds <= _IGNORED_ITEMS:
+        what = f"must have an item besides {' and '.join(sorted(kinds))}: a model reads none of it"
+        raise refusal("input", "minItems", what)
     choice = body.tool_choice
     one = choice.name if isinstance(choice, ToolChoice) else None
     word = choice if isinstance(choice, str) else "auto"
