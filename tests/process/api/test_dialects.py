@@ -303,6 +303,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [LOOKS], "tool_choice": FLY}, "tool_choice.function.name"),
     ({"tools": [LOOKS], "tool_choice": "always"}, "tool_choice"),
     ({"chat_template_kwargs": {"enable_thinking": "false"}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"thinking": "false"}}, "chat_template_kwargs"),
     ({"tools": [LOOKS], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
     (allowing("look") | {"tools": [FLY]}, "tool_choice.allowed_tools.tools[0].function.name"),
     ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),

@@ -20,6 +20,7 @@ from worker.api.chat.field_types import (
 )
 from worker.api.chat.fields import BudgetFields
 from worker.api.chat.media import medium_of, named_medium
+from worker.api.chat.reasoning import SWITCHES
 from worker.api.chat.request import Chat, Message, OneTool, Part, ReasoningOptions, Tool, ToolCall
 from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid, refusal
@@ -214,9 +215,10 @@ class ChatFields(OpenBody):
     @classmethod
     def _switches(cls, given: JsonObject) -> JsonObject:
         """A text would be true to a template, also "false"."""
-        if isinstance(given.get("enable_thinking"), str):
-            what = "must have true or false as enable_thinking, not a text"
-            raise PydanticCustomError("body.type", "{what}", {"what": what})
+        for name in SWITCHES:
+            if isinstance(given.get(name), str):
+                what = f"must have true or false as {name}, not a text"
+                raise PydanticCustomError("body.type", "{what}", {"what": what})
         return given
 
     goes_on: ClassVar[bool] = False

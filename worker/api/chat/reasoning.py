@@ -19,7 +19,7 @@ EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 512, "medium": 2048, "high": 
 """The budget of an effort, for templates that know nothing of it; others have none. The numbers are
 those of llama-server's page."""
 UNLIMITED = -1
-_SWITCHES = ("enable_thinking", "thinking")
+SWITCHES = ("enable_thinking", "thinking")
 """What templates call it."""
 
 
@@ -66,7 +66,7 @@ def reasoning_of(chat: Chat, state: AppState) -> Said:
 
 def _said_by(variables: Mapping[str, Any]) -> Said:
     effort, budget = variables.get("reasoning_effort"), variables.get("thinking_budget")
-    switches = [variables[name] for name in _SWITCHES if isinstance(variables.get(name), bool)]
+    switches = [variables[name] for name in SWITCHES if isinstance(variables.get(name), bool)]
     return (
         all(switches) if switches else None,
         effort if isinstance(effort, str) else None,
@@ -83,7 +83,7 @@ def template_variables(chat: Chat, said: Said, state: AppState) -> dict[str, Any
         **chat.template_variables,
     }
     if is_on is not None:
-        found |= dict.fromkeys(_SWITCHES, is_on)
+        found |= dict.fromkeys(SWITCHES, is_on)
     for name, kind in (("reasoning_effort", str), ("thinking_budget", int)):
         if type(found.get(name)) is kind:  # it has been read, and may count no more
             del found[name]
