@@ -23,17 +23,14 @@ def stop_signals() -> tuple[signal.Signals, ...]:
     return (signal.SIGINT, signal.SIGTERM, *(() if ignores_terminal else (signal.SIGHUP,)))
 
 
-def _interrupting() -> list[signal.Signals]:
-    """Those that raise `KeyboardInterrupt`. Behind a shell's `&`, Ctrl-C itself is ignored."""
-    return [each for each in stop_signals() if signal.getsignal(each) is signal.default_int_handler]
-
-
 @contextmanager
 def interrupted_later() -> Iterator[None]:
     """For imports. A signal that would raise `KeyboardInterrupt` inside the block does so at its
     end: inside of a native module that is being imported, an exception may crash."""
     came: list[int] = []
-    handled = _interrupting()
+    handled = [
+        each for each in stop_signals() if signal.getsignal(each) is signal.default_int_handler
+    ]
     for each in handled:
         signal.signal(each, lambda number, _: came.append(number))
     try:
@@ -80,8 +77,9 @@ def _interrupt_again(
 ) -> None:
     """Have a Ctrl-C that came inside of a callback or destructor, which raise nothing, come once
     more. Python shows its trace and goes on."""
-    numbers = _interrupting() if issubclass(lost.exc_type, KeyboardInterrupt) else []
-    if not numbers:
+    # Behind a shell's `&`, Ctrl-C itself is ignored; an event loop has a handler of its own.
+    numbers = [each for each in stop_signals() if callable(signal.getsignal(each))]
+    if not numbers or not issubclass(lost.exc_type, KeyboardInterrupt):
         tell(lost)
         return
 

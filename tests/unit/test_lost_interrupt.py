@@ -12,9 +12,9 @@ import pytest
 from tests.support.worker import environment
 
 PROGRAM = """
-import signal, sys, time, types
+import asyncio, signal, sys, time, types
 
-number, ignored = map(int, sys.argv[1:])
+number, ignored, function = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 signal.signal(number, signal.default_int_handler)
 if ignored:
     signal.signal(ignored, signal.SIG_IGN)
@@ -29,22 +29,36 @@ def run(arguments):
     time.sleep(3600)
     return 0
 
+async def on_a_loop():
+    signal.raise_signal(number)  # asks this task to end
+    try:
+        await asyncio.sleep(3600)
+    except asyncio.CancelledError:
+        run([])
+
 module = sys.modules["a_command"] = types.ModuleType("a_command")
-module.run = run
+module.run, module.looping = run, lambda arguments: asyncio.run(on_a_loop())
 from worker.cli import _command
-_command("a_command", "run")
+_command("a_command", function)
 """
 
 
 @pytest.mark.parametrize(
-    ("number", "ignored"),
-    [(signal.SIGINT, 0), (signal.SIGTERM, 0), (signal.SIGTERM, signal.SIGINT)],
+    ("number", "ignored", "function"),
+    [
+        (signal.SIGINT, 0, "run"),
+        (signal.SIGINT, 0, "looping"),
+        (signal.SIGTERM, 0, "run"),
+        (signal.SIGTERM, signal.SIGINT, "run"),
+    ],
 )
-def test_it_is_neither_lost_nor_shown(number: int, ignored: int, tmp_path: Path) -> None:
+def test_it_is_neither_lost_nor_shown(
+    number: int, ignored: int, function: str, tmp_path: Path
+) -> None:
     """Nor is what stops a command as Ctrl-C does, also behind a shell's `&`, which ignores that. A
     command that waits stops at once."""
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(int(number)), str(int(ignored))],
+        [sys.executable, "-c", PROGRAM, str(int(number)), str(int(ignored)), function],
         env=environment(tmp_path),
         capture_output=True,
         text=True,
