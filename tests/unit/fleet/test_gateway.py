@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import structlog
 
-from tests.support.clock import HoldClock
+from tests.support.clock import HoldClock, within
 from tests.support.supervised import until
 from tests.unit.fleet.scripted import (
     SSE_HEAD,
@@ -153,11 +153,12 @@ async def test_reading_a_body_holds_up_nobody() -> None:
         body = b'{"model": "tiny", "x": [' + held + b", " + (held + b", ") * 700_000 + b"0]}"
         async with fleet_of(answers) as (gateway, _, (worker,)):
             calling = asyncio.create_task(call(gateway, "/execute", body))
-            assert await longest_wait(calling) < 0.1, held
+            assert within(await longest_wait(calling), 0.1), held
             assert (await calling).status == 200 and worker.requests[0].body == body
 
 
 async def test_metrics_of_many_workers_hold_up_nobody() -> None:
+    """To read and write them takes most of what the call computes."""
     text = b"".join(b'a_bucket{le="%d"} 1\n' % n for n in range(500))
 
     async def tells(conversation: Conversation) -> None:
@@ -166,8 +167,10 @@ async def test_metrics_of_many_workers_hold_up_nobody() -> None:
 
     async with fleet_of(tells) as (gateway, table, (worker,)):
         table.replace("tiny", at({f"tiny-{n}": worker.uri for n in range(40)}))
+        began = time.process_time()
         calling = asyncio.create_task(call(gateway, "/metrics"))
-        assert await longest_wait(calling) < 0.1
+        longest = await longest_wait(calling)
+        assert longest < (time.process_time() - began) / 2
         assert (await calling).body.count(b"a_bucket{") == 20_000
 
 
