@@ -32,6 +32,8 @@ if sys.platform == "darwin":  # which has no such semaphores in memory
     _ABORTS, _GOES_ON, _STOPS = ("strlen", 0, 1)
 _ABORT_BYTES = 64
 """A semaphore has less."""
+_LEAST_LEFT = 2**30
+"""Before a `decode`, which has far fewer nodes."""
 _OUTCOMES: dict[int, DecodeOutcome] = {0: "ok", 1: "no_room", 2: "aborted"}
 _LOGITS_BYTES = 64 << 20
 """Of all logits of one batch at most."""
@@ -195,7 +197,10 @@ class Context:
         self._unsettled.clear()
         if result == 0:
             self._flat.llama_synchronize(self.pointer)  # on a CPU, the decode has waited
-        self._left.value = _GOES_ON  # an abort while a GPU computed is none of the next batch
+        if abs(self._left.value - _STOPS) < _LEAST_LEFT:
+            # Seldom, so that who looks after several short passes finds another number. An abort
+            # while a GPU computed is none of the next batch.
+            self._left.value = _GOES_ON
         if result == -1:
             raise InferenceFailed("llama.cpp refuses a batch as malformed")
         return _OUTCOMES.get(result, "failed")
