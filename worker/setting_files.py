@@ -17,6 +17,8 @@ from worker.errors import ConfigError, wrong_value
 
 MAX_TEMPLATE_CHARS = 100_000
 """Of a chat template; those of today's models have a tenth of that."""
+KEY_FILE, UNFINISHED = "key", ".part"
+"""What `--kv-store` calls its key, and how a file's name ends that is not whole yet."""
 _SOON_SECONDS = 14 * 86400
 """Of a certificate's time, or its last third: some are issued for days, and replaced then."""
 _KEY_NAME, _KEY = re.compile(r"[A-Za-z0-9._-]{1,64}"), re.compile(r"[\x21-\x7e]+")
@@ -68,8 +70,11 @@ def certificate_trouble(certfile: str) -> str:
     return ""
 
 
-def version_of(file: str) -> object:
-    """Another value once the file is another, or is not there."""
+FileVersion = tuple[int, int, int] | None
+
+
+def version_of(file: str | Path | int) -> FileVersion:
+    """Another value once the file, or that of a descriptor, is another, or is not there."""
     try:
         status = os.stat(file)
     except OSError:
@@ -86,7 +91,7 @@ def check_store(folder: Path) -> str:
         if existing == folder and (status.st_uid != os.geteuid() or status.st_mode & others):
             why = "others could put files into it: it must be this user's, and chmod 700"
             raise PermissionError(errno.EACCES, why)
-        if not (folder / "key").exists():
+        if not (folder / KEY_FILE).exists():
             _try_link(existing)
     except OSError as error:
         why = f"--kv-store {folder} cannot be used: {error.strerror}."
@@ -97,8 +102,8 @@ def check_store(folder: Path) -> str:
 def _try_link(folder: Path) -> None:
     """Raises `OSError` where a folder's file system has no hard links, by which the workers that
     share a store agree on its key."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix="key-", suffix=".part") as trial:
-        link = f"{trial.name}-link.part"
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="key-", suffix=UNFINISHED) as trial:
+        link = f"{trial.name}-link{UNFINISHED}"
         try:
             os.link(trial.name, link)
         except OSError as error:

@@ -29,7 +29,8 @@ class Cores:
     behind its walls, where it reads no files."""
 
     of_cpus: Mapping[int, int]
-    """The core of each CPU: threads of one core share its arithmetic units."""
+    """The core of each CPU: threads of one core share its arithmetic units. One that is offline
+    tells none, and counts as a core when it comes."""
     quota: float | None = None
     """CPU time per wall time that a control group allows, such as 2.5."""
     quota_origin: str = ""

@@ -22,7 +22,6 @@ from worker.background import background_thread
 from worker.devices.plan.cells import LARGEST_SHARE
 from worker.engine.cache.disk_file import (
     SUFFIX,
-    UNFINISHED,
     Damaged,
     Entry,
     read,
@@ -34,7 +33,7 @@ from worker.engine.tokens import common_length
 from worker.errors import ConfigError
 from worker.llama.memory_kind import MemoryKind
 from worker.observability.logs import get_logger
-from worker.setting_files import check_store
+from worker.setting_files import KEY_FILE, UNFINISHED, check_store
 from worker.wire.adapters import Scope
 
 log = get_logger()
@@ -230,7 +229,7 @@ def _open(folder: Path) -> bytes:
     try:
         check_store(folder)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return _secret(folder / "key")
+        return _secret(folder / KEY_FILE)
     except OSError as error:
         why = f"--kv-store {folder} cannot be used: {error.strerror}."
         raise ConfigError(why, field="kv_store") from None
@@ -252,8 +251,8 @@ def _secret(path: Path) -> bytes:
     key = path.read_bytes()
     if len(key) != _KEY_BYTES or path.stat().st_mode & 0o077:
         raise ConfigError(
-            f'--kv-store {path.parent}: its file "key" is damaged or open to others; remove the '
-            "folder.",
+            f'--kv-store {path.parent}: its file "{path.name}" is damaged or open to others; '
+            "remove the folder.",
             field="kv_store",
         )
     return key

@@ -23,9 +23,10 @@ from typing import Annotated
 import msgspec
 
 from worker.engine.cache.moves import Snapshot, State
+from worker.setting_files import UNFINISHED
 from worker.wire.adapters import Scope
 
-SUFFIX, UNFINISHED = ".kv", ".part"
+SUFFIX = ".kv"
 _MAGIC = b"LLORCHKV"
 _LENGTH_BYTES, _MAC_BYTES = 4, 32
 _PIECE = 8 << 20

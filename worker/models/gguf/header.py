@@ -7,7 +7,6 @@ the worker needs.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections import Counter
@@ -24,6 +23,7 @@ from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import unusable
 from worker.models.gguf.layout import GgufLayout, Scalar, fits, read_layout
 from worker.models.gguf.tensors import TensorEntry
+from worker.setting_files import version_of
 
 TOKENIZER_KINDS = {
     "gpt2": "gguf-bpe",
@@ -113,14 +113,12 @@ def packed(header: GgufHeader) -> bytes:
 
 
 def current_header(known: bytes | None, path: Path) -> GgufHeader:
-    """The header that is known, while the model's files have the size that they had then; else it
+    """The header that is known, while the model's files are those that it was read from; else it
     is read anew."""
     if known is not None:
         header = msgspec.msgpack.decode(known, type=GgufHeader, dec_hook=_path)
-        with contextlib.suppress(OSError):
-            size_bytes = sum(part.stat().st_size for part in header.parts)
-            if header.path == path and size_bytes == header.size_bytes:
-                return header
+        if header.path == path and tuple(map(version_of, header.parts)) == header.read_from:
+            return header
     return read_header(path)
 
 
@@ -219,7 +217,7 @@ def _join_parts(header: GgufHeader, count: int) -> GgufHeader:
     if header.unsigned(keys.Split.LLM_KV_SPLIT_NO) != 0:
         raise unusable(path, "it is named as the first part of a split model but is not")
     tensors = list(header.tensors)
-    size_bytes = header.size_bytes
+    size_bytes, read_from = header.size_bytes, header.read_from
     for number, other in enumerate(paths[1:], start=1):
         part = read_layout(other)
         named = part.unsigned(keys.Split.LLM_KV_SPLIT_NO)
@@ -227,6 +225,7 @@ def _join_parts(header: GgufHeader, count: int) -> GgufHeader:
             raise unusable(other, f"it does not say that it is part {number + 1} of {count}")
         tensors += part.tensors
         size_bytes += part.size_bytes
+        read_from += part.read_from
     names = Counter(tensor.name for tensor in tensors)
     twice = [name for name, times in names.items() if times > 1]
     if twice:
@@ -238,6 +237,7 @@ def _join_parts(header: GgufHeader, count: int) -> GgufHeader:
         header,
         parts=tuple(paths),
         size_bytes=size_bytes,
+        read_from=read_from,
         tensors=tuple(tensors),
         quant_kind=_quant_kind(header.unsigned(keys.General.FILE_TYPE), tuple(tensors)),
     )

@@ -27,6 +27,7 @@ from worker.errors import ModelError
 from worker.models.gguf.constants import constants
 from worker.models.gguf.faults import check_magic, unusable
 from worker.models.gguf.tensors import Row, TensorEntry, padded, place_tensors
+from worker.setting_files import FileVersion, version_of
 
 Scalar = int | float | bool | str
 
@@ -127,6 +128,8 @@ class GgufLayout:
     path: Path
     version: int
     size_bytes: int
+    read_from: tuple[FileVersion, ...]
+    """The file as it was when it was opened."""
     metadata: dict[str, Scalar]
     """Without arrays."""
     types: dict[str, str]
@@ -209,6 +212,7 @@ class _Reader:
         self.path = path
         self.file = file
         self.size = size
+        self.opened = version_of(file.fileno())
         self.position = position
         self.strings_left = MAX_STRINGS
 
@@ -292,6 +296,7 @@ class _Reader:
             path=self.path,
             version=version,
             size_bytes=self.size,
+            read_from=(self.opened,),
             metadata=values,
             types=types,
             arrays=arrays,
