@@ -68,6 +68,11 @@ def error_of_response(status: int, body: bytes) -> WorkerError:
     return (kinds[0] if kinds else WorkerError)(message)
 
 
+def refusal_of(status: int, body: bytes) -> str | None:
+    """The code of a worker's answer, if that is an error."""
+    return error_of_response(status, body).code if status >= 400 else None
+
+
 def json_object(text: bytes) -> dict[str, Any]:
     """The text as a JSON object; empty if it is none that a worker would read."""
     try:

@@ -56,7 +56,7 @@ from worker.errors import (
     QueueFull,
 )
 from worker.fleet.affinity import key_of
-from worker.fleet.endings import json_object
+from worker.fleet.endings import json_object, refusal_of
 from worker.fleet.metrics import merged
 from worker.fleet.relay import RETRY_AFTER_SECONDS, Ask, Relay
 from worker.fleet.settings import Fleet, settings_of
@@ -133,7 +133,7 @@ class Gateway(Surface):
                 raise ValueError("the token's file is empty")
             given = {"host": fleet.host, "worker_token": token, "api_key_file": fleet.api_key_file}
             settings = settings_of(first.backend, {**first.settings, **given})
-            self.gate = Gate(settings)
+            self.gate = Gate(settings, "{} in the settings of the fleet's first workers".format)
             self._by_key.update(dict.fromkeys(self.gate.key_names, 0))
         except (OSError, ValueError, ConfigError) as error:
             raise ConfigError(f"The clients' token or keys cannot be read: {error}") from None
@@ -174,6 +174,7 @@ class Gateway(Surface):
             return response
         finally:
             self._asks.discard(ask)
+            request.state.code = ask.refusal
 
     async def _fields_of(self, request: Request, body: bytes) -> dict[str, Any]:
         """The body's fields. If it is no object, or too much for the parser, there are none, and
@@ -381,7 +382,7 @@ class Gateway(Surface):
         good = [each for each in answers if each[0].status < 400]
         bad = [each for each in answers if each[0].status != JobNotFound.status]
         answer, worker = [*good, *bad, *answers][0]
-        content = answer.content
+        content, ask.refusal = answer.content, refusal_of(answer.status, answer.content)
         headers = {
             name.decode("latin-1"): value.decode("latin-1")
             for name, value in answer.headers

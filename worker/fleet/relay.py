@@ -19,7 +19,7 @@ from worker.api.http.encoding import KEEPALIVE
 from worker.api.http.headers import LATE_HEAD, RETRY_AFTER, UNBUFFERED, WORKER
 from worker.api.http.operation import SSE, StreamForm
 from worker.errors import Cancelled, EngineCrashed, NotReady, WorkerError
-from worker.fleet.endings import Tail, error_of_response
+from worker.fleet.endings import Tail, error_of_response, refusal_of
 from worker.fleet.upstream import Exchange, Headers, Lost, NotReached
 from worker.fleet.workers import AVOIDED_SECONDS, Worker, WorkerTable
 
@@ -66,6 +66,8 @@ class Ask:
     worker: Worker | None = None
     """The worker that has the request now."""
     cancelled: bool = False
+    refusal: str | None = None
+    """The code of a worker's error that is given on instead of an answer."""
     has_ended: bool = False
     """Whether the end of its answer is on its way to the client, who may send its job's id anew."""
     tried: set[str] = field(default_factory=set)
@@ -236,6 +238,7 @@ class Relay:
         if self._has_begun:
             raise error_of_response(answer.status, answer.content)
         self._ask.body, self._ask.has_ended = b"", True
+        self._ask.refusal = refusal_of(answer.status, answer.content)
         headers = answer.headers
         if answer.content and not answer.header(b"content-length"):
             headers = [*headers, (b"content-length", b"%d" % len(answer.content))]

@@ -238,12 +238,13 @@ def refusals(client: httpx.Client) -> dict[str, float]:
     return {name: float(n) for name, n in series if float(n)}
 
 
-def test_who_only_asks_whether_a_stream_is_there_is_not_refused(worker: WorkerProcess) -> None:
-    """A fleet's gateway asks all workers: those without the stream counted a refusal each time."""
+def test_who_asks_whether_a_stream_or_job_is_there_is_not_refused(worker: WorkerProcess) -> None:
+    """A fleet's gateway asks all workers: those without it counted a refusal each time."""
     with worker.client() as client:
         before, told = refusals(client), client.get("/status").json()["refusals"]
         for path in ("/execute/no-such-job", "/v1/stream?conv_id=none"):
             assert client.head(path).status_code == 404
+        assert client.post("/cancel", json={"job_id": "no-such-job"}).status_code == 404
         assert refusals(client) == before
         assert client.get("/status").json()["refusals"] == told
 

@@ -226,6 +226,25 @@ async def test_a_full_fleet_says_so_at_once_in_the_callers_dialect(path: str) ->
     assert all(len(worker.requests) == 1 for worker in workers[:2])
 
 
+@pytest.mark.parametrize(
+    ("path", "status", "told", "code"),
+    [
+        ("/execute", 400, {"code": "INVALID_REQUEST"}, "INVALID_REQUEST"),
+        ("/v1/messages", 503, {"error": {"code": "queue_full"}}, "QUEUE_FULL"),
+        ("/cancel", 404, {"code": "JOB_NOT_FOUND"}, "JOB_NOT_FOUND"),
+        ("/api/chat", 403, {"error": "a text alone"}, "FORBIDDEN"),
+        ("/execute", 200, {"code": "of an answer"}, None),
+    ],
+)
+async def test_the_log_has_why_a_worker_refused_a_request(
+    path: str, status: int, told: dict[str, object], code: str | None
+) -> None:
+    async with fleet_of(tells(status, told, "retry-after: 1\r\n")) as (gateway, _, _):
+        with structlog.testing.capture_logs() as logs:
+            assert (await call(gateway, path, JOB)).status == status
+    assert [each["code"] for each in logs if each["event"] == "request.answered"] == [code]
+
+
 async def test_a_fleet_without_workers_is_waited_for() -> None:
     async with fleet_of(answers) as (gateway, table, (worker,)):
         table.replace("tiny", at({}))
@@ -728,6 +747,8 @@ async def test_what_clients_may_not_do() -> None:
             assert (await call(gateway, path, {})).status == 403
         refused = await call(gateway, "/v1/models", headers={"host": "evil.example"})
         assert refused.status == 403
+        hint = "allow_host in the settings of the fleet's first workers adds one"
+        assert hint in refused.json["error"]["message"]
         origin = {"origin": "https://evil.example"}
         assert (await call(gateway, "/execute", JOB, headers=origin)).status == 403
         large = {"job_id": "j", "prompt": "x" * 5_000_000}

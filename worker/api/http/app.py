@@ -165,8 +165,9 @@ class Surface(ABC):
         except WorkerError as error:
             request.state.code = error.code
             response = error_response(error, place.dialect.errors, request.state.correlation_id)
-            # A HEAD asks whether there is something; so does a fleet's gateway, of all workers.
-            is_answer = scope["method"] == "HEAD" and error.status == 404
+            # Whether there is something: a fleet's gateway asks that of all workers.
+            asks = scope["method"] == "HEAD" or (operation is not None and operation.asks == "all")
+            is_answer = asks and error.status == 404
             if not (is_answer or getattr(request.state, "is_accepted", False)):
                 path = scope["path"][:_MAX_TOLD_CHARS]
                 self.refused(operation, path, response.status_code, error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -16,7 +17,7 @@ from starlette.types import Scope
 
 from worker.api.http import headers
 from worker.api.http.operation import Operation
-from worker.errors import Forbidden, Unauthorized
+from worker.errors import Forbidden, Unauthorized, flag
 from worker.observability.logs import digest
 from worker.setting_files import read_keys
 from worker.settings import Settings
@@ -32,7 +33,9 @@ _EXPOSED = b", ".join(each.key for each in headers.ALL if each.told is not None)
 
 
 class Gate:
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, told: Callable[[str], str] = flag) -> None:
+        """`told` makes of a setting's name what its user has to give."""
+        self._told = told
         self._keys = _keys_of(settings)
         self._is_local = all(map(is_loopback, settings.host))
         # With a key, a page of a rebound name gets nothing; and no page reaches a Unix socket.
@@ -67,13 +70,13 @@ class Gate:
             if not (is_out_of_reach or is_loopback(host)):
                 why = "listens on a loopback address" if self._is_local else "has no token"
                 raise Forbidden(
-                    f"Host is not a name of this worker, which {why}; --allow-host adds one"
+                    f"Host is not a name of this worker, which {why}; "
+                    f"{self._told('allow_host')} adds one"
                 )
         for origin in headers.ORIGIN.all(head):
             if not self._may_ask(origin.lower(), host):
-                raise Forbidden(
-                    "Origin is not one that may use this worker; --allow-origin adds it"
-                )
+                adds = self._told("allow_origin")
+                raise Forbidden(f"Origin is not one that may use this worker; {adds} adds it")
         given = headers.CONTENT_TYPE.all(head)
         kinds = [kind.partition(";")[0].strip().lower() for kind in given]
         if self._needs_json and scope["method"] == "POST" and kinds != ["application/json"]:
