@@ -275,6 +275,11 @@ def test_an_object_is_what_json_has(value: str) -> None:
     assert "must be a JSON object such as" in message and len(message) < 400
 
 
+def test_a_text_for_a_switch_of_a_template_is_refused() -> None:
+    message = refusal("--chat-template-kwargs", '{"enable_thinking": "false"}')
+    assert "must have true or false as enable_thinking, not a text" in message
+
+
 @pytest.mark.parametrize("value", ["nan", "inf", "1979-05-27"])
 def test_a_table_for_an_object_has_what_json_has(value: str, tmp_path: Path) -> None:
     config = tmp_path / "c.toml"

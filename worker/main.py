@@ -41,13 +41,8 @@ def main(backend: BackendName, argv: Sequence[str]) -> int:
     try:
         with contextlib.closing(EngineProcess()) as engine:
             if serves and not instructions.missing():
-                try:
+                with contextlib.suppress(WorkerError):  # the start tries again, and tells why not
                     engine.spawn()
-                except WorkerError as error:
-                    from worker.observability import logs
-
-                    logs.configure()
-                    return _report(backend, error)
             return _obey(backend, name, argv[1:] if name else argv, engine)
     except KeyboardInterrupt:
         return 0 if name is None else 130

@@ -14,6 +14,7 @@ import dataclasses
 import json
 import os
 import re
+import resource
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
@@ -81,6 +82,10 @@ ALIASES = {
     "model": "MODEL_PATH", "host": "BIND_ADDR", "port": "BIND_ADDR", "cuda_device": "CUDA_DEVICE"
 }  # fmt: skip
 """Settings, each with the variable of it that other workers of a pool read."""
+OTHER_FILES = 64
+"""That a worker's process opens at once beside its connections, at most."""
+SWITCHES = ("enable_thinking", "thinking")
+"""Whether a model reasons, as chat templates call it."""
 _VISIBLE = r"^[\x21-\x7e]+$"
 _SENDABLE = r"^[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?$"
 """What a header can carry: spaces at its ends are not part of it."""
@@ -201,6 +206,14 @@ def _check_origin(text: str) -> None:
         raise ValueError(f"must be an origin such as https://chat.example, or *; {text!r} is not")
 
 
+def check_variables(given: dict[str, Any]) -> dict[str, Any]:
+    """Those of a chat template, to which a text is true, also "false"."""
+    for name in SWITCHES:
+        if isinstance(given.get(name), str):
+            raise ValueError(f"must have true or false as {name}, not a text")
+    return given
+
+
 def _pair(value: Any) -> Any:
     """Read `1,9`, or a list of both; `None` is no pair."""
     if value is None:
@@ -230,7 +243,9 @@ Range = Annotated[
     BeforeValidator(_pair),
 ]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
-JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_object)]
+Variables = Annotated[
+    dict[str, Any], NoDecode, BeforeValidator(_object), AfterValidator(check_variables)
+]
 Order = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_order)]
 OutputType = Literal[
     "f32", "f16", "bf16", "q8_0", "q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q4_0",
@@ -314,7 +329,7 @@ class Settings(_TableFields):
     reasoning_effort: Annotated[Name | None, AfterValidator(lambda word: None if word == "default" else word)] = _setting(None, "chat", "how much a model reasons where a request says nothing: none, minimal, low, medium, high or another word that its chat template knows; default leaves it to the template")
     reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "chat", "tokens of reasoning in a chat's answer at most, where a request says nothing; 0 = none, -1 = any number")
     reasoning_budget_message: str = _setting("", "chat", "a text that ends reasoning whose budget is spent", max_length=4096)
-    chat_template_kwargs: JsonObject | None = _setting(None, "chat", "a JSON object: variables of the chat template, where a request says nothing of them")
+    chat_template_kwargs: Variables | None = _setting(None, "chat", "a JSON object: variables of the chat template, where a request says nothing of them")
     allow_host: Annotated[Names, _each(check_host)] = _setting((), "server", "a host name, repeatable, that Host may have besides the worker's own names")
     allow_origin: Annotated[Names, _each(_check_origin)] = _setting((), "server", "a web origin such as https://chat.example, repeatable, whose pages may use this worker; * is any")
     allow_media_host: Annotated[Names, _each(_media_host)] = _setting((), "server", "HOST or HOST:PORT, repeatable, from which pictures and sounds that a request names by an http(s) URL are fetched; * is any; an address of a private network must be named itself")
@@ -457,6 +472,12 @@ class Settings(_TableFields):
         if (self.engine.threads or 0) > n_cpus:
             why = f"but this machine has {n_cpus} CPUs: each computation waits for its last thread"
             raise wrong_value("threads", self.engine.threads, why)
+        _, n_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if n_files <= OTHER_FILES and n_files != resource.RLIM_INFINITY:
+            raise ConfigError(
+                f"A process may have {n_files} files open here (ulimit -n): a worker needs "
+                f"{OTHER_FILES}, and one more for each connection."
+            )
 
     def file_checks(self) -> Iterator[tuple[str, Callable[[], str]]]:
         """The files, beside models, without which nothing is served, as names and checks. A check

@@ -34,6 +34,7 @@ from worker.api.http.connection import WorkerProtocol, protocol_with
 from worker.api.http.one_per_turn import OnePerTurn
 from worker.api.http.server import server_for
 from worker.api.http.tls import Certificate, TlsListener
+from worker.settings import OTHER_FILES
 
 N_SLOW_PARTS = 12
 left: list[str] = []
@@ -699,7 +700,7 @@ def test_files_are_left_for_everything_else(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(resource, "setrlimit", set_limit)
     most = connection.most_connections(files_each)
-    assert soft - 1 <= files_each * most + connection.OTHER_FILES <= soft <= hard
+    assert soft - 1 <= files_each * most + OTHER_FILES <= soft <= hard
     assert most == connection.MAX_CONNECTIONS or soft == hard
 
 

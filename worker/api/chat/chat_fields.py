@@ -20,10 +20,10 @@ from worker.api.chat.field_types import (
 )
 from worker.api.chat.fields import BudgetFields
 from worker.api.chat.media import medium_of, named_medium
-from worker.api.chat.reasoning import SWITCHES
 from worker.api.chat.request import Chat, Message, OneTool, Part, ReasoningOptions, Tool, ToolCall
 from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid, refusal
+from worker.settings import check_variables
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
@@ -214,12 +214,10 @@ class ChatFields(OpenBody):
     @field_validator("chat_template_kwargs")
     @classmethod
     def _switches(cls, given: JsonObject) -> JsonObject:
-        """A text would be true to a template, also "false"."""
-        for name in SWITCHES:
-            if isinstance(given.get(name), str):
-                what = f"must have true or false as {name}, not a text"
-                raise PydanticCustomError("body.type", "{what}", {"what": what})
-        return given
+        try:
+            return check_variables(given)
+        except ValueError as error:
+            raise PydanticCustomError("body.type", "{what}", {"what": str(error)}) from None
 
     goes_on: ClassVar[bool] = False
     """Whether the answer goes on with a last message of the assistant unasked in this dialect."""

@@ -14,14 +14,12 @@ from typing import Any
 
 from worker.api.chat.request import Chat
 from worker.api.http.state import AppState
+from worker.settings import SWITCHES
 
 EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 512, "medium": 2048, "high": 8192}
 """The budget of an effort, for templates that know nothing of it; others have none. The numbers are
 those of llama-server's page."""
 UNLIMITED = -1
-SWITCHES = ("enable_thinking", "thinking")
-"""What templates call it."""
-
 
 Said = tuple[bool | None, str | None, int | None]
 """Whether the model reasons, with what effort and in how many tokens; `None` is not said."""

@@ -32,6 +32,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from worker.observability.logs import get_logger
 from worker.observability.metrics import Cut
+from worker.settings import OTHER_FILES
 
 MAX_HEAD_BYTES = 64 * 1024
 """The most bytes in a request's line and headers."""
@@ -57,8 +58,6 @@ FRAMING_PER_BYTE = 8
 PARSED_AT_ONCE = 8 * 1024
 """Bytes that are parsed in one turn of the event loop, which takes some 5 ms at most."""
 MAX_CONNECTIONS = 2048
-OTHER_FILES = 64
-"""That this process opens at once beside its connections, at most."""
 MAX_UNREAD_BYTES = 256 * 2**20
 """Of all answers that wait for their clients to read them."""
 
