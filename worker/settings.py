@@ -309,7 +309,7 @@ class Settings(_TableFields):
     backend: BackendName = _setting("cpu", "", "set by the command")
 
     # fmt: off
-    model: Name | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
+    model: Name | None = _setting(None, "model", "an alias of the models file, a .gguf file, a folder of SafeTensors, hf:owner/repo:Q4_K_M@revision or hf:owner/repo@revision::file=name.gguf; without it the bundled tiny model")
     lora: Annotated[Names, AfterValidator(_adapters)] = _setting((), "model", "[NAME=]FILE[:SCALE], repeatable: a LoRA adapter, a GGUF or a folder of PEFT's, for requests that ask for NAME as their model; without a name, for all that ask for none; scale 1 without it")
     draft: Name | None = _setting(None, "model", "a small model of the same vocabulary, named as --model's, that guesses ahead for a stream that runs alone")
     mmproj: Name | None = _setting(None, "model", "FILE: the projector with which the model sees and hears; without it the smallest of the model's repository, or the only one beside the model that fits; none or --no-mmproj: text only")

@@ -16,12 +16,13 @@ from worker.setting_faults import without_secrets
 CHECKPOINTS = "an alias of models.toml, a folder of SafeTensors or hf:owner/repo@revision"
 """What names a model that can be converted."""
 FORMS = (
-    "an alias of models.toml, a .gguf file, a folder of SafeTensors or "
-    "hf:owner/repo@revision::file=path/in/repo.gguf"
+    "an alias of models.toml, a .gguf file, a folder of SafeTensors, hf:owner/repo:Q4_K_M@revision "
+    "or hf:owner/repo@revision::file=path/in/repo.gguf"
 )
 
 _ALIAS = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
+_QUANTISATION = re.compile(r"[A-Za-z0-9][\w-]*", re.ASCII)
 _REVISION = re.compile(r"[\w.-]+(/[\w.-]+)*", re.ASCII)
 COMMIT = re.compile(r"[0-9a-f]{40}")
 _ELSEWHERE = re.compile(r"[\\\0]|(?:^|/)[A-Za-z]:")
@@ -30,11 +31,18 @@ _ELSEWHERE = re.compile(r"[\\\0]|(?:^|/)[A-Za-z]:")
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A Hugging Face repository; without `file`, one of SafeTensors or with a single GGUF."""
+    """A Hugging Face repository; without `file` or `quantisation`, one of SafeTensors or with a
+    single GGUF."""
 
     repo: str
     revision: str | None = None
     file: str | None = None
+    quantisation: str | None = None
+    """As its file's name has it, in letters of either case: `Q4_K_M`."""
+
+    @property
+    def is_gguf(self) -> bool:
+        return self.file is not None or self.quantisation is not None
 
     @property
     def is_pinned(self) -> bool:
@@ -42,9 +50,10 @@ class HubReference:
         return self.revision is not None and COMMIT.fullmatch(self.revision) is not None
 
     def __str__(self) -> str:
+        quantisation = f":{self.quantisation}" if self.quantisation else ""
         revision = f"@{self.revision}" if self.revision else ""
         file = f"::file={self.file}" if self.file else ""
-        return f"hf:{self.repo}{revision}{file}"
+        return f"hf:{self.repo}{quantisation}{revision}{file}"
 
 
 Reference = str | Path | HubReference
@@ -80,10 +89,13 @@ def is_alias(text: str) -> bool:
 
 def _parse_hub(text: str) -> HubReference:
     location, *options = text.removeprefix("hf:").split("::")
-    repo, at, revision = location.partition("@")
+    place, at, revision = location.partition("@")
+    repo, colon, quantisation = place.partition(":")
     if not _REPO.fullmatch(repo) or ".." in repo or "--" in repo:
-        form = "hf:owner/repo, and a file in it as hf:owner/repo::file=name.gguf"
+        form = "hf:owner/repo, and a file in it as hf:owner/repo:Q4_K_M or ::file=name.gguf"
         raise _wrong(text, f"must name its repository as {form}")
+    if colon and not _QUANTISATION.fullmatch(quantisation):
+        raise _wrong(text, f"must name a quantisation such as hf:{repo}:Q4_K_M behind the colon")
     if at and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise _wrong(text, "has an empty or ill-formed revision after the @")
     file: str | None = None
@@ -93,12 +105,14 @@ def _parse_hub(text: str) -> HubReference:
             raise _wrong(text, f"has the unknown option {key!r}; only file= is known")
         if file is not None:
             raise _wrong(text, "names two files")
+        if quantisation:
+            raise _wrong(text, "names a file and a quantisation; one is enough")
         file = value
         if not is_inside_repository(file):
             raise _wrong(text, f"must give file= as a path inside the repository, not {file!r}")
         if not file.endswith(".gguf"):
             raise _wrong(text, f"must give a .gguf file as file=, not {file!r}")
-    return HubReference(repo, revision or None, file)
+    return HubReference(repo, revision or None, file, quantisation or None)
 
 
 def is_inside_repository(name: str) -> bool:

@@ -98,7 +98,7 @@ async def resolve_checkpoint(
     Raises `ModelError` if it names a GGUF or nothing, otherwise as `resolve` does.
     """
     place, sha256 = await asyncio.to_thread(look_up, ref, models_file, reference.CHECKPOINTS)
-    if place.file is not None if isinstance(place, HubReference) else os.path.isfile(place or ""):
+    if place.is_gguf if isinstance(place, HubReference) else os.path.isfile(place or ""):
         raise ModelError(
             f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors."
         )

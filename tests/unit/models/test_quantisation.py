@@ -1,4 +1,5 @@
-"""A repository that holds one model in several quantisations, and no file was named."""
+"""A repository that holds one model in several quantisations: which one a reference without a file
+names."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.fetching import fetch
-from tests.support.hub_server import Hub, Repo
+from tests.support.hub_server import COMMIT, Hub, Repo
 from worker.errors import ModelError
 from worker.models.hub.quantisation import SHARE, fitting, quantisations
 
@@ -68,6 +69,42 @@ def test_the_choice_is_downloaded_and_told(
 
     assert chosen(2 * len(gguf_bytes) + 8192) == "m-Q8_0.gguf"
     assert chosen(2 * len(gguf_bytes) + 10) == "m-Q4_0.gguf"
+    assert fetch("hf:o/m:q4_0", tmp_path)[0].path.name == "m-Q4_0.gguf"
     assert "model.quantisation_chosen" in capsys.readouterr().out
     with pytest.raises(ModelError, match=r"smallest has .* hf:o/m::file=m-Q4_0.gguf"):
         chosen(len(gguf_bytes))
+
+
+@pytest.mark.parametrize(
+    ("label", "file"),
+    [
+        ("q8_0", "m-Q8_0.gguf"),
+        ("IQ3_XS", "m.IQ3_XS.gguf"),
+        ("bf16", "m-BF16.gguf"),
+        ("TQ1_0", "big/m-TQ1_0-00001-of-00002.gguf"),
+    ],
+)
+def test_a_quantisation_is_taken_that_is_named_as_llama_server_names_it(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes, label: str, file: str
+) -> None:
+    """Beside a checkpoint, a projector and another file; this machine's memory is not asked."""
+    split = "big/m-TQ1_0-0000{}-of-00002.gguf"
+    names = ("m-Q8_0.gguf", "m.IQ3_XS.gguf", "m-BF16.gguf", split.format(1), split.format(2))
+    others = {"mmproj-Q8_0.gguf": b"", "notes.gguf": b"", "config.json": b"{}"}
+    weights = {"model.safetensors": b"", "tokenizer.json": b"{}"}
+    hub.repos["o/m"] = Repo({**dict.fromkeys(names, gguf_bytes), **others, **weights})
+    got = fetch(f"hf:o/m:{label}", tmp_path)[0].path
+    assert got.as_posix().endswith(f"/{file}")
+    hub.requests.clear()
+    assert fetch(f"hf:o/m:{label}@{COMMIT}", tmp_path)[0].path == got and hub.requests == []
+
+
+def test_a_quantisation_that_is_not_there_or_twice(
+    hub: Hub, tmp_path: Path, gguf_bytes: bytes
+) -> None:
+    names = ("m-Q4_0.gguf", "m-Q8_0.gguf", "n-Q8_0.gguf", "mmproj-Q6_K.gguf", "notes.gguf")
+    hub.repos["o/m"] = Repo(dict.fromkeys(names, gguf_bytes))
+    with pytest.raises(ModelError, match=r"holds no GGUF in Q6_K; it has Q4_0, Q8_0\."):
+        fetch("hf:o/m:Q6_K", tmp_path, room=lambda: 1 << 40)
+    with pytest.raises(ModelError, match=r"2 GGUF files; name one, as in hf:o/m::file=m-Q8_0"):
+        fetch("hf:o/m:Q8_0", tmp_path, room=lambda: 1 << 40)

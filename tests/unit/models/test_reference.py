@@ -30,6 +30,8 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("hf:o/r@refs/pr/1", HubReference("o/r", "refs/pr/1")),
         ("hf:o/r::file=a/b.gguf", HubReference("o/r", None, "a/b.gguf")),
         (f"hf:o/r@{COMMIT}::file=b.gguf", HubReference("o/r", COMMIT, "b.gguf")),
+        ("hf:o/r:Q4_K_M", HubReference("o/r", quantisation="Q4_K_M")),
+        ("hf:o/r:UD-Q4_K_XL@main", HubReference("o/r", "main", quantisation="UD-Q4_K_XL")),
     ],
 )
 def test_forms(text: str, expected: object) -> None:
@@ -53,7 +55,11 @@ def test_forms(text: str, expected: object) -> None:
         ("hf:", "hf:owner/repo"),
         ("hf:a/b/c", "hf:owner/repo"),
         ("hf:../b", "hf:owner/repo"),
+        ("hf:o/r:", "quantisation such as hf:o/r:Q4_K_M"),
+        ("hf:o/r:Q4/K", "quantisation such as hf:o/r:Q4_K_M"),
+        ("hf:o/r:Q4_K_M::file=x.gguf", "names a file and a quantisation"),
         ("hf:o/r@", "ill-formed revision"),
+        ("hf:o/r@main:Q4_K_M", "ill-formed revision"),
         ("hf:o/r@a b", "ill-formed revision"),
         ("hf:o/r@../x", "ill-formed revision"),
         ("hf:o/r::path=x.gguf", "unknown option 'path'"),

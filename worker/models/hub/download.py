@@ -24,7 +24,7 @@ from worker.errors import DownloadError, ModelError
 from worker.models.checkpoint_files import INDEX, checkpoint_names, no_tokenizer
 from worker.models.gguf.header import split_names
 from worker.models.hub.cache import RepoCache
-from worker.models.hub.quantisation import SHARE, fitting, quantisations
+from worker.models.hub.quantisation import SHARE, fitting, label_of, quantisations
 from worker.models.hub.remote import DISK_FULL, list_files, remote_file
 from worker.models.hub.transfer import Transfer
 from worker.models.reference import HubReference, is_projector
@@ -134,7 +134,7 @@ class _Download:
         """The files of the reference at a commit, or `None` unless all are here."""
         file, files = self.ref.file, self.cache.files_of(commit) or {}
         if file is None:
-            if folder := self.cache.find_checkpoint(commit):
+            if folder := self.checkpoint(commit):
                 return Downloaded(folder, commit)
             try:
                 file = self.one_gguf(files)
@@ -188,7 +188,7 @@ class _Download:
     def repository(self) -> Downloaded:
         """What a repository holds, if no file is named."""
         commit, files = self.list_files(self.revision)
-        folder = self.cache.find_checkpoint(commit)
+        folder = self.checkpoint(commit)
         if folder is None:
             chosen = self.choose(commit, files)
             if chosen[0].endswith(".gguf"):
@@ -197,20 +197,31 @@ class _Download:
             folder = self.cache.snapshot(commit)
         return Downloaded(folder, commit)
 
+    def checkpoint(self, commit: str) -> Path | None:
+        """The folder of one that is whole, if the reference may mean one."""
+        return None if self.ref.is_gguf else self.cache.find_checkpoint(commit)
+
     def choose(self, commit: str, files: Mapping[str, int | None]) -> list[str]:
         """The files of a SafeTensors checkpoint, weights last, or a GGUF."""
-        present = set(files)
+        present = set() if self.ref.is_gguf else set(files)
         if INDEX in present:
             self.transfer.fetch_all([remote_file(self.ref.repo, INDEX, commit)])
         names = checkpoint_names(present, self.cache.snapshot(commit) / INDEX)
         return names or [self.one_gguf(files)]
 
     def one_gguf(self, files: Mapping[str, int | None]) -> str:
-        """The repository's only one, or the quantisation that suits this machine."""
+        """The repository's only one, the quantisation that is named, or the one that suits this
+        machine."""
         ggufs = sorted(name for name in files if name.endswith(".gguf") and not is_projector(name))
         models = [name for name in ggufs if split_names(name)[0] == name]
-        choice = quantisations(files) if len(models) > 1 and self.room is not None else []
-        if not models:
+        labels = sorted({label for name in models if (label := label_of(name))})
+        if wanted := (self.ref.quantisation or "").upper():
+            models = [name for name in models if label_of(name) == wanted]
+        may_choose = len(models) > 1 and self.room is not None and not wanted
+        choice = quantisations(files) if may_choose else []
+        if wanted and labels and not models:
+            what = f"no GGUF in {wanted}; it has {', '.join(labels)}."
+        elif not models:
             lacks = no_tokenizer(files)
             what = "neither SafeTensors with a config.json and a tokenizer nor a GGUF file"
             what += f"; {lacks}." if lacks else "."
