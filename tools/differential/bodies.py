@@ -44,7 +44,8 @@ SAMPLING: _Fields = {
     "samplers": (["top_k", "temperature"], ["penalties", "dry", "temperature"], "kt", "epdt"),
     "seed": (1, -1, 42, None),
     "logit_bias": (
-        {"100": 5.0}, [[100, -5.5], [101, False]], [["fox", 3]], {"fox": 2.5}, {}, None, [],
+        {"100": 5.0}, [[100, -5.5], [101, False]], [["fox", 3], ["12", 40]], {"fox": 2.5}, {},
+        None, [],
     ),
     "ignore_eos": (True, False),
     "stop": ("the", ["the", "fox"], [], None, ["zzz"], [""], "."),

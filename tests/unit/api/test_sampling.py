@@ -196,6 +196,7 @@ def test_biases_in_all_their_forms(dialect: Dialect) -> None:
         ({" word": -3}, ((" word", -3),)),
         ([[5, 1], [6, False]], ((5, 1), (6, -math.inf))),
         ([[" word", 2.5]], ((" word", 2.5),)),
+        ([["12", 2.5]], (("12", 2.5),)),
         ([], ()),
         ({}, ()),
     ]

@@ -67,8 +67,14 @@ def _texts(given: Any) -> Any:
 
 
 def _biases(given: Any, most: int = MAX_BIAS) -> tuple[tuple[int | str, float], ...]:
-    """An object of numbers by token, or a list of pairs; a text stands for all of its tokens."""
-    pairs = given.items() if isinstance(given, Mapping) else given
+    """An object of numbers by token, or a list of pairs; a text stands for all of its tokens.
+
+    In an object, whose names are texts, digits are a token id; in a pair they are a text, as for
+    llama-server.
+    """
+    pairs = given
+    if isinstance(given, Mapping):
+        pairs = [(int(key) if _DIGITS.fullmatch(key) else key, it) for key, it in given.items()]
     if not isinstance(pairs, Iterable) or isinstance(pairs, str):
         raise _must("an object of numbers by token, or a list of [token, number]")
     found = [_bias(pair, most) for pair in pairs]
@@ -83,8 +89,6 @@ def _bias(pair: Any, most: int) -> tuple[int | str, float]:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
         raise _must("an object of numbers by token, or a list of [token, number]")
     token, added = pair
-    if isinstance(token, str) and _DIGITS.fullmatch(token):
-        token = int(token)
     if not isinstance(token, str) and not is_token_id(token):
         raise _must("by token ids or by texts")
     if added is False:
