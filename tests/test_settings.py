@@ -492,6 +492,10 @@ def test_several_faults_are_told_together() -> None:
         (["--contxt-lenght", "1"], "did you mean --context-length?"),
         (["--temprature", "1"], "did you mean --temperature?"),
         (["--cache-reuse", "1"], "--help lists them."),
+        (["-cb"], "; leave it out: it is always so here."),
+        (["-s", "42"], "; each request may say it."),
+        (["--webui"], "did you mean --page?"),
+        (["--cache-prompt"], "did you mean --prefix-cache?"),
         (["--top-a", "1"], "--help lists them."),
         (["--model-path", "m"], "--help lists them."),
     ],
@@ -506,7 +510,7 @@ def test_all_flags_of_another_program_are_told_together() -> None:
     assert message == (
         "-m is not a flag of llorch-cpu; did you mean --model? "
         "-c is not a flag of llorch-cpu; did you mean --kv-cells or --context-length? "
-        "--jinja is not a flag of llorch-cpu; llorch-cpu --help lists them."
+        "--jinja is not a flag of llorch-cpu; leave it out: it is always so here."
     )
 
 

@@ -22,8 +22,8 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser that takes no abbreviations, and says what an unknown flag stands for."""
 
     other_names: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """What other programs call a flag, by our name of it; one of their names may stand for two of
-    ours."""
+    """What other programs call a flag, by our name of it, or by what is to be said of those that
+    have none, behind a semicolon; one of their names may stand for two of ours."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # Before argparse looks, which would take `-hf` for `-h`, and the value of an unknown flag
@@ -54,6 +54,8 @@ class Parser(argparse.ArgumentParser):
         """What stands behind a flag that is none here."""
         known = [each for each in self._option_string_actions if each[:2] == "--"]
         meant = [ours for ours, names in self.other_names.items() if unknown in names]
+        if said := next((each for each in meant if each[0] == ";"), ""):
+            return said
         if there := [each for each in meant if each in known or each[:2] != "--"]:
             return f"; did you mean {' or '.join(there)}?"
         return closest(unknown, known) or f"; {self.prog} --help lists them."

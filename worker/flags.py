@@ -68,7 +68,8 @@ _OTHER_NAMES = {
     "--kv-type-k": ("-ctk", "--cache-type-k"),
     "--kv-type-v": ("-ctv", "--cache-type-v"),
     "--kv-unified": ("-kvu", "-no-kvu", "--kv-unified-per-slot"),
-    "--no-prefix-cache": ("--cache-prompt", "--no-cache-prompt", "--no-enable-prefix-caching"),
+    "--prefix-cache": ("--cache-prompt", "--enable-prefix-caching"),
+    "--no-prefix-cache": ("--no-cache-prompt", "--no-enable-prefix-caching"),
     "--kv-store": ("--slot-save-path",),
     "--snapshot-mib": (
         *("-cram", "--cache-ram", "-ctxcp", "--ctx-checkpoints", "--swa-checkpoints"),
@@ -87,10 +88,12 @@ _OTHER_NAMES = {
     "--dynatemp-exponent": ("--dynatemp-exp",),
     "--samplers": ("--sampling-seq", "--sampler-seq"),
     "--reasoning": ("-rea", "--reasoning-format"),
+    "--chat-template-kwargs": ("--reasoning-preserve", "--no-reasoning-preserve"),
     "--slow-reader-timeout": ("-to", "--timeout"),
     "--keepalive": ("--sse-ping-interval",),
     "--allow-origin": ("--cors-origins",),
-    "--no-page": ("--ui", "--webui", "--no-ui", "--no-webui"),
+    "--page": ("--ui", "--webui"),
+    "--no-page": ("--no-ui", "--no-webui"),
     "--log-level": ("-v", "--verbose", "-lv", "--verbosity", "--log-verbose", "--log-verbosity"),
     "--log-format": (
         *("--log-jsonl", "--no-log-jsonl", "--log-colors", "--log-prefix", "--no-log-prefix"),
@@ -102,6 +105,14 @@ _OTHER_NAMES = {
     "the variable HF_HUB_OFFLINE": ("--offline",),
     "the subcommand doctor": ("-dev", "--device", "--list-devices"),
     f"the variable {ENV_PREFIX}WORKER_TOKEN": ("--api-key", "--worker-token"),
+    "; leave it out: it is always so here.": (
+        *("--jinja", "--metrics", "-cb", "--cont-batching", "--warmup"),
+    ),
+    "; each request may say it.": (
+        *("-s", "--seed", "--ignore-eos", "-l", "--logit-bias", "-r", "--reverse-prompt"),
+        *("--grammar", "--grammar-file", "-j", "--json-schema", "-jf", "--json-schema-file"),
+        *("--dry-sequence-breaker", "--embd-normalize"),
+    ),
 }
 """What llama-server and vLLM call the same thing; one of their names may stand for two of ours."""
 
