@@ -240,6 +240,18 @@ def forced_call_streamed(server: Server) -> None:
     assert calls[0].function.name == "get_weather" and len(calls) >= 2
 
 
+@action(NAME, "responses: a custom tool's text in its form, streamed", "bundled")
+def custom_tool(server: Server) -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "[a-z]{1,9}"}
+    fields: dict[str, Any] = {"tools": [{"type": "custom", "name": "say", "format": form}]}
+    fields |= {"tool_choice": {"type": "custom", "name": "say"}}
+    with client(server).responses.stream(model=server.model, input="Hi", **fields) as stream:
+        kind = "response.custom_tool_call_input.delta"
+        text = "".join(event.delta for event in stream if event.type == kind)
+        (called,) = stream.get_final_response().output
+    assert called.type == "custom_tool_call" and called.input == text and text.isalpha()
+
+
 @action(NAME, "chat: several forced tool calls, streamed", "bundled")
 def forced_calls_streamed(server: Server) -> None:
     fields: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": True}

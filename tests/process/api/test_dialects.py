@@ -297,6 +297,10 @@ USER = {"role": "user"}
 LOOKS = {"type": "function", "function": {"name": "look"}}
 STRING = {"type": "function", "function": {"name": "f", "parameters": {"type": "string"}}}
 FLY = {"type": "function", "function": {"name": "fly"}}
+EDITS = {"type": "custom", "custom": {"name": "edit"}}
+EDIT = {"type": "custom", "name": "b"}
+GROUP = {"type": "namespace", "name": "a", "tools": [EDIT, {"type": "function", "name": "c"}]}
+BROKEN = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}
 CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
     ({"messages": user("a " * 2000)}, "messages"),
@@ -306,7 +310,13 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"chat_template_kwargs": {"thinking": "false"}}, "chat_template_kwargs"),
     ({"tools": [LOOKS], "tool_choice": {"type": "allowed_tools"}}, "tool_choice"),
     (allowing("look") | {"tools": [FLY]}, "tool_choice.allowed_tools.tools[0].function.name"),
-    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "code", "function": {"name": "f"}}]}, "tools[0].type"),
+    ({"tools": [{"type": "custom", "function": {"name": "f"}}]}, "tools[0]"),
+    (
+        {"tools": [EDITS, {"type": "function", "function": {"name": "edit"}}]},
+        "tools[1].function.name",
+    ),
+    ({"tools": [EDITS], "tool_choice": {"type": "custom"}}, "tool_choice"),
     ({"tools": [STRING], "tool_choice": "required"}, "tools[0].function.parameters.type"),
     ({"reasoning_budget": -2}, "reasoning_budget"),
     ({"reasoning_budget": "ten"}, "reasoning_budget"),
@@ -339,6 +349,12 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
 RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "function"}]}, "tools[0]"),
     ({"tools": [LOOKS]}, "tools[0]"),
+    ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0]"),
+    ({"tools": [GROUP, {"type": "function", "name": "a__b"}]}, "tools[1].name"),
+    ({"tools": [GROUP], "tool_choice": {"type": "custom", "name": "b"}}, "tool_choice.name"),
+    ({"tools": [GROUP] * 600}, "tools"),
+    ({"tools": [BROKEN]}, "tools[0].format.definition"),
+    ({"tools": [{**BROKEN, "format": {"type": "grammar"}}]}, "tools[0].format"),
     ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
     ({"input": [{"type": "item_reference"}]}, "input[0]"),
     ({"input": [{"type": "web_search_call"}]}, "input"),
@@ -371,7 +387,7 @@ MESSAGES: list[tuple[dict[str, Any], str]] = [
 OLLAMAS: list[tuple[str, dict[str, Any], str]] = [
     ("/api/chat", {"messages": [{"role": "user", "images": ["aGk="]}]}, "images"),
     ("/api/chat", {"messages": [{"content": "a"}]}, "messages[0].role"),
-    ("/api/chat", {"tools": [{"type": "function"}]}, "tools[0].function"),
+    ("/api/chat", {"tools": [{"type": "function"}]}, "tools[0]"),
     ("/api/chat", {"think": 5}, "think must be true or false or a text"),
     ("/api/chat", {"format": "yaml"}, "format"),
     ("/api/chat", {"options": {"temperature": 5000}}, "options.temperature"),
@@ -387,6 +403,8 @@ LLAMA_SERVERS: list[tuple[str, dict[str, Any], str]] = [
     ("/detokenize", {"tokens": [5, 1024]}, "tokens"),
     ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
     ("/apply-template", {}, "messages"),
+    ("/apply-template", {"messages": user("a"), "tool_choice": "required"}, "tool_choice"),
+    ("/tokenize", {"messages": user("a"), "tool_choice": FLY}, "tool_choice"),
     ("/lora-adapters", {"lora": [{"id": 0, "scale": 1}]}, "lora[0].id"),
     ("/tools", {}, "tool"),
     ("/infill", GAP, "input_suffix"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from enum import Enum
 from pathlib import Path
@@ -174,6 +175,90 @@ def test_the_clients_own_helpers_read_the_calls(client: OpenAI) -> None:
         final = stream.get_final_completion()
     assert final.choices[0].message.tool_calls
     assert final.choices[0].message.tool_calls[0].function.parsed_arguments == weather
+
+
+LINE = 'start: "+" /[a-z "\\\\]{1,9}/ LF\n%import common.LF'
+GRAMMAR = {"syntax": "lark", "definition": LINE}
+PATCH: Any = {"name": "patch", "description": "Adds a line"}
+CUSTOM: Any = {
+    "type": "custom",
+    "custom": PATCH | {"format": {"type": "grammar", "grammar": GRAMMAR}},
+}
+IN_LINE = re.compile(r'\+[a-z "\\]{1,9}\n')
+
+
+def test_a_forced_call_of_a_custom_tool_is_a_text_in_its_form(
+    client: OpenAI, worker: WorkerProcess
+) -> None:
+    choice: Any = {"type": "custom", "custom": {"name": "patch"}}
+    fields: Any = {"model": "tools", "messages": FRANCE, "tools": [LOOK, CUSTOM], "seed": 2}
+    fields |= {"tool_choice": choice}
+    (found,) = client.chat.completions.create(**fields).choices
+    assert found.finish_reason == "tool_calls" and found.message.tool_calls
+    (call,) = found.message.tool_calls
+    assert call.type == "custom" and call.custom.name == "patch"
+    assert IN_LINE.fullmatch(call.custom.input)
+    # OpenAI's types of a chunk know no custom call, so it is read as a dict.
+    deltas = [
+        delta.to_dict()
+        for chunk in client.chat.completions.create(**fields, stream=True)
+        for delta in chunk.choices[0].delta.tool_calls or ()
+    ]
+    first: Any = deltas[0]
+    assert first["type"] == "custom" and first["custom"]["name"] == "patch" and first["id"]
+    assert "".join(delta["custom"]["input"] for delta in deltas) == call.custom.input
+    turns = [*FRANCE, found.message.model_dump(), {"role": "tool", "tool_call_id": call.id}]
+    applied = worker.post("/apply-template", {"messages": turns, "tools": [CUSTOM]})
+    written = json.dumps({"name": "patch", "arguments": {"input": call.custom.input}})
+    assert (
+        written in applied.json()["prompt"] and json.dumps(LINE)[1:-1] in applied.json()["prompt"]
+    )
+
+
+def test_a_response_calls_custom_tools_and_those_of_namespaces(client: OpenAI) -> None:
+    tools: Any = [
+        {"type": "custom", **PATCH, "format": {"type": "grammar", **GRAMMAR}},
+        {
+            "type": "namespace",
+            "name": "fs",
+            "description": "Files",
+            "tools": [{"type": "function", **LOOK["function"], "strict": False}],
+        },
+    ]
+    fields: Any = {"model": "tools", "input": FRANCE, "tools": tools}
+    for choice in ({"type": "custom", "name": "patch"}, "required"):
+        kinds = set()
+        for seed in range(8):
+            asked = fields | {"tool_choice": choice, "extra_body": {"seed": seed}}
+            whole = client.responses.create(**asked)
+            with client.responses.stream(**asked) as stream:
+                events = list(stream)
+                item: Any
+                (item,) = stream.get_final_response().output
+            (told,) = whole.output
+            kinds.add(told.type)
+            ids = {"id": "", "call_id": ""}
+            streamed = item.to_dict() | ids
+            streamed.pop("parsed_arguments", None)  # the SDK's own
+            assert told.to_dict() | ids == streamed
+            if told.type == "custom_tool_call":
+                assert told.name == "patch" and IN_LINE.fullmatch(told.input)
+                begun = [e for e in events if e.type == "response.custom_tool_call_input.delta"]
+                assert "".join(event.delta for event in begun) == told.input
+                (done,) = [e for e in events if e.type == "response.custom_tool_call_input.done"]
+                assert done.input == told.input and done.item_id == item.id
+            else:
+                assert told.type == "function_call"
+                assert (told.namespace, told.name) == ("fs", "look")
+                the_call("look", told.arguments)
+            if choice == "required" and len(kinds) == 2:
+                break
+        assert len(kinds) == (2 if choice == "required" else 1)
+    call: Any = told.to_dict()
+    result: Any = {"type": "function_call_output", "call_id": told.call_id, "output": "up"}
+    turns: Any = [*FRANCE, call, result]
+    after = client.responses.create(model="tools", input=turns, tools=tools, max_output_tokens=4)
+    assert after.usage and after.usage.input_tokens > 50
 
 
 def test_none_is_as_if_there_were_no_tools(client: OpenAI) -> None:

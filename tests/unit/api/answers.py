@@ -48,12 +48,15 @@ def message_of(deltas: Iterable[Delta]) -> Message:
                 message.content += text
             case Reasoning(text):
                 message.reasoning += text
-            case Call(number, call_id, name):
+            case Call(number, call_id, name, is_custom):
                 assert number == len(message.calls) and call_id
                 message.calls.append({"id": call_id, "name": name, "arguments": ""})
-            case Arguments(number, text):
+                message.calls[-1] |= {"input": ""} if is_custom else {}
+            case Arguments(number, text, added):
                 assert number == len(message.calls) - 1 and text
                 message.calls[-1]["arguments"] += text
+                if added:
+                    message.calls[-1]["input"] += added
     return message
 
 

@@ -26,6 +26,7 @@ EDIT: Any = {
             "properties": {
                 "path": {"type": "string"},
                 "text": {"type": "string"},
+                "input": {"type": "string"},
                 "lines": {"type": "array", "items": {}},
                 "n": {"type": "number"},
                 "force": {"type": "boolean"},

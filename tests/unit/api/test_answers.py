@@ -692,11 +692,42 @@ def test_who_leaves_a_stream_leaves_no_ring_of_its_frames_and_body(
         until(lambda: bool(worker.supervisor.cancelled), lambda: "the job goes on")
 
 
+def called(arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "look", "arguments": {arguments}}}\n</tool_call>'
+
+
 def test_an_answer_in_the_form_of_a_call_is_one_without_its_other_members() -> None:
     use = ToolUse(False, True, {"look": None}, is_json=True)
     output = '{"name": "look", "arguments": {"at": 1}, "sure": true}'
     parser = AnswerParser(conventions_of(None), use, has_form=True)
     assert message_of(deltas_of(parser, output)).named == [("look", {"at": 1})]
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "text"),
+    [
+        (
+            "openai-gpt-oss-120b",
+            "<|channel|>commentary to=functions.look json<|message|>*** A\n{b}\n<|call|>",
+            "*** A\n{b}\n",
+        ),
+        ("Mistral-Small-3.2-24B-Instruct-2506", "[TOOL_CALLS]look[ARGS]+ a, [b]\n", "+ a, [b]\n"),
+        ("Qwen-Qwen3-0.6B", called('"*** A\\n"'), "*** A\n"),
+        (
+            "Qwen-Qwen3-0.6B",
+            called('{"text": "\\u00e9", "n": [1]}'),
+            '{"text": "\\u00e9", "n": [1]}',
+        ),
+        ("Qwen-Qwen3-0.6B", called('{"n": 1, "input": ["a", {"b": "c"}]}'), '["a", {"b": "c"}]'),
+        ("Qwen-Qwen3-0.6B", called('{"n": 1, "input": "\\"\\ud83e\\udd8a\\t", "m": ""}'), '"🦊\t'),
+    ],
+)
+def test_a_custom_tool_gets_what_stands_for_its_text(name: str, output: str, text: str) -> None:
+    """Also where a model writes no argument of its name, or no JSON."""
+    parameters = {"properties": {"input": {"type": "string"}}}
+    use = ToolUse(False, True, {"look": parameters}, frozenset({"look"}))
+    message = parse(output, template(name), use)
+    assert [call["input"] for call in message.calls] == [text] and not message.content
 
 
 @given(data=st.data())

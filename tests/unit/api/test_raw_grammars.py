@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from contextlib import suppress
@@ -16,7 +17,15 @@ from tests.support import clock
 from tests.support.byte_walk import accepts, answer, byte_tokenizer
 from worker.api.chat.constrain import sizes
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.request import Choices, Expression, Format, Grammar, JsonSchema
+from worker.api.chat.custom import GrammarFields, custom_tool
+from worker.api.chat.request import (
+    Choices,
+    Expression,
+    ForcedCalls,
+    Format,
+    Grammar,
+    JsonSchema,
+)
 from worker.api.http.faults import Fault
 from worker.errors import InvalidRequest
 from worker.llama.constraint import compile_grammar
@@ -178,6 +187,111 @@ def test_a_regular_expression_holds_for_the_whole_text() -> None:
     with pytest.raises(InvalidRequest, match="guided_regex cannot be enforced"):
         bad = constrain(Expression("(?=a)", "guided_regex")).constraint
         answer(bad.grammar, seed=1, field=bad.field)
+
+
+def forced(definition: str, syntax: str = "lark") -> ForcedCalls:
+    """The call of a custom tool whose text has a form."""
+    fields = {"syntax": syntax, "definition": definition}
+    form = GrammarFields.model_validate(fields).form("tools[0].format")
+    return ForcedCalls((custom_tool("edit", None, "tools[0]", form),))
+
+
+PATCH = """
+start: begin hunk+ end
+begin: "*** Begin Patch" LF
+end: "*** End Patch" LF?
+
+hunk: add | update
+add: "*** Add File: " filename LF line+
+update: "*** Update File: " filename LF move? change?
+filename: /(.+)/
+line: "+" /(.*)/ LF -> line
+move: "*** Move to: " filename LF
+change: (("@@" | "@@ " /(.+)/) LF | ("+" | "-" | " ") /(.*)/ LF)+
+%import common.LF
+"""
+"""As Codex describes its patches."""
+
+
+@pytest.mark.parametrize(
+    ("syntax", "form", "good", "bad"),
+    [
+        ("lark", PATCH, '*** Begin Patch\n*** Add File: a\n+é "b"\\\n*** End Patch', "*** Begin"),
+        ("lark", PATCH, "*** Begin Patch\n*** Update File: a\n@@\n-b\n*** End Patch\n", "@@"),
+        ("lark", '?start: A -> a\n  | "(b)."i // c\nA.2: /x\\/y/', "(B).", "xy"),
+        ("lark", 'start: "a" ~ 2..3 "b"{2} ["c"] "d"{,1} "\\t\\""', 'aabbc\t"', 'abb\t"'),
+        ("lark", "start: W LF\n%import common.WORD -> W\n%import common (LF, INT)", "ab\n", "1\n"),
+        ("regex", r"^[a-c]+\s\p{Lu}(?<n>x|y)$", "ab Éy", "ab éy"),
+        ("regex", r"(?s).+", "a\nb", ""),
+    ],
+)
+def test_a_forced_call_of_a_custom_tool_keeps_its_form(
+    syntax: str, form: str, good: str, bad: str
+) -> None:
+    found = constrain(forced(form, syntax))
+    assert found.not_enforced == ()
+    for text, fits in ((good, True), (bad, False)):
+        call = json.dumps({"name": "edit", "arguments": {"input": text}}, ensure_ascii=False)
+        assert accepts(found.constraint.grammar, call) == fits
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        'start: "(" start ")" | "x"',
+        'start: a{"x"}\na{b}: b',
+        'start: "a" " "\n%ignore " "',
+        'start: "a".."z"',
+        "start: X\n%import common.ESCAPED_STRING -> X",
+        "start: A" + "".join(f"\nA{'A' * n}: A{'A' * (n + 1)} ~ 2..2" for n in range(20))
+        + f'\n{"A" * 21}: "{"x" * 900}"',
+        "start: /a{30000}/",
+        "a" * 20_000,
+    ],
+)  # fmt: skip
+def test_a_form_that_no_call_can_be_held_to_is_named_and_strict_refuses_it(form: str) -> None:
+    asked = forced(form)
+    assert constrain(asked).not_enforced == ("tools[0].format",)
+    with pytest.raises(InvalidRequest, match=r"tools\[0\].format cannot be enforced"):
+        constrain(asked, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("syntax", "form", "reason"),
+    [
+        ("lark", 'start: (\n  | "a"', r"line 1: missing \)"),
+        ("lark", 'start: a\n\nb: "c"', "line 1: there is no 'a'"),
+        ("lark", 'begin: "a"', "there is no 'start'"),
+        ("lark", 'start: "a"\n  | "b', "line 2: unexpected"),
+        ("lark", 'start: a\na: ? "b"', "line 2: nothing to repeat"),
+        ("lark", 'start: a\na "b"', "line 2: expected ':'"),
+        ("lark", "start: A\nA: /[b/", "line 2: an expression is not valid: unterminated"),
+        ("lark", "12", "line 1: expected a name"),
+        ("lark", "", "there is no 'start'"),
+        ("regex", "a(b", r"missing \), unterminated subpattern, at character 2"),
+        ("regex", "[a", "unterminated character set"),
+    ],
+)
+def test_a_form_of_a_custom_tool_that_is_none_is_refused(
+    syntax: str, form: str, reason: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        forced(form, syntax)
+    (fault,) = refused.value.details["errors"]
+    assert fault["field"] == "tools[0].format.definition" and re.search(reason, fault["message"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.sampled_from('ab r"[]()|*+?{}1,::~>\n\\-^.#x/<%A'), max_size=60))
+def test_no_text_breaks_the_reader_of_forms(text: str) -> None:
+    for syntax, form in (("lark", text), ("lark", f"start: {text}"), ("regex", text)):
+        try:
+            found = constrain(forced(form, syntax)).constraint
+        except InvalidRequest as error:
+            assert [f["field"] for f in error.details["errors"]] == ["tools[0].format.definition"]
+            continue
+        with suppress(InvalidRequest):  # an expression that Rust's engine does not know
+            answer(found.grammar, seed=1, max_bytes=30, field=found.field)
 
 
 HUGE = [

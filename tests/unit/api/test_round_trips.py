@@ -179,6 +179,29 @@ def test_a_text_argument_keeps_its_own_line_ends(name: str) -> None:
         assert message_of(read(name, output, cuts)).named == [(FUNCTION, arguments)]
 
 
+@pytest.mark.parametrize("name", sorted(set(NAMES) - WRITE_NO_CALLS))
+@settings(max_examples=8, deadline=None)
+@given(
+    text=st.lists(st.sampled_from([*WORDS, *MARKS, "*** Begin Patch\n"]), max_size=7).map("".join),
+    where=st.floats(0, 1),
+    cuts=st.lists(st.integers(1, 12), max_size=5),
+)
+def test_a_custom_tool_gets_the_text_that_was_written(
+    name: str, text: str, where: float, cuts: list[int]
+) -> None:
+    assume(not has_own_marks(name, text))
+    use = replace(USE, texts=frozenset({FUNCTION}))
+    output = call_of(name, [{"input": text}], None, None)
+    calls = message_of(read(name, output, cuts, use)).calls
+    assert [call["input"] for call in calls] == [text] or (name in READ_AS_TEXT and not calls)
+    cut = Written(output.prompt, output.output[: int(where * len(output.output))])
+    for call in (found := message_of(read(name, cut, [], use)).without_ids).calls:
+        # What may be the beginning of an end mark is text, where nothing follows.
+        sent = call["input"]
+        assert text.startswith(sent) or (sent.startswith(text) and cut.output.endswith(sent[-1]))
+    assert message_of(read(name, cut, cuts, use)).without_ids == found
+
+
 TAGGED = [
     (name, form.arguments)
     for name in sorted(set(NAMES) - WRITE_NO_CALLS)

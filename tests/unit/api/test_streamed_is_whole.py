@@ -104,8 +104,10 @@ def join_chat(stream: bytes) -> Any:
                     assert call["index"] == len(found["calls"])
                     found["calls"].append(call | {"index": 0})
                 else:
-                    function = found["calls"][call["index"]]["function"]
-                    function["arguments"] += call["function"]["arguments"]
+                    begun = found["calls"][call["index"]]
+                    (field,) = call.keys() - {"index"}
+                    ((name, text),) = call[field].items()
+                    begun[field][name] += text
             found["logprobs"] += (choice["logprobs"] or {}).get("content", ())
             found["reason"] = choice["finish_reason"]
     return joined
@@ -173,6 +175,9 @@ def join_message(stream: bytes) -> Any:
     return message
 
 
+CALL_DELTAS = ("response.function_call_arguments.delta", "response.custom_tool_call_input.delta")
+
+
 def join_response(stream: bytes) -> Any:
     """As OpenAI's client for Node, which adds a delta only to a part that an event has begun."""
     events = named(stream)
@@ -195,10 +200,12 @@ def join_response(stream: bytes) -> Any:
                 parts[at] = event["part"]
             case "response.output_item.done":
                 assert event["item"].get("content", [None]) == [parts[at]]
+            case "response.custom_tool_call_input.done":
+                assert event["input"] == output[at][0]
             case "response.output_text.done":
                 assert [event["text"], event["logprobs"]] == output[at]
             case str(kind) if kind.endswith(".delta"):
-                assert (parts[at] is None) == (kind == "response.function_call_arguments.delta")
+                assert (parts[at] is None) == (kind in CALL_DELTAS)
                 output[at][0] += event["delta"]
                 output[at][1] += event.get("logprobs", ())
     return output, events[-1]["response"] | {"completed_at": None}
@@ -207,7 +214,7 @@ def join_response(stream: bytes) -> Any:
 def whole_response(answer: dict[str, Any]) -> Any:
     texts = []
     for item in answer["output"]:
-        content = item.get("content") or [{"text": item.get("arguments")}]
+        content = item.get("content") or [{"text": item.get("arguments", item.get("input"))}]
         texts.append([content[0]["text"], content[0].get("logprobs", [])])
     return texts, answer | {"completed_at": None}
 
@@ -288,6 +295,8 @@ class Client:
 TOOLS = {"tools": [{"type": "function", "function": FUNCTION}]}
 CHAT = {"messages": USER} | TOOLS
 TEXT = {"prompt": "Once"}
+CUSTOM = {"type": "custom", "name": "get_time"}
+GROUP = {"type": "namespace", "name": "now", "tools": [CUSTOM]}
 CLIENTS = {
     "chat": Client(ChatBody, read_chat, ChatAnswer, CHAT | CHOICES, join_chat, whole_chat),
     "completion": Client(
@@ -327,6 +336,8 @@ FEW_FIELDS = ["index", "content", "tokens", "stop_type"]
 CLIENTS |= {
     f"{name}, {what}": replace(CLIENTS[name], fields=CLIENTS[name].fields | fields)
     for name, what, fields in (
+        ("chat", "custom", {"tools": [{"type": "custom", "custom": {"name": "get_time"}}]}),
+        ("responses", "custom", {"tools": [CUSTOM, GROUP]}),
         ("chat", "scored", {"logprobs": True, "top_logprobs": 1}),
         ("completion", "echo and scores", {"echo": True, **SCORES}),
         ("responses", "scored", {"top_logprobs": 1}),
@@ -345,13 +356,15 @@ def test_every_dialects_answers_are_read() -> None:
 
 
 WORDS = st.text(alphabet="aé\n <{\"'&字", max_size=12)
-ARGUMENTS = st.fixed_dictionaries({"city": WORDS})
-CALLS = ARGUMENTS.map(
-    lambda arguments: (
+ARGUMENTS = st.dictionaries(st.sampled_from(["city", "input"]), WORDS, min_size=1)
+CALLS = st.builds(
+    lambda name, arguments: (
         "<tool_call>\n"
-        + json.dumps({"name": "get_time", "arguments": arguments}, ensure_ascii=False)
+        + json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
         + "\n</tool_call>"
-    )
+    ),
+    st.sampled_from(["get_time", "now__get_time"]),
+    ARGUMENTS,
 )
 PARTS = st.one_of(WORDS, CALLS, WORDS.map("<think>{}</think>".format), st.just("<tool_call>"))
 OUTPUTS = st.lists(PARTS, max_size=5).map("".join)

@@ -24,6 +24,19 @@ const PROVIDERS = {
 // Anthropic's own schemas are tools by another name, which its provider asks of known models only.
 const FORMS = ["openai (responses)", "openai (chat)", "openai-compatible"];
 
+register("ai-sdk", "openai (responses): a custom tool gets its text", "bundled", async (server) => {
+  const openai = createOpenAI({ baseURL: server.v1, apiKey: "any" });
+  const format = { type: "grammar", syntax: "regex", definition: "[a-z]{1,9}" };
+  const { toolCalls } = await generateText({
+    model: openai(server.model),
+    prompt: PROMPT,
+    maxRetries: 0,
+    tools: { say: openai.tools.customTool({ description: "Say a word", format }) },
+    toolChoice: "required",
+  });
+  assert(/^[a-z]{1,9}$/.test(toolCalls[0].input), toolCalls);
+});
+
 for (const [provider, modelOf] of Object.entries(PROVIDERS)) {
   const common = (server) => ({
     model: modelOf(server),

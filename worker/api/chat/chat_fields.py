@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AliasChoices, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
+from worker.api.chat.custom import GrammarFields, custom_call, custom_tool
 from worker.api.chat.field_types import (
     ByKind,
     FlagOrWord,
@@ -106,13 +107,28 @@ class CalledFunctionFields(FunctionName):
     arguments: TextOr[JsonObject] = ""
 
 
+class CalledCustomFields(FunctionName):
+    input: str = ""
+
+
+ToolKind = Literal["function", "custom"]
+_NAMED = {"function": "function", "custom": "custom"}
+"""The field of a tool, a call or a choice, by its type."""
+
+
 class ToolCallFields(OpenBody):
     id: str | None = None
-    type: Literal["function"] = "function"
-    function: CalledFunctionFields
+    type: ToolKind = "function"
+    function: CalledFunctionFields | None = None
+    custom: CalledCustomFields | None = None
+
+    _is_named = needed_by(_NAMED)
 
     @property
     def call(self) -> ToolCall:
+        if (custom := self.custom) is not None and self.type == "custom":
+            return custom_call(custom.name, custom.input, self.id)
+        assert self.function is not None, "a check of the model"
         return ToolCall(self.function.name, self.function.arguments, self.id)
 
 
@@ -151,17 +167,56 @@ class FunctionFields(FunctionName):
     )
 
 
+class CustomFormat(OpenBody):
+    type: Literal["text", "grammar"] = "text"
+    grammar: GrammarFields | None = None
+
+    _has_grammar = needed_by({"grammar": "grammar"})
+
+
+class CustomFields(FunctionName):
+    description: str | None = None
+    format: CustomFormat = Field(
+        CustomFormat(),
+        description="of its text; a forced call keeps it, one that the model makes by its own "
+        "choice is as the model wrote it",
+    )
+
+
 class ToolFields(OpenBody):
-    type: Literal["function"] = "function"
-    function: FunctionFields
+    type: ToolKind = "function"
+    function: FunctionFields | None = None
+    custom: CustomFields | None = Field(None, description="a tool that takes one text")
+
+    _has_tool = needed_by(_NAMED)
+
+    def tool(self, path: str) -> Tool:
+        """The tool, whose field is `path`; raises as `custom_tool`."""
+        if (custom := self.custom) is not None and self.type == "custom":
+            path, form = f"{path}.custom", None
+            if (grammar := custom.format.grammar) and custom.format.type == "grammar":
+                form = grammar.form(f"{path}.format.grammar")
+            return custom_tool(custom.name, custom.description, path, form)
+        assert (function := self.function) is not None, "a check of the model"
+        path = f"{path}.function.parameters"
+        return Tool(function.name, path, function.description, function.parameters)
 
 
 AllowedMode = Literal["auto", "required"]
 
 
 class AllowedTool(OpenBody):
-    type: Literal["function"] = "function"
-    function: FunctionName
+    type: ToolKind = "function"
+    function: FunctionName | None = None
+    custom: FunctionName | None = None
+
+    _is_named = needed_by(_NAMED)
+
+    @property
+    def name(self) -> str:
+        named = self.custom if self.type == "custom" else self.function
+        assert named is not None, "a check of the model"
+        return named.name
 
 
 class AllowedTools(OpenBody):
@@ -170,11 +225,12 @@ class AllowedTools(OpenBody):
 
 
 class ToolChoice(OpenBody):
-    type: Literal["function", "allowed_tools"] = "function"
+    type: Literal[ToolKind, "allowed_tools"] = "function"
     function: FunctionName | None = None
+    custom: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
 
-    _has_choice = needed_by({"function": "function", "allowed_tools": "allowed_tools"})
+    _has_choice = needed_by({**_NAMED, "allowed_tools": "allowed_tools"})
 
 
 def with_allowed(chat: Chat, mode: AllowedMode, allowed: Sequence[tuple[str, str]]) -> Chat:
@@ -232,7 +288,7 @@ class ChatFields(OpenBody):
         """The chat; `template_variables` are fields, and count before `chat_template_kwargs`.
 
         Raises:
-            InvalidRequest: two fields contradict each other.
+            InvalidRequest: two fields contradict each other, or a custom tool's grammar is none.
         """
         last = self.messages[-1]
         continues = self.continue_final_message or (
@@ -241,13 +297,9 @@ class ChatFields(OpenBody):
         if self.continue_final_message and self.add_generation_prompt:
             what = "must not be true where continue_final_message is"
             raise refusal("add_generation_prompt", "conflict", what)
-        tools = (
-            Tool(f.name, f"tools[{index}].function.parameters", f.description, f.parameters)
-            for index, f in enumerate(tool.function for tool in self.tools)
-        )
         return Chat(
             messages=tuple(m.message(f"messages[{i}]") for i, m in enumerate(self.messages)),
-            tools=tuple(tools),
+            tools=tuple(tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools)),
             tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
             opens_answer=self.add_generation_prompt is not False,
@@ -278,7 +330,7 @@ class ReasoningChatFields(ChatFields, BudgetFields):
         """As `chat`; `message` and `splits` are those of `ReasoningOptions`.
 
         Raises:
-            InvalidRequest: two fields contradict each other, or a tool is allowed that is none.
+            InvalidRequest: as `chat`, or a tool is allowed that is none.
         """
         choice, variables = self.tool_choice, {}
         if self.verbosity is not None:
@@ -290,10 +342,14 @@ class ReasoningChatFields(ChatFields, BudgetFields):
             enabled=self.enable_thinking,
             splits=splits,
         )
-        one = choice.function if isinstance(choice, ToolChoice) else None
-        word = choice if isinstance(choice, str) else "auto"
+        wanted: Literal["auto", "none", "required"] | OneTool = "auto"
+        match choice:
+            case ToolChoice(type="function" | "custom" as kind):
+                wanted = OneTool(getattr(choice, kind).name, f"tool_choice.{kind}.name")
+            case str(word):
+                wanted = word
         chat = self.chat(
-            OneTool(one.name, "tool_choice.function.name") if one else word,
+            wanted,
             parallel_tool_calls,
             variables,
             reasoning,
@@ -301,7 +357,8 @@ class ReasoningChatFields(ChatFields, BudgetFields):
         if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
             return chat
         assert choice.allowed_tools is not None, "a check of the model"
-        path = "tool_choice.allowed_tools.tools[{}].function.name"
-        names = [tool.function.name for tool in choice.allowed_tools.tools]
-        allowed = [(name, path.format(index)) for index, name in enumerate(names)]
+        allowed = [
+            (tool.name, f"tool_choice.allowed_tools.tools[{index}].{tool.type}.name")
+            for index, tool in enumerate(choice.allowed_tools.tools)
+        ]
         return with_allowed(chat, choice.allowed_tools.mode, allowed)

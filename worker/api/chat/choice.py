@@ -39,6 +39,8 @@ class Block:
     name: str = ""
     """The function that a call is of."""
     parts: list[str] = field(default_factory=list)
+    inputs: list[str] | None = None
+    """The parts of the text of a custom tool's call."""
     scores: list[TokenLogprob] = field(default_factory=list)
     """Of a text's own tokens, where log-probabilities are wanted."""
 
@@ -46,6 +48,11 @@ class Block:
     def text(self) -> str:
         """The text so far; of a call, its arguments."""
         return "".join(self.parts)
+
+    @property
+    def input(self) -> str | None:
+        """The text so far of a custom tool's call; of others, `None`."""
+        return None if self.inputs is None else "".join(self.inputs)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -130,11 +137,14 @@ class Choice:
                 if not self.blocks or self.blocks[-1].kind != kind:
                     self.blocks.append(Block(kind))
                 self.blocks[-1].parts.append(text)
-            case Call(_, id, name):
-                self.calls.append(Block("call", id, name))
+            case Call(_, id, name, is_custom):
+                self.calls.append(Block("call", id, name, inputs=[] if is_custom else None))
                 self.blocks.append(self.calls[-1])
-            case Arguments(call, text):
-                self.calls[call].parts.append(text)
+            case Arguments(call, text, added):
+                block = self.calls[call]
+                block.parts.append(text)
+                if block.inputs is not None and added:
+                    block.inputs.append(added)
             case PromptScored(_, logprobs):
                 self.prompt_logprobs = logprobs
             case PromptProgress():  # also between two tokens, where a request was preempted

@@ -31,12 +31,16 @@ class Call(NamedTuple):
     """Its index in the message."""
     id: str
     name: str
+    is_custom: bool = False
+    """Whether it is of a custom tool."""
 
 
 class Arguments(NamedTuple):
     call: int
     """The index of the call that they belong to."""
     text: str
+    input: str = ""
+    """Of a custom tool's call, what they add to its text."""
 
 
 Delta = Started | PromptProgress | PromptScored | Text | Reasoning | Call | Arguments | Finished

@@ -19,7 +19,7 @@ from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.reasoning import UNLIMITED, reasoning_of
 from worker.api.chat.request import Chat, ForcedCalls, Format, Generate, JsonSchema, OneTool
 from worker.api.chat.sampling import MAX_SEED
-from worker.api.http.faults import fault, invalid, refusal
+from worker.api.http.faults import fault, invalid
 from worker.api.http.state import AppState
 from worker.observability.logs import digest
 from worker.wire.adapters import Applied
@@ -99,17 +99,17 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
 
 
 def _tool_use(chat: Chat, form: Format | ForcedCalls | None) -> ToolUse | None:
-    choice, names = chat.tool_choice, {tool.name for tool in chat.tools}
-    forced = choice == "required" or isinstance(choice, OneTool)
-    if forced and not names:
-        raise refusal("tool_choice", "requires", "needs tools to choose from")
-    if isinstance(choice, OneTool) and choice.name not in names:
-        raise refusal(choice.path, "enum", "must be the name of one of the tools")
-    if not names or choice == "none":
+    choice = chat.tool_choice
+    if not chat.tools or choice == "none":
         return None
-    parameters = {tool.name: tool.parameters for tool in chat.tools}
-    is_json = forced or isinstance(form, JsonSchema)
-    return ToolUse(forced, chat.parallel_tool_calls is not False, parameters, is_json)
+    forced = choice == "required" or isinstance(choice, OneTool)
+    return ToolUse(
+        forced,
+        chat.parallel_tool_calls is not False,
+        {tool.name: tool.parameters for tool in chat.tools},
+        frozenset(tool.name for tool in chat.tools if tool.is_custom),
+        is_json=forced or isinstance(form, JsonSchema),
+    )
 
 
 def _requests(

@@ -11,7 +11,7 @@ from typing import Any
 
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.reasoning import Said, reasoning_of, template_variables
-from worker.api.chat.request import Chat, Message, Part, Tool, ToolCall
+from worker.api.chat.request import Chat, Message, OneTool, Part, Tool, ToolCall
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import ChatPrompt
@@ -30,6 +30,8 @@ def chat_prompt(chat: Chat, state: AppState, said: Said | None = None) -> ChatPr
     if not state.served.has_chat_template:
         what = "need a chat template, and this model carries none; send a raw prompt"
         raise refusal(path, "unsupported", what)
+    if chat.tools or chat.tool_choice != "auto":
+        _check_tools(chat)
     for index, role in enumerate(message.role for message in chat.messages):
         if role in ROLES or not template:
             continue
@@ -59,6 +61,25 @@ def chat_prompt(chat: Chat, state: AppState, said: Said | None = None) -> ChatPr
         ),
         field=path,
     )
+
+
+def _check_tools(chat: Chat) -> None:
+    """
+    Raises:
+        InvalidRequest: a call could not be told from one of another tool, or none can be chosen.
+    """
+    choice, tools = chat.tool_choice, dict[str, Tool]()
+    for tool in chat.tools:
+        other = tools.setdefault(tool.name, tool)
+        if (tool.is_custom, tool.within) != (other.is_custom, other.within):
+            what = f"must differ from {other.name_path}: the model is told both by one name"
+            raise refusal(tool.name_path, "conflict", what)
+    if choice in ("auto", "none"):
+        return
+    if not tools:
+        raise refusal("tool_choice", "requires", "needs tools to choose from")
+    if isinstance(choice, OneTool) and choice.name not in tools:
+        raise refusal(choice.path, "enum", "must be the name of one of the tools")
 
 
 def _marks_of_open_reasoning(chat: Chat, template: str) -> tuple[str, str] | None:

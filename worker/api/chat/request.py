@@ -46,16 +46,44 @@ class Message:
     name: str | None = None
 
 
+INPUT = "input"
+"""The one argument of a custom tool, and in a conversation of its call."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextForm:
+    """The form of a custom tool's text."""
+
+    path: str
+    """In the request, for faults."""
+    told: str
+    """What the model is told of it."""
+    pattern: str | None
+    """A regular expression that says the same; `None` if there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call."""
 
     name: str
+    """By which the model is told of it."""
     path: str
     """Of its parameters in the request, for faults."""
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     """A JSON schema; without one, any object is allowed."""
+    is_custom: bool = False
+    """Whether the client knows it as a tool that takes a text, which is the argument `INPUT`."""
+    form: TextForm | None = None
+    """Of the text of a custom tool; `None` is any text."""
+    within: tuple[str, str] | None = None
+    """The namespace that the client has it in, and its name there."""
+
+    @property
+    def name_path(self) -> str:
+        """Of its name in the request, for faults."""
+        return f"{self.path.rpartition('.')[0]}.name"
 
 
 # --- the form of an answer; each has the path of the request's field, for faults -------------
@@ -114,6 +142,7 @@ class OneTool:
     """The choice of the one function that must be called."""
 
     name: str
+    """By which the model is told of it."""
     path: str
     """Of its name in the request, for faults."""
 

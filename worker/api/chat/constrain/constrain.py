@@ -15,6 +15,7 @@ from worker.api.chat.constrain.gbnf import to_lark
 from worker.api.chat.constrain.keywords import MAX_PATTERN_CHARS
 from worker.api.chat.constrain.schema import Schemas
 from worker.api.chat.request import (
+    INPUT,
     Choices,
     Expression,
     ForcedCalls,
@@ -84,7 +85,14 @@ def _forced_calls(schemas: Schemas, tools: tuple[Tool, ...], several: bool) -> d
         parameters = {"type": "object", **(tool.parameters or {})}
         if parameters["type"] != "object":
             schemas.fault(f"{tool.path}.type", "const", "must be 'object'")
-        calls.append(_call({"const": tool.name}, schemas.compiled(parameters, tool.path)))
+        arguments = schemas.compiled(parameters, tool.path)
+        if (form := tool.form) is not None and isinstance(arguments, dict):
+            pattern = form.pattern and schemas.pattern(f"^(?:{form.pattern})$", None)
+            if pattern:
+                arguments["properties"][INPUT]["pattern"] = pattern
+            else:
+                schemas.leave_out(form.path)
+        calls.append(_call({"const": tool.name}, arguments))
     one: dict[str, Any] = {"anyOf": calls}
     many = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_FORCED_CALLS}
     return many if several else one

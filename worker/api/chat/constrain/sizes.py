@@ -201,7 +201,27 @@ _SIZE_OF_OTHERS = 50
 """Of a terminal that is imported."""
 _MAX_GRAMMAR_SIZE = 5 * MAX_SIZE
 
-_Tokens = Sequence[re.Match[str]]
+Tokens = Sequence[re.Match[str]]
+
+
+def definitions_of(text: str) -> Iterator[Tokens]:
+    """The tokens of each definition and directive of a grammar in Lark."""
+    tokens: list[re.Match[str]] = []
+    is_new = True
+    for token in _LARK_TOKEN.finditer(text):
+        match token.lastgroup:
+            case "blank":
+                continue
+            case "line_end":
+                is_new = True
+                continue
+        if is_new and token[0] != "|" and tokens:
+            yield tokens
+            tokens = []
+        tokens.append(token)
+        is_new = False
+    if tokens:
+        yield tokens
 
 
 class LarkSizes:
@@ -209,23 +229,10 @@ class LarkSizes:
     names it, so that repetitions multiply from one to the next."""
 
     def __init__(self, text: str) -> None:
-        self._definitions: dict[str, list[_Tokens]] = defaultdict(list)
+        self._definitions: dict[str, list[Tokens]] = defaultdict(list)
         self._sizes: dict[str, float] = {}
-        tokens: list[re.Match[str]] = []
-        is_new = True
-        for token in _LARK_TOKEN.finditer(text):
-            match token.lastgroup:
-                case "blank":
-                    continue
-                case "line_end":
-                    is_new = True
-                    continue
-            if is_new and token[0] != "|":
-                tokens = []
-                self._definitions[token[0]].append(tokens)
-            else:
-                tokens.append(token)
-            is_new = False
+        for first, *rest in definitions_of(text):
+            self._definitions[first[0]].append(rest)
 
     def are_small(self) -> bool:
         """Finds the size of each definition after those of the terminals that it names, of which a
@@ -252,7 +259,7 @@ class LarkSizes:
             if token.lastgroup == "terminal" and token[0] in self._definitions:
                 yield token[0]
 
-    def _size(self, tokens: _Tokens, is_terminal: bool) -> float:
+    def _size(self, tokens: Tokens, is_terminal: bool) -> float:
         sizes = Sizes(may_vary=is_terminal)
         for token in tokens:
             match token.lastgroup:

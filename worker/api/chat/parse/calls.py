@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
-from worker.api.chat.parse.source import Grow
+from worker.api.chat.parse.json_values import read_input
+from worker.api.chat.parse.source import Grow, Source
 
 _LETTERS = string.ascii_letters + string.digits
 _INDEX = re.compile(r":\d+\Z")
@@ -24,6 +25,8 @@ class ToolUse:
     parallel: bool
     parameters: Mapping[str, Any]
     """The schema of each function's parameters, by the function's name."""
+    texts: frozenset[str] = frozenset()
+    """The custom tools among them."""
     is_json: bool = False
     """Whether a call is bare JSON, whatever the model's convention: a form holds for the answer."""
 
@@ -43,6 +46,22 @@ class ToolUse:
 NO_TOOLS = ToolUse(False, True, {})
 
 
+class _Input:
+    """Reads a custom tool's text in a call's arguments while they come."""
+
+    def __init__(self) -> None:
+        self._source, self._parts = Source(), list[str]()
+        self._steps = read_input(self._source, self._parts.append)
+
+    def more(self, arguments: str) -> str:
+        """The text that so many arguments more add."""
+        self._source.add(arguments, final=False)
+        next(self._steps)
+        text = "".join(self._parts)
+        self._parts.clear()
+        return text
+
+
 @dataclass(slots=True)
 class Deltas:
     """The deltas that have not been given on. Without parallel calls, only the first call is."""
@@ -57,6 +76,8 @@ class Deltas:
     """Makes the delta of the texts in `_parts`."""
     _parts: list[str] = field(default_factory=list)
     _ids: set[str] = field(default_factory=set)
+    _input: _Input | None = None
+    """Of the last call, if it is of a custom tool."""
 
     @property
     def grow_text(self) -> Grow | None:
@@ -83,8 +104,10 @@ class Deltas:
         if call_id is None or call_id in self._ids:
             call_id = self._new_id()
         self._ids.add(call_id)
+        self._input = _Input() if name in self.use.texts else None
         if self._is_wanted:
-            self._deltas.append(Call(self.n_calls - 1, call_id, name))
+            is_custom = self._input is not None
+            self._deltas.append(Call(self.n_calls - 1, call_id, name, is_custom))
 
     def arguments(self, text: str) -> None:
         if self._is_wanted:
@@ -96,7 +119,8 @@ class Deltas:
         return self._arguments if self._is_wanted else None
 
     def _arguments(self, text: str) -> Delta:
-        return Arguments(self.n_calls - 1, text)
+        added = self._input.more(text) if self._input is not None else ""
+        return Arguments(self.n_calls - 1, text, added)
 
     def _add(self, of: Grow, text: str) -> None:
         if text:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from worker.api.chat.parse.json_calls import strict_word, to_json
+from worker.api.chat.parse.json_values import strict_word, to_json
 
 QUOTES: Final[Mapping[str, tuple[str, ...]]] = {
     "gemma": ('<|"|>', "<escape>", '"'),

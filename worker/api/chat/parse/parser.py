@@ -9,6 +9,7 @@ whatever the text.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 from worker.api.chat.delta import Delta, Reasoning
@@ -25,8 +26,8 @@ from worker.api.chat.parse.json_calls import (
     read_exact,
     read_keyed,
     read_named,
-    to_json,
 )
+from worker.api.chat.parse.json_values import to_json
 from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTES
 from worker.api.chat.parse.source import BLANK, Source, Steps, marks_of, unwanted
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
@@ -253,9 +254,19 @@ class AnswerParser:
                 return (yield from call.read())
             case "gemma" | "python" | "unescaped" as notation:
                 return (yield from self._whole(notation, form))
-            case "code" if (yield from source.peek()) != "{":
-                return (yield from self._code(name))
+        is_code = form.arguments == "code"
+        if is_code or name in use.texts:
+            blanks = yield from source.run_of(BLANK)
+            if (yield from source.peek()) not in ("{" if is_code else '{"'):
+                if source.ended and self._is_header_begun(source.taken):
+                    return False
+                return (yield from self._unescaped(name, blanks, fields.get("id")))
         return (yield from read_arguments(source, deltas, name, fields.get("id")))
+
+    def _is_header_begun(self, taken: str) -> bool:
+        """Whether a text that ends here, of which `taken` is read, ends within a header."""
+        text = taken + self._source.text[self._source.at :]
+        return "more" in [form.header.fit(text, 0) for form in self._calls.forms]
 
     def _whole(self, notation: str, form: Form) -> Steps[bool]:
         """Read calls in a notation that is read only as a whole; all of them must be offered."""
@@ -285,15 +296,16 @@ class AnswerParser:
             deltas.arguments(arguments)
         return bool(calls)
 
-    def _code(self, name: str) -> Steps[bool]:
-        """Read code instead of JSON: it is the value of the function's first parameter."""
-        parts: list[str] = []
+    def _unescaped(self, name: str, blanks: str, call_id: str | None) -> Steps[bool]:
+        """Read a text instead of JSON: it is the value of the function's first parameter."""
+        parts, calls = [blanks], self._calls
         recipients = ("all", *self._use.parameters)
-        ends = marks_of(*(f"{mark}{name}\n" for mark in self._calls.opens for name in recipients))
-        yield from self._source.until(ends, parts.append)
+        begins = (f"{mark}{name}\n" for mark in calls.opens for name in recipients)
+        named = (mark for mark in (*calls.opens, *calls.closes) if re.search(r"\w", mark))
+        yield from self._source.until(marks_of(*begins, *named), parts.append)
         keys = list(self._use.properties(name))
-        if not keys or not parts:
+        if not keys or not parts[1:]:
             return False
-        self._deltas.call(name)
+        self._deltas.call(name, call_id)
         self._deltas.arguments(to_json({keys[0]: "".join(parts)}))
         return True

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from worker.api.chat.parse.calls import Deltas
-from worker.api.chat.parse.json_calls import PYTHON_WORDS, escaped, from_json, to_json
+from worker.api.chat.parse.json_values import PYTHON_WORDS, escaped, from_json, to_json
 from worker.api.chat.parse.literal_calls import json_of_python
 from worker.api.chat.parse.source import BLANK, Header, Marks, Source, Steps, end_of, marks_of
 

@@ -59,7 +59,7 @@ class CalledFunction(CalledFunctionFields):
 
 
 class TurnCall(ToolCallFields):
-    function: CalledFunction
+    function: CalledFunction | None = None
 
 
 class Turn(MessageFields):

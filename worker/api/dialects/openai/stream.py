@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import Any, ClassVar
 
 from worker.api.chat.answer import Answer
-from worker.api.chat.choice import Choice
+from worker.api.chat.choice import Block, Choice
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.fields import GenerationFields
 from worker.api.chat.timings import prompt_progress, timings
@@ -126,12 +126,16 @@ class ChatAnswer(_Choices):
                     logprobs = _scores(chat_logprobs(delta.logprobs))
             case Reasoning(text):
                 content = f'{{"reasoning_content":{quoted(text)}}}'
-            case Call(index, id, name):
-                call = {"index": index, **_call(id, name)}
+            case Call(index):
+                call = {"index": index, **_call(choice.calls[index], is_begun=True)}
                 content = f'{{"tool_calls":[{dumps(call)}]}}'
-            case Arguments(index, text):
-                function = f'{{"index":{index},"function":{{"arguments":{quoted(text)}}}}}'
-                content = f'{{"tool_calls":[{function}]}}'
+            case Arguments(index, text, added):
+                part = f'"function":{{"arguments":{quoted(text)}}}'
+                if choice.calls[index].inputs is not None:
+                    if not added:
+                        return b""
+                    part = f'"custom":{{"input":{quoted(added)}}}'
+                content = f'{{"tool_calls":[{{"index":{index},{part}}}]}}'
             case Started():
                 first = '"delta":{"role":"assistant","content":"","refusal":null}'
                 progress = super().encode(choice, delta) if self.body.return_progress else b""
@@ -148,7 +152,7 @@ class ChatAnswer(_Choices):
             message["reasoning_content"] = reasoning
         if choice.calls:
             message["content"] = text or None
-            message["tool_calls"] = [_call(call.id, call.name, call.text) for call in choice.calls]
+            message["tool_calls"] = list(map(_call, choice.calls))
         return {
             "index": choice.index,
             "message": message,
@@ -157,8 +161,12 @@ class ChatAnswer(_Choices):
         }
 
 
-def _call(id: str, name: str, arguments: str = "") -> dict[str, Any]:
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(call: Block, *, is_begun: bool = False) -> dict[str, Any]:
+    """`is_begun`: what it says is told later."""
+    kind, field, told = "function", "arguments", call.text
+    if call.input is not None:
+        kind, field, told = "custom", "input", call.input
+    return {"id": call.id, "type": kind, kind: {"name": call.name, field: told * (not is_begun)}}
 
 
 class CompletionAnswer(_Choices):

@@ -5,6 +5,7 @@ Nothing is stored here, so a body has the whole conversation. Any thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -20,6 +21,7 @@ from worker.api.chat.chat_fields import (
     content_of,
     with_allowed,
 )
+from worker.api.chat.custom import GrammarFields, custom_call, custom_tool
 from worker.api.chat.field_types import (
     ANY_OBJECT,
     ModelName,
@@ -37,6 +39,7 @@ from worker.api.chat.request import (
     Message,
     OneTool,
     ReasoningOptions,
+    TextForm,
     Tool,
     ToolCall,
 )
@@ -75,6 +78,7 @@ class InputItem(OpenBody):
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: ContentFields | None = None
     name: ToolName = ""
+    namespace: ToolName | None = Field(None, description="of a call's tool")
     call_id: str = ""
     arguments: str = ""
     input: str = Field("", description="of a custom_tool_call")
@@ -94,14 +98,84 @@ class InputItem(OpenBody):
 Items = Annotated[Many[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-class FunctionTool(OpenBody):
+class CustomFormat(OpenBody):
+    type: Literal["text", "grammar"] = "text"
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+    _has_syntax = needed_by({"grammar": "syntax"})
+    _has_definition = needed_by({"grammar": "definition"})
+
+    def form(self, path: str) -> TextForm | None:
+        """The form of a text; raises as `GrammarFields.form`."""
+        if self.type == "text" or self.syntax is None or self.definition is None:
+            return None
+        return GrammarFields(syntax=self.syntax, definition=self.definition).form(path)
+
+
+_OURS = ("function", "custom")
+"""The types of tools that a client runs."""
+
+
+class GroupedTool(OpenBody):
     type: str
     name: ToolName = ""
     description: str | None = None
     parameters: JsonObject | None = None
     strict: Flag | None = None
+    format: CustomFormat = Field(
+        CustomFormat(),
+        description="of a custom tool's text; a forced call keeps it, one that the model makes by "
+        "its own choice is as the model wrote it",
+    )
 
-    _is_named = needed_by({"function": "name"})
+    _is_named = needed_by({"function": "name", "custom": "name", "namespace": "name"})
+
+    def tool(self, path: str) -> Tool:
+        """The tool, whose field is `path`; raises as `CustomFormat.form`."""
+        if self.type == "custom":
+            form = self.format.form(f"{path}.format")
+            return custom_tool(self.name, self.description, path, form)
+        return Tool(self.name, f"{path}.parameters", self.description, self.parameters)
+
+
+class ResponseTool(GroupedTool):
+    tools: Many[GroupedTool] = Field(
+        (), max_length=MAX_TOOLS, description="of a namespace: functions and custom tools"
+    )
+
+    @property
+    def ignored(self) -> Iterator[str]:
+        """What OpenAI itself would run; this worker has none of it."""
+        kinds = (self, *self.tools) if self.type != "namespace" else self.tools
+        return (tool.type for tool in kinds if tool.type not in _OURS)
+
+    def told(self) -> dict[str, Any]:
+        """In an answer; OpenAI's SDK wants these fields of a function."""
+        found = self.model_dump(exclude_unset=True)
+        return {"parameters": None, "strict": None, **found} if self.type == "function" else found
+
+    def all(self, path: str) -> Iterator[Tool]:
+        """It, or the tools of the namespace that it is, by names that begin with the namespace's;
+        raises as `tool`."""
+        if self.type in _OURS:
+            yield self.tool(path)
+        if self.type != "namespace":
+            return
+        about = self.description
+        for index, each in enumerate(self.tools):
+            if each.type not in _OURS:
+                continue
+            tool = each.tool(f"{path}.tools[{index}]")
+            told = "\n\n".join(filter(None, (about, tool.description)))
+            about = None  # with the first of them
+            name, within = told_name(tool.name, self.name), (self.name, tool.name)
+            yield replace(tool, name=name, description=told or None, within=within)
+
+
+def told_name(name: str, namespace: str | None) -> str:
+    """By which the model is told of a tool. Codex joins them so where it cannot keep them apart."""
+    return f"{namespace.rstrip('_')}__{name.lstrip('_')}" if namespace else name
 
 
 class TextFormat(OpenBody):
@@ -133,17 +207,19 @@ class Effort(OpenBody):
 class AllowedTool(OpenBody):
     type: str
     name: ToolName = ""
+    namespace: ToolName | None = None
 
-    _is_named = needed_by({"function": "name"})
+    _is_named = needed_by({"function": "name", "custom": "name"})
 
 
 class ToolChoice(OpenBody):
-    type: Literal["function", "allowed_tools"]
+    type: Literal["function", "custom", "allowed_tools"]
     name: ToolName | None = None
+    namespace: ToolName | None = None
     mode: AllowedMode | None = None
     tools: Many[AllowedTool] = Field((), max_length=MAX_TOOLS)
 
-    _has_choice = needed_by({"function": "name", "allowed_tools": "mode"})
+    _has_choice = needed_by({"function": "name", "custom": "name", "allowed_tools": "mode"})
 
 
 LOGPROBS = "message.output_text.logprobs"
@@ -158,7 +234,7 @@ class ResponsesBody(SamplingFields, OwnFields):
     instructions: str | None = None
     max_output_tokens: Integer | None = Field(None, ge=1)
     stream: Flag = False
-    tools: Many[FunctionTool] = Field((), max_length=MAX_TOOLS)
+    tools: Many[ResponseTool] = Field((), max_length=MAX_TOOLS)
     tool_choice: WordOr[ToolChoice] | None = None
     parallel_tool_calls: Flag | None = None
     text: TextOptions = TextOptions()
@@ -191,9 +267,8 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
         max_tokens=body.max_output_tokens,
         formats=_formats_of(body.text.format),
         streams=body.stream,
-        # Tools that OpenAI itself would run, and what comes of them; this worker has none.
         ignored=(
-            *(f"tools.{tool.type}" for tool in body.tools if tool.type != "function"),
+            *(f"tools.{kind}" for tool in body.tools for kind in tool.ignored),
             *(f"input.{kind}" for kind in sorted(_IGNORED_ITEMS & _kinds(body))),
             *(f"include.{name}" for name in body.include if name != LOGPROBS),
         ),
@@ -219,16 +294,18 @@ def chat_of(body: ResponsesBody) -> Chat:
         what = f"must have an item besides {' and '.join(sorted(kinds))}: a model reads none of it"
         raise refusal("input", "minItems", what)
     choice = body.tool_choice
-    one = choice.name if isinstance(choice, ToolChoice) else None
+    one = None
+    if isinstance(choice, ToolChoice) and choice.name is not None:
+        one = told_name(choice.name, choice.namespace)
     word = choice if isinstance(choice, str) else "auto"
     verbosity = body.text.verbosity
+    tools = [each for index, tool in enumerate(body.tools) for each in tool.all(f"tools[{index}]")]
+    if len(tools) > MAX_TOOLS:
+        what = f"must be at most {MAX_TOOLS}, those of namespaces counted one by one"
+        raise refusal("tools", "maxItems", what)
     chat = Chat(
         messages=tuple(_messages(body)),
-        tools=tuple(
-            Tool(tool.name, f"tools[{index}].parameters", tool.description, tool.parameters)
-            for index, tool in enumerate(body.tools)
-            if tool.type == "function"
-        ),
+        tools=tuple(tools),
         tool_choice=OneTool(one, "tool_choice.name") if one else word,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning=ReasoningOptions(effort=body.reasoning.effort),
@@ -238,9 +315,9 @@ def chat_of(body: ResponsesBody) -> Chat:
     if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
         return chat
     allowed = [
-        (tool.name, f"tool_choice.tools[{index}].name")
+        (told_name(tool.name, tool.namespace), f"tool_choice.tools[{index}].name")
         for index, tool in enumerate(choice.tools)
-        if tool.type == "function"
+        if tool.type in _OURS
     ]
     return with_allowed(chat, choice.mode or "auto", allowed)
 
@@ -261,9 +338,10 @@ def _messages(body: ResponsesBody) -> list[Message]:
             case "message":
                 messages.append(Message(item.role, content or ""))
             case "function_call" | "custom_tool_call":
-                is_custom = item.type == "custom_tool_call"
-                arguments = {"input": item.input} if is_custom else item.arguments
-                call = ToolCall(item.name, arguments, item.call_id)
+                name = told_name(item.name, item.namespace)
+                call = ToolCall(name, item.arguments, item.call_id)
+                if item.type == "custom_tool_call":
+                    call = custom_call(name, item.input, item.call_id)
                 if turn is None:
                     messages.append(Message("assistant", tool_calls=(call,)))
                 else:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from worker.api.chat.answer import BlockAnswer, Event, What
 from worker.api.chat.choice import Block
 from worker.api.chat.delta import Delta
+from worker.api.chat.request import Chat
 from worker.api.chat.scored import count_scores, scored_tokens
 from worker.api.chat.timings import timings
 from worker.api.dialects.responses.schema import ResponsesBody, ToolChoice
@@ -24,8 +25,9 @@ _DELTAS = {
     "text": "response.output_text",
     "reasoning": "response.reasoning_text",
     "call": "response.function_call_arguments",
+    "input": "response.custom_tool_call_input",
 }
-_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc"}
+_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc", "input": "ctc"}
 
 
 # --- the end of a stream, seen from outside ------------------------------------------------
@@ -63,6 +65,10 @@ def _data(event: bytes) -> dict[str, Any]:
 STREAM = StreamForm(lambda event: event.startswith(_ENDS), _failure)
 
 
+def _kind(block: Block) -> str:
+    return block.kind if block.inputs is None else "input"
+
+
 # --- answers -----------------------------------------------------------------------------
 
 
@@ -72,6 +78,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._created = int(time.time())
+        assert isinstance(self.asked.input, Chat), "made of a body's input"
+        self._within = {tool.name: tool.within for tool in self.asked.input.tools}
         self._ids: dict[int, str] = {}
         self._n_events = 0
         self._sent: dict[int, list[TokenLogprob]] = {}
@@ -119,14 +127,18 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
                     scores, block.scores = block.scores, []
                     self._sent.setdefault(index, []).extend(scores)
                     extra = {"logprobs": scored_tokens(scores)}
-                yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": text, **extra}
+                yield {"type": f"{_DELTAS[_kind(block)]}.delta", **place, "delta": text, **extra}
             case "stop":
-                whole: Event = {"arguments" if block.kind == "call" else "text": block.text}
-                if block.kind == "text":
-                    whole["logprobs"] = self._scored(index)
-                if block.kind == "call":
-                    whole["name"] = block.name
-                yield {"type": f"{_DELTAS[block.kind]}.done", **place, **whole}
+                match _kind(block):
+                    case "text":
+                        whole: Event = {"text": block.text, "logprobs": self._scored(index)}
+                    case "call":
+                        whole = {"arguments": block.text, "name": self._named(block)["name"]}
+                    case "input":
+                        whole = {"input": block.input}
+                    case _:
+                        whole = {"text": block.text}
+                yield {"type": f"{_DELTAS[_kind(block)]}.done", **place, **whole}
                 if block.kind != "call":
                     part = self._part(index, block.text, self._scored(index))
                     yield {"type": "response.content_part.done", **place, "part": part}
@@ -142,7 +154,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         return "incomplete" if self.choice.finish_reason == "length" else "completed"
 
     def _id_of(self, index: int) -> str:
-        prefix = _PREFIXES[self.choice.blocks[index].kind]
+        prefix = _PREFIXES[_kind(self.choice.blocks[index])]
         return self._ids.setdefault(index, f"{prefix}_{uuid.uuid4().hex}")
 
     def _scored(self, index: int) -> Iterator[dict[str, Any]]:
@@ -157,13 +169,23 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         block = self.choice.blocks[index]
         text = "" if status == "in_progress" else block.text
         head = {"id": self._id_of(index), "status": status}
+        if block.input is not None:
+            text = "" if status == "in_progress" else block.input
+            called = {"call_id": block.id, **self._named(block), "input": text}
+            return {**head, "type": "custom_tool_call", **called}
         if block.kind == "call":
-            call = {"call_id": block.id, "name": block.name, "arguments": text}
-            return {**head, "type": "function_call", **call}
+            called = {"call_id": block.id, **self._named(block), "arguments": text}
+            return {**head, "type": "function_call", **called}
         content = [self._part(index, text, self._scored(index))] if text else []
         if block.kind == "text":
             return {**head, "type": "message", "role": "assistant", "content": content}
         return {**head, "type": "reasoning", "summary": [], "content": content}
+
+    def _named(self, call: Block) -> dict[str, str]:
+        """The tool of a call, as the client has it."""
+        if (within := self._within.get(call.name)) is None:
+            return {"name": call.name}
+        return {"namespace": within[0], "name": within[1]}
 
     def _part(self, index: int, text: str, logprobs: Iterable[dict[str, Any]]) -> dict[str, Any]:
         """The one part of the content of a text or reasoning."""
@@ -192,7 +214,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "temperature": self.asked.sampling.temperature,
             "top_p": self.asked.sampling.top_p,
             "top_logprobs": body.top_logprobs,
-            "tools": [tool.model_dump() for tool in body.tools],
+            "tools": [tool.told() for tool in body.tools],
             "tool_choice": choice.model_dump(exclude_unset=True)
             if isinstance(choice, ToolChoice)
             else choice or "auto",

@@ -1,0 +1,200 @@
+"""Writes a custom tool's grammar as one regular expression, which a string of JSON can be held to.
+
+It reads Lark as OpenAI's clients send it. A grammar whose rules name themselves has no such
+expression, and some of Lark has none here; what is no grammar at all is refused. Pure functions,
+any thread.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+
+from worker.api.chat.constrain.keywords import MAX_PATTERN_CHARS
+from worker.api.chat.constrain.sizes import Tokens, definitions_of
+from worker.api.http.faults import refusal
+from worker.errors import InvalidRequest
+
+MAX_CHARS = 16_000
+"""Of what is checked; what has more is told to the model as it is."""
+_COMMON = {
+    "DIGIT": "[0-9]",
+    "HEXDIGIT": "[a-fA-F0-9]",
+    "INT": "[0-9]+",
+    "SIGNED_INT": "[+-]?[0-9]+",
+    "DECIMAL": r"(?:[0-9]+\.[0-9]*|\.[0-9]+)",
+    "LCASE_LETTER": "[a-z]",
+    "UCASE_LETTER": "[A-Z]",
+    "LETTER": "[a-zA-Z]",
+    "WORD": "[a-zA-Z]+",
+    "CNAME": "[_a-zA-Z][_a-zA-Z0-9]*",
+    "WS_INLINE": r"[ \t]+",
+    "WS": r"[ \t\f\r\n]+",
+    "CR": r"\r",
+    "LF": r"\n",
+    "NEWLINE": r"(?:\r?\n)+",
+}
+"""Lark's own terminals."""
+_SPECIAL = re.compile(r"\\.?|[.+*?()|\[\]{}^$]", re.DOTALL)
+"""In a text: an escape, or what means something in a regular expression."""
+_SIGNS = {"(": "(?:", "[": "(?:", ")": ")", "]": ")?", "|": "|", "*": "*", "+": "+", "?": "?"}
+_WITHOUT_STRUCTURE = re.compile(
+    r"\\(?:[xuUpP]\{[^{}]*\}|.)|-|(?<=\()\?(?:<?[=!]|P?<\w+>|[A-Za-z-]*:?)", re.DOTALL
+)
+"""Of a regular expression: what engines write in different ways."""
+
+
+class _Unsupported(Exception):
+    """This part of Lark has no regular expression here."""
+
+
+def checked_expression(text: str, path: str) -> str:
+    """
+    Raises:
+        InvalidRequest: the text is no regular expression.
+    """
+    if fault := _fault_in(text):
+        raise refusal(path, "unsupported", f"is not a valid regular expression: {fault}")
+    return text
+
+
+def _fault_in(expression: str) -> str:
+    """What is wrong with groups, classes and repetitions, which are alike in all engines."""
+    if len(expression) > MAX_CHARS:
+        return ""
+    with warnings.catch_warnings(action="ignore"):
+        try:
+            re.compile(_WITHOUT_STRUCTURE.sub(lambda found: "a" * len(found[0]), expression))
+        except re.error as error:
+            if error.msg == "multiple repeat":  # as Rust has it, it is one of the other
+                return ""
+            return f"{error.msg}, at character {(error.pos or 0) + 1}"
+        except (OverflowError, RecursionError):
+            return ""  # it is too large
+    return ""
+
+
+def expression_of(text: str, path: str) -> str | None:
+    """The regular expression of a grammar in Lark; `None` if it has none here.
+
+    Raises:
+        InvalidRequest: it is no grammar.
+    """
+    return _Grammar(text, path).expression() if len(text) <= MAX_CHARS else None
+
+
+class _Grammar:
+    def __init__(self, text: str, path: str) -> None:
+        self._text, self._path = text, path
+        self._parts: dict[str, list[str]] = {}
+        """The parts of each definition's expression; those of odd numbers are names."""
+        self._used: dict[str, int] = {}
+        """Where a name was used first."""
+        self._is_supported = True
+        for tokens in definitions_of(text):
+            try:
+                self._define(tokens)
+            except _Unsupported:
+                self._is_supported = False
+
+    def expression(self) -> str | None:
+        if not self._is_supported:
+            return None
+        for name, at in {"start": 0, **self._used}.items():
+            if name not in self._parts:
+                raise self._fault(f"there is no {name!r}", at)
+        done, begun, due = dict[str, str](), set[str](), ["start"]
+        while due:
+            name = due[-1]
+            parts = self._parts[name]
+            if missing := [each for each in parts[1::2] if each not in done]:
+                if name in begun:
+                    return None  # it is a part of itself
+                begun.add(name)
+                due += missing
+                continue
+            due.pop()
+            found = "".join(done[part] if n % 2 else part for n, part in enumerate(parts))
+            if len(found) > MAX_PATTERN_CHARS:
+                return None
+            done[name] = f"(?:{found})"
+        return done["start"]
+
+    def _define(self, tokens: Tokens) -> None:
+        """Read a rule, a terminal or a directive."""
+        first, rest = tokens[0], tokens[1:]
+        if first[0] == "%":
+            self._import([token[0] for token in rest])
+            return
+        if rest[:1] and rest[0][0] == ".":  # behind it is a priority
+            rest = rest[2:]
+        if first.lastgroup not in ("rule", "terminal") or not rest:
+            raise self._fault("expected a name and ':'", first.start())
+        if rest[0][0] != ":":
+            if rest[0][0][0] in "{[":  # a template, or options of llguidance's
+                raise _Unsupported
+            raise self._fault("expected ':'", rest[0].start())
+        parts, alias = [""], 0
+        for number, token in enumerate(rest[1:]):
+            if token[0] == "-":  # an alias, which changes no text
+                alias = number + 3
+            if number >= alias:
+                self._add(parts, token)
+        self._parts[first[0].lstrip("?!")] = parts
+        if fault := _fault_in("a".join(parts[::2])):
+            raise self._fault(fault.partition(", at")[0], first.start())
+
+    def _import(self, words: Sequence[str]) -> None:
+        """What is imported of Lark's own terminals."""
+        if words[:3] != ["import", "common", "."] and words[:3] != ["import", "common", "("]:
+            raise _Unsupported
+        names = [word for word in words[3:] if word not in (",", ")")]
+        aliases = [names[3]] if names[1:3] == ["-", ">"] and len(names) == 4 else names
+        for name, alias in zip(names, aliases, strict=False):
+            if name not in _COMMON:
+                raise _Unsupported
+            self._parts[alias] = [_COMMON[name]]
+
+    def _add(self, parts: list[str], token: re.Match[str]) -> None:
+        found = token[0]
+        match token.lastgroup:
+            case "text":
+                text, flag = found[1:].rsplit('"', 1)
+                written = _SPECIAL.sub(lambda sign: _in_expression(sign[0]), text)
+                parts[-1] += f"(?{flag}:{written})"
+            case "flags":
+                expression = token["expression"].replace("\\/", "/")
+                if fault := _fault_in(expression):
+                    raise self._fault(f"an expression is not valid: {fault}", token.start())
+                if set(token["flags"]) - set("imsx"):
+                    raise _Unsupported
+                parts[-1] += f"(?{token['flags']}:{expression})"
+            case "rule" | "terminal":
+                self._used.setdefault(found, token.start())
+                parts += [found, ""]
+            case "repetition" if numbers := re.findall("[0-9]+", found):
+                is_open = "," in found or ".." in found
+                least = "0" if re.match(r"[{~]\s*[,.]", found) else numbers[0]
+                most = "" if is_open and found.rstrip()[-1] in ",." else numbers[-1]
+                parts[-1] += f"{{{least},{most}}}"
+            case "sign" if found == "}":
+                pass  # the end of a repetition
+            case "sign" if found in _SIGNS:
+                parts[-1] += _SIGNS[found]
+            case "sign" if found in '"/:':
+                raise self._fault(f"unexpected {found!r}", token.start())
+            case _:
+                raise _Unsupported
+
+    def _fault(self, reason: str, at: int) -> InvalidRequest:
+        line = self._text.count("\n", 0, at) + 1
+        what = f"is not a valid grammar: line {line}: {reason}"
+        return refusal(self._path, "unsupported", what)
+
+
+def _in_expression(sign: str) -> str:
+    """A special sign of a text, as a regular expression has it."""
+    if sign[0] != "\\":
+        return "\\" + sign
+    return sign if sign[1].isalnum() else _SPECIAL.sub(r"\\\g<0>", sign[1:])
