@@ -110,6 +110,16 @@ SEARCHED: Any = [
     ]},
     TOLD,
 ]  # fmt: skip
+SEARCHED_BY_TOOL: Any = [
+    TOLD,
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {}}]},
+    {"role": "user", "content": [
+        {"type": "tool_result", "tool_use_id": "1", "content": [
+            {"type": "web_search_tool_result", "tool_use_id": "2", "content": [HIT]},
+            {"type": "text", "text": "Found."},
+        ]},
+    ]},
+]  # fmt: skip
 OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
 
 
@@ -133,6 +143,8 @@ OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
                           "tools": [{"name": "f", "input_schema": SCHEMA}]}, "output_format"),
         ("/v1/messages", {"messages": SEARCHED, "max_tokens": 9, "tools": [SEARCH]},
          "tools.web_search_20260209, messages.server_tool_use, messages.web_search_tool_result"),
+        ("/v1/messages", {"messages": SEARCHED_BY_TOOL, "max_tokens": 9},
+         "messages.web_search_tool_result"),
         ("/v1/responses", {"input": [TOLD, {"type": "web_search_call", "status": "completed"}],
                            "max_output_tokens": 9}, "input.web_search_call"),
         ("/api/generate", {**OLLAMAS, "raw": True, "think": True}, "think"),

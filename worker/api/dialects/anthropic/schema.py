@@ -67,6 +67,12 @@ class TextBlock(OpenBody):
 
     _has_source = needed_by({"image": "source", "document": "source"})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_the_ignored(cls, value: Any) -> Any:
+        kind = value.get("type") if isinstance(value, dict) else None
+        return {"type": kind} if isinstance(kind, str) and kind in IGNORED_BLOCKS else value
+
 
 TextContent = TextOrMany[TextBlock]
 
@@ -84,12 +90,6 @@ class ContentBlock(TextBlock):
     )
 
     _is_named = needed_by({"tool_use": "name"})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_the_ignored(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        return {"type": kind} if isinstance(kind, str) and kind in IGNORED_BLOCKS else value
 
 
 class TurnMessage(OpenBody):
@@ -214,9 +214,13 @@ def read(body: MessagesBody, state: AppState) -> Generate:
 
 
 def _kinds(body: PromptBody) -> set[str]:
-    """The types of the messages' blocks."""
-    contents = (message.content for message in body.messages)
-    return {b.type for content in contents if not isinstance(content, str) for b in content}
+    """The types of the messages' blocks, and of those in results of tools."""
+    found = set[str]()
+    for message in body.messages:
+        for block in () if isinstance(message.content, str) else message.content:
+            found.add(block.type)
+            found.update(each.type for each in block.content if not isinstance(each, str))
+    return found
 
 
 def chat_of(body: PromptBody) -> Chat:
