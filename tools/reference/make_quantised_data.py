@@ -282,15 +282,15 @@ def save(name: str, config: dict[str, Any], stored: Tensors) -> None:
     print(name, {key: (str(value.dtype), *value.shape) for key, value in tensors.items()})
 
 
-def mlx(n_bits: int) -> None:
+def mlx(n_bits: int, mode: str = "affine", group_size: int = 32) -> None:
     import mlx.core as mx  # type: ignore[import-not-found]
 
-    how = {"group_size": 32, "bits": n_bits}
+    how = {"group_size": group_size, "bits": n_bits, "mode": mode}
     values = mx.random.normal(WIDE, key=mx.random.key(6)) * 0.05 + 0.01
-    stored = dict(zip(("weight", "scales", "biases"), mx.quantize(values, **how), strict=True))
+    stored = dict(zip(("weight", "scales", "biases"), mx.quantize(values, **how), strict=False))
     stored["expected"] = mx.dequantize(*stored.values(), **how)
-    config = {"config": json.dumps({**how, "mode": "affine"})}
-    mx.save_safetensors(str(FOLDER / f"mlx-{n_bits}.safetensors"), stored, config)
+    name = f"mlx-{n_bits if mode == 'affine' else mode}"
+    mx.save_safetensors(str(FOLDER / f"{name}.safetensors"), stored, {"config": json.dumps(how)})
 
 
 def main() -> None:
@@ -313,6 +313,9 @@ def main() -> None:
     if sys.argv[1:] == ["mlx"]:
         for n_bits in (2, 3, 4, 5, 6, 8):
             mlx(n_bits)
+        mlx(4, "mxfp4")
+        mlx(8, "mxfp8")
+        mlx(4, "nvfp4", group_size=16)
         return
     for name in FORMATS:
         save(name, *compressed(name))

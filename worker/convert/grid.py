@@ -92,7 +92,7 @@ class Grid:
             stored = self.packing.unpacked(stored)
         if self.packing is not None and self.table is None:
             return stored.astype(np.float32) - np.float32(1 << self.packing.n_bits - 1)
-        make = {"F8_E4M3": _e4m3, "F8_E8M0": _e8m0, "U8": _e8m0}.get(self.info.dtype)
+        make = {"F8_E4M3": e4m3, "F8_E8M0": e8m0, "U8": e8m0}.get(self.info.dtype)
         table = make() if make is not None and self.table is None else self.table
         if table is None:
             return to_float32(stored.view(np.int8) if self.info.dtype == "I8" else stored)
@@ -160,13 +160,13 @@ class Scaled:
 
 
 @cache
-def _e8m0() -> Values:
+def e8m0() -> Values:
     """Powers of two, by their exponents."""
     return np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.float32(np.nan))
 
 
 @cache
-def _e4m3() -> Values:
+def e4m3() -> Values:
     """The value of each of the 256 FP8 E4M3 numbers, a type without infinities."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7

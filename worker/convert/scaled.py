@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from worker.convert.config import MOST, Config
-from worker.convert.grid import FP4, Grid, Packing, Read, Scaled, Values
+from worker.convert.grid import FP4, Grid, Packing, Read, Scaled, Values, e4m3, e8m0
 from worker.convert.safetensors import TensorInfo
 from worker.errors import ModelError
 
@@ -39,7 +39,7 @@ _KNOWN: Mapping[str, tuple[str, Collection[str]]] = {
     ),
     "gptq": ("checkpoint_format format", ("", "gptq", "gptq_v2")),
     "awq": ("version checkpoint_format", ("", "gemm", "GEMM")),
-    "MLX": ("mode", ("", "affine")),
+    "MLX": ("mode", ("", "affine", "mxfp4", "mxfp8", "nvfp4")),
 }
 """The methods that can be converted, each with the key of its formats, which may have an older name
 too, and these."""
@@ -52,6 +52,12 @@ _N_BITS = (2, 4, 8)
 """Of compressed-tensors' integers; how those are stored that cross a border has changed."""
 _GPTQ_N_BITS = (2, 3, 4, 8)
 _MLX_N_BITS = (2, 3, 4, 5, 6, 8)
+_MLX_TABLES: Mapping[str, tuple[Values, Values]] = {
+    "mxfp4": (FP4, e8m0()),
+    "mxfp8": (e4m3(), e8m0()),
+    "nvfp4": (FP4, e4m3()),
+}
+"""What numbers and scales stand for, in the modes in which they are no integers and floats."""
 _AWQ = Packing(4, is_down=True, places=(0, 4, 1, 5, 2, 6, 3, 7))
 _BYTE = 1 / 127
 """Of bitsandbytes' integers of eight bits, whose scales are those of the largest number."""
@@ -165,9 +171,14 @@ class Method:
     """Of AWQ."""
     is_one_less: bool = False
     """Numbers that stand for zero are stored so, as GPTQ's first format has them."""
-    sizes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """How many bits MLX's numbers have, and how many share a scale: of a module, by its name, or of
-    all others."""
+    is_symmetric: bool = False
+    """The middle number of GPTQ stands for zero, whatever its tensors say."""
+    modules: Mapping[str, tuple[int, int, str]] = field(default_factory=dict)
+    """How many bits MLX's numbers have, how many share a scale, and the mode: of a module, by its
+    name, or of all others."""
+
+    def module(self, stem: str) -> tuple[int, int, str]:
+        return self.modules.get(stem.removesuffix("."), self.modules.get("", (0, 0, "")))
 
 
 def method_of(config: Config) -> Method:
@@ -204,7 +215,7 @@ def method_of(config: Config) -> Method:
         raise ModelError(
             f"{config.name}: weights quantised by {name}{said} cannot be converted; fp8, "
             "fbgemm_fp8, mxfp4, ModelOpt's FP8 and FP4, compressed-tensors' FP8, FP4 and integers, "
-            "gptq, awq (gemm of 4 bits), bitsandbytes and MLX's affine can. Give the checkpoint "
+            "gptq, awq (gemm of 4 bits), bitsandbytes and MLX's can. Give the checkpoint "
             "that was quantised, or a GGUF",
             quant_method=name,
         )
@@ -229,8 +240,10 @@ def method_of(config: Config) -> Method:
         is_gptq_or_awq=is_gptq_or_awq,
         packing=_AWQ if name == "awq" else None,
         is_one_less=name == "gptq" and kinds != {"gptq_v2"},
-        sizes={
-            key: (each.integer("bits"), each.integer("group_size")) for key, each in modules.items()
+        is_symmetric=name == "gptq" and section.values.get("sym") is True,
+        modules={
+            key: (each.integer("bits"), each.integer("group_size"), each.text(keys, ""))
+            for key, each in modules.items()
         },
     )
 
@@ -310,6 +323,8 @@ def _scaled(
     # Other methods pack integers in bytes, too, beside scales of the usual types.
     known = ("F8_E4M3",) if numbers.dtype == "U8" else _FLOATS
     known = (*known, "F8_E8M0", *(("U8",) if method.has_powers else ()))
+    tables = _MLX_TABLES.get(method.module(parts.stem)[2]) if names is _AFFINE else None
+    known = known if tables is None else ("U8",)
     grid, whole, zero, order = _grid(scale, weight, known, method.blocks), None, None, None
     if names.whole and (stored := parts.get(names.whole)):
         whole = _grid(stored, weight, _FLOATS)
@@ -317,6 +332,12 @@ def _scaled(
         parts.needed(names.whole)
     if stored := parts.get(names.zero):
         zero = _zero(stored, weight, grid, packing, is_one_less=method.is_one_less)
+        if method.is_symmetric and zero.of_rows(read, 0, weight.n_rows).any():
+            raise ModelError(
+                f"tensor {stored.name} has other zeros than the middle number, which sym of the "
+                "quantization_config says is zero",
+                tensor=stored.name,
+            )
     elif method.has_zeros:
         parts.needed(names.zero)
     if stored := parts.get(names.order):
@@ -330,7 +351,9 @@ def _scaled(
             )
     table = FP4 if numbers.dtype == "U8" else None
     least = None
-    if names is _AFFINE and packing:
+    if tables is not None:
+        table, grid = tables[0], replace(grid, table=tables[1])
+    elif names is _AFFINE and packing:
         least = _grid(parts.needed(names.least), weight, _FLOATS)
         table = np.arange(1 << packing.n_bits, dtype=np.float32)
         if least.info.shape != scale.shape:
@@ -395,12 +418,14 @@ def _affine(
     parts: Parts, numbers: TensorInfo, method: Method, _read: Read
 ) -> tuple[tuple[int, ...], Packing]:
     """The shape that follows from the sizes that MLX's configuration has for the module."""
-    n_bits, size = method.sizes.get(parts.stem.removesuffix("."), method.sizes.get("", (0, 0)))
+    n_bits, size, mode = method.module(parts.stem)
     width = size * parts.needed(parts.names.scale).row_length
-    if n_bits not in _MLX_N_BITS or n_bits * width != 8 * numbers.row_bytes:
+    known = (int(mode[-1]),) if mode in _MLX_TABLES else _MLX_N_BITS
+    if n_bits not in known or n_bits * width != 8 * numbers.row_bytes:
         raise ModelError(
             f"tensor {numbers.name} has rows of {numbers.row_bytes} bytes, which are not {width} "
-            f"integers of {n_bits} bits; those of 2, 3, 4, 5, 6 and 8 bits can be converted",
+            f"numbers of {n_bits} bits; those of {', '.join(map(str, known))} bits can be "
+            "converted",
             tensor=numbers.name,
         )
     return (*numbers.shape[:-1], width), Packing(n_bits)

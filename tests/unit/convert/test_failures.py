@@ -203,10 +203,10 @@ CASES: list[tuple[str, Damage, str]] = [
         (
             "qwen3",
             config(**{key: {"group_size": 32, "bits": 4, **others}}),
-            "quantised by MLX (mxfp4)",
+            "quantised by MLX (mxfp6)",
         )
         for key in ("quantization", "quantization_config")
-        for others in ({"mode": "mxfp4"}, {"lm_head": {"bits": 4, "mode": "mxfp4"}})
+        for others in ({"mode": "mxfp6"}, {"lm_head": {"bits": 4, "mode": "mxfp6"}})
     ),
 ]
 

@@ -307,6 +307,7 @@ def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
             "scales by values of type F32; F8_E4M3,",
         ),
         ("gptq", without("qzeros"), "lacks tensor qzeros"),
+        ("gptq", changed("qzeros", lambda zero: zero + 1), "qzeros has other zeros than the mid"),
         (
             "gptq",
             changed("qzeros", lambda zeros: zeros[:1]),
@@ -356,8 +357,10 @@ def retyped(name: str, kind: str) -> Callable[[Tensors], object]:
         ("bnb-nf4-double", stated(nested_offset=1e39), f"{STATE} is no description.*nested_offset"),
         ("mlx-4", without("biases"), "lacks tensor biases"),
         ("mlx-4", changed("biases", lambda least: least[:, :1]), "biases of shape .64, 1. scales"),
-        ("mlx-4", changed("scales", lambda scale: scale[:, :2]), "not 64 integers of 4 bits"),
+        ("mlx-4", changed("scales", lambda scale: scale[:, :2]), "not 64 numbers of 4 bits"),
         ("mlx-3", changed("weight", lambda words: words[:, :8]), "rows of 32 bytes, which are not"),
+        ("mlx-mxfp4", retyped("scales", "F32"), "scales by values of type F32; U8 are known"),
+        ("mlx-mxfp4", changed("weight", lambda words: words[:, :6]), "not 96 numbers of 4 bits"),
         ("nvfp4", without("weight_global_scale"), "lacks tensor weight_global_scale"),
         ("nvfp4-modelopt", without("weight_scale_2"), "lacks tensor weight_scale_2"),
     ],
@@ -426,7 +429,7 @@ def gptq(weight: np.ndarray, scale: np.ndarray) -> dict[str, tuple[str, np.ndarr
 def test_of_a_turned_matrix_each_byte_is_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stored_by_package("gptq", tmp_path)
+    stored_by_package("gptq-zero", tmp_path)
     checkpoint = Checkpoint.open(tmp_path)
     weight = checkpoint.tensors["weight"]
     parts = {t.name: t.size_bytes for t in read_header(tmp_path / "model.safetensors")}
