@@ -570,7 +570,8 @@ def test_each_command_tells_its_version(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", [name, "--version"])
-    monkeypatch.setenv("PYTHONSAFEPATH", "")  # which each sets, and these tests leave as it was
+    for variable in ("PYTHONSAFEPATH", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(variable, "")  # which each sets, and these tests leave as it was
     module, _, function = SCRIPTS[name].partition(":")
     with pytest.raises(SystemExit) as ended:
         getattr(importlib.import_module(module), function)()

@@ -15,11 +15,13 @@ _WITH_PASSWORD = re.compile("://[^/?#]*@")
 
 def inherited() -> dict[str, str]:
     """The variables, without secrets, for a process that a model's files may take over."""
-    return {
+    kept = {
         name: value
         for name, value in os.environ.items()
         if not _SECRET.search(name) and not _WITH_PASSWORD.search(value)
     }
+    # Landlock binds only threads that come later, and NumPy would have one for each core.
+    return kept | {"OPENBLAS_NUM_THREADS": "1"}
 
 
 _MEANT = {

@@ -48,6 +48,9 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
     output cannot be written has failed."""
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook, _thread.get_ident())
     os.environ["PYTHONSAFEPATH"] = "1"  # what lies where this is started is no module of a child
+    # NumPy would have one for each core and use none. Where the system gives it too few, it sends
+    # this process a Ctrl-C.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
         with interrupted_later():
             run = getattr(importlib.import_module(module), function)

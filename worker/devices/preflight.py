@@ -117,7 +117,7 @@ def ask(
         ended = subprocess.run(
             child or CHILD,
             input=msgspec.json.encode(questions),
-            env={**inherited(), "OPENBLAS_NUM_THREADS": "1"},  # as an engine has it
+            env=inherited(),
             capture_output=True,
             timeout=timeout_seconds,
             check=False,

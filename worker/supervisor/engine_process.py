@@ -211,8 +211,6 @@ def engine_environment() -> dict[str, str]:
     allowed = {
         name: value for name, value in inherited().items() if name.startswith(ENVIRONMENT_PREFIXES)
     }
-    # Landlock binds only threads that come later, and NumPy would have one for each core.
-    allowed["OPENBLAS_NUM_THREADS"] = "1"
     if "OMP_WAIT_POLICY" not in allowed:
         allowed.setdefault("GOMP_SPINCOUNT", SPINS_AT_BARRIERS)
     # As the working directory is none of Python's paths.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from worker.child_processes import inherited
@@ -24,6 +27,21 @@ def test_threads_wait_for_a_short_time_unless_the_operator_says_how(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     assert engine_environment().get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc has the threads")
+def test_a_child_process_has_no_threads_of_blas(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where there are no more threads, OpenBLAS sends the process an interrupt: a conversion told
+    that somebody had stopped it."""
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "4")
+    count = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
+    for environment in (inherited(), engine_environment()):
+        told = subprocess.run(
+            [sys.executable, "-c", count], env=environment, capture_output=True, check=True
+        )
+        assert int(told.stdout) == 1
 
 
 @pytest.mark.parametrize(
