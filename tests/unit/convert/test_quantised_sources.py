@@ -510,12 +510,31 @@ def affine(values: np.ndarray, n_bits: int) -> tuple[Tensors, np.ndarray]:
     return {**parts, "biases": ("F32", least[..., 0])}, stood.reshape(values.shape)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3-moe", "qwen3.5", "deepseek-v3"])
-def test_a_checkpoint_of_mlx_is_converted_as_its_values_are(family: str, tmp_path: Path) -> None:
-    """With the embedding, stacks of experts, and layers of other sizes; filters are turned, and
-    the norms beside them already have what llama.cpp's file adds to them."""
+def nvfp4(values: np.ndarray) -> tuple[Tensors, np.ndarray]:
+    """Some values of this shape as MLX stores them in its mode, and what that means."""
+    generator = np.random.default_rng(values.size)
+    numbers = generator.integers(0, 16, values.shape, np.uint8)
+    scale = generator.integers(1, 64, (*values.shape[:-1], values.shape[-1] // 16), np.uint8)
+    scales = np.vectorize(e4m3, otypes=[np.float32])(scale).repeat(16, -1)
+    data = numbers[..., ::2] | numbers[..., 1::2] << 4
+    parts = {"weight": ("U32", data.view(np.uint32)), "scales": ("U8", scale)}
+    return parts, np.array(FP4, np.float32)[numbers] * scales
+
+
+@pytest.mark.parametrize(
+    ("family", "mode"),
+    [*((each, "") for each in ("llama", "qwen3-moe", "qwen3.5", "deepseek-v3"))]
+    + [("qwen3-moe", "nvfp4")],
+)
+def test_a_checkpoint_of_mlx_is_converted_as_its_values_are(
+    family: str, mode: str, tmp_path: Path
+) -> None:
+    """With the embedding, stacks of experts, and layers of other sizes and of the affine mode;
+    filters are turned, and the norms beside them already have what llama.cpp's file adds to them.
+    """
     source, plain = (checkpoint(family, tmp_path / each) for each in ("mlx", "plain"))
-    tensors, sizes = read_all(source / "model.safetensors"), {"bits": 4, "group_size": 16}
+    tensors = read_all(source / "model.safetensors")
+    sizes: dict[str, Any] = {"bits": 4, "group_size": 16, **({"mode": mode} if mode else {})}
     values = {name: ("F32", to_float32(data)) for name, (_, data) in tensors.items()}
     stored, modules = dict(values), {}
     stacks: dict[str, list[tuple[str, np.ndarray]]] = {}
@@ -529,7 +548,8 @@ def test_a_checkpoint_of_mlx_is_converted_as_its_values_are(family: str, tmp_pat
     fit = [name for name, (_, data) in stored.items() if data.shape[-1] % 16 == 0]
     for name in filter(wanted.fullmatch, fit):
         n_bits = 8 if "q_proj" in name else 4
-        parts, whole = affine(stored.pop(name)[1], n_bits)
+        given = stored.pop(name)[1]
+        parts, whole = nvfp4(given) if mode and n_bits == 4 else affine(given, n_bits)
         values[name] = ("F32", whole)
         stem = name.removesuffix("weight")
         into, member = re.subn(r"experts\.\d+", "switch_mlp", stem)
