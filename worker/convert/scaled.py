@@ -240,7 +240,10 @@ def method_of(config: Config) -> Method:
         is_gptq_or_awq=is_gptq_or_awq,
         packing=_AWQ if name == "awq" else None,
         is_one_less=name == "gptq" and kinds != {"gptq_v2"},
-        is_symmetric=name == "gptq" and section.values.get("sym") is True,
+        # A module of `dynamic` may have another `sym`.
+        is_symmetric=name == "gptq"
+        and section.values.get("sym") is True
+        and not section.values.get("dynamic"),
         modules={
             key: (each.integer("bits"), each.integer("group_size"), each.text(keys, ""))
             for key, each in modules.items()

@@ -368,6 +368,7 @@ class Gateway(Surface):
                 if answer.status_code != JobNotFound.status or time.monotonic() > deadline:
                     return answer
                 await asyncio.sleep(UNSEEN_SECONDS)  # it still reads the job
+        ask.refusal = None
         return json_response({"job_id": ask.job_id, "status": "cancelled"}, 202)
 
     async def _of_several(

@@ -558,6 +558,25 @@ async def test_a_cancel_reaches_a_worker_that_still_reads_the_job() -> None:
         assert (await running).status == 499
 
 
+async def test_a_cancel_whose_job_ends_before_its_worker_knows_it_is_no_refusal() -> None:
+    asked = asyncio.Event()
+
+    async def script(conversation: Conversation) -> None:
+        if "/execute" in conversation.line:
+            await asked.wait()
+            return await conversation.json(400, {"code": "INVALID_REQUEST"})
+        await conversation.json(404, {"code": "JOB_NOT_FOUND"})
+        asked.set()
+
+    async with fleet_of(script) as (gateway, _, (worker,)):
+        running = asyncio.create_task(call(gateway, "/execute", JOB))
+        await until(lambda: bool(worker.requests))
+        with structlog.testing.capture_logs() as logs:
+            assert (await call(gateway, "/cancel", {"job_id": "j"})).status == 202
+        assert (await running).status == 400
+    assert [each["code"] for each in logs if each.get("path") == "/cancel"] == [None]
+
+
 async def test_a_job_that_is_cancelled_while_it_waits_for_a_worker_is_given_to_none() -> None:
     """Or its client would be told that a job is cancelled which then runs to its end."""
     async with fleet_of(answers) as (gateway, table, (worker,)):
