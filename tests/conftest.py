@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from tests.skips import NoSkips
 from tests.support.held import engines_held_by
+from tests.support.made import shared_folder
 from tests.support.worker import PATIENCE_S, WorkerProcess
 
 LONG_TIMEOUT_S = 3600
@@ -38,6 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    shared_folder()
     # Behind `&` or `nohup` these are ignored. The commands to which tests send them would inherit
     # that, and not heed them.
     for number, handler in (
@@ -120,9 +122,11 @@ def downloads_of_its_own() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def warm_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache folder a session, so that the bundled model is converted once."""
-    return tmp_path_factory.mktemp("cache")
+def warm_cache() -> Path:
+    """One cache folder a run, so that the bundled model is converted once."""
+    folder = shared_folder() / "cache"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,22 +11,18 @@ import gguf
 
 import worker
 from tests.support.gguf_file import finish
+from tests.support.made import made_once
 
 ASSET = Path(next(iter(worker.__path__))) / "assets" / "tiny-model"
 
 
-@functools.cache
-def bundled_gguf(outtype: str = "f32") -> Path:
-    """Converted once a session, into a folder that goes with it."""
-    folder = Path(tempfile.mkdtemp(prefix="llorch-bundled-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target = folder / f"tiny-{outtype}.gguf"
+@made_once("tiny-{outtype}.gguf")
+def bundled_gguf(target: Path, outtype: str = "f32") -> None:
     command = [sys.executable, "-m", "worker.commands.convert", str(ASSET), str(target)]
     done = subprocess.run(
         [*command, "--outtype", outtype, "--progress", "none"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    return target
 
 
 def bundled_with(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 
 import numpy as np
@@ -11,16 +10,20 @@ from gguf.constants import Keys
 from gguf.quants import dequantize
 
 from tests.support.gguf_file import finish
+from tests.support.made import made_once
 
 MOST_ROWS = 512
 """Of a matrix, which tell the size of its weights."""
 
 
-@functools.cache
 def random_adapters(base: Path, rank: int = 4) -> tuple[Path, ...]:
-    """Two adapters of `base`, beside it."""
-    files = [base.with_suffix(f".lora{i}.gguf") for i in range(2)]
-    return tuple(random_adapter(base, file, i, rank=rank) for i, file in enumerate(files))
+    """Two adapters of `base`."""
+    return tuple(_adapter(base, seed, rank) for seed in range(2))
+
+
+@made_once("{base.stem}.lora{seed}.gguf")
+def _adapter(target: Path, base: Path, seed: int, rank: int) -> None:
+    random_adapter(base, target, seed, rank=rank)
 
 
 def random_adapter(base: Path, target: Path, seed: int, *, rank: int = 4) -> Path:

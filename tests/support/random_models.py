@@ -14,11 +14,7 @@ likely the last bits of a sum decide which one speaks, and the logits jump.
 
 from __future__ import annotations
 
-import atexit
-import functools
 import itertools
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +29,7 @@ from gguf.quants import quantize
 
 from tests.support.bundled import bundled_gguf
 from tests.support.gguf_file import finish
+from tests.support.made import made_once
 
 Kind = Literal["dense", "windowed", "hybrid", "recurrent", "experts", "convolved", "predicting"]
 KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent", "experts")
@@ -94,8 +91,9 @@ class Size:
 Tensor = tuple[str, npt.NDArray[np.float32]]
 
 
-@functools.cache
+@made_once("{kind}.gguf")
 def random_model(
+    path: Path,
     kind: Kind,
     width: int = 1,
     template: str | None = None,
@@ -103,15 +101,12 @@ def random_model(
     renamed: tuple[str, ...] = (),
     architecture: str | None = None,
     packed: bool = False,
-) -> Path:
-    """A model of that kind, always the same. Removed at the end of the process. With
-    another `width` it has so many times the channels and heads, with another `head` fewer and
-    larger heads. The last tokens of the vocabulary are `renamed`. One that is `packed` has
-    quantised matrices, and one of them as both embedding and output.
+) -> None:
+    """A model of that kind, always the same. With another `width` it has so many times the channels
+    and heads, with another `head` fewer and larger heads. The last tokens of the vocabulary are
+    `renamed`. One that is `packed` has quantised matrices, and one of them as both embedding and
+    output.
     With `architecture` it is one of the same tensors, and those that qwen3vl has more."""
-    folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / f"{kind}.gguf"
     writer = GGUFWriter(str(path), architecture or ARCHITECTURES[kind])
     size = Size(width, head)
     n_vocab = _copy_vocabulary(writer, template, renamed)
@@ -130,7 +125,6 @@ def random_model(
             norm = np.ones(head, dtype=np.float32)
             writer.add_tensor(f"blk.{layer}.attn_{side}_norm.weight", norm)
     finish(writer)
-    return path
 
 
 def _copy_vocabulary(writer: GGUFWriter, template: str | None, renamed: tuple[str, ...]) -> int:

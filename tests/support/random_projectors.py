@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Literal
 
@@ -13,6 +9,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from tests.support.gguf_file import finish
+from tests.support.made import made_once
 from tests.support.random_models import N_DEEPSTACK
 
 ProjectorKind = Literal["gemma3", "idefics3", "qwen3vl_merger", "pixtral", "qwen2a"]
@@ -28,19 +25,15 @@ AROUND_TILES = ("ĊĊ", "<fake_token_around_image>", "<global-img>")
 """Tokens that idefics3 looks for in the model's vocabulary, as the vocabulary writes them."""
 
 
-@functools.cache
-def random_projector(kind: ProjectorKind, n_embd: int = 64, width: int = WIDTH) -> Path:
+@made_once("mmproj-{kind}.gguf")
+def random_projector(path: Path, kind: ProjectorKind, n_embd: int = 64, width: int = WIDTH) -> None:
     """`gemma3`: one part a picture, whose rows see each other; `idefics3`: an overview and tiles;
     `qwen3vl_merger`: one part, whose rows have positions in time and space, and more for the
     model's first layers; `pixtral`: one part of as many rows as the picture's shape wants. All but
-    `qwen2a`, which hears, may have another `width`.
-    Removed at the end of the process."""
-    folder = Path(tempfile.mkdtemp(prefix="llorch-random-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    path = folder / f"mmproj-{kind}.gguf"
+    `qwen2a`, which hears, may have another `width`."""
     if kind == "qwen2a":
         _write_ear(path, n_embd)
-        return path
+        return
     writer, random = GGUFWriter(str(path), "clip"), np.random.default_rng(0)
     writer.add_bool("clip.has_vision_encoder", True)
     writer.add_string("clip.projector_type", kind)
@@ -122,7 +115,6 @@ def random_projector(kind: ProjectorKind, n_embd: int = 64, width: int = WIDTH) 
         weights("mm.input_projection.weight", width, n_embd)
         norm("mm.soft_emb_norm", bias=False)
     finish(writer)
-    return path
 
 
 def _write_ear(path: Path, n_embd: int) -> None:

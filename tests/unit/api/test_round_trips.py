@@ -202,18 +202,12 @@ def test_a_custom_tool_gets_the_text_that_was_written(
     assert message_of(read(name, cut, cuts, use)).without_ids == found
 
 
-TAGGED = [
-    (name, form.arguments)
-    for name in sorted(set(NAMES) - WRITE_NO_CALLS)
-    for form in conventions(name).calls.forms
-    if isinstance(form.arguments, Tags) and not form.arguments.nested
-]
-
-
-@pytest.mark.parametrize(("name", "tags"), TAGGED)
-def test_a_text_argument_may_hold_what_begins_an_argument(name: str, tags: Tags) -> None:
+@pytest.mark.parametrize("name", sorted(set(NAMES) - WRITE_NO_CALLS))
+def test_a_text_argument_may_hold_what_begins_an_argument(name: str) -> None:
     """Behind the end of an argument, too: one that was given already, or no whole header."""
-    for header, end in tags.arguments:
+    tags = [form.arguments for form in conventions(name).calls.forms]
+    flat = [each for each in tags if isinstance(each, Tags) and not each.nested]
+    for header, end in (argument for each in flat for argument in each.arguments):
         given = "".join({"{key}": "path", "{type}": "true"}.get(p, p) for p in header.parts)
         for begin in (header.texts[0], given.replace("~", "")):
             arguments = {"path": "a", "text": f"a{end}\n{begin} b"}

@@ -32,13 +32,16 @@ from worker.llama.context import Context, ContextOptions
 from worker.llama.model import LoadOptions, Model
 from worker.wire.adapters import Applied
 
-PATH = random_model("predicting")
 N_OUT = 28
+
+
+def predicting(*, mtp: bool = True, **options: Any) -> RealEngine:
+    return RealEngine(path=random_model("predicting"), mtp=mtp, **options)
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[RealEngine]:
-    engine = RealEngine(slots=2, path=PATH)
+    engine = predicting(slots=2, mtp=False)
     yield engine
     engine.close()
 
@@ -64,7 +67,7 @@ def check_cells(engine: RealEngine) -> None:
 def test_a_stream_says_the_same_with_guesses(
     plain: RealEngine, sampling: dict[str, Any], batch: int
 ) -> None:
-    engine = RealEngine(slots=2, path=PATH, mtp=True, batch=batch, prefill_budget=batch)
+    engine = predicting(slots=2, batch=batch, prefill_budget=batch)
     speculation = guessed(engine)
     n_rounded = 0
     for number, prompt in enumerate(prompts(7)):
@@ -88,8 +91,8 @@ def logits_of_head(engine: RealEngine, request_id: int, token: int) -> npt.NDArr
 @pytest.mark.parametrize("kv_unified", [False, True])
 def test_what_was_read_in_pieces_is_what_is_read_at_once(kv_unified: bool) -> None:
     """Through guesses right and wrong, a conversation's turns and other streams between."""
-    engine = RealEngine(slots=3, path=PATH, mtp=True, kv_unified=kv_unified, flash_attention="off")
-    fresh = RealEngine(slots=3, path=PATH, mtp=True, flash_attention="off", prefix_cache=False)
+    engine = predicting(slots=3, kv_unified=kv_unified, flash_attention="off")
+    fresh = predicting(slots=3, flash_attention="off", prefix_cache=False)
     guessed(engine)
     dice = random.Random(5)
 
@@ -125,7 +128,7 @@ def test_what_was_read_in_pieces_is_what_is_read_at_once(kv_unified: bool) -> No
 
 def test_streams_that_come_and_go_say_what_they_say_without(plain: RealEngine) -> None:
     """Guesses for whoever is alone; some are cancelled, in their prompt or in their answer."""
-    engine = RealEngine(slots=4, path=PATH, mtp=True, kv_unified=True, n_cells=900)
+    engine = predicting(slots=4, kv_unified=True, n_cells=900)
     speculation = guessed(engine)
     dice = random.Random(8)
     words = f"{LIST} {STORY}".split()
@@ -154,8 +157,8 @@ def test_streams_that_come_and_go_say_what_they_say_without(plain: RealEngine) -
 
 
 def test_what_was_read_is_kept_for_the_same_tenant_and_adapters_alone(tmp_path: Path) -> None:
-    adapter = random_adapter(PATH, tmp_path / "adapter", 1)
-    engine = RealEngine(slots=2, path=PATH, mtp=True, adapters=(adapter,))
+    adapter = random_adapter(random_model("predicting"), tmp_path / "adapter", 1)
+    engine = predicting(slots=2, adapters=(adapter,))
     guessed(engine)
     head, n_rows = head_of(engine), 0
     compute = head._compute
@@ -201,7 +204,7 @@ def test_a_llama_cpp_without_hidden_states_is_refused(monkeypatch: pytest.Monkey
 
 def test_hidden_states_are_those_of_each_row(plain: RealEngine) -> None:
     """Also where a split pool computes the rows of a batch in another order."""
-    model = Model(str(PATH), LoadOptions(mtp=True))
+    model = Model(str(random_model("predicting")), LoadOptions(mtp=True))
     found = []
     for slots, order in ((1, [0]), (3, [2, 0, 1])):
         options = ContextOptions(n_ctx=64 * slots, n_seq_max=slots, mtp="trunk", n_ubatch=8)

@@ -1,0 +1,57 @@
+"""Files that take long to make and are always the same: a test run's processes share them."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import hashlib
+import inspect
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Concatenate, ParamSpec
+
+from filelock import FileLock
+
+P = ParamSpec("P")
+_FOLDER = "FOLDER_OF_THE_TEST_RUN"
+
+
+def shared_folder() -> Path:
+    """Of this run. Who asks first makes it, and removes it at the end; the processes that it starts
+    find it in their environment."""
+    if _FOLDER not in os.environ:
+        os.environ[_FOLDER] = folder = tempfile.mkdtemp(prefix="llorch-tests-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(os.environ[_FOLDER])
+
+
+def made_once(
+    name: str,
+) -> Callable[[Callable[Concatenate[Path, P], object]], Callable[P, Path]]:
+    """Of a function that writes a file: a run calls it once for the same arguments, in whichever
+    process needs the file first. Nobody may change it. `name`: the file's, with the names of
+    arguments in braces."""
+
+    def once(write: Callable[Concatenate[Path, P], object]) -> Callable[P, Path]:
+        signature = inspect.signature(write)
+
+        @functools.wraps(write)
+        def path_of(*args: P.args, **kwargs: P.kwargs) -> Path:
+            bound = signature.bind(Path(), *args, **kwargs)
+            bound.apply_defaults()
+            _, *given = bound.arguments.items()
+            key = hashlib.sha256(repr((write.__qualname__, given)).encode()).hexdigest()
+            folder, file_name = shared_folder() / key, name.format(**dict(given))
+            with FileLock(f"{folder}.lock"):
+                if not folder.exists():
+                    unfinished = Path(tempfile.mkdtemp(dir=shared_folder()))
+                    write(unfinished / file_name, *args, **kwargs)
+                    unfinished.rename(folder)
+            return folder / file_name
+
+        return path_of
+
+    return once
