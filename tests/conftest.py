@@ -67,7 +67,9 @@ def pytest_collection_finish() -> None:
 
 
 class StartWorker(Protocol):
-    """`start_worker("--slots", "2", env={…})` → a ready worker, stopped when the test ends."""
+    """`start_worker("--slots", "2", env={…})` → a ready worker, stopped when the test ends.
+
+    The engines of one that `can_be_held` wait while there is its file `hold`."""
 
     def __call__(
         self,
@@ -77,6 +79,7 @@ class StartWorker(Protocol):
         command: Sequence[str] | None = None,
         wait_ready: bool = True,
         cache_dir: Path | None = None,
+        can_be_held: bool = False,
     ) -> WorkerProcess: ...
 
 
@@ -142,20 +145,10 @@ def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         *("--slots", "16", "--threads", "1"),
         folder=folder,
         cache_dir=warm_cache,
-        env=engines_held_by(hold_of(folder)),
+        env=engines_held_by(folder / "hold"),
     )
     yield running
     assert running.stop() == 0, running.stderr[-4000:]
-
-
-def hold_of(folder: Path) -> Path:
-    return folder / "hold"
-
-
-@pytest.fixture
-def hold(worker: WorkerProcess) -> Path:
-    """Its engine waits while there is such a file, see `tests.support.held`."""
-    return hold_of(worker.folder)
 
 
 @contextmanager
@@ -167,13 +160,17 @@ def starting(folder: Path, warm_cache: Path, *, ends_well: bool) -> Iterator[Sta
         *flags: str,
         env: Mapping[str, str] | None = None,
         cache_dir: Path | None = None,
+        can_be_held: bool = False,
         **options: Any,
     ) -> WorkerProcess:
+        home = folder / f"worker-{next(numbers)}"
+        home.mkdir()
+        held = engines_held_by(home / "hold") if can_be_held else {}
         running = WorkerProcess.start(
             *flags,
-            folder=folder / f"worker-{next(numbers)}",
+            folder=home,
             cache_dir=cache_dir or warm_cache,
-            env={"LLORCH_THREADS": "1", **(env or {})},
+            env={"LLORCH_THREADS": "1", **held, **(env or {})},
             **options,
         )
         started.append(running)
@@ -199,9 +196,19 @@ def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
 def share_worker(
     warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartWorker]:
-    """As `start_worker`, for workers that a file's tests share; they are stopped and end well."""
+    """As `start_worker`, for workers that a file's tests share: who asks for one of the same
+    settings gets the same one, idle. They are stopped in the end, and end well."""
+    shared: dict[str, WorkerProcess] = {}
     with starting(tmp_path_factory.mktemp("shared"), warm_cache, ends_well=True) as start:
-        yield start
+
+        def share(*flags: str, **options: Any) -> WorkerProcess:
+            asked = repr((flags, options))
+            running = shared.get(asked) or shared.setdefault(asked, start(*flags, **options))
+            running.wait_ready()
+            running.wait_idle()
+            return running
+
+        yield share
 
 
 @pytest.fixture(scope="session")

@@ -91,13 +91,13 @@ def holding(hold: Path) -> Iterator[None]:
 
 
 @contextmanager
-def mid_stream(worker: WorkerProcess, hold: Path, prompt: str, **fields: Any) -> Iterator[Reading]:
+def mid_stream(worker: WorkerProcess, prompt: str, **fields: Any) -> Iterator[Reading]:
     """A stream of more than `N_STEPS` tokens whose first has come and whose last is not computed.
 
-    The worker has the variables of `engines_held_by(hold)`. It goes on when the file is removed, at
-    the latest after the block.
+    The worker has the variables of `engines_held_by(worker.hold)`. It goes on when the file is
+    removed, at the latest after the block.
     """
-    with holding(hold), worker.streaming(prompt, **fields) as response:
+    with holding(worker.hold), worker.streaming(prompt, **fields) as response:
         reading = Reading(response.iter_raw())
         while b"event: token" not in reading.seen:
             reading.seen += next(reading.chunks)

@@ -103,6 +103,11 @@ class WorkerProcess:
         return f"http://127.0.0.1:{self.port}"
 
     @property
+    def hold(self) -> Path:
+        """While there is such a file its engine waits, if it was started so: see `held`."""
+        return self.folder / "hold"
+
+    @property
     def engine_pid(self) -> int:
         """Of the engine process that serves now."""
         return int(self.logs("engine.spawned")[-1]["pid"])

@@ -11,7 +11,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -59,11 +58,11 @@ def test_each_event_is_there_when_it_happens(
     assert process.returncode == 0
 
 
-def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess, hold: Path) -> None:
+def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess) -> None:
     cancelled = 'worker_requests_total{outcome="cancelled"}'
     before = worker.metric(cancelled)
     body = {"job_id": "curl-2", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
-    with holding(hold), curl(f"{worker.base_url}/execute", body) as process:
+    with holding(worker.hold), curl(f"{worker.base_url}/execute", body) as process:
         assert process.stdout and os.read(process.stdout.fileno(), 1)
         process.terminate()
         worker.wait_idle()

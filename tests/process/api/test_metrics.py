@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.held import engines_held_by, holding, mid_stream
+from tests.support.held import holding, mid_stream
 from tests.support.scripted_api import ScriptedFactory
 from tests.support.worker import ROOT, WorkerProcess, asking, until
 
@@ -41,6 +41,8 @@ FROZEN = {
 FOX = "Once upon a time, there was a brave fox named"
 CACHED, REUSED = "worker_tokens_cached_total", "worker_tokens_reused_total"
 REFUSED = "worker_requests_rejected_total"
+CANCELLED = 'worker_requests_total{outcome="cancelled"}'
+ENDED = "worker_inference_duration_ms_count"
 TOKEN = "s3cret-of-the-worker"
 ASKED = "vllm:prefix_cache_queries_total"
 
@@ -250,7 +252,7 @@ def test_who_asks_whether_a_stream_or_job_is_there_is_not_refused(worker: Worker
 
 
 def test_a_request_that_fails_once_it_is_accepted_was_not_refused(
-    worker: WorkerProcess, hold: Path
+    worker: WorkerProcess,
 ) -> None:
     body = {"prompt": FOX, "max_tokens": 8000, "ignore_eos": True}
     timeouts = 'worker_requests_total{outcome="timeout"}'
@@ -261,7 +263,7 @@ def test_a_request_that_fails_once_it_is_accepted_was_not_refused(
             told = client.get("/status").json()["refusals"]
             before, refused_before = worker.metric(timeouts), refusals(client)
             soon = {"X-Deadline": str(int((time.time() + seconds) * 1000))}
-            with holding(hold):  # or the answer may be whole in time
+            with holding(worker.hold):  # or the answer may be whole in time
                 asked = pool.submit(client.post, "/v1/completions", json=body, headers=soon)
                 while not (asked.done() or is_accepted):
                     is_accepted = client.get("/health").json()["running"] == 1
@@ -277,21 +279,31 @@ def test_a_request_that_fails_once_it_is_accepted_was_not_refused(
     [("/v1/completions", {"prompt": FOX}), ("/tokenize", {"content": FOX})],
 )
 def test_who_leaves_before_acceptance_was_not_refused(
-    start_worker: StartWorker, path: str, body: dict[str, Any]
+    worker: WorkerProcess, path: str, body: dict[str, Any]
 ) -> None:
-    worker = start_worker()
-    worker.freeze_engine()
+    worker.wait_idle()
+    id, answered = f"leaves-{len(path)}", list[int]()
 
     def waits() -> bool:
         return bool(worker.get("/health").json()["queued"])
 
-    with asking(worker.port, path, body):
-        until(waits, lambda: "it has not come", worker)
-    assert worker.wait_log("request.answered")["status"] == 499
+    def is_answered() -> bool:
+        lines = worker.logs("request.answered")
+        answered[:] = [each["status"] for each in lines if each["correlation_id"] == id]
+        return bool(answered)
+
     with worker.client() as client:
-        assert refusals(client) == {}
-        assert client.get("/status").json()["refusals"] == []
-    worker.thaw_engine()
+        before, told = refusals(client), client.get("/status").json()["refusals"]
+        worker.freeze_engine()
+        try:
+            with asking(worker.port, path, body, {"X-Correlation-Id": id}):
+                until(waits, lambda: "it has not come", worker)
+            until(is_answered, lambda: worker.stderr[-2000:], worker)
+        finally:
+            worker.thaw_engine()
+        assert answered == [499]
+        assert refusals(client) == before
+        assert client.get("/status").json()["refusals"] == told
 
 
 def test_an_answer_whose_first_token_ends_it_has_had_a_first_token(worker: WorkerProcess) -> None:
@@ -306,60 +318,63 @@ def test_an_answer_whose_first_token_ends_it_has_had_a_first_token(worker: Worke
     assert [worker.metric(name) - was for name, was in zip(names, before, strict=True)] == [1, 1]
 
 
-def test_who_asks_for_an_idle_slot_hears_that_there_is_none(
-    start_worker: StartWorker, tmp_path: Path
-) -> None:
+@pytest.fixture
+def narrow(share_worker: StartWorker) -> WorkerProcess:
+    """For one request at a time, with two that wait."""
+    return share_worker("--slots", "1", "--max-queued-requests", "2", can_be_held=True)
+
+
+def test_who_asks_for_an_idle_slot_hears_that_there_is_none(narrow: WorkerProcess) -> None:
     """As llama-server has it, for balancers."""
-    worker = start_worker("--slots", "1", env=engines_held_by(hold := tmp_path / "hold"))
+    worker = narrow
     asked = "/slots?fail_on_no_slot=1"
     assert worker.get(asked).json()[0]["is_processing"] is False
-    with mid_stream(worker, hold, FOX, max_tokens=900, ignore_eos=True):
+    with mid_stream(worker, FOX, max_tokens=900, ignore_eos=True):
         refused = worker.get(asked)
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
         assert worker.get("/slots").json()[0]["is_processing"] is True
 
 
 def test_choices_that_the_queue_has_no_room_for_are_refused_together(
-    start_worker: StartWorker, tmp_path: Path
+    narrow: WorkerProcess,
 ) -> None:
     """Those before the one that did not fit were computed, and counted as cancelled."""
-    hold = tmp_path / "hold"
-    flags = ("--slots", "1", "--max-queued-requests", "2")
-    worker = start_worker(*flags, env=engines_held_by(hold))
-    with mid_stream(worker, hold, FOX, max_tokens=900, ignore_eos=True):
+    worker, names = narrow, (CANCELLED, f'{REFUSED}{{code="QUEUE_FULL"}}', ENDED)
+    before = [worker.metric(name) for name in names]
+    with mid_stream(worker, FOX, max_tokens=900, ignore_eos=True):
         refused = worker.post("/v1/completions", {"prompt": FOX, "n": 3})
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "queue_full"
-    worker.wait_metric('worker_requests_total{outcome="cancelled"}', 1)
-    assert worker.metric(f'{REFUSED}{{code="QUEUE_FULL"}}') == 1
-    assert worker.metric("worker_inference_duration_ms_count") == 1
+    worker.wait_metric(CANCELLED, before[0] + 1)
+    assert [worker.metric(name) - was for name, was in zip(names, before, strict=True)] == [1] * 3
     assert worker.post("/v1/completions", {"prompt": FOX, "n": 3}).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_of_more_prompt_tokens_than_may_wait_is_answered(
-    start_worker: StartWorker, stream: bool
+    share_worker: StartWorker, stream: bool
 ) -> None:
     """It was refused in its middle, also by an idle worker, and so whenever it came again."""
-    worker = start_worker("--slots", "1", "--max-queued-prompt-tokens", "1000")
+    worker = share_worker("--slots", "1", "--max-queued-prompt-tokens", "1000")
+    before = worker.metric("worker_tokens_in_total")
     prompts = [f"{number} foxes ran " * 40 for number in range(20)]
     body = {"prompt": prompts, "n": 2, "max_tokens": 2, "ignore_eos": True, "stream": stream}
     answer = worker.post("/v1/completions", body)
     assert answer.status_code == 200 and answer.text.count('"finish_reason":"length"') == 40
-    assert worker.metric("worker_tokens_in_total") > 3000
-    assert worker.metric('worker_requests_total{outcome="cancelled"}') == 0
+    assert worker.metric("worker_tokens_in_total") - before > 3000
+    assert worker.metric(CANCELLED) == 0
 
 
 def test_choices_of_requests_that_come_together_are_refused_together(
-    start_worker: StartWorker,
+    narrow: WorkerProcess,
 ) -> None:
-    worker = start_worker("--slots", "1", "--max-queued-requests", "2")
+    worker, before = narrow, narrow.metric(CANCELLED)
     body = {"prompt": FOX, "n": 2, "max_tokens": 20, "ignore_eos": True}
     with ThreadPoolExecutor(3) as pool:
         for _ in range(8):
             asked = [pool.submit(worker.post, "/v1/completions", body) for _ in range(3)]
             codes = [each.result().status_code for each in asked]
             assert 200 in codes and {*codes} <= {200, 503}
-    assert worker.metric('worker_requests_total{outcome="cancelled"}') == 0
+    assert worker.metric(CANCELLED) == before
     with worker.client() as client:
         with client.stream("POST", "/v1/completions", json=body | {"stream": True}):
             pass  # who leaves keeps no room
@@ -367,9 +382,9 @@ def test_choices_of_requests_that_come_together_are_refused_together(
     assert worker.post("/v1/completions", body | {"n": 3}).status_code == 200
 
 
-def test_a_running_request_is_told_in_counts(start_worker: StartWorker, tmp_path: Path) -> None:
-    worker = start_worker(env=engines_held_by(hold := tmp_path / "hold"))
-    with mid_stream(worker, hold, FOX, max_tokens=400, ignore_eos=True):
+def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
+    worker.wait_idle()
+    with mid_stream(worker, FOX, max_tokens=400, ignore_eos=True):
         now: dict[str, Any] = {}
 
         def decodes() -> bool:
@@ -390,22 +405,19 @@ def test_a_running_request_is_told_in_counts(start_worker: StartWorker, tmp_path
     assert worker.get("/status").json()["requests"] == []
 
 
-def test_a_preempted_request_counts_as_one_that_waits(
-    start_worker: StartWorker, tmp_path: Path
-) -> None:
+def test_a_preempted_request_counts_as_one_that_waits(start_worker: StartWorker) -> None:
     """It counted as one that runs, so a router saw no queue where a request stood still."""
-    hold = tmp_path / "hold"
     flags = ("--slots", "2", "--kv-unified", "--kv-cells", "256", "--context-length", "200")
-    worker = start_worker(*flags, env=engines_held_by(hold))
+    worker = start_worker(*flags, can_be_held=True)
     names = ("worker_requests_running", "vllm:num_requests_running", "worker_queue_depth",
              "vllm:num_requests_waiting")  # fmt: skip
     limits = {"max_tokens": 190, "ignore_eos": True}
-    hold.touch()
+    worker.hold.touch()
     with worker.streaming(FOX, **limits), worker.streaming("The sun", **limits):
         now: dict[str, Any] = {}
 
         def is_preempted() -> bool:
-            hold.touch()
+            worker.hold.touch()
             time.sleep(0.1)
             now.update(worker.get("/status").json())
             waiting = [each for each in now["requests"] if each["doing"] == "waiting"]
@@ -416,7 +428,7 @@ def test_a_preempted_request_counts_as_one_that_waits(
         assert [worker.metric(name) for name in names] == [1, 1, 1, 1]
         slots = worker.get("/slots?fail_on_no_slot=1").json()
         assert [slot["is_processing"] for slot in slots] == [True, False]
-        hold.unlink()
+        worker.hold.unlink()
     worker.wait_idle()
 
 

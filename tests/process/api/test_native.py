@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import httpx
 import pytest
@@ -94,11 +93,11 @@ def test_a_prompt_over_the_context_names_both_numbers(worker: WorkerProcess) -> 
     assert str(body["prompt_tokens"]) in body["message"] and "1024" in body["message"]
 
 
-def test_a_running_job_id_is_taken(worker: WorkerProcess, hold: Path) -> None:
+def test_a_running_job_id_is_taken(worker: WorkerProcess) -> None:
     job_id = new_job_id()
     body = {"job_id": job_id, "prompt": "Once", "max_tokens": 900, "ignore_eos": True}
     with (
-        holding(hold),
+        holding(worker.hold),
         httpx.stream("POST", f"{worker.base_url}/execute", json=body) as answer,
     ):
         parts = answer.iter_raw()

@@ -150,13 +150,11 @@ def test_a_wait_longer_than_the_proxys_patience(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_events_pass_a_proxy_one_by_one(
-    worker: WorkerProcess, hold: Path, tmp_path: Path, kind: str
-) -> None:
+def test_events_pass_a_proxy_one_by_one(worker: WorkerProcess, tmp_path: Path, kind: str) -> None:
     """Nothing is held back until the end: the first token is there while the job runs."""
     cancelled = 'worker_requests_total{outcome="cancelled"}'
     before = worker.metric(cancelled)
-    with proxy(kind, tmp_path / kind, worker, timeout_s=None) as base_url, holding(hold):
+    with proxy(kind, tmp_path / kind, worker, timeout_s=None) as base_url, holding(worker.hold):
         body = {"job_id": f"via-{kind}", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
         with httpx.stream("POST", f"{base_url}/execute", json=body, timeout=60) as answer:
             received = b""

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_with_template
-from tests.support.held import engines_held_by, holding
+from tests.support.held import holding
 from tests.support.worker import WorkerProcess, until
 from tools.survival import EXACT
 
@@ -48,16 +48,10 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The shared worker's, see `tests.support.held`."""
-    return tmp_path_factory.mktemp("held") / "hold"
-
-
-@pytest.fixture(scope="module")
-def thinking(thinker: Path, share_worker: StartWorker, hold: Path) -> WorkerProcess:
+def thinking(thinker: Path, share_worker: StartWorker) -> WorkerProcess:
     """A worker without settings of how much it reasons, which the tests share."""
     flags = ("--model", str(thinker), "--context-length", "8192", *EXACT)
-    return share_worker(*flags, env=engines_held_by(hold))
+    return share_worker(*flags, can_be_held=True)
 
 
 def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None:
@@ -129,7 +123,7 @@ def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
 
 @pytest.mark.parametrize("is_ordered", [False, True])
 def test_an_engine_that_dies_in_the_middle_changes_no_budget(
-    thinking: WorkerProcess, hold: Path, is_ordered: bool
+    thinking: WorkerProcess, is_ordered: bool
 ) -> None:
     """By a budget of its own, or closed on command just before.
 
@@ -145,7 +139,7 @@ def test_an_engine_that_dies_in_the_middle_changes_no_budget(
     whole = "" if is_ordered else worker.post("/v1/chat/completions", body).text
     text, thought, is_killed = "", "", False
     with (
-        holding(hold),
+        holding(worker.hold),
         worker.client() as client,
         client.stream("POST", "/v1/chat/completions", json=body) as response,
     ):
@@ -160,7 +154,7 @@ def test_an_engine_that_dies_in_the_middle_changes_no_budget(
                     told = worker.post("/v1/chat/completions/control", order)
                     assert told.json() == {"success": True}
                 os.kill(worker.engine_pid, signal.SIGKILL)
-                hold.unlink()
+                worker.hold.unlink()
             if is_ordered and text:
                 break
     assert is_killed and text and thought.endswith(said) and thought.count(said) == 1

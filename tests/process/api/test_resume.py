@@ -9,7 +9,6 @@ import random
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -206,13 +205,13 @@ def test_the_page_s_way_a_stream_is_cut_looked_up_and_gone_on_with(worker: Worke
         assert client.get(f"/v1/stream?conv_id={name}::m").status_code == 404
 
 
-def test_a_stop_ends_the_answer_and_a_new_one_the_old(worker: WorkerProcess, hold: Path) -> None:
+def test_a_stop_ends_the_answer_and_a_new_one_the_old(worker: WorkerProcess) -> None:
     path, cancelled = "/v1/chat/completions", 'worker_requests_total{outcome="cancelled"}'
     for how in ("delete", "again"):
         headers, name = {"X-Conversation-Id": how}, f"/v1/stream?conv_id={how}"
         before = worker.metric(cancelled)
         with worker.client() as client, ThreadPoolExecutor(1) as other:
-            with holding(hold):
+            with holding(worker.hold):
                 body = CHAT | {"max_tokens": 900}
                 with client.stream("POST", path, json=body, headers=headers):
                     pass

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.conftest import StartWorker
 from tests.support.bundled import bundled_gguf
 from tests.support.commands import DEAF, diagnose
-from tests.support.held import engines_held_by, mid_stream
+from tests.support.held import mid_stream
 from tests.support.random_adapters import random_adapters
 from tests.support.worker import WorkerProcess, run_to_exit
 from tools.survival import EXACT, FIELDS, Alone, alone, prompt
@@ -47,15 +47,9 @@ def two_adapters() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """While there is such a file, the worker's engine goes on only a little."""
-    return tmp_path_factory.mktemp("held") / "hold"
-
-
-@pytest.fixture(scope="module")
-def worker(share_worker: StartWorker, hold: Path) -> WorkerProcess:
+def worker(share_worker: StartWorker) -> WorkerProcess:
     flags = ("--slots", "16", "--crash-limit", "1000", *EXACT, *two_adapters())
-    return share_worker(*flags, env=engines_held_by(hold))
+    return share_worker(*flags, can_be_held=True)
 
 
 def completion(worker: WorkerProcess, text: str, **fields: Any) -> dict[str, Any]:
@@ -91,15 +85,13 @@ def assert_same(ids: list[int], whole: Alone) -> None:
     assert whole.is_told_by(ids)
 
 
-def test_a_stream_keeps_its_adapters_when_the_engine_dies(
-    worker: WorkerProcess, hold: Path
-) -> None:
+def test_a_stream_keeps_its_adapters_when_the_engine_dies(worker: WorkerProcess) -> None:
     text, lora = prompt("Eve"), ASKED[3]
     whole = alone(worker, text, N_TOKENS, lora=lora)
     fields = FIELDS | {"max_tokens": N_TOKENS, "lora": lora}
-    with mid_stream(worker, hold, text, **fields) as reading:
+    with mid_stream(worker, text, **fields) as reading:
         os.kill(worker.engine_pid, signal.SIGKILL)
-        hold.unlink()
+        worker.hold.unlink()
         stream = reading.rest()
     assert_same(stream.ids, whole)
     assert stream.events[-1].get("engine_restarts") == 1
@@ -202,7 +194,7 @@ def test_what_is_wrong_with_an_adapter_is_told(
     assert field in answer.text and words in answer.text.replace("\\u0027", "'")
 
 
-def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess, hold: Path) -> None:
+def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess) -> None:
     def at_work() -> list[str]:
         series = next(
             family
@@ -216,7 +208,7 @@ def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess, hold: Pa
 
     assert at_work() == ["", ""]
     lora = [{"id": 0, "scale": 1.0}]
-    with mid_stream(worker, hold, STORY, max_tokens=900, ignore_eos=True, lora=lora):
+    with mid_stream(worker, STORY, max_tokens=900, ignore_eos=True, lora=lora):
         assert at_work() == ["red", ""]
     worker.wait_idle()
     assert at_work() == ["", ""]

@@ -16,7 +16,7 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support import clock
-from tests.support.held import engines_held_by, mid_stream
+from tests.support.held import mid_stream
 from tests.support.pool_manager import (
     always,
     answer_ok,
@@ -73,12 +73,10 @@ def test_a_life_in_beats(start_worker: StartWorker) -> None:
     assert beats[-1]["resident"] is True and beats[-1]["uri"] == running.base_url
 
 
-def test_what_changes_is_told_at_once(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_what_changes_is_told_at_once(start_worker: StartWorker) -> None:
     """A crash, the recovery and a drain, though the next beat is due in a minute."""
-    hold = tmp_path / "hold"
     with serving() as manager:
-        flags = manager.heartbeat_flags(interval_s=60)
-        running = start_worker(*flags, env=engines_held_by(hold))
+        running = start_worker(*manager.heartbeat_flags(interval_s=60), can_be_held=True)
         manager.wait_for_status("ready")
         os.kill(running.engine_pid, signal.SIGKILL)
         until(
@@ -88,12 +86,12 @@ def test_what_changes_is_told_at_once(start_worker: StartWorker, tmp_path: Path)
         until(lambda: manager.statuses[-1] == "ready", lambda: str(manager.statuses))
         running.wait_ready()
         # The drain lasts.
-        with mid_stream(running, hold, "One day", max_tokens=100, ignore_eos=True) as reading:
+        with mid_stream(running, "One day", max_tokens=100, ignore_eos=True) as reading:
             before = time.monotonic()
             running.signal(signal.SIGTERM)
             manager.wait_for_status("draining")
             assert clock.in_time(before, 30)
-            hold.unlink()
+            running.hold.unlink()
             assert reading.rest().end
         assert running.wait() == 0
         assert manager.verdict() == []

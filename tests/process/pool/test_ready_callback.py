@@ -13,7 +13,6 @@ import pytest
 
 from tests.conftest import StartWorker
 from tests.support import clock
-from tests.support.held import engines_held_by
 from tests.support.pool_manager import (
     PoolManager,
     always,
@@ -81,19 +80,18 @@ def wait_until_accepted(manager: PoolManager) -> None:
     until(lambda: any(m.accepted for m in manager.callbacks), lambda: "none is counted")
 
 
-def test_it_waits_for_an_engine_that_serves(start_worker: StartWorker, tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
+def test_it_waits_for_an_engine_that_serves(start_worker: StartWorker) -> None:
     with serving() as manager:
         manager.reply = always(503)
-        running = start_worker("--callback-url", f"{manager.url}/ready", env=engines_held_by(hold))
+        running = start_worker("--callback-url", f"{manager.url}/ready", can_be_held=True)
         manager.wait_for(n_callbacks=1)
-        hold.touch()
+        running.hold.touch()
         os.kill(running.engine_pid, signal.SIGKILL)
         until(lambda: running.get("/ready").status_code == 503, lambda: "still ready")
         time.sleep(2)
         manager.reply = answers()
         time.sleep(1)
-        hold.unlink()
+        running.hold.unlink()
         running.wait_log("callback.accepted")
         wait_until_accepted(manager)
         statuses = [message.ready_status for message in manager.callbacks]

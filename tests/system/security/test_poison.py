@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import StartWorker
 from tests.support import with_engine
-from tests.support.held import engines_held_by
 from tests.support.worker import WorkerProcess, until
 from tests.system.security.poisoned_engine import (
     ABORTS_IN_INTAKE,
@@ -30,18 +28,16 @@ N_NEIGHBOURS = 4
 @dataclass
 class Held:
     worker: WorkerProcess
-    hold: Path
     expected: survival.Alone
     """What a neighbour says to itself."""
 
 
 @pytest.fixture(scope="module")
-def held(share_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> Held:
+def held(share_worker: StartWorker) -> Held:
     """A worker that outlives all poisons, one after the other."""
-    hold = tmp_path_factory.mktemp("poisoned") / "hold"
     flags = (*survival.EXACT, "--crash-limit", "20")
-    worker = share_worker(*flags, command=POISONED, env=engines_held_by(hold))
-    return Held(worker, hold, survival.alone(worker, "One day", LONG["max_tokens"]))
+    worker = share_worker(*flags, command=POISONED, can_be_held=True)
+    return Held(worker, survival.alone(worker, "One day", LONG["max_tokens"]))
 
 
 def poison(worker: WorkerProcess, seed: int) -> int:
@@ -74,20 +70,20 @@ def has_come(worker: WorkerProcess, n_before: float) -> bool:
     ],
 )
 def test_the_neighbours_of_poison_end_well(held: Held, seed: int, n_crashes: int) -> None:
-    worker, hold, expected = held.worker, held.hold, held.expected
+    worker, expected = held.worker, held.expected
     before = worker.metric("worker_engine_crashes_total")
 
     def all_run() -> bool:
-        hold.touch()  # some batches more
+        worker.hold.touch()  # some batches more
         return bool(worker.get("/health").json()["running"] == N_NEIGHBOURS)
 
-    hold.touch()
+    worker.hold.touch()
     with ThreadPoolExecutor(N_NEIGHBOURS + 1) as pool:
         streams = [pool.submit(worker.execute, "One day", **LONG) for _ in range(N_NEIGHBOURS)]
         until(all_run, lambda: "slow")
         poisoned = pool.submit(poison, worker, seed)
         until(lambda: poisoned.done() or has_come(worker, before), lambda: "it did not come")
-        hold.unlink()
+        worker.hold.unlink()
         assert poisoned.result(120) == 500
         ends = [stream.result(120) for stream in streams]
     for stream in ends:

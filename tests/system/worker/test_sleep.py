@@ -12,13 +12,22 @@ import psutil
 import pytest
 
 from tests.conftest import StartWorker
-from tests.support.worker import until
+from tests.support.worker import WorkerProcess, until
+
+
+@pytest.fixture
+def running(share_worker: StartWorker) -> WorkerProcess:
+    return share_worker("--sleep-idle-seconds", "3600")
+
+
+@pytest.fixture
+def embedding(share_worker: StartWorker) -> WorkerProcess:
+    return share_worker("--pooling", "mean", "--sleep-idle-seconds", "3600")
 
 
 def test_a_worker_that_sleeps_gives_its_memory_back_and_answers_the_same(
-    start_worker: StartWorker,
+    running: WorkerProcess,
 ) -> None:
-    running = start_worker("--sleep-idle-seconds", "3600")
     before = running.execute("Once upon a time", max_tokens=12, temperature=0)
     assert running.post("/sleep", {}).json() == {"status": "sleeping"}
     until(lambda: not running.children(), lambda: str(running.children()), running)
@@ -40,9 +49,8 @@ def test_a_worker_that_sleeps_gives_its_memory_back_and_answers_the_same(
 
 
 def test_ollamas_clients_are_told_what_a_worker_that_sleeps_has_loaded(
-    start_worker: StartWorker,
+    running: WorkerProcess,
 ) -> None:
-    running = start_worker("--sleep-idle-seconds", "3600")
     asked = {"model": "tiny-model", "stream": False, "options": {"num_predict": 3}}
 
     def generate(**fields: object) -> dict[str, Any]:
@@ -65,11 +73,10 @@ def test_ollamas_clients_are_told_what_a_worker_that_sleeps_has_loaded(
     assert 50e6 < told["load_duration"] < told["total_duration"]
 
 
-def test_who_wakes_an_embedder_is_told_how_long_it_took(start_worker: StartWorker) -> None:
-    running = start_worker("--pooling", "mean", "--sleep-idle-seconds", "3600")
-    assert running.post("/sleep", {}).status_code == 200
+def test_who_wakes_an_embedder_is_told_how_long_it_took(embedding: WorkerProcess) -> None:
+    assert embedding.post("/sleep", {}).status_code == 200
     body = {"model": "tiny-model", "input": "Hello " * 400, "truncate": True}
-    told = running.post("/api/embed", body).json()
+    told = embedding.post("/api/embed", body).json()
     assert 50e6 < told["load_duration"] < told["total_duration"]
 
 
@@ -77,13 +84,12 @@ def test_who_wakes_an_embedder_is_told_how_long_it_took(start_worker: StartWorke
     ("path", "field"), [("/api/embed", "input"), ("/api/embeddings", "prompt")]
 )
 def test_ollamas_clients_load_an_embedder_by_asking_for_nothing(
-    start_worker: StartWorker, path: str, field: str
+    embedding: WorkerProcess, path: str, field: str
 ) -> None:
-    running = start_worker("--pooling", "mean", "--sleep-idle-seconds", "3600")
-    assert running.post("/sleep", {}).status_code == 200
-    told = running.post(path, {"model": "tiny-model", field: ""}).json()
+    assert embedding.post("/sleep", {}).status_code == 200
+    told = embedding.post(path, {"model": "tiny-model", field: ""}).json()
     assert not told.get("embeddings", told.get("embedding"))
-    assert running.get("/is_sleeping").json() == {"is_sleeping": False}
+    assert embedding.get("/is_sleeping").json() == {"is_sleeping": False}
 
 
 FIRST_PROCESS = """\

@@ -57,8 +57,7 @@ def test_the_port_answers_first_and_phases_follow(
 ) -> None:
     """On an empty cache, so that the start takes the conversion's time too."""
     before = time.monotonic()
-    hold = tmp_path / "hold"
-    env = engines_held_by(hold)
+    env = engines_held_by(hold := tmp_path / "hold")
     hold.touch()
     running = start_worker(wait_ready=False, cache_dir=tmp_path / "cold", env=env)
     health = running.get("/health")

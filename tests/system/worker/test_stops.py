@@ -33,11 +33,10 @@ LONG = {"max_tokens": 1000, "ignore_eos": True}
     "how", ["SIGTERM", "SIGTERM to all", "SIGHUP to all", "SIGINT", "/shutdown"]
 )
 def test_running_streams_finish_and_new_work_is_refused(
-    start_worker: StartWorker, how: str, tmp_path: Path
+    start_worker: StartWorker, how: str
 ) -> None:
-    hold = tmp_path / "hold"
-    worker = start_worker(env=engines_held_by(hold))
-    with mid_stream(worker, hold, "One day", max_tokens=40, ignore_eos=True) as reading:
+    worker = start_worker(can_be_held=True)
+    with mid_stream(worker, "One day", max_tokens=40, ignore_eos=True) as reading:
         if how == "/shutdown":
             assert worker.post("/shutdown", {}).status_code == 202
         else:
@@ -52,19 +51,16 @@ def test_running_streams_finish_and_new_work_is_refused(
         if how == "/shutdown":  # the first signal after it cuts nothing
             worker.signal(signal.SIGTERM)
             worker.wait_log("worker.signal")
-        hold.unlink()
+        worker.hold.unlink()
         assert reading.rest().end["tokens_out"] == 40
     assert worker.wait() == 0
     events = [line["event"] for line in worker.logs()]
     assert events[-1] == "worker.stopped" and "engine.crashed" not in events
 
 
-def test_what_outlives_the_drain_gets_its_terminal_event(
-    start_worker: StartWorker, tmp_path: Path
-) -> None:
-    hold = tmp_path / "hold"
-    worker = start_worker("--drain-timeout", "0.5", env=engines_held_by(hold))
-    with mid_stream(worker, hold, "One day", **LONG) as reading:
+def test_what_outlives_the_drain_gets_its_terminal_event(start_worker: StartWorker) -> None:
+    worker = start_worker("--drain-timeout", "0.5", can_be_held=True)
+    with mid_stream(worker, "One day", **LONG) as reading:
         worker.freeze_engine()
         before = time.monotonic()
         worker.signal(signal.SIGTERM)
@@ -84,14 +80,13 @@ os.execv(sys.argv[1], sys.argv[1:])
 
 
 def test_a_terminal_that_is_closed_lets_streams_finish(warm_cache: Path, tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
     ours, theirs = os.openpty()
     process = subprocess.Popen(
         [sys.executable, "-c", IN_A_TERMINAL, *installed(), "--port", "0", "--log-format", "json"],
         stdin=theirs,
         stdout=theirs,
         stderr=theirs,
-        env=environment(warm_cache, engines_held_by(hold)),
+        env=environment(warm_cache, engines_held_by(tmp_path / "hold")),
         cwd=tmp_path,
         start_new_session=True,
     )
@@ -102,11 +97,11 @@ def test_a_terminal_that_is_closed_lets_streams_finish(warm_cache: Path, tmp_pat
             log += os.read(ours, 4096)
         [listening] = [x for x in json_lines(log.decode()) if x["event"] == "worker.listening"]
         worker = WorkerProcess(process, tmp_path, listening["port"])
-        with mid_stream(worker, hold, "One day", max_tokens=40, ignore_eos=True) as reading:
+        with mid_stream(worker, "One day", max_tokens=40, ignore_eos=True) as reading:
             os.close(ours)
             until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
             worker.signal(signal.SIGHUP)  # a shell sends it before the system does
-            hold.unlink()
+            worker.hold.unlink()
             assert reading.rest().end["tokens_out"] == 40
         assert worker.wait() == 0
     finally:
@@ -121,10 +116,9 @@ def test_a_worker_that_ignores_its_terminal_outlives_it(start_worker: StartWorke
     assert worker.stop() == 0
 
 
-def test_a_second_signal_stops_now(start_worker: StartWorker, tmp_path: Path) -> None:
-    hold = tmp_path / "hold"
-    worker = start_worker("--drain-timeout", "60", env=engines_held_by(hold))
-    with mid_stream(worker, hold, "One day", **LONG) as reading:
+def test_a_second_signal_stops_now(start_worker: StartWorker) -> None:
+    worker = start_worker("--drain-timeout", "60", can_be_held=True)
+    with mid_stream(worker, "One day", **LONG) as reading:
         worker.freeze_engine()
         worker.signal(signal.SIGTERM)
         until(lambda: worker.get("/ready").status_code == 503, lambda: "still ready")
