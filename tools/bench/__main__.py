@@ -20,6 +20,7 @@ from tools.bench.model import SIZES, bench_model
 from tools.bench.peer_build import Peers, build_peers
 from tools.bench.runner import ALL, OPEN, STARTS, Runner, Subject
 from tools.bench.servers import example_kind, llama_server_kind, patient, worker_kind
+from worker.wire.backends import BACKENDS
 
 PEERS = ("worker", "worker-execute", "llama-server", "example-server", report.LIMIT)
 ALL_LOADS = ("start", *STARTS, *ALL, *OPEN, "cancel")
@@ -44,7 +45,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
         help="each load once with a quarter of its tokens, random models of two layers, worker and "
         "llama-server alone (five minutes): shows what has become slow",
     )
-    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
+    parser.add_argument("--backend", choices=[*BACKENDS], default="cpu")
     parser.add_argument("--rounds", type=int, help="3; 1 with --quick")
     parser.add_argument("--repeats", type=int, default=1, help="of each load within a round")
     parser.add_argument(

@@ -32,7 +32,7 @@ from worker.llama.context import Context
 from worker.llama.draw import dice
 from worker.llama.model import Model
 from worker.models.gguf.header import read_header
-from worker.wire.backends import BackendName
+from worker.wire.backends import BACKENDS, BackendName
 from worker.wire.engine_settings import EngineSettings
 from worker.wire.sampling import Sampling
 
@@ -156,7 +156,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--streams", default="1,16", help="comma-separated")
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--model", type=Path, help="without it the benchmark's of 151,936 tokens")
-    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
+    parser.add_argument("--backend", choices=[*BACKENDS], default="cpu")
     parser.add_argument(
         "--size", choices=sorted(SIZES), default="usual", help="of the random model"
     )

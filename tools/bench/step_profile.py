@@ -42,7 +42,7 @@ from worker.llama.context import Context
 from worker.llama.model import Model
 from worker.llama.sampler import Sampler
 from worker.models.gguf.header import read_header
-from worker.wire.backends import BackendName
+from worker.wire.backends import BACKENDS, BackendName
 from worker.wire.engine_settings import EngineSettings
 from worker.wire.sampling import Sampling
 from worker.wire.transport import SyncChannel
@@ -165,7 +165,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--streams", default="1,16", help="comma-separated")
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--model", type=Path, help="without it the benchmark's random one")
-    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cpu")
+    parser.add_argument("--backend", choices=[*BACKENDS], default="cpu")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--walls", action="store_true", help="with and without them, four times")
     parser.add_argument(

@@ -22,6 +22,7 @@ from typing import Any
 
 from tools.gpu import pack, steps
 from tools.gpu.machine import Bench, Limit
+from worker.wire.backends import BACKENDS
 
 LONGEST_S = 540.0
 """Of a step, however patient: it must fit into a call of ten minutes."""
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> int:
     if argv[:1] == ["pack"]:
         return pack.main(argv[1:])
     parser = argparse.ArgumentParser(prog="python -m tools.gpu", description=__doc__)
-    parser.add_argument("--backend", choices=("cpu", "cuda", "vulkan", "metal"), default="cuda")
+    parser.add_argument("--backend", choices=[*BACKENDS], default="cuda")
     parser.add_argument(
         "--only", default="", help="steps whose name contains this, also those that failed before"
     )

@@ -291,8 +291,8 @@ def _why_none(backend: BackendName) -> str:
 
 
 def _visibility_hint(backend: BackendName) -> str:
-    variable = BACKENDS[backend].shown_by
+    known = BACKENDS[backend]
+    variable = known.shown_by
     if variable is None or (visible := os.environ.get(variable)) is None:
         return ""
-    lists = "nvidia-smi -L" if backend == "cuda" else "vulkaninfo --summary"
-    return f" ({variable} is {visible!r}; `{lists}` lists the cards of this machine)"
+    return f" ({variable} is {visible!r}; `{known.listed_by}` lists the cards of this machine)"

@@ -31,6 +31,8 @@ class Backend:
     """Settings that only its command has; the first chooses the device."""
     shown_by: str | None = None
     """The variable that restricts which cards the driver shows to a process."""
+    listed_by: str | None = None
+    """The command that lists all cards of the machine."""
     deceptive: tuple[str, ...] = ()
     """Variables with which ggml calls memory a device's that is not its own."""
     ray_resource: str | None = None
@@ -54,6 +56,7 @@ BACKENDS: Mapping[BackendName, Backend] = {
         margin_bytes=512 * _MIB,
         fields=("cuda_device",),
         shown_by="CUDA_VISIBLE_DEVICES",
+        listed_by="nvidia-smi -L",
         deceptive=("GGML_CUDA_ENABLE_UNIFIED_MEMORY", "GGML_CUDA_DEVICES"),
         ray_resource="GPU",
         nodes=(*_NVIDIA, "/dev/nvhost*", "/dev/nvmap", "/dev/nvgpu"),
@@ -65,6 +68,7 @@ BACKENDS: Mapping[BackendName, Backend] = {
         plugins=("vulkan",),
         fields=("vulkan_device", "allow_software_device"),
         shown_by="GGML_VK_VISIBLE_DEVICES",
+        listed_by="vulkaninfo --summary",
         deceptive=_VULKAN_HOST,
         ray_resource="GPU",
         nodes=("/dev/dri", *_NVIDIA, "/dev/mali*", "/dev/kgsl*", "/dev/udmabuf"),

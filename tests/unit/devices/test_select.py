@@ -173,7 +173,8 @@ def test_a_hidden_gpu_names_the_variable_that_hides_it(
     plugin(tmp_path)
     monkeypatch.setattr(library, "startup_log", [])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert "CUDA_VISIBLE_DEVICES is ''" in refused(config("cuda")).message
+    hint = "(CUDA_VISIBLE_DEVICES is ''; `nvidia-smi -L` lists the cards of this machine)"
+    assert hint in refused(config("cuda")).message
 
 
 @pytest.mark.parametrize(
