@@ -197,6 +197,7 @@ def test_switches_have_two_sides() -> None:
         (["--served-model-name", ""], ["--served-model-name", "at least 1 character"]),
         (["--allow-origin", "chat.example"], ["--allow-origin", "https://"]),
         (["--allow-origin", "https://a.example/chat"], ["--allow-origin", "https://"]),
+        (["--allow-origin", "a", "--allow-origin", "b"], ["--allow-origin is 'a', 'b'; it must"]),
         (["--advertise-host", "http://gpu-7"], ["--advertise-host", "without scheme and port"]),
         (["--advertise-host", "gpu-7:8080"], ["--advertise-host", "without scheme and port"]),
         (["--allow-host", "gpu.lan:8080"], ["--allow-host", "'gpu.lan:8080' is not"]),
@@ -487,6 +488,7 @@ def test_several_faults_are_told_together() -> None:
         (["--"], "-- ends the flags, and llorch-cpu takes nothing else; leave it out."),
         (["--", "--port", "1"], "and llorch-cpu takes nothing else; leave it out."),
         (["--qqqq"], "--help lists them."),
+        (["--cuda-device", "0"], "it is one of llorch-cuda."),
         (["--kv_cells", "1"], "did you mean --kv-cells?"),
         (["--maxtokensout", "1"], "did you mean --max-tokens-out?"),
         (["--contxt-lenght", "1"], "did you mean --context-length?"),
@@ -512,6 +514,18 @@ def test_all_flags_of_another_program_are_told_together() -> None:
         "-c is not a flag of llorch-cpu; did you mean --kv-cells or --context-length? "
         "--jinja is not a flag of llorch-cpu; leave it out: it is always so here."
     )
+
+
+@pytest.mark.parametrize("name", SUBCOMMANDS)
+def test_the_help_of_a_subcommand_is_of_the_flags_that_it_is_about(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse_flags("cpu", ["--help"], name)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--max-queued-requests" not in text and ("--port" in text or "--slots" in text)
+    assert "those that are not shown here are in llorch-cpu --help" in text
+    assert parse_flags("cpu", ["--max-queued-requests", "4"], name)
 
 
 def test_a_second_subcommand_is_refused_beside_the_first() -> None:

@@ -320,7 +320,7 @@ def http_words(error: Exception) -> str:
     why = str(cause if isinstance(cause, OSError) else error)
     is_told = why and kind not in {"InvalidURL", "LocalProtocolError"}  # they quote secrets
     said = f"{kind}: {why}" if is_told else kind
-    return f"{said} (set: {variables or 'no proxy'})"
+    return f"{said} (in the environment: {variables or 'no proxy'})"
 
 
 def rebuild_error(reported: Mapping[str, Any], otherwise: type[WorkerError]) -> WorkerError:

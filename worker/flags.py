@@ -34,12 +34,19 @@ _OF_A_START = (
     "6 download, 7 port in use, 8 engine crash loop"
 )
 _EXIT_CODES = {
-    None: f"0 clean stop, 1 a fault of the worker or no manager found, {_OF_A_START}",
+    None: f"0 clean stop, 1 a fault of the worker, or no manager took its callback, {_OF_A_START}",
     "health": "0 the worker is well, 1 it is not, or does not answer, 2 usage or config, "
     "4 backend mismatch",
 }
 """By subcommand; those that are not here have the codes of a start."""
-
+_SHOWN = {
+    "plan": ("model", "device", "engine"),
+    "chat": ("model", "server"),
+    "bench": ("model", "device", "engine"),
+    "health": ("server",),
+    "doctor": ("model", "device", "engine", "server"),
+}
+"""The groups in a subcommand's help, which names `--help` of a start for the others."""
 
 _OTHER_NAMES = {
     "--model": ("-m", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file"),
@@ -126,6 +133,10 @@ class _Parser(Parser):
 
     other_names = _OTHER_NAMES
 
+    def hint(self, unknown: str) -> str:
+        owner = BACKEND_FIELDS.get(unknown[2:].replace("-", "_"))
+        return f"; it is one of llorch-{owner}." if owner else super().hint(unknown)
+
     def error(self, message: str) -> NoReturn:
         # argparse says that it ignores what it refuses.
         message = message.replace(
@@ -167,7 +178,8 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
     parser = _Parser(
         prog=f"llorch-{backend}" + (f" {name}" if name else ""),
         usage="%(prog)s [flags]" if name else "%(prog)s [subcommand] [flags]",
-        description=SUBCOMMANDS[name]
+        description=f"{SUBCOMMANDS[name]} It takes all flags of llorch-{backend}; those that are "
+        f"not shown here are in llorch-{backend} --help."
         if name
         else "Serve one model on one device over HTTP. Without any flag: the bundled tiny model "
         f"on http://127.0.0.1:8080.\n\nsubcommands:{lines}",
@@ -182,17 +194,21 @@ def _parser(backend: BackendName, name: str | None) -> _Parser:
     parser.add_argument("--version", action="version", version=version, help="print the version")
     if name:
         parser.add_argument("--json", action="store_true", help="print JSON")
+    shown = _SHOWN[name] if name else GROUPS
     groups = {key: parser.add_argument_group(title) for key, title in GROUPS.items()}
     for field, info in FIELDS.items():
         if field not in ENV_ONLY and BACKEND_FIELDS.get(field, backend) == backend:
-            _add_flag(groups[group_of(info)], field, info)
+            _add_flag(groups[group_of(info)], field, info, is_shown=group_of(info) in shown)
     return parser
 
 
-def _add_flag(group: argparse._ArgumentGroup, field: str, info: FieldInfo) -> None:
+def _add_flag(
+    group: argparse._ArgumentGroup, field: str, info: FieldInfo, *, is_shown: bool
+) -> None:
     text = (info.description or "").replace("%", "%%")
     if default := shown_default(info):
         text += f" (default: {default})"
+    text = text if is_shown else argparse.SUPPRESS
     if is_switch(info):
         group.add_argument(flag(field), action=argparse.BooleanOptionalAction, help=text)
         return

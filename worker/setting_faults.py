@@ -120,7 +120,10 @@ def _sentence(fault: ErrorDetails, flags: Mapping[str, Any], others: Mapping[str
     variable = variable_of(name)
     set_as = set_variables(name)
     origin = flag(name) if name in flags else set_as[0] if set_as else others.get(name, name)
-    given = "a secret that cannot be sent" if name in ENV_ONLY else repr(fault["input"])
+    value = fault["input"]
+    # A flag that may be repeated has a list, which nobody has written as one.
+    texts = value if name in flags and isinstance(value, list | tuple) else (value,)
+    given = "a secret that cannot be sent" if name in ENV_ONLY else ", ".join(map(repr, texts))
     if name.endswith("_url") and isinstance(fault["input"], str):
         given = repr(without_secrets(fault["input"]))
     if len(given) > _MOST_QUOTED:

@@ -325,7 +325,7 @@ class Settings(_TableFields):
     ssl_keyfile: Name | None = _setting(None, "server", "the certificate's key in PEM")
     served_model_name: Names = _setting((), "server", "a name that this worker answers to in OpenAI's and the other dialects, repeatable; without it every name is served")
     strict: bool = _setting(False, "server", "refuse fields that OpenAI's and the other dialects' routes do not know; without it they are ignored and named in x-ignored-fields")
-    reasoning: Literal["none", "auto", "on", "off"] = _setting("auto", "chat", "on or off: whether a model reasons where a request says nothing; auto leaves it to the template; what it thinks before its answer comes apart from it, in reasoning_content; none: as auto, but it stays in the text")
+    reasoning: Literal["none", "auto", "on", "off"] = _setting("auto", "chat", "whether a model reasons where a request says nothing: on, off, or as its template has it (auto); what it thinks comes apart from its answer, in reasoning_content; none: as auto, but it stays in the text")
     reasoning_effort: Annotated[Name | None, AfterValidator(lambda word: None if word == "default" else word)] = _setting(None, "chat", "how much a model reasons where a request says nothing: none, minimal, low, medium, high or another word that its chat template knows; default leaves it to the template")
     reasoning_budget: Annotated[int, Field(ge=-1, le=2**31 - 1)] = _setting(-1, "chat", "tokens of reasoning in a chat's answer at most, where a request says nothing; 0 = none, -1 = any number")
     reasoning_budget_message: str = _setting("", "chat", "a text that ends reasoning whose budget is spent", max_length=4096)
@@ -343,7 +343,7 @@ class Settings(_TableFields):
     log_level: Literal["debug", "info", "warning", "error"] = _setting("info", "server", "log this level and those above it")
     log_format: Literal["auto", "json", "console"] = _setting("auto", "server", "auto: JSON lines, but on a terminal the start's progress and then warnings; console: readable lines")
     config: File | None = _setting(None, "server", "TOML file with any of these settings")
-    samplers: Order | None = _setting(None, "sampling", "the samplers that are used, in their order: names between ;, or llama.cpp's letters")
+    samplers: Order | None = _setting(None, "sampling", "the samplers that are used, in their order: names between ; or commas, or llama.cpp's letters")
 
     callback_url: HttpUrl | None = _setting(None, "pool", "where the pool manager takes the ready callback")
     callback_token: str | None = _setting(None, "pool", "bearer token for the pool manager", repr=False, pattern=_SENDABLE)

@@ -17,9 +17,9 @@ async def test_a_server_that_says_nothing_to_tls_is_no_fault_of_a_read() -> None
         async with httpx.AsyncClient(timeout=0.3, trust_env=False) as client:
             with pytest.raises(httpx.ConnectTimeout) as caught:
                 await client.get(f"https://127.0.0.1:{silent.getsockname()[1]}/")
-    assert http_words(caught.value).startswith("ConnectTimeout (set: ")
+    assert http_words(caught.value).startswith("ConnectTimeout (in the environment: ")
 
 
 def test_a_header_that_cannot_be_sent_is_not_repeated() -> None:
     error = httpx.LocalProtocolError("Illegal header value b'Bearer hf_secret '")
-    assert http_words(error).startswith("LocalProtocolError (set: ")
+    assert http_words(error).startswith("LocalProtocolError (in the environment: ")

@@ -79,7 +79,8 @@ def check_file(source: Path, file: Path, options: Options, report: Report) -> in
     outtype = recorded.get(manifest.OUTTYPE)
     if outtype not in FORMATS:
         raise ModelError(
-            f"{file} was not written by llorch-convert: its {manifest.OUTTYPE} is {outtype!r}"
+            f"{file} was not written by llorch-convert: its metadata has "
+            + (f"{manifest.OUTTYPE} {outtype!r}" if outtype else f"no {manifest.OUTTYPE}")
         )
     is_projector = recorded.get(Keys.General.TYPE) == "mmproj"
     options = replace(options, outtype=str(outtype), scratch=file.parent, projector=is_projector)

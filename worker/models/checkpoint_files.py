@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.errors import ModelError
+from worker.models.gguf.header import split_names
 from worker.models.reference import is_projector
 
 INDEX = "model.safetensors.index.json"
@@ -207,8 +208,10 @@ def _check_numbering(folder: Path, names: Iterable[str]) -> None:
 
 
 def _not_a_checkpoint(folder: Path, what: str) -> ModelError:
-    ggufs = sorted(path.name for path in folder.glob("*.gguf") if not is_projector(path.name))
-    hint = f"; its {ggufs[0]} is a model that the worker takes as it is" if ggufs else ""
+    names = (path.name for path in folder.glob("*.gguf") if not is_projector(path.name))
+    ggufs = sorted({split_names(name)[0] for name in names})
+    hint = f"; a GGUF in it is given by its path: {folder / ggufs[0]}" if ggufs else ""
+    hint += f", or {', '.join(ggufs[1:])} there" if ggufs[1:] else ""
     return ModelError(
         f"The folder {str(folder)!r} is no SafeTensors model: {what}{hint}.", path=str(folder)
     )

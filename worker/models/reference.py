@@ -31,8 +31,8 @@ _ELSEWHERE = re.compile(r"[\\\0]|(?:^|/)[A-Za-z]:")
 
 @dataclass(frozen=True, slots=True)
 class HubReference:
-    """A Hugging Face repository; without `file` or `quantisation`, one of SafeTensors or with a
-    single GGUF."""
+    """A Hugging Face repository; without `file` or `quantisation`, its SafeTensors or one of its
+    GGUFs."""
 
     repo: str
     revision: str | None = None

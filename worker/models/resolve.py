@@ -99,8 +99,10 @@ async def resolve_checkpoint(
     """
     place, sha256 = await asyncio.to_thread(look_up, ref, models_file, reference.CHECKPOINTS)
     if place.is_gguf if isinstance(place, HubReference) else os.path.isfile(place or ""):
+        is_gguf = isinstance(place, HubReference) or str(place).endswith(".gguf")
+        what = "a GGUF, which the worker takes as it is" if is_gguf else "a file"
         raise ModelError(
-            f"{ref!r} is a file; the converter needs a folder or a repository of SafeTensors."
+            f"{ref!r} is {what}; the converter needs a folder or a repository of SafeTensors."
         )
     if isinstance(place, HubReference):
         from worker.models.hub.download import download

@@ -9,6 +9,7 @@ no dialect has a list of its own. Shared by both processes.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, get_args, get_origin, get_type_hints
@@ -221,8 +222,8 @@ _SPELLINGS = (
 def order_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
     """The samplers that an order names, in the forms of llama.cpp and of what sends to it.
 
-    A text has letters, or names between `;` or line breaks. A name that stands for a sampler which
-    came before is left out.
+    A text has letters, or names between `;`, `,` or line breaks. A name that stands for a sampler
+    which came before is left out.
 
     Raises:
         ValueError: a name or letter is no sampler's, and the message says which; or they are too
@@ -232,7 +233,7 @@ def order_of(given: str | tuple[str, ...]) -> tuple[str, ...]:
         if given.isalpha() and (set(given) <= LETTERS.keys() or given.lower() not in _SPELLINGS):
             given = tuple(map(_by_letter, given))
         else:
-            given = tuple(given.replace("\n", ";").split(";"))
+            given = tuple(re.split("[;,\n]", given))
     found: list[str] = []
     for name in filter(None, map(str.strip, given)):
         plain = name.lower().replace("-", "_")

@@ -20,6 +20,7 @@ from tests.unit.convert.conftest import _check_here
 from worker.api.dialects.native.answers import Info
 from worker.commands import convert as cli
 from worker.convert import manifest
+from worker.errors import ModelError
 from worker.installation import own_version
 from worker.models.gguf.header import read_header
 from worker.models.hub.cache import RepoCache
@@ -80,6 +81,16 @@ def test_every_form_and_what_the_manifest_says_of_it(
     assert told[manifest.SOURCE] == source
     assert told.get(manifest.REVISION) == revision
     assert name_of(folder) == source.rpartition("/")[2]
+
+
+@pytest.mark.parametrize("ref", ["qwen3-0.6b", "m.gguf", "hf:o/r::file=m.gguf"])
+def test_a_gguf_is_said_to_need_no_conversion(
+    ref: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(ModelError, match="is a GGUF, which the worker takes as it is"):
+        found(ref)
 
 
 def test_a_folder_and_its_download_have_the_same_digest(here: Path) -> None:

@@ -140,7 +140,8 @@ def test_the_order_is_names_or_letters(dialect: Dialect) -> None:
     assert dialect.sampling().samplers == ORDER
     if dialect is not NATIVE:
         assert dialect.sampling(samplers="mtkax").samplers == tuple(names)
-        assert dialect.sampling(samplers="min-p;temp;topk;xtc").samplers == (*names[:3], "xtc")
+        for order in ("min-p;temp;topk;xtc", "min-p, temp,topk,xtc"):
+            assert dialect.sampling(samplers=order).samplers == (*names[:3], "xtc")
     for wrong in (["top_k", "mystery"], ["mystery"], ["mystery" * 10_000]):
         (message,) = dialect.faults(samplers=wrong).values()
         assert "top_n_sigma" in message and len(message) < 2000

@@ -181,7 +181,7 @@ def test_no_server_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: 
     monkeypatch.setattr(remote, "ATTEMPTS", 1)
     error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
     assert error.details["reason"] == "network"
-    why = "ConnectError: [Errno 111] Connection refused (set: "
+    why = "ConnectError: [Errno 111] Connection refused (in the environment: "
     assert f"no connection to http://127.0.0.1:9: {why}" in error.message
 
 

@@ -291,7 +291,7 @@ def test_an_index_names_weights_of_its_folder_alone(
 def test_files_that_are_no_models(tmp_path: Path) -> None:
     text = tmp_path / "story.gguf"
     text.write_text("Once upon a time")
-    assert "b'Once'" in refused(str(text), tmp_path).message
+    assert "begins with 'Once' instead of 'GGUF'" in refused(str(text), tmp_path).message
     for ref in (str(tmp_path / "none.gguf"), "./o/r", "o/r.gguf", "o/r/s"):
         assert refused(ref, tmp_path).message.startswith("There is no file or folder '/")
     for ref in ("o/r", "o/r@main", "o/r:Q4_K_M", "o/r::file=m.gguf"):
@@ -355,9 +355,11 @@ def test_gguf_files_split_ones_and_local_aliases(
     (tmp_path / "plain").mkdir()
     assert "no config.json." in refused("plain", tmp_path).message
     write_gguf(tmp_path / "plain/m.gguf")
-    for name in ("mmproj-m.gguf", "n.gguf"):
+    hint = f"; a GGUF in it is given by its path: {tmp_path / 'plain/m.gguf'}"
+    assert f"no config.json{hint}." in refused("plain", tmp_path).message
+    for name in ("mmproj-m.gguf", "n-00001-of-00002.gguf", "n-00002-of-00002.gguf"):
         write_gguf(tmp_path / "plain" / name)
-    hint = "; its m.gguf is a model that the worker takes as it is."
+    hint += ", or n-00001-of-00002.gguf there."
     assert f"no config.json{hint}" in refused("plain", tmp_path).message
     for name, lacks in (("config.json", "none of "), ("tokenizer.json", "no .safetensors")):
         (tmp_path / "plain" / name).write_text("{}")

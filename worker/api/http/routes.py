@@ -22,8 +22,9 @@ class Place:
         """Why there is no operation of the method that was asked for."""
         if not self.operations:
             return PathNotFound("there is no such path; /openapi.json lists the ones there are")
-        message = "this path does not take that method"
-        return MethodNotAllowed(message, allowed=sorted(self.operations))
+        allowed = sorted(self.operations)
+        message = f"this path does not take that method, but {' and '.join(allowed)}"
+        return MethodNotAllowed(message, allowed=allowed)
 
 
 class Routes:

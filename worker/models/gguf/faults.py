@@ -25,7 +25,7 @@ def check_magic(path: Path, head: bytes, size: int) -> None:
     elif head[8:9] == b"{":
         what = "it looks like SafeTensors; give its folder, which the worker converts by itself"
     else:
-        what = f"it starts with {head[:4]!r} instead of b'GGUF'"
+        what = f"it begins with {head[:4].decode('latin-1')!r} instead of 'GGUF'"
     raise unusable(path, what)
 
 
