@@ -14,7 +14,10 @@ import pytest
 from tests.conftest import StartWorker
 from tests.process.api.test_crowd import health_times, p99
 from tests.support import clock
+from tests.support.scripted_api import ScriptedFactory, scripted
 from tests.support.worker import WorkerProcess, computed_s
+
+__all__ = ["scripted"]
 
 JSON = {"Content-Type": "application/json"}
 EVIL = {"Origin": "https://evil.example"}
@@ -76,15 +79,13 @@ def test_what_a_request_may_say_of_itself(
     assert post(worker, "/tokenize", **headers).status_code == status
 
 
-def test_names_and_origins_that_the_operator_allows(start_worker: StartWorker) -> None:
-    worker = start_worker(
-        "--allow-host", "gpu.lan", "--allow-origin", "https://chat.example",
-        "--advertise-host", "worker-7",
-    )  # fmt: skip
+def test_names_and_origins_that_the_operator_allows(scripted: ScriptedFactory) -> None:
+    allowed = {"allow_host": ("gpu.lan",), "allow_origin": ("https://chat.example",)}
+    worker = scripted(**allowed, advertise_host="worker-7")
     for host in ("gpu.lan", "GPU.lan:8080", "worker-7"):
-        assert post(worker, "/tokenize", content_type="application/json", host=host).is_success
+        assert httpx.get(f"{worker.base_url}/health", headers={"Host": host}).is_success
     origin = {"Origin": "https://chat.example"}
-    answer = httpx.get(f"{worker.base_url}/v1/models", headers=origin)
+    answer = httpx.get(f"{worker.base_url}/health", headers=origin)
     assert answer.headers["access-control-allow-origin"] == "https://chat.example"
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
     before = httpx.options(f"{worker.base_url}/v1/chat/completions", headers=origin | asked)

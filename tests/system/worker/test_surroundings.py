@@ -162,8 +162,7 @@ def test_a_clock_that_jumps(start_worker: StartWorker, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such masks")
-@pytest.mark.parametrize("flags", [(), ("--threads", "2")])
-@pytest.mark.parametrize("bind", ["false", "true"])
+@pytest.mark.parametrize(("flags", "bind"), [((), "true"), (("--threads", "2"), "false")])
 def test_cpus_that_are_taken_from_a_running_worker(
     start_worker: StartWorker, flags: tuple[str, ...], bind: str
 ) -> None:

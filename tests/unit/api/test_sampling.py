@@ -83,7 +83,7 @@ NATIVE = Dialect("native", InferenceBody, read_inference, {"prompt": "a"})
 ALL = [*OPEN, NATIVE]
 dialects = pytest.mark.parametrize("dialect", ALL, ids=lambda each: each.name)
 open_ones = pytest.mark.parametrize("dialect", OPEN, ids=lambda each: each.name)
-numbers = pytest.mark.parametrize("known", PARAMETERS.values(), ids=lambda each: each.name)
+NUMBERS = tuple(PARAMETERS.values())
 
 
 def some_value(known: Parameter) -> float:
@@ -93,43 +93,36 @@ def some_value(known: Parameter) -> float:
 
 
 @dialects
-@numbers
-def test_each_number_reaches_the_sampler(dialect: Dialect, known: Parameter) -> None:
-    value = some_value(known)
-    if known.name == "dry_allowed_length":
-        value = 3
-    for name in known.names if dialect is not NATIVE else [known.name]:
-        sampling = dialect.sampling(**{name: value})
-        assert getattr(sampling, known.name) == value != getattr(dialect.sampling(), known.name)
+def test_each_number_reaches_the_sampler(dialect: Dialect) -> None:
+    silent = dialect.sampling()
+    for known in NUMBERS:
+        value = 3 if known.name == "dry_allowed_length" else some_value(known)
+        for name in known.names if dialect is not NATIVE else [known.name]:
+            sampling = dialect.sampling(**{name: value})
+            assert getattr(sampling, known.name) == value != getattr(silent, known.name), name
 
 
 @dialects
-@numbers
-def test_a_number_beyond_its_range_is_refused_by_name(dialect: Dialect, known: Parameter) -> None:
-    low, high = (known.low, known.high)
-    if dialect is not NATIVE:
-        low, high = known.range
+def test_a_number_beyond_its_range_is_refused_by_name(dialect: Dialect) -> None:
     is_theirs = dialect.model is LlamaServerBody
-    if is_theirs and known.name in ("frequency_penalty", "presence_penalty"):
-        low, high = -1000, 1000
-    for wrong in (low - 1, high + 1, "much"):
-        if is_theirs and not isinstance(wrong, str):
-            taken = known.nearest(wrong)
+    for known in NUMBERS:
+        low, high = known.range if dialect is not NATIVE else (known.low, known.high)
+        if is_theirs and known.name in ("frequency_penalty", "presence_penalty"):
+            low, high = -1000, 1000
+        for wrong in (low - 1, high + 1, "much"):
+            taken = known.nearest(wrong) if is_theirs and not isinstance(wrong, str) else wrong
             if taken != wrong:
                 sampling = dialect.sampling(**{known.name: wrong})
-                assert getattr(sampling, known.name) == taken
-                continue
-        assert known.name in next(iter(dialect.faults(**{known.name: wrong})))
+                assert getattr(sampling, known.name) == taken, known.name
+            else:
+                assert known.name in next(iter(dialect.faults(**{known.name: wrong})))
 
 
 @open_ones
-@numbers
-def test_a_number_below_what_it_can_be_is_off_as_clients_mean_it(
-    dialect: Dialect, known: Parameter
-) -> None:
-    lowest = known.range[0]
-    if lowest < known.low:
-        assert getattr(dialect.sampling(**{known.name: lowest}), known.name) == known.default
+def test_a_number_below_what_it_can_be_is_off_as_clients_mean_it(dialect: Dialect) -> None:
+    below = [known for known in NUMBERS if known.range[0] < known.low]
+    given = dialect.sampling(**{known.name: known.range[0] for known in below})
+    assert below and all(getattr(given, known.name) == known.default for known in below)
 
 
 @dialects
@@ -167,14 +160,11 @@ def test_a_letter_that_is_none_is_named() -> None:
 
 
 @open_ones
-@pytest.mark.parametrize("name", OTHERS)
-def test_a_sampler_that_is_not_here_may_be_off_and_nothing_else(
-    dialect: Dialect, name: str
-) -> None:
-    off = OTHERS[name]
-    assert dialect.sampling(**{name: off}).samplers == ORDER
-    (message,) = dialect.faults(**{name: off + 0.5}).values()
-    assert name in message and f"off with {off}" in message
+def test_a_sampler_that_is_not_here_may_be_off_and_nothing_else(dialect: Dialect) -> None:
+    assert dialect.sampling(**OTHERS).samplers == ORDER
+    found = dialect.faults(**{name: off + 0.5 for name, off in OTHERS.items()})
+    for (name, off), message in zip(OTHERS.items(), found.values(), strict=True):
+        assert name in message and f"off with {off}" in message
 
 
 def test_the_native_dialect_refuses_what_it_does_not_know() -> None:
@@ -240,7 +230,7 @@ def test_so_many_log_probabilities_are_no_answer() -> None:
 # --- defaults -----------------------------------------------------------------------------
 
 
-@numbers
+@pytest.mark.parametrize("known", NUMBERS, ids=lambda each: each.name)
 def test_a_flag_wins_over_the_file_and_the_file_over_llama_cpp(known: Parameter) -> None:
     flag = "--" + known.name.replace("_", "-")
     value, key = some_value(known), known.key
