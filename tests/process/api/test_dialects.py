@@ -301,6 +301,8 @@ EDITS = {"type": "custom", "custom": {"name": "edit"}}
 EDIT = {"type": "custom", "name": "b"}
 GROUP = {"type": "namespace", "name": "a", "tools": [EDIT, {"type": "function", "name": "c"}]}
 BROKEN = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}
+LINES = 'start: "a"\n' + "#" * 15_000
+LONG = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": LINES}}
 CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
     ({"messages": user("a " * 2000)}, "messages"),
@@ -354,6 +356,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [GROUP], "tool_choice": {"type": "custom", "name": "b"}}, "tool_choice.name"),
     ({"tools": [GROUP] * 600}, "tools"),
     ({"tools": [BROKEN]}, "tools[0].format.definition"),
+    ({"tools": [LONG] * 3}, "tools[2].format.definition"),
     ({"tools": [{**BROKEN, "format": {"type": "grammar"}}]}, "tools[0].format"),
     ({"input": [{"type": "function_call", "call_id": "1"}]}, "input[0]"),
     ({"input": [{"type": "item_reference"}]}, "input[0]"),

@@ -276,7 +276,7 @@ def test_a_form_of_a_custom_tool_that_is_none_is_refused(
     syntax: str, form: str, reason: str
 ) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        forced(form, syntax)
+        constrain(forced(form, syntax))
     (fault,) = refused.value.details["errors"]
     assert fault["field"] == "tools[0].format.definition" and re.search(reason, fault["message"])
 

@@ -191,7 +191,7 @@ class ToolFields(OpenBody):
     _has_tool = needed_by(_NAMED)
 
     def tool(self, path: str) -> Tool:
-        """The tool, whose field is `path`; raises as `custom_tool`."""
+        """The tool, whose field is `path`."""
         if (custom := self.custom) is not None and self.type == "custom":
             path, form = f"{path}.custom", None
             if (grammar := custom.format.grammar) and custom.format.type == "grammar":
@@ -288,7 +288,7 @@ class ChatFields(OpenBody):
         """The chat; `template_variables` are fields, and count before `chat_template_kwargs`.
 
         Raises:
-            InvalidRequest: two fields contradict each other, or a custom tool's grammar is none.
+            InvalidRequest: two fields contradict each other.
         """
         last = self.messages[-1]
         continues = self.continue_final_message or (

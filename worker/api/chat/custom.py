@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from worker.api.chat.constrain.lark import checked_expression, expression_of
 from worker.api.chat.request import INPUT, TextForm, Tool, ToolCall
 from worker.api.http.body import OpenBody
 
+_NOUNS = {"lark": "Lark grammar", "regex": "regular expression"}
 _PARAMETERS = {
     "type": "object",
     "properties": {INPUT: {"type": "string", "description": "The text, and nothing else."}},
@@ -28,22 +28,17 @@ class GrammarFields(OpenBody):
     definition: str
 
     def form(self, path: str) -> TextForm:
-        """The form, whose field is `path`.
-
-        Raises:
-            InvalidRequest: it is no grammar, or no regular expression.
-        """
-        read = expression_of if self.syntax == "lark" else checked_expression
-        noun = "Lark grammar" if self.syntax == "lark" else "regular expression"
-        told = f"Its `{INPUT}` follows this {noun}:\n{self.definition}"
-        return TextForm(path, told, read(self.definition, f"{path}.definition"))
+        """The form, whose field is `path`."""
+        return TextForm(self.syntax, self.definition, path)
 
 
 def custom_tool(name: str, description: str | None, path: str, form: TextForm | None) -> Tool:
     """The tool whose fields `path` has; without a form, it takes any text."""
-    words = [description or "", form.told if form is not None else ""]
-    told = "\n\n".join(filter(None, words)) or None
-    return Tool(name, f"{path}.{INPUT}", told, _PARAMETERS, is_custom=True, form=form)
+    told = [description or ""]
+    if form is not None:
+        told.append(f"Its `{INPUT}` follows this {_NOUNS[form.syntax]}:\n{form.definition}")
+    words = "\n\n".join(filter(None, told)) or None
+    return Tool(name, f"{path}.{INPUT}", words, _PARAMETERS, is_custom=True, form=form)
 
 
 def custom_call(name: str, text: str, id: str | None) -> ToolCall:

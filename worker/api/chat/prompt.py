@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from worker.api.chat.constrain.lark import MAX_CHARS_OF_ALL, pattern_of
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.reasoning import Said, reasoning_of, template_variables
 from worker.api.chat.request import Chat, Message, OneTool, Part, Tool, ToolCall
@@ -66,14 +67,21 @@ def chat_prompt(chat: Chat, state: AppState, said: Said | None = None) -> ChatPr
 def _check_tools(chat: Chat) -> None:
     """
     Raises:
-        InvalidRequest: a call could not be told from one of another tool, or none can be chosen.
+        InvalidRequest: a call could not be told from one of another tool, none can be chosen, or
+            the form of a text is none.
     """
-    choice, tools = chat.tool_choice, dict[str, Tool]()
+    choice, tools, n_chars = chat.tool_choice, dict[str, Tool](), 0
     for tool in chat.tools:
         other = tools.setdefault(tool.name, tool)
         if (tool.is_custom, tool.within) != (other.is_custom, other.within):
             what = f"must differ from {other.name_path}: the model is told both by one name"
             raise refusal(tool.name_path, "conflict", what)
+        if (form := tool.form) is not None:
+            n_chars += len(form.definition)
+            if n_chars > MAX_CHARS_OF_ALL:
+                what = f"and those before it must have at most {MAX_CHARS_OF_ALL} characters"
+                raise refusal(f"{form.path}.definition", "maxLength", what)
+            pattern_of(form)
     if choice in ("auto", "none"):
         return
     if not tools:

@@ -54,12 +54,10 @@ INPUT = "input"
 class TextForm:
     """The form of a custom tool's text."""
 
+    syntax: Literal["lark", "regex"]
+    definition: str
     path: str
     """In the request, for faults."""
-    told: str
-    """What the model is told of it."""
-    pattern: str | None
-    """A regular expression that says the same; `None` if there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from worker.api.chat.constrain import sizes
 from worker.api.chat.constrain.gbnf import to_lark
 from worker.api.chat.constrain.keywords import MAX_PATTERN_CHARS
+from worker.api.chat.constrain.lark import pattern_of
 from worker.api.chat.constrain.schema import Schemas
 from worker.api.chat.request import (
     INPUT,
@@ -87,8 +88,8 @@ def _forced_calls(schemas: Schemas, tools: tuple[Tool, ...], several: bool) -> d
             schemas.fault(f"{tool.path}.type", "const", "must be 'object'")
         arguments = schemas.compiled(parameters, tool.path)
         if (form := tool.form) is not None and isinstance(arguments, dict):
-            pattern = form.pattern and schemas.pattern(f"^(?:{form.pattern})$", None)
-            if pattern:
+            pattern = pattern_of(form)
+            if pattern and (pattern := schemas.pattern(f"^(?:{pattern})$", None)):
                 arguments["properties"][INPUT]["pattern"] = pattern
             else:
                 schemas.leave_out(form.path)

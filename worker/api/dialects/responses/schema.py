@@ -21,7 +21,7 @@ from worker.api.chat.chat_fields import (
     content_of,
     with_allowed,
 )
-from worker.api.chat.custom import GrammarFields, custom_call, custom_tool
+from worker.api.chat.custom import custom_call, custom_tool
 from worker.api.chat.field_types import (
     ANY_OBJECT,
     ModelName,
@@ -107,10 +107,9 @@ class CustomFormat(OpenBody):
     _has_definition = needed_by({"grammar": "definition"})
 
     def form(self, path: str) -> TextForm | None:
-        """The form of a text; raises as `GrammarFields.form`."""
         if self.type == "text" or self.syntax is None or self.definition is None:
             return None
-        return GrammarFields(syntax=self.syntax, definition=self.definition).form(path)
+        return TextForm(self.syntax, self.definition, path)
 
 
 _OURS = ("function", "custom")
@@ -132,7 +131,7 @@ class GroupedTool(OpenBody):
     _is_named = needed_by({"function": "name", "custom": "name", "namespace": "name"})
 
     def tool(self, path: str) -> Tool:
-        """The tool, whose field is `path`; raises as `CustomFormat.form`."""
+        """The tool, whose field is `path`."""
         if self.type == "custom":
             form = self.format.form(f"{path}.format")
             return custom_tool(self.name, self.description, path, form)
@@ -156,8 +155,7 @@ class ResponseTool(GroupedTool):
         return {"parameters": None, "strict": None, **found} if self.type == "function" else found
 
     def all(self, path: str) -> Iterator[Tool]:
-        """It, or the tools of the namespace that it is, by names that begin with the namespace's;
-        raises as `tool`."""
+        """It, or the tools of the namespace that it is; their names begin with the namespace's."""
         if self.type in _OURS:
             yield self.tool(path)
         if self.type != "namespace":
