@@ -231,12 +231,10 @@ class AnswerParser:
     def _call(self, is_bare: bool) -> Steps[bool]:
         """Read one call; false if what was taken is none of an offered function."""
         source, deltas, use = self._source, self._deltas, self._use
-        for form in self._calls.forms:
-            fields = yield from source.fit(form.header)
-            if fields is not None:
-                break
-        else:
+        found = yield from source.fit_one(form.header for form in self._calls.forms)
+        if found is None:
             return False
+        form, fields = self._calls.forms[found[0]], found[1]
         match form.arguments:
             case "object":
                 return (yield from read_named(source, deltas, use, is_bare=is_bare))
@@ -258,15 +256,8 @@ class AnswerParser:
         if is_code or name in use.texts:
             blanks = yield from source.run_of(BLANK)
             if (yield from source.peek()) not in ("{" if is_code else '{"'):
-                if source.ended and self._is_header_begun(source.taken):
-                    return False
                 return (yield from self._unescaped(name, blanks, fields.get("id")))
         return (yield from read_arguments(source, deltas, name, fields.get("id")))
-
-    def _is_header_begun(self, taken: str) -> bool:
-        """Whether a text that ends here, of which `taken` is read, ends within a header."""
-        text = taken + self._source.text[self._source.at :]
-        return "more" in [form.header.fit(text, 0) for form in self._calls.forms]
 
     def _whole(self, notation: str, form: Form) -> Steps[bool]:
         """Read calls in a notation that is read only as a whole; all of them must be offered."""

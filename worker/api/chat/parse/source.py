@@ -8,7 +8,7 @@ time is linear in the text, however it comes in pieces. Any thread.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, Literal, TypeVar
@@ -230,3 +230,14 @@ class Source:
                 return found[0]
             if not (yield from self.more()):
                 return None
+
+    def fit_one(self, headers: Iterable[Header]) -> Steps[tuple[int, dict[str, str]] | None]:
+        """Take the first of the headers that stands here; its place among them, and its fields. A
+        text that ends within one has none of those behind it."""
+        for index, header in enumerate(headers):
+            fields = yield from self.fit(header)
+            if fields is not None:
+                return index, fields
+            if self.ended and header.fit(self.text, self.at) == "more":
+                return None
+        return None

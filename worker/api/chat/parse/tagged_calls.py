@@ -78,16 +78,14 @@ class TaggedCall:
                     deltas.call(self.name)
                 deltas.arguments("}" if self.keys else "{}")
                 return True
-            for header, behind in tags.arguments:
-                fields = yield from source.fit(header)
-                if fields is not None:
-                    key = fields["key"].strip()
-                    end = behind.replace("{key}", key)
-                    break
-            else:
+            found = yield from source.fit_one(header for header, _ in tags.arguments)
+            if found is None:
                 if self.keys and not source.ended:
                     deltas.arguments("}")
                 return bool(self.keys)
+            fields = found[1]
+            key = fields["key"].strip()
+            end = tags.arguments[found[0]][1].replace("{key}", key)
             if not self.keys:
                 source.forget()
                 deltas.call(self.name)
