@@ -19,7 +19,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -128,7 +128,7 @@ class GgufLayout:
     path: Path
     version: int
     size_bytes: int
-    read_from: tuple[FileVersion, ...]
+    read_from: tuple[FileVersion, ...] = field(compare=False)
     """The file as it was when it was opened."""
     metadata: dict[str, Scalar]
     """Without arrays."""
