@@ -221,6 +221,7 @@ change: (("@@" | "@@ " /(.+)/) LF | ("+" | "-" | " ") /(.*)/ LF)+
         ("lark", '?start: A -> a\n  | "(b)."i // c\nA.2: /x\\/y/', "(B).", "xy"),
         ("lark", 'start: "a" ~ 2..3 "b"{2} ["c"] "d"{,1} "\\t\\""', 'aabbc\t"', 'abb\t"'),
         ("lark", "start: W LF\n%import common.WORD -> W\n%import common (LF, INT)", "ab\n", "1\n"),
+        ("lark", r'start: "\x61.\u0062\\"', "a.b\\", "a.b"),
         ("regex", r"^[a-c]+\s\p{Lu}(?<n>x|y)$", "ab Éy", "ab éy"),
         ("regex", r"(?s).+", "a\nb", ""),
     ],
@@ -246,12 +247,18 @@ def test_a_forced_call_of_a_custom_tool_keeps_its_form(
         "start: A" + "".join(f"\nA{'A' * n}: A{'A' * (n + 1)} ~ 2..2" for n in range(20))
         + f'\n{"A" * 21}: "{"x" * 900}"',
         "start: /a{30000}/",
+        r'start: "\d"',
+        r'start: "\b"',
+        "start: /a # (/x",
+        "start: /(?x)a # (/",
+        "start: " + "a " * 6800 + "\na: " + "b " * 990 + "\nb:",
         "a" * 20_000,
     ],
 )  # fmt: skip
 def test_a_form_that_no_call_can_be_held_to_is_named_and_strict_refuses_it(form: str) -> None:
-    asked = forced(form)
+    asked, began = forced(form), time.process_time()
     assert constrain(asked).not_enforced == ("tools[0].format",)
+    assert clock.within(time.process_time() - began, 0.15)
     with pytest.raises(InvalidRequest, match=r"tools\[0\].format cannot be enforced"):
         constrain(asked, strict=True)
 

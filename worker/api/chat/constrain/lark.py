@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from worker.api.chat.constrain.keywords import MAX_PATTERN_CHARS
-from worker.api.chat.constrain.sizes import Tokens, definitions_of
+from worker.api.chat.constrain.sizes import SAYS_VERBOSE, Tokens, definitions_of
 from worker.api.chat.request import TextForm
 from worker.api.http.faults import refusal
 from worker.errors import InvalidRequest
@@ -40,8 +40,10 @@ _COMMON = {
     "NEWLINE": r"(?:\r?\n)+",
 }
 """Lark's own terminals."""
-_SPECIAL = re.compile(r"\\.?|[.+*?()|\[\]{}^$]", re.DOTALL)
-"""In a text: an escape, or what means something in a regular expression."""
+_SPECIAL = re.compile(
+    r"\\(?:[nrtf\"\\]|x[0-9a-fA-F]{2}|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})?|[.+*?()|\[\]{}^$]"
+)
+"""In a text: an escape that regular expressions have, too, or what means something in them."""
 _SIGNS = {"(": "(?:", "[": "(?:", ")": ")", "]": ")?", "|": "|", "*": "*", "+": "+", "?": "?"}
 _WITHOUT_STRUCTURE = re.compile(
     r"\\(?:[xuUpP]\{[^{}]*\}|.)|-|(?<=\()\?(?:<?[=!]|P?<\w+>|[A-Za-z-]*:?)", re.DOTALL
@@ -64,6 +66,8 @@ def pattern_of(form: TextForm) -> str | None:
     if form.syntax == "lark":
         is_small = len(form.definition) <= MAX_CHARS
         return _Grammar(form.definition, path).expression() if is_small else None
+    if SAYS_VERBOSE.search(form.definition):
+        return None  # a comment may hide what ends a group
     if fault := _fault_in(form.definition):
         raise refusal(path, "unsupported", f"is not a valid regular expression: {fault}")
     return form.definition
@@ -108,14 +112,16 @@ class _Grammar:
         done, begun, due = dict[str, str](), set[str](), ["start"]
         while due:
             name = due[-1]
+            if name in done:
+                due.pop()
+                continue
             parts = self._parts[name]
-            if missing := [each for each in parts[1::2] if each not in done]:
+            if missing := [each for each in dict.fromkeys(parts[1::2]) if each not in done]:
                 if name in begun:
                     return None  # it is a part of itself
                 begun.add(name)
                 due += missing
                 continue
-            due.pop()
             found = "".join(done[part] if n % 2 else part for n, part in enumerate(parts))
             if len(found) > MAX_PATTERN_CHARS:
                 return None
@@ -166,10 +172,10 @@ class _Grammar:
                 parts[-1] += f"(?{flag}:{written})"
             case "flags":
                 expression = token["expression"].replace("\\/", "/")
+                if set(token["flags"]) - set("ims") or SAYS_VERBOSE.search(expression):
+                    raise _Unsupported
                 if fault := _fault_in(expression):
                     raise self._fault(f"an expression is not valid: {fault}", token.start())
-                if set(token["flags"]) - set("imsx"):
-                    raise _Unsupported
                 parts[-1] += f"(?{token['flags']}:{expression})"
             case "rule" | "terminal":
                 self._used.setdefault(found, token.start())
@@ -195,7 +201,11 @@ class _Grammar:
 
 
 def _in_expression(sign: str) -> str:
-    """A special sign of a text, as a regular expression has it."""
-    if sign[0] != "\\":
-        return "\\" + sign
-    return sign if sign[1].isalnum() else _SPECIAL.sub(r"\\\g<0>", sign[1:])
+    """A special sign of a text, as a regular expression has it.
+
+    Raises:
+        _Unsupported: an escape that readers of Lark do not read alike.
+    """
+    if sign == "\\":
+        raise _Unsupported
+    return sign if sign[0] == "\\" else "\\" + sign

@@ -23,7 +23,7 @@ _TOKEN = re.compile(
 _CLASS_BEGINS = re.compile(r"\[\^?(?:-++|\]?)")
 _MEMBER = re.compile(r"&&|--|~~|(?:\\.|.)(?:-(?![\]-])(?:\\.|.))?+", re.DOTALL)
 """Of a class: what joins two classes, a character or a range."""
-_SAYS_VERBOSE = re.compile(r"\(\?[A-Za-wyz-]*+x")
+SAYS_VERBOSE = re.compile(r"\(\?[A-Za-wyz-]*+x")
 _WIDE_CLASS = re.compile(r"\[(?:a-z|A-Z|0-9|\\[wds])(?:[^\\\[\]&~-]|-(?!-)|\\.)*+\]", re.DOTALL)
 """A class that certainly holds more than one character."""
 _WIDE = frozenset((".", r"\w", r"\W", r"\d", r"\D", r"\s", r"\S"))
@@ -132,7 +132,7 @@ class Sizes:
 def size(expression: str, flags: str = "") -> float:
     """How many characters and classes a regular expression has once its repetitions are written
     out; more where that cannot be told. One pass reads it as the engine does."""
-    if "{" in expression and ("x" in flags or _SAYS_VERBOSE.search(expression)):
+    if "{" in expression and ("x" in flags or SAYS_VERBOSE.search(expression)):
         return math.inf  # blanks and comments may stand within everything
     sizes = Sizes()
     at = 0
