@@ -212,6 +212,9 @@ def test_a_function_is_called_and_its_output_read(client: OpenAI) -> None:
     first = client.responses.create(
         model="m", input=asked, tools=[*tools, {"type": "web_search"}], tool_choice="required"
     )
+    assert [each.to_dict() for each in first.tools] == [
+        {**tools[0], "description": None}, {"type": "web_search"}
+    ]  # fmt: skip
     call: Any = first.output[-1]
     assert call.type == "function_call" and json.loads(call.arguments)["where"] in ("up", "down")
     output = {"type": "function_call_output", "call_id": call.call_id, "output": "A star."}

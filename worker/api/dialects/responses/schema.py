@@ -114,6 +114,7 @@ class CustomFormat(OpenBody):
 
 _OURS = ("function", "custom")
 """The types of tools that a client runs."""
+_OF_A_FUNCTION = ("type", "name", "description", "parameters", "strict")
 
 
 class GroupedTool(OpenBody):
@@ -150,9 +151,9 @@ class ResponseTool(GroupedTool):
         return (tool.type for tool in kinds if tool.type not in _OURS)
 
     def told(self) -> dict[str, Any]:
-        """In an answer; OpenAI's SDK wants these fields of a function."""
-        found = self.model_dump(exclude_unset=True)
-        return {"parameters": None, "strict": None, **found} if self.type == "function" else found
+        """In an answer, where a function has all of its fields."""
+        known = _OF_A_FUNCTION if self.type == "function" else ()
+        return {**dict.fromkeys(known), **self.model_dump(exclude_unset=True)}
 
     def all(self, path: str) -> Iterator[Tool]:
         """It, or the tools of the namespace that it is; their names begin with the namespace's."""
