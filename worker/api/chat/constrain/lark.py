@@ -132,7 +132,7 @@ class _Grammar:
         """Read a rule, a terminal or a directive."""
         first, rest = tokens[0], tokens[1:]
         if first[0] == "%":
-            self._import([token[0] for token in rest])
+            self._import([token[0] for token in rest], first.start())
             return
         if rest[:1] and rest[0][0] == ".":  # behind it is a priority
             rest = rest[2:]
@@ -148,11 +148,15 @@ class _Grammar:
                 alias = number + 3
             if number >= alias:
                 self._add(parts, token)
-        self._parts[first[0].lstrip("?!")] = parts
+        self._keep(first[0].lstrip("?!"), parts, first.start())
         if fault := _fault_in("a".join(parts[::2])):
             raise self._fault(fault.partition(", at")[0], first.start())
 
-    def _import(self, words: Sequence[str]) -> None:
+    def _keep(self, name: str, parts: list[str], at: int) -> None:
+        if self._parts.setdefault(name, parts) != parts:
+            raise self._fault(f"{name!r} is defined twice", at)
+
+    def _import(self, words: Sequence[str], at: int) -> None:
         """What is imported of Lark's own terminals."""
         if words[:3] != ["import", "common", "."] and words[:3] != ["import", "common", "("]:
             raise _Unsupported
@@ -161,7 +165,7 @@ class _Grammar:
         for name, alias in zip(names, aliases, strict=False):
             if name not in _COMMON:
                 raise _Unsupported
-            self._parts[alias] = [_COMMON[name]]
+            self._keep(alias, [_COMMON[name]], at)
 
     def _add(self, parts: list[str], token: re.Match[str]) -> None:
         found = token[0]
