@@ -108,3 +108,18 @@ def test_a_quantisation_that_is_not_there_or_twice(
         fetch("hf:o/m:Q6_K", tmp_path, room=lambda: 1 << 40)
     with pytest.raises(ModelError, match=r"2 GGUF files; name one, as in hf:o/m::file=m-Q8_0"):
         fetch("hf:o/m:Q8_0", tmp_path, room=lambda: 1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("m.gguf", "n.gguf"), r"no GGUF in Q8_0; it has m\.gguf, n\.gguf\."),
+        (("config.json", "tokenizer.json", "model.safetensors"), r"no GGUF in Q8_0\."),
+    ],
+)
+def test_a_quantisation_of_a_repository_that_names_none(
+    hub: Hub, tmp_path: Path, names: tuple[str, ...], words: str
+) -> None:
+    hub.repos["o/m"] = Repo(dict.fromkeys(names, b"{}"))
+    with pytest.raises(ModelError, match=f"holds {words}"):
+        fetch("hf:o/m:Q8_0", tmp_path)

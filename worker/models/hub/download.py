@@ -214,13 +214,13 @@ class _Download:
         machine."""
         ggufs = sorted(name for name in files if name.endswith(".gguf") and not is_projector(name))
         models = [name for name in ggufs if split_names(name)[0] == name]
-        labels = sorted({label for name in models if (label := label_of(name))})
+        there = sorted({label for name in models if (label := label_of(name))}) or models
         if wanted := (self.ref.quantisation or "").upper():
             models = [name for name in models if label_of(name) == wanted]
         may_choose = len(models) > 1 and self.room is not None and not wanted
         choice = quantisations(files) if may_choose else []
-        if wanted and labels and not models:
-            what = f"no GGUF in {wanted}; it has {', '.join(labels)}."
+        if wanted and not models:
+            what = f"no GGUF in {wanted}" + (f"; it has {', '.join(there)}." if there else ".")
         elif not models:
             lacks = no_tokenizer(files)
             what = "neither SafeTensors with a config.json and a tokenizer nor a GGUF file"
