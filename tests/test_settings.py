@@ -507,6 +507,11 @@ def test_what_another_program_takes_is_answered_with_our_name(given: list[str], 
     assert message.endswith(words) and "x" not in message.split()
 
 
+def test_a_backends_own_flag_is_none_of_another_command() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean --cuda-device\?$"):
+        parse_flags("cuda", ["--cuda_device", "0"])
+
+
 def test_all_flags_of_another_program_are_told_together() -> None:
     message = refusal("-m", "x.gguf", "-c", "4096", "--port", "1", "--jinja", "-c", "1")
     assert message == (

@@ -134,8 +134,10 @@ class _Parser(Parser):
     other_names = _OTHER_NAMES
 
     def hint(self, unknown: str) -> str:
-        owner = BACKEND_FIELDS.get(unknown[2:].replace("-", "_"))
-        return f"; it is one of llorch-{owner}." if owner else super().hint(unknown)
+        name = unknown[2:].replace("-", "_")
+        if (owner := BACKEND_FIELDS.get(name)) and flag(name) not in self._option_string_actions:
+            return f"; it is one of llorch-{owner}."
+        return super().hint(unknown)
 
     def error(self, message: str) -> NoReturn:
         # argparse says that it ignores what it refuses.
