@@ -165,7 +165,7 @@ def key(name: str, kind: int, raw: bytes) -> bytes:
     ("content", "words"),
     [
         (b"", "is empty"),
-        (b"Once upon a time\n", "starts with b'Once'"),
+        (b"Once upon a time\n", "begins with 'Once'"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "git lfs pull"),
         (b"<!DOCTYPE html><html>", "web page"),
         (b"lmgg" + bytes(40), "old GGML format"),
