@@ -144,11 +144,12 @@ async def _streamed(
                 choice = by_id[event.request_id]
                 for delta in choice.read(event):
                     choice.add(delta)
-                    parts.append(
-                        await _encoded(answer, choice, delta, n_scores)
-                        if is_scored and (n_scores := answer.n_scores(delta))
-                        else answer.encode(choice, delta)
-                    )
+                    if is_scored and (n_scores := answer.n_scores(delta)):
+                        parts.append(await _encoded(answer, choice, delta, n_scores))
+                        yield b"".join(parts)  # those of many tokens hold the loop if sent at once
+                        parts.clear()
+                    else:
+                        parts.append(answer.encode(choice, delta))
         except WorkerError as error:
             error.__traceback__ = None  # its frames keep the job, which keeps the error
             yield b"".join(parts) + answer.failure(error)
