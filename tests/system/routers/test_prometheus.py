@@ -80,6 +80,8 @@ def test_kedas_query_counts_the_work(
             for _ in range(n_streams // len(workers)):
                 streaming = worker.streaming("Once", max_tokens=1000, ignore_eos=True)
                 assert streams.enter_context(streaming).status_code == 200
+            # A stream has its head before it has its slot.
+            worker.wait_metric("vllm:num_requests_running", 4)
             # Frozen, so that the figures stand still until they are scraped.
             worker.freeze_engine()
             streams.callback(worker.thaw_engine)
