@@ -173,6 +173,8 @@ def _adapter(options: argparse.Namespace, report: Reporter) -> None:
 
 def _destination(options: argparse.Namespace) -> Path:
     path: Path = options.destination
+    if path.suffix == ".safetensors":
+        raise ConfigError(f"{path} would be a GGUF; name a file that ends in .gguf")
     if os.path.lexists(path) and not path.is_file():
         raise ConfigError(f"{path} is there and is no file; name another")
     if path.is_file() and not options.overwrite:
@@ -273,7 +275,8 @@ def _parser() -> argparse.ArgumentParser:
     adapter.add_argument("base", type=_path, help="the GGUF of the model that it was trained on")
     _add_destination(adapter)
     adapter.set_defaults(run=_adapter)
-    for command in commands.choices.values():
+    parser.set_defaults(progress="none")
+    for command in (convert, verify, adapter):
         text = "what is shown meanwhile: lines of JSON, a bar (default) or nothing"
         command.add_argument("--progress", choices=get_args(Style), default="bar", help=text)
     return parser

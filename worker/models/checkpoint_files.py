@@ -210,7 +210,7 @@ def _check_numbering(folder: Path, names: Iterable[str]) -> None:
 def _not_a_checkpoint(folder: Path, what: str) -> ModelError:
     names = (path.name for path in folder.glob("*.gguf") if not is_projector(path.name))
     ggufs = sorted({split_names(name)[0] for name in names})
-    hint = f"; a GGUF in it is given by its path: {folder / ggufs[0]}" if ggufs else ""
+    hint = f"; a worker takes a GGUF of it by its path: {folder / ggufs[0]}" if ggufs else ""
     hint += f", or {', '.join(ggufs[1:])} there" if ggufs[1:] else ""
     return ModelError(
         f"The folder {str(folder)!r} is no SafeTensors model: {what}{hint}.", path=str(folder)

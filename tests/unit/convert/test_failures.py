@@ -502,7 +502,7 @@ def test_a_file_system_that_syncs_no_folder_has_the_whole_model(
     assert verified(TINY, target) == 0
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
 def test_what_is_read_is_not_written_to(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -570,6 +570,27 @@ def test_what_is_no_file_is_not_replaced(
             before.st_ctime_ns,
         )
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_no_gguf_gets_the_name_of_a_checkpoints_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A worker would look for SafeTensors in it."""
+    path = tmp_path / "out.safetensors"
+    assert cli.run([str(TINY), str(path), "--progress", "none"]) == 2
+    assert f"{path} would be a GGUF; name a file that ends in .gguf" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["inspect m.gguf", "list", "cache"])
+def test_a_command_that_shows_no_progress_has_no_such_flag(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        cli.run([*command.split(), "--progress", "json"])
+    assert exit.value.code == 2
+    told = f"--progress is not a flag of llorch-convert {command.split()[0]}"
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("flag", ["q8_0", "q4_k_m"])

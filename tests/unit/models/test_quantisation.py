@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.fetching import fetch
 from tests.support.hub_server import COMMIT, Hub, Repo
 from worker.errors import ModelError
-from worker.models.hub.quantisation import SHARE, fitting, quantisations
+from worker.models.hub.quantisation import SHARE, fitting, models_in, of_one_model
 
 LABELS = ("Q2_K", "IQ3_XS", "Q4_K_M", "UD-Q4_K_XL", "Q5_K_S", "Q6_K", "Q8_0", "F16", "BF16")
 GIB = 1 << 30
@@ -23,7 +23,9 @@ GIB = 1 << 30
     st.integers(0, 300),
 )
 def test_the_largest_that_leaves_room_is_taken(sizes: dict[str, int], room: int) -> None:
-    found = quantisations({f"Qwen3-8B-{label}.gguf": size for label, size in sizes.items()})
+    found = of_one_model(
+        models_in({f"Qwen3-8B-{label}.gguf": size for label, size in sizes.items()})
+    )
     chosen = fitting(found, room)
     fits = {n for label, n in sizes.items() if n <= SHARE * room and not label.endswith("F16")}
     assert (chosen.size_bytes if chosen else None) == max(fits, default=None)
@@ -39,7 +41,7 @@ def test_the_largest_that_leaves_room_is_taken(sizes: dict[str, int], room: int)
     ],
 )
 def test_what_is_not_one_model_is_not_chosen_from(files: dict[str, int | None]) -> None:
-    assert quantisations(files) == []
+    assert of_one_model(models_in(files)) == []
 
 
 def test_parts_count_together_and_projectors_not_at_all() -> None:
@@ -49,7 +51,7 @@ def test_parts_count_together_and_projectors_not_at_all() -> None:
         "M-Q4_K_M.gguf": 6 * GIB,
         "mmproj-F16.gguf": GIB,
     }
-    found = quantisations(files)
+    found = of_one_model(models_in(files))
     assert [(each.label, each.size_bytes) for each in found] == [
         ("Q4_K_M", 6 * GIB),
         ("Q8_0", 11 * GIB),
@@ -82,6 +84,8 @@ def test_the_choice_is_downloaded_and_told(
         ("IQ3_XS", "m.IQ3_XS.gguf"),
         ("bf16", "m-BF16.gguf"),
         ("TQ1_0", "big/m-TQ1_0-00001-of-00002.gguf"),
+        ("UD-Q8_0", "m-UD-Q8_0.gguf"),
+        ("Q4_K_XL", "m-UD-Q4_K_XL.gguf"),
     ],
 )
 def test_a_quantisation_is_taken_that_is_named_as_llama_server_names_it(
@@ -89,7 +93,8 @@ def test_a_quantisation_is_taken_that_is_named_as_llama_server_names_it(
 ) -> None:
     """Beside a checkpoint, a projector and another file; this machine's memory is not asked."""
     split = "big/m-TQ1_0-0000{}-of-00002.gguf"
-    names = ("m-Q8_0.gguf", "m.IQ3_XS.gguf", "m-BF16.gguf", split.format(1), split.format(2))
+    names = ["m-Q8_0.gguf", "m.IQ3_XS.gguf", "m-BF16.gguf", split.format(1), split.format(2)]
+    names += ["m-UD-Q4_K_XL.gguf", "m-UD-Q8_0.gguf"]
     others = {"mmproj-Q8_0.gguf": b"", "notes.gguf": b"", "config.json": b"{}"}
     weights = {"model.safetensors": b"", "tokenizer.json": b"{}"}
     hub.repos["o/m"] = Repo({**dict.fromkeys(names, gguf_bytes), **others, **weights})

@@ -24,7 +24,7 @@ from worker.errors import DownloadError, ModelError
 from worker.models.checkpoint_files import INDEX, checkpoint_names, no_tokenizer
 from worker.models.gguf.header import split_names
 from worker.models.hub.cache import RepoCache
-from worker.models.hub.quantisation import SHARE, fitting, label_of, quantisations
+from worker.models.hub.quantisation import SHARE, fitting, models_in, named, of_one_model
 from worker.models.hub.remote import DISK_FULL, list_files, remote_file
 from worker.models.hub.transfer import Transfer
 from worker.models.reference import HubReference, is_projector
@@ -212,13 +212,12 @@ class _Download:
     def one_gguf(self, files: Mapping[str, int | None]) -> str:
         """The repository's only one, the quantisation that is named, or the one that suits this
         machine."""
-        ggufs = sorted(name for name in files if name.endswith(".gguf") and not is_projector(name))
-        models = [name for name in ggufs if split_names(name)[0] == name]
-        there = sorted({label for name in models if (label := label_of(name))}) or models
+        models = models_in(files)
+        there = sorted({each.label for each in models} - {""}) or [each.file for each in models]
         if wanted := (self.ref.quantisation or "").upper():
-            models = [name for name in models if label_of(name) == wanted]
-        may_choose = len(models) > 1 and self.room is not None and not wanted
-        choice = quantisations(files) if may_choose else []
+            models = named(models, wanted)
+        names = [each.file for each in models]
+        choice = of_one_model(models) if len(models) > 1 and not wanted else []
         if wanted and not models:
             what = f"no GGUF in {wanted}" + (f"; it has {', '.join(there)}." if there else ".")
         elif not models:
@@ -245,11 +244,11 @@ class _Download:
             )
         elif len(models) > 1:
             what = (
-                f"{len(models)} GGUF files; name one, as in hf:{self.ref.repo}::file={models[0]} "
-                f"(others: {', '.join(models[1:6])})."
+                f"{len(models)} GGUF files; name one, as in hf:{self.ref.repo}::file={names[0]} "
+                f"(others: {', '.join(names[1:6])})."
             )
         elif self.safetensors_only:
             what = "a GGUF; the converter needs SafeTensors."
         else:
-            return models[0]
+            return names[0]
         raise ModelError(f"The repository {self.ref.repo!r} holds {what}", repo=self.ref.repo)

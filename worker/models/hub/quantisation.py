@@ -24,42 +24,44 @@ _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 @dataclass(frozen=True, slots=True)
 class Quantisation:
+    """A model's GGUF in a repository."""
+
     file: str
     """The first part, if it is split."""
     model: str
     """What the names of all quantisations of one model have in common."""
     label: str
-    """As the file's name has it: `Q4_K_M`."""
+    """As the file's name has it, in capital letters: `Q4_K_M`. Empty if it tells none."""
     size_bytes: int
-    """Of all parts."""
+    """Of all parts; 0 if the hub does not tell it."""
 
 
-def quantisations(files: Mapping[str, int | None]) -> list[Quantisation]:
-    """Those of one model, the smallest first; none if the names or sizes tell of no such thing."""
+def models_in(files: Mapping[str, int | None]) -> list[Quantisation]:
+    """All of a repository, by name. A projector is no model, nor is a further part."""
     found = []
-    for name in files:
+    for name in sorted(files):
         parts = split_names(name)
         if parts[0] != name or not name.endswith(".gguf") or is_projector(name):
             continue
-        match = _labelled(name)
-        sizes = [files.get(part) for part in parts]
-        if match is None or None in sizes:
-            return []
-        total = sum(size for size in sizes if size is not None)
-        found.append(Quantisation(name, match["model"], match["label"], total))
-    one_model = len({each.model for each in found}) == 1
-    return sorted(found, key=lambda each: (each.size_bytes, each.file)) if one_model else []
+        stem = _PART.sub("", name.rpartition("/")[2].removesuffix(".gguf")).upper()
+        match = _LABEL.fullmatch(stem)
+        model, label = match.group("model", "label") if match else (stem, "")
+        sizes = [files.get(part) or 0 for part in parts]
+        found.append(Quantisation(name, model, label, sum(sizes) if all(sizes) else 0))
+    return found
 
 
-def label_of(file: str) -> str | None:
-    """The quantisation that a file's name tells, in capital letters."""
-    match = _labelled(file)
-    return match and match["label"]
+def named(found: list[Quantisation], label: str) -> list[Quantisation]:
+    """Those of this label; where there are none, Unsloth's dynamic ones of it (`UD-Q4_K_XL`)."""
+    own, dynamic = ([e for e in found if e.label == f"{made}{label}"] for made in ("", "UD-"))
+    return own or dynamic
 
 
-def _labelled(file: str) -> re.Match[str] | None:
-    stem = _PART.sub("", file.rpartition("/")[2].removesuffix(".gguf"))
-    return _LABEL.fullmatch(stem.upper())
+def of_one_model(found: list[Quantisation]) -> list[Quantisation]:
+    """All of them, the smallest first; none if the names or sizes tell of no such thing."""
+    is_one = len({each.model for each in found}) == 1
+    is_told = all(each.label and each.size_bytes for each in found)
+    return sorted(found, key=lambda e: (e.size_bytes, e.file)) if is_one and is_told else []
 
 
 def fitting(found: list[Quantisation], room_bytes: int) -> Quantisation | None:
