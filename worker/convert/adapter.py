@@ -79,8 +79,7 @@ def convert_adapter(folder: Path, base: GgufHeader, target: Path, *, overwrite: 
     tensors = [OutputTensor(n, matrix.shape, (), kind="F32") for n, matrix in matrices.items()]
     target.parent.mkdir(parents=True, exist_ok=True)
     with OutputFile(target, overwrite=overwrite) as out:
-        out.write_header(base.architecture, metadata, tensors)
-        for tensor in out.tensors:
+        for tensor in out.write_header(base.architecture, metadata, tensors):
             data = encode(matrices[tensor.name], tensor.kind)
             if not is_finite(data, tensor.kind):
                 raise ModelError(

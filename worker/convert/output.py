@@ -38,8 +38,6 @@ class OutputFile:
         self.path = path
         self._overwrite = overwrite
         self.partial = path.with_name(path.name + ".partial")
-        self.tensors: list[OutputTensor] = []
-        """With their places, once the header is written."""
         self._file = -1
         self._committed = False
 
@@ -74,9 +72,11 @@ class OutputFile:
         architecture: str,
         metadata: Metadata,
         tensors: Sequence[OutputTensor],
-    ) -> None:
-        self.tensors = write_layout(self.partial, architecture, metadata, tensors)
+    ) -> list[OutputTensor]:
+        """Returns the tensors with their places."""
+        placed = write_layout(self.partial, architecture, metadata, tensors)
         os.pwrite(self._file, bytes(len(_MAGIC)), 0)
+        return placed
 
     def write(self, data: npt.NDArray[np.uint8], position: int) -> None:
         """Write one chunk's bytes. Thread-safe: chunks do not overlap."""

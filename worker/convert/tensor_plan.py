@@ -188,13 +188,11 @@ def _instances(checkpoint: Checkpoint, family: Family, d: Dims) -> Iterable[Inst
             if lacking := next((other for other in beside if other not in names), None):
                 raise _lacks(checkpoint, lacking)
             taken[at.member] = (info, *(names[other] for other in beside))
-    _check_complete(checkpoint, family, layers, d)
+    _check_complete(checkpoint, layers, d)
     return found.values()
 
 
-def _check_complete(
-    checkpoint: Checkpoint, family: Family, layers: Sequence[Mapping[str, str]], d: Dims
-) -> None:
+def _check_complete(checkpoint: Checkpoint, layers: Sequence[Mapping[str, str]], d: Dims) -> None:
     """Every layer has what others of its kind have; what all of them lack llama.cpp asks for."""
     kinds = d.kinds or ("",) * d.n_layers
     wanted: dict[str, dict[str, str]] = {}
@@ -203,7 +201,7 @@ def _check_complete(
         wanted.setdefault(kind, {}).update(stated)
     for i, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
         for form, name in wanted[kind].items():
-            if form not in layer and not re.fullmatch(family.varies, Place.of(name).inner):
+            if form not in layer:
                 raise _lacks(checkpoint, re.sub(r"\.\d+\.", f".{i}.", name, count=1))
 
 

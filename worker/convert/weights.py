@@ -26,7 +26,7 @@ _HEADROOM_BYTES = 64 << 20
 
 
 def write_tensors(conversion: Conversion, out: OutputFile, report: Report) -> None:
-    out.write_header(conversion.architecture, conversion.metadata, conversion.tensors)
+    placed = out.write_header(conversion.architecture, conversion.metadata, conversion.tensors)
 
     def work(tensor: OutputTensor, values: npt.NDArray[Any], offset: int, _size: int) -> None:
         data = encode(values, tensor.kind)
@@ -35,7 +35,7 @@ def write_tensors(conversion: Conversion, out: OutputFile, report: Report) -> No
         out.write(data, offset)
 
     step = partial(report.step, "convert")
-    chunks.run(work, out.tensors, conversion.checkpoint, step, conversion.options.n_threads)
+    chunks.run(work, placed, conversion.checkpoint, step, conversion.options.n_threads)
     out.seal()
 
 
@@ -55,7 +55,7 @@ def write_quantised(conversion: Conversion, out: OutputFile, report: Report) -> 
     path = out.path.with_name(out.path.name + ".intermediate")
     with OutputFile(path) as intermediate:
         write_tensors(conversion, intermediate, report)
-        size = sum(tensor.size_bytes for tensor in intermediate.tensors)
+        size = sum(tensor.size_bytes for tensor in conversion.tensors)
         report.step("quantize", 0, size)
         quantize(
             intermediate.partial,

@@ -154,6 +154,12 @@ def _check_modern_bert(config: Config, d: Dims) -> None:
     require(config, d, {"layer_types": kinds})
 
 
+def _modern_dims(config: Config) -> Dims:
+    """The first layer has no norm: its input is normed already."""
+    d = Dims.of(config)
+    return replace(d, kinds=("first", *("other",) * (d.n_layers - 1)))
+
+
 MODERN_BERT = Family(
     "modern-bert",
     ("ModernBertModel", "ModernBertForMaskedLM"),
@@ -167,8 +173,7 @@ MODERN_BERT = Family(
         Keys.Rope.SCALING_TYPE: "none",
     },
     head="none",
-    # The first layer has no norm: its input is normed already.
-    varies=r"attn_norm\.weight",
+    dims=_modern_dims,
     ignored={r"(head|decoder|classifier)\..*": _OTHER_HEAD},
     requires={
         "hidden_activation": "gelu",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gguf.constants import Keys
@@ -19,19 +18,14 @@ from worker.models.checkpoint_files import DENSE_MODULES
 _GELU = {"hidden_activation": ("gelu_pytorch_tanh", None)}
 
 
-def _check_scale(n_layers: int) -> Callable[[Config, Dims], None]:
+def _scale(n_layers: int) -> Mapping[str, object]:
     """llama.cpp scales by the head's size; in the 27B model, which it knows by its number of
     layers, by n_embd / n_head."""
 
-    def check(config: Config, d: Dims) -> None:
-        scalar = d.n_embd // d.n_head if d.n_layers == n_layers else d.head_dim
-        if not math.isclose(config.number("query_pre_attn_scalar", default=scalar), scalar):
-            raise ModelError(
-                f"{config.name}: query_pre_attn_scalar must be {scalar}, "
-                "llama.cpp's implementation of Gemma has it fixed"
-            )
+    def scalar(d: Dims) -> int:
+        return d.n_embd // d.n_head if d.n_layers == n_layers else d.head_dim
 
-    return check
+    return {"query_pre_attn_scalar": scalar}
 
 
 GEMMA = Family(
@@ -57,8 +51,7 @@ GEMMA2 = Family(
         Keys.Attention.SLIDING_WINDOW: integer("sliding_window"),
     },
     head="never",
-    requires={**_GELU, "layer_types": _alternating},
-    check=_check_scale(46),
+    requires={**_GELU, **_scale(46), "layer_types": _alternating},
 )
 
 
@@ -80,8 +73,12 @@ GEMMA3 = Family(
         Keys.Rope.FREQ_BASE_SWA: _local_theta,
         Keys.LLM.FINAL_LOGIT_SOFTCAPPING: if_given("final_logit_softcapping"),
     },
-    requires={**_GELU, "attn_logit_softcapping": None, "use_bidirectional_attention": False},
-    check=_check_scale(62),
+    requires={
+        **_GELU,
+        **_scale(62),
+        "attn_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+    },
 )
 
 
@@ -95,8 +92,7 @@ def _dense_metadata(checkpoint: Checkpoint, _d: Dims) -> Metadata:
     return found
 
 
-def _check_embedding(config: Config, d: Dims) -> None:
-    GEMMA3.check(config, d)
+def _check_embedding(config: Config, _d: Dims) -> None:
     if config.values.get("use_bidirectional_attention") is not True:
         raise ModelError(f"{config.name}: use_bidirectional_attention must be true for embeddings")
 
@@ -110,6 +106,6 @@ EMBEDDING_GEMMA = replace(
     metadata={**GEMMA3.metadata, Keys.Attention.CAUSAL: False},
     tensor_metadata=_dense_metadata,
     head="none",
-    requires=_GELU,
+    requires={**_GELU, **_scale(62)},
     check=_check_embedding,
 )

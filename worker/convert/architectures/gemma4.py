@@ -45,7 +45,6 @@ def _dims(config: Config) -> Dims:
         "full_kv": _of_full(
             config, d, "num_key_value_heads", "num_global_key_value_heads", d.n_head_kv
         ),
-        "per_layer": config.count("hidden_size_per_layer_input"),
     }
     d = replace(d, kinds=tuple(kinds), more=more)
     if config.flag("enable_moe_block"):
@@ -98,7 +97,7 @@ GEMMA4 = Family(
         "experts.gate_up_proj": "ffn_gate_up_exps",
     },
     metadata={
-        Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: of_dims(lambda d: d.more["per_layer"]),
+        Keys.LLM.EMBD_LENGTH_PER_LAYER_INP: counted("hidden_size_per_layer_input"),
         Keys.LLM.FEED_FORWARD_LENGTH: _each(lambda d, kind: d.n_ff * (2 if "wide" in kind else 1)),
         Keys.Attention.HEAD_COUNT_KV: _each(
             lambda d, kind: d.n_head_kv if "sliding" in kind else d.more["full_kv"]

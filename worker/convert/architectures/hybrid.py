@@ -17,11 +17,12 @@ from worker.errors import ModelError
 
 # --- state spaces ------------------------------------------------------------------------------
 
+_HEADS = ("mamba_n_heads", "mamba_num_heads")
 _STATE_SPACE: Mapping[str, Setting] = {
-    Keys.SSM.CONV_KERNEL: of_dims(lambda d: d.more["kernel"]),
+    Keys.SSM.CONV_KERNEL: integer("mamba_d_conv", "conv_kernel", default=4),
     Keys.SSM.INNER_SIZE: of_dims(lambda d: d.more["inner"]),
-    Keys.SSM.STATE_SIZE: of_dims(lambda d: d.more["state"]),
-    Keys.SSM.TIME_STEP_RANK: of_dims(lambda d: d.more["heads"]),
+    Keys.SSM.STATE_SIZE: integer("mamba_d_state", "ssm_state_size", "state_size"),
+    Keys.SSM.TIME_STEP_RANK: integer(*_HEADS),
     Keys.SSM.GROUP_COUNT: of_dims(lambda d: d.more["groups"]),
 }
 
@@ -41,15 +42,13 @@ _MAKES: Mapping[str, Make] = {
 }
 
 
-def _with_state_space(d: Dims, config: Config, n_heads: int) -> Dims:
+def _with_state_space(d: Dims, config: Config) -> Dims:
+    width = config.integer("mamba_d_head", "mamba_head_dim", "head_dim")
     sizes = {
-        "heads": n_heads,
-        "inner": n_heads * config.integer("mamba_d_head", "mamba_head_dim", "head_dim"),
-        "state": config.integer("mamba_d_state", "ssm_state_size", "state_size"),
+        "inner": config.integer(*_HEADS) * width,
         "groups": config.integer("mamba_n_groups", "n_groups", default=1),
-        "kernel": config.integer("mamba_d_conv", "conv_kernel", default=4),
     }
-    return replace(d, more={**d.more, **sizes})
+    return replace(d, more=sizes)
 
 
 def _granite_kinds(config: Config) -> tuple[str, ...]:
@@ -59,7 +58,7 @@ def _granite_kinds(config: Config) -> tuple[str, ...]:
 
 def _granite_dims(config: Config) -> Dims:
     d = replace(GRANITE_MOE.dims(config), kinds=_granite_kinds(config))
-    return _with_state_space(d, config, config.integer("mamba_n_heads"))
+    return _with_state_space(d, config)
 
 
 def _check_granite(config: Config, d: Dims) -> None:
@@ -144,7 +143,7 @@ def _nemotron_config(config: Config) -> Config:
 
 def _nemotron_dims(config: Config) -> Dims:
     d = replace(Dims.of(config), kinds=_pattern(config))
-    return _with_state_space(d, config, config.integer("mamba_num_heads"))
+    return _with_state_space(d, config)
 
 
 _EPSILON = number("layer_norm_epsilon", "norm_eps", default=1e-5)
@@ -217,7 +216,7 @@ def _lfm2_config(config: Config) -> Config:
 def _lfm2_dims(config: Config) -> Dims:
     """Older configurations list the layers with attention, which are all by default, newer ones the
     kind of each."""
-    d, more = Dims.of(config), {"cache": config.integer("conv_L_cache")}
+    d = Dims.of(config)
     if config.has("layer_types"):
         given = config.items("layer_types")
         kinds = ["conv" if kind == "conv" else "attention" for kind in given]
@@ -225,7 +224,7 @@ def _lfm2_dims(config: Config) -> Dims:
         key, layers = "full_attn_idxs", range(d.n_layers)
         attending = config.items(key) if config.has(key) else layers
         kinds = ["attention" if i in attending else "conv" for i in layers]
-    return replace(d, kinds=tuple(kinds), more=more)
+    return replace(d, kinds=tuple(kinds))
 
 
 LFM2 = Family(
@@ -234,7 +233,7 @@ LFM2 = Family(
     norm="none",
     metadata={
         Keys.Attention.HEAD_COUNT_KV: kv_heads,
-        Keys.ShortConv.L_CACHE: of_dims(lambda d: d.more["cache"]),
+        Keys.ShortConv.L_CACHE: integer("conv_L_cache"),
         Keys.Attention.LAYERNORM_RMS_EPS: number("norm_eps", default=1e-5),
     },
     config=_lfm2_config,

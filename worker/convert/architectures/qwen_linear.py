@@ -28,7 +28,6 @@ def _dims(config: Config) -> Dims:
         "v_heads": config.integer("linear_num_value_heads"),
         "k_dim": config.integer("linear_key_head_dim"),
         "v_dim": config.integer("linear_value_head_dim"),
-        "kernel": config.integer("linear_conv_kernel_dim", default=4),
     }
     kinds = tuple("attention" if kind == "full_attention" else "linear" for kind in kinds)
     return replace(d, kinds=kinds, more=more)
@@ -88,7 +87,7 @@ QWEN3_NEXT = Family(
     norm_plus=1.0,
     rotary=0.25,
     metadata={
-        Keys.SSM.CONV_KERNEL: of_dims(lambda d: d.more["kernel"]),
+        Keys.SSM.CONV_KERNEL: integer("linear_conv_kernel_dim", default=4),
         Keys.SSM.STATE_SIZE: of_dims(lambda d: d.more["k_dim"]),
         Keys.SSM.GROUP_COUNT: of_dims(lambda d: d.more["k_heads"]),
         Keys.SSM.TIME_STEP_RANK: of_dims(lambda d: d.more["v_heads"]),

@@ -21,7 +21,7 @@ class Dims:
     n_ff_expert: int = 0
     n_ff_shared: int = 0
     kinds: tuple[str, ...] = ()
-    """The kind of each layer in families whose layers differ: words that `Family.layers` has."""
+    """The kind of each layer in families whose layers differ: words of their own."""
     more: Mapping[str, int] = field(default_factory=dict)
     """Sizes that only this family has."""
 

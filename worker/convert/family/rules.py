@@ -223,8 +223,6 @@ class Family:
     ignored: Mapping[str, str] = field(default_factory=dict)
     """Regular expressions for the names of tensors that are left out, without the model's root;
     each with the reason."""
-    varies: str = ""
-    """A regular expression for tensors of a layer that others of its kind may lack."""
     needs: str | Callable[[Config], str] = ""
     """Tensors that the model has and llama.cpp would do without: names in the GGUF, as in
     `Into.target`. Behind a minus, what it has not whatever its settings."""
