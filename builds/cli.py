@@ -115,7 +115,7 @@ def _build(options: argparse.Namespace) -> None:
     )
     built = wheels.build(recipe, pinned.pins(), given_sdist=options.sdist, jobs=options.jobs)
     target = options.out or environment.ROOT / "dist" / options.backend
-    wheel = wheels.export(built.path, target)
+    wheel = wheels.export(built, target)
     store.say(f"{wheel.stat().st_size / 1e6:.1f} MB")
     print(wheel)
 

@@ -60,8 +60,8 @@ def setup(
         store.say("installing the worker" if to_run else "installing the worker and its test tools")
         toolchain.install(python, lock)
         if have.get("wheel") != wanted["wheel"]:
-            store.say(f"installing {built.path.name}")
-            _install_wheel(python, built.path)
+            store.say(f"installing {built.name}")
+            _install_wheel(python, built)
             _place_test_plugins(built, venv / "test-plugins")
         if ui.is_built(pins):
             _install_wheel(python, ui.build(pins))
@@ -112,10 +112,10 @@ def _install_wheel(python: Path, wheel: Path) -> None:
     toolchain.pip(python, "install", "--force-reinstall", "--no-deps", str(wheel))
 
 
-def _place_test_plugins(built: wheels.BuiltWheel, target: Path) -> None:
+def _place_test_plugins(built: Path, target: Path) -> None:
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
-    for plugin in built.test_plugins:
+    for plugin in built.parent.glob("test-plugins/*"):
         shutil.copy2(plugin, target / plugin.name)
 
 

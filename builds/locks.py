@@ -25,7 +25,7 @@ PROJECT = str(pinned.FOLDER.parent / "pyproject.toml")
 
 def write(upgrade: bool) -> None:
     """Write all locks; without `upgrade`, locked packages keep their versions."""
-    uv = _resolver()
+    uv = toolchain.of_lock(RESOLVER, "uv").with_name("uv")
     newest = ["--upgrade"] if upgrade else []
     project = [PROJECT, *newest]
     _compile(uv, TEST, [*project, "--extra=test"])
@@ -43,14 +43,6 @@ def write(upgrade: bool) -> None:
         wanted = [f"{name}=={version}\n" for name, version in pinned.versions()[table].items()]
         _compile(uv, target, ["-"], "".join(wanted))
     lighthouse.lock(upgrade=upgrade)
-
-
-def _resolver() -> Path:
-    home = store.folder("toolchain") / f"resolver-{store.sha256(RESOLVER)[:16]}"
-    with store.lock("resolver"):
-        if not (home / "bin" / "uv").exists():
-            toolchain.install(toolchain.make_venv(home), RESOLVER)
-    return home / "bin" / "uv"
 
 
 def _compile(uv: Path, target: Path, arguments: list[str], given: str = "") -> None:

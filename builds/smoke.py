@@ -19,9 +19,8 @@ BUNDLED = FOLDER.parent / "worker" / "assets" / "tiny-model"
 LIMIT_S = 600
 
 
-def smoke(wheel: Path, model: Path | None = None, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The child's report; raises BuildError if it decoded no token. `prefix` wraps the child
-    (qemu)."""
+def smoke(wheel: Path, model: Path | None = None) -> dict[str, Any]:
+    """The child's report; raises BuildError if it decoded no token."""
     for wanted in filter(None, (wheel, model)):
         if not wanted.exists():
             raise BuildError(f"{wanted}: there is no such file.")
@@ -30,11 +29,11 @@ def smoke(wheel: Path, model: Path | None = None, prefix: tuple[str, ...] = ()) 
         if model is None:
             model = Path(scratch, "bundled.gguf")
             convert_bundled(python, model)
-        return run_child(python, model, prefix)
+        return run_child(python, model)
 
 
 def run_child(python: Path, model: Path, prefix: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Run the child with a Python that has the wheel."""
+    """Run the child with a Python that has the wheel; `prefix` wraps it (qemu)."""
     command = [*prefix, str(python), "-I", str(CHILD), str(model)]
     result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
     if result.returncode != 0:

@@ -93,12 +93,12 @@ def python(pins: Pins) -> Path:
     if not wanted <= locked:
         missing = ", ".join(sorted(wanted - locked))
         raise BuildError(f"{LOCK} has no {missing}, which versions.toml pins: run 'make lock'.")
-    return _venv_of(LOCK, f"the build tools: {', '.join(sorted(wanted))}")
+    return of_lock(LOCK, f"the build tools: {', '.join(sorted(wanted))}")
 
 
 def node() -> Path:
     """The pinned Node's command, with npm beside it; installed at the first use."""
-    return _venv_of(NODE_LOCK, "Node").with_name("node")
+    return of_lock(NODE_LOCK, "Node").with_name("node")
 
 
 def npm(node: Path, folder: Path, *arguments: str, **environment: str) -> None:
@@ -113,8 +113,8 @@ def npm(node: Path, folder: Path, *arguments: str, **environment: str) -> None:
         raise BuildError(f"{said}\n\nnpm {arguments[0]} failed in {folder}.")
 
 
-def _venv_of(lock: Path, what: str) -> Path:
-    """The Python of the venv in the cache that has what the lock lists."""
+def of_lock(lock: Path, what: str) -> Path:
+    """The Python of the venv in the cache that has what the lock lists; made at the first use."""
     tag = f"{lock.stem}-py{sys.version_info.major}{sys.version_info.minor}"
     home = store.folder("toolchain") / f"{tag}-{store.sha256(lock)[:16]}"
     ready = home / "bin" / "python"

@@ -6,23 +6,10 @@ load.
 
 import json
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from builds import compile, repack, sdist, store, toolchain
 from builds.pins import Pins, Recipe
-
-
-@dataclass(frozen=True, slots=True)
-class BuiltWheel:
-    """A finished build in the cache."""
-
-    path: Path
-    key: str
-
-    @property
-    def test_plugins(self) -> list[Path]:
-        return sorted(self.path.parent.glob("test-plugins/*"))
 
 
 def key(recipe: Recipe, pins: Pins) -> str:
@@ -45,7 +32,7 @@ def is_built(recipe: Recipe, pins: Pins) -> bool:
 
 def build(
     recipe: Recipe, pins: Pins, *, given_sdist: Path | None = None, jobs: int | None = None
-) -> BuiltWheel:
+) -> Path:
     """Build the wheel for these choices; takes several minutes if it must be compiled, by `jobs`
     compilers at once."""
     name = key(recipe, pins)
@@ -62,7 +49,7 @@ def build(
                 repack.repack(upstream, recipe, stamp, licenses, scripts, partial, patchelf)
                 store.seal(partial)
     (wheel,) = home.glob("*.whl")
-    return BuiltWheel(wheel, name)
+    return wheel
 
 
 def export(wheel: Path, target: Path) -> Path:

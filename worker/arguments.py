@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
 from worker.errors import shortened
@@ -59,6 +59,17 @@ class Parser(argparse.ArgumentParser):
         if there := [each for each in meant if each in known or each[:2] != "--"]:
             return f"; did you mean {' or '.join(there)}?"
         return closest(unknown, known) or f"; {self.prog} --help lists them."
+
+
+def whole_number(most: int) -> Callable[[str], int]:
+    """The type of an argument that is a number from 1 to `most`."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not 1 <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
+        return int(text)
+
+    return parse
 
 
 def add_command(commands: Any, name: str, text: str) -> argparse.ArgumentParser:

@@ -74,7 +74,8 @@ FileVersion = tuple[int, int, int] | None
 
 
 def version_of(file: str | Path | int) -> FileVersion:
-    """Another value once the file, or that of a descriptor, is another, or is not there."""
+    """Another value once the file, or that of a descriptor, is another, or is not there. The last
+    number is the same for as long as it is one file, whatever is written to it."""
     try:
         status = os.stat(file)
     except OSError:

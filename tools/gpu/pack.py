@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="compilers at once")
     options = parser.parse_args(argv)
     recipe = pins.recipe("cuda", architectures=(options.arch,))
-    built = wheels.build(recipe, pins.pins(), jobs=options.jobs).path
+    built = wheels.build(recipe, pins.pins(), jobs=options.jobs)
     with TemporaryDirectory() as scratch:
         folder = Path(scratch, "pack")
         downloaded(folder / "wheels", options.python)

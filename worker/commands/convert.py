@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import get_args
 
-from worker.arguments import Parser, add_command
+from worker.arguments import Parser, add_command, whole_number
 from worker.commands import open_standard_files
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
@@ -233,9 +233,8 @@ def _parser() -> argparse.ArgumentParser:
         "--mmproj", action="store_true", help="write the projector of pictures and sounds"
     )
     _add_pre_tokenizer(convert)
-    convert.add_argument(
-        "--threads", type=_n_threads, metavar="N", help="default: one more than processors"
-    )
+    text = "default: one more than processors"
+    convert.add_argument("--threads", type=whole_number(_MOST_THREADS), metavar="N", help=text)
     convert.set_defaults(run=_convert)
 
     verify = add_command(commands, "verify", "compare a GGUF with the SafeTensors it was made from")
@@ -318,12 +317,6 @@ def _add_destination(command: argparse.ArgumentParser) -> None:
 def _add_pre_tokenizer(parser: argparse.ArgumentParser) -> None:
     text = "llama.cpp's pre-tokenizer, instead of the one that tokenizer.json defines"
     parser.add_argument("--pre-tokenizer", metavar="NAME", help=text)
-
-
-def _n_threads(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= _MOST_THREADS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to {_MOST_THREADS}")
-    return int(text)
 
 
 def _days(text: str) -> float:

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from worker.api.http.gate import is_loopback
-from worker.arguments import Parser, add_command
+from worker.arguments import Parser, add_command, whole_number
 from worker.errors import ConfigError, ModelError, WorkerError, escaped
 from worker.fleet import deploy
 from worker.fleet.cluster import (
@@ -82,7 +82,8 @@ def _parser() -> argparse.ArgumentParser:
             metavar="NAME",
             help="the group's name in the file, where there are several",
         )
-    scale.add_argument("count", type=_count, metavar="N", help="the number of workers")
+    text = "the number of workers"
+    scale.add_argument("count", type=whole_number(MAX_REPLICAS), metavar="N", help=text)
     down = add_command(commands, "down", "drain and end all workers, and the Ray that `up` started")
     down.set_defaults(act=_down)
     return parser
@@ -256,13 +257,6 @@ def _running_fleet(details: Mapping[str, object]) -> deploy.Config:
     if (config := deploy.running_config(details)) is None:
         raise ConfigError("No fleet runs on this cluster; `llorch-ray up FILE` starts one.")
     return config
-
-
-def _count(text: str) -> int:
-    """Parse a number of workers, for argparse."""
-    if not text.isdecimal() or not 1 <= int(text) <= MAX_REPLICAS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {MAX_REPLICAS}")
-    return int(text)
 
 
 def _short(message: str) -> str:

@@ -7,7 +7,7 @@ Blocking; runs in a thread of the API process, and in commands.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from worker.errors import ModelError
@@ -33,52 +33,44 @@ def resolve_projector(settings: Settings, model: ResolvedModel) -> ProjectorFile
 
     Raises `ModelError` if the named one cannot be read or does not fit the model.
     """
-    wanted, path = settings.mmproj, model.gguf_path
+    wanted = settings.mmproj
     if wanted == NONE:
         return None
-    overrides = settings.engine.overrides  # by which a model that generates may embed, too
-    if wanted is None:
-        beside = [each for each in sorted(path.parent.glob("*.gguf")) if each != path]
-        found = [each for each in beside if is_projector(each.name)]
-        paths = [model.projector] if model.projector is not None else found
-        return _only_fitting(paths, model.header, overrides)
-    return _named(Path(os.path.expanduser(wanted)).absolute(), model.header, overrides)
-
-
-def _named(path: Path, model: GgufHeader, overrides: Mapping[str, Scalar]) -> ProjectorFile:
-    header = read_header(path)
-    fault = _fault(header, with_metadata(model, overrides))
-    if fault is not None:
-        raise ModelError(
-            f"{str(path)!r} is no projector for {str(model.path)!r}: {fault}.", path=str(path)
-        )
-    return ProjectorFile(str(path), is_named=True)
-
-
-def _only_fitting(
-    paths: Sequence[Path], model: GgufHeader, overrides: Mapping[str, Scalar]
-) -> ProjectorFile | None:
-    if not paths:
-        return None
-    model, fitting = with_metadata(model, overrides), []
-    for path in paths:
+    # By which a model that generates may embed, too.
+    overrides = settings.engine.overrides
+    if wanted is not None:
+        path = Path(os.path.expanduser(wanted)).absolute()
+        if (fault := _fault(path, model.header, overrides)) is not None:
+            what = f"is no projector for {str(model.gguf_path)!r}: {fault}."
+            raise ModelError(f"{str(path)!r} {what}", path=str(path))
+        return ProjectorFile(str(path), is_named=True)
+    fitting = []
+    for path in _beside(model):
         try:
-            header = read_header(path)
-            fault = _fault(header, model)
+            fault = _fault(path, model.header, overrides)
         except ModelError as error:
             fault = error.message
         if fault is None:
-            fitting.append(ProjectorFile(str(path), is_named=False))
+            fitting.append(path)
         else:
             log.warning("projector.passed_over", file=path.name, reason=fault)
     if len(fitting) > 1:
-        names = [Path(each.path).name for each in fitting]
+        names = [path.name for path in fitting]
         log.warning("projector.not_chosen", files=names, hint="name one with --mmproj")
-    return fitting[0] if len(fitting) == 1 else None
+    return ProjectorFile(str(fitting[0]), is_named=False) if len(fitting) == 1 else None
 
 
-def _fault(header: GgufHeader, model: GgufHeader) -> str | None:
+def _beside(model: ResolvedModel) -> list[Path]:
+    """The projector of the model's repository, or else those in the model's folder."""
+    if model.projector is not None:
+        return [model.projector]
+    files = sorted(model.gguf_path.parent.glob("*.gguf"))
+    return [path for path in files if path != model.gguf_path and is_projector(path.name)]
+
+
+def _fault(path: Path, model: GgufHeader, overrides: Mapping[str, Scalar]) -> str | None:
     """Why a file is no projector for the model."""
+    header, model = read_header(path), with_metadata(model, overrides)
     if header.architecture != ARCHITECTURE:
         return f"it holds a model of the architecture {header.architecture}"
     check_types(header)

@@ -149,6 +149,33 @@ def test_odd_bodies_are_answered(body: bytes) -> None:
         until(lambda: not httpx.get(verdict).json()["conforms"], lambda: "it conforms")
 
 
+def test_a_beat_that_its_worker_gave_up_does_not_come_behind_the_next() -> None:
+    """On a busy machine it may be read after the next, which the worker sends once it is tired of
+    waiting."""
+    with serving() as manager:
+        place = ("127.0.0.1", int(manager.server_address[1]))
+
+        def request(sequence: int) -> tuple[bytes, bytes]:
+            body = json.dumps(beat(sequence).payload).encode()
+            head = f"POST /heartbeat HTTP/1.1\r\nHost: m\r\nContent-Length: {len(body)}\r\n"
+            return head.encode(), b"\r\n" + body
+
+        (begun, rest), following = request(1), request(2)
+        with socket.create_connection(place, 60) as given_up:
+            given_up.sendall(begun)
+            with socket.create_connection(place, 60) as worker:
+                worker.sendall(b"".join(following))
+                manager.wait_for(n_beats=1)
+            given_up.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)  # the rest with its end
+            given_up.sendall(rest)
+            given_up.shutdown(socket.SHUT_WR)
+            given_up.settimeout(60)
+            while given_up.recv(100):
+                pass  # until the manager has closed it, too
+        assert [each.payload["sequence"] for each in manager.beats] == [2]
+        assert manager.verdict() == []
+
+
 @pytest.mark.parametrize("length", ["\u00b2", "9" * 5000])
 def test_a_length_that_is_none_is_refused(length: str) -> None:
     with serving() as manager:

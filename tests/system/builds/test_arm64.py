@@ -51,7 +51,7 @@ os.environ |= {
 }
 flags = {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": "aarch64"}
 built = wheels.build(replace(recipe, cmake={**recipe.cmake, **flags}), pins.pins())
-print(built.path.relative_to(built.path.parents[2]))
+print(built.relative_to(built.parents[2]))
 """
 PACKAGES = "ca-certificates g++-aarch64-linux-gnu pkg-config python3 python3-venv"
 ELF_AARCH64 = (

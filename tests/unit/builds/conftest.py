@@ -13,13 +13,13 @@ from builds.repack import STAMP
 
 
 @pytest.fixture(scope="session")
-def cpu_wheel() -> wheels.BuiltWheel:
+def cpu_wheel() -> Path:
     return wheels.build(pinned.recipe("cpu"), pinned.pins())
 
 
 @pytest.fixture(scope="session")
-def cpu_wheel_files(cpu_wheel: wheels.BuiltWheel) -> dict[str, bytes]:
-    with zipfile.ZipFile(cpu_wheel.path) as archive:
+def cpu_wheel_files(cpu_wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(cpu_wheel) as archive:
         return {name: archive.read(name) for name in archive.namelist()}
 
 

@@ -17,6 +17,7 @@ from worker.devices import nvidia
 from worker.devices.select import Card, Selected
 from worker.errors import ResidencyViolation
 from worker.llama import library
+from worker.setting_files import version_of
 from worker.wire.engine_info import Residency
 
 _LEAST_SHARE = 0.9
@@ -119,23 +120,17 @@ class MappedFiles:
     computed with. One that is replaced by another stays mapped as it was."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._known = {path: _state(path) for path in paths}
+        self._known = {path: version_of(path) for path in paths}
 
     def check(self) -> None:
         """Raises `ResidencyViolation` if one was written to."""
-        for path, (file, *content) in self._known.items():
-            try:
-                now, *current = _state(path)
-            except OSError:
-                continue  # removed, or not to be seen for now
-            if now == file and current != content:
+        for path, known in self._known.items():
+            now = version_of(path)
+            # Nothing is known of one that is removed, or not to be seen for now.
+            is_same_file = known and now and known[-1] == now[-1]
+            if is_same_file and known != now:
                 raise ResidencyViolation(
                     f"{path.name} was written to while it was served: the model is no longer the "
                     "one that was loaded. Start the worker again, and replace a model's file by "
                     "renaming another one to its name."
                 )
-
-
-def _state(path: Path) -> tuple[tuple[int, int], int, int]:
-    status = path.stat()
-    return (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns
