@@ -160,12 +160,12 @@ class _Download:
     ) -> tuple[list[Path], str]:
         """A model's files on this machine, and the commit of a revision."""
         repo = self.ref.repo
-        first = remote_file(repo, names[0], revision)
-        known = pin or (first.sha256 if len(names) == 1 else None)
+        first = remote_file(repo, names[0], revision, pin)
+        known = first.sha256 if pin or len(names) == 1 else None
         paths = self.cache.find_all(first.commit, names, known)
         if paths is None:
-            others = [remote_file(repo, name, first.commit) for name in names[1:]]
-            self.transfer.fetch_all([first, *others], pin)
+            others = [remote_file(repo, name, first.commit, pin) for name in names[1:]]
+            self.transfer.fetch_all([first, *others])
             paths = [self.cache.snapshot(first.commit) / name for name in names]
         return paths, first.commit
 

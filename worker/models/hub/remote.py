@@ -72,15 +72,18 @@ class RemoteFile:
     size_bytes: int | None
     in_xet: bool
     """Whether the hub serves it in content-addressed chunks (Xet)."""
+    pin: str | None
+    """The SHA-256 that whoever wants it has written down."""
 
     @property
     def sha256(self) -> str | None:
-        """Of its content, if the hub tells it. A link to the blob has it in its name; a copy, which
-        takes its place where links are not possible, has not."""
-        return self.etag if re.fullmatch("[0-9a-f]{64}", self.etag) else None
+        """Of its content, if it is pinned or the hub tells it. A link to the blob has it in its
+        name; a copy, which takes its place where links are not possible, has not."""
+        told = self.etag if re.fullmatch("[0-9a-f]{64}", self.etag) else None
+        return self.pin or told
 
 
-def remote_file(repo: str, name: str, revision: str) -> RemoteFile:
+def remote_file(repo: str, name: str, revision: str, pin: str | None = None) -> RemoteFile:
     """Ask the hub for a file's commit, ETag and size; raises `DownloadError`."""
     url = hf_hub_url(repo, name, revision=revision)
     found = _with_retries(
@@ -90,9 +93,8 @@ def remote_file(repo: str, name: str, revision: str) -> RemoteFile:
         raise _not_a_hub(repo)
     if found.size is not None and found.size < 0:
         raise _not_a_hub(repo)
-    return RemoteFile(
-        name, str(found.commit_hash), str(found.etag), found.size, found.xet_file_data is not None
-    )
+    commit, etag, in_xet = str(found.commit_hash), str(found.etag), found.xet_file_data is not None
+    return RemoteFile(name, commit, etag, found.size, in_xet, pin)
 
 
 def list_files(repo: str, revision: str) -> tuple[str, dict[str, int | None]]:

@@ -45,43 +45,41 @@ class Transfer:
     stop: threading.Event
     """Set when the worker stops."""
 
-    def fetch_all(self, files: Sequence[RemoteFile], pin: str | None = None) -> None:
-        """Download the files that are not here yet; `pin` is the SHA-256 of a single file."""
+    def fetch_all(self, files: Sequence[RemoteFile]) -> None:
+        """Download the files that are not here yet."""
         missing = [
-            file
-            for file in files
-            if not self.cache.find(file.commit, file.name, pin or file.sha256)
+            file for file in files if not self.cache.find(file.commit, file.name, file.sha256)
         ]
         for file in missing:
             # If the hub's own hash contradicts the pin, the download is pointless.
-            if pin is not None and len(file.etag) == len(pin) and file.etag != pin:
-                raise self._checksum_error(file, pin)
+            if file.pin and len(file.etag) == len(file.pin) and file.etag != file.pin:
+                raise self._checksum_error(file)
         self._check_disk(missing)
         total_bytes = sum(file.size_bytes or 0 for file in missing)
-        counter = _Counter(self.cache.repo, total_bytes, self.on_progress, self.stop)
+        counter = _Counter(self, total_bytes)
         for file in missing:
             counter.file = file
-            self._fetch(file, pin, counter)
+            self._fetch(file, counter)
             counter.finish(file)
 
-    def _fetch(self, file: RemoteFile, pin: str | None, counter: _Counter) -> None:
+    def _fetch(self, file: RemoteFile, counter: _Counter) -> None:
         locks = self.cache.hub_dir / ".locks" / self.cache.folder
         locks.mkdir(parents=True, exist_ok=True)
         with self._locked(locks / f"{file.etag}.resume.lock"):
             # Another worker may have fetched it meanwhile; it would be taken away from it.
-            if not self.cache.find(file.commit, file.name, pin or file.sha256):
-                self._fetch_alone(file, pin, counter)
+            if not self.cache.find(file.commit, file.name, file.sha256):
+                self._fetch_alone(file, counter)
 
-    def _fetch_alone(self, file: RemoteFile, pin: str | None, counter: _Counter) -> None:
+    def _fetch_alone(self, file: RemoteFile, counter: _Counter) -> None:
         path = self.cache.snapshot(file.commit) / file.name
         if path.exists():
             self.cache.discard(path)  # It is not intact, or it would not be fetched.
         blob = self.cache.root / "blobs" / file.etag
-        if blob.exists() and not content_matches(blob, file.etag, pin, self.cache.cache_dir):
+        if blob.exists() and not content_matches(blob, file.etag, file.pin, self.cache.cache_dir):
             blob.unlink()  # of another commit, and damaged since
         # The library writes in chunks of this size, so a smaller file leaves nothing to resume.
         if not _by_xet(file) and (file.size_bytes or 0) > constants.DOWNLOAD_CHUNK_SIZE:
-            self._fetch_resumable(file, pin, counter)
+            self._fetch_resumable(file, counter)
         with translated_errors(self.cache.repo, file.name):
             hf_hub_download(
                 self.cache.repo,
@@ -92,11 +90,11 @@ class Transfer:
                 tqdm_class=_progress_bar(counter),
             )
         self.on_progress(Progress("verify", counter.percent))
-        if not self.cache.is_intact(path, pin or file.sha256):
+        if not self.cache.is_intact(path, file.sha256):
             self.cache.discard(path)
-            raise self._checksum_error(file, pin)
+            raise self._checksum_error(file)
 
-    def _fetch_resumable(self, file: RemoteFile, pin: str | None, counter: _Counter) -> None:
+    def _fetch_resumable(self, file: RemoteFile, counter: _Counter) -> None:
         """Make the file's blob, to which `hf_hub_download` then only links."""
         blob = self.cache.root / "blobs" / file.etag
         partial = blob.with_name(f"{blob.name}.incomplete")
@@ -106,11 +104,11 @@ class Transfer:
         # A partial file may not be the beginning of this file: then once more, from the start.
         for _ in range(2 if _size_of(partial) else 1):
             self._append(file, partial, counter)
-            if content_matches(partial, file.etag, pin):
+            if content_matches(partial, file.etag, file.pin):
                 os.replace(partial, blob)
                 return
             partial.unlink()
-        raise self._checksum_error(file, pin)
+        raise self._checksum_error(file)
 
     def _append(self, file: RemoteFile, partial: Path, counter: _Counter) -> None:
         """Continue `partial` up to the file's full length."""
@@ -171,13 +169,14 @@ class Transfer:
         finally:
             lock.release()
 
-    def _checksum_error(self, file: RemoteFile, pin: str | None) -> DownloadError:
+    def _checksum_error(self, file: RemoteFile) -> DownloadError:
+        expected = file.pin or file.etag
         return DownloadError(
-            f"{file.name!r} of {self.cache.repo!r} does not have the expected hash "
-            f"{pin or file.etag}; the file was changed, or damaged on its way.",
+            f"{file.name!r} of {self.cache.repo!r} does not have the expected hash {expected}; "
+            "the file was changed, or damaged on its way.",
             reason="checksum",
             repo=self.cache.repo,
-            expected=pin or file.etag,
+            expected=expected,
         )
 
 
@@ -188,10 +187,8 @@ class _Counter:
     It ends a transfer that brings more bytes than the hub announced, before they are stored.
     """
 
-    repo: str
+    transfer: Transfer
     total_bytes: int
-    on_progress: OnProgress
-    stop: threading.Event
     file: RemoteFile | None = None
     finished_bytes: int = 0
     file_bytes: int = 0
@@ -206,28 +203,29 @@ class _Counter:
 
     def add(self, n_bytes: int) -> None:
         """Count bytes of a transfer; ends the transfer by an exception when the worker stops."""
-        if self.stop.is_set():
+        if self.transfer.stop.is_set():
             raise Stopped
         self.file_bytes += n_bytes
         self.fresh_bytes += n_bytes
         file = self.file
         if file and file.size_bytes and self.file_bytes > file.size_bytes and not _by_xet(file):
+            repo = self.transfer.cache.repo
             raise DownloadError(
-                f"{file.name!r} of {self.repo!r} is longer than the {file.size_bytes} bytes that "
+                f"{file.name!r} of {repo!r} is longer than the {file.size_bytes} bytes that "
                 "the hub announced; the file was changed, or damaged on its way.",
                 reason="checksum",
-                repo=self.repo,
+                repo=repo,
             )
         now = time.monotonic()
         if now - self.reported >= REPORT_INTERVAL_SECONDS:
             self.reported = now
             rate = self.fresh_bytes / max(now - self.started, 1e-3)
-            self.on_progress(Progress("download", self.percent, round(rate, 1)))
+            self.transfer.on_progress(Progress("download", self.percent, round(rate, 1)))
 
     def finish(self, file: RemoteFile) -> None:
         self.finished_bytes += file.size_bytes or self.file_bytes
         self.file_bytes = 0
-        self.on_progress(Progress("download", self.percent))
+        self.transfer.on_progress(Progress("download", self.percent))
 
 
 def _progress_bar(counter: _Counter) -> Any:
