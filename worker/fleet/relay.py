@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from starlette.types import Send
 
@@ -39,7 +39,7 @@ _OWN_HEADERS: Headers = [
 
 @dataclass(slots=True, eq=False)
 class Ask:
-    """A client's request, with the fields that routing reads from it and its state on the way."""
+    """A client's request, with the fields that routing reads from it and where it is on its way."""
 
     method: str
     streams: Mapping[str, StreamForm]
@@ -70,8 +70,6 @@ class Ask:
     """The code of a worker's error that is given on instead of an answer."""
     has_ended: bool = False
     """Whether the end of its answer is on its way to the client, who may send its job's id anew."""
-    tried: set[str] = field(default_factory=set)
-    n_losses: int = 0
 
 
 class Relay:
@@ -87,6 +85,8 @@ class Relay:
         """`begin` makes the head of a status and headers."""
         self._ask, self._table, self._send, self._head_of = ask, table, send, begin
         self._has_begun = False
+        self._tried: set[str] = set()
+        self._n_losses = 0
         self._tail: Tail | None = None
         self._refused: tuple[Exchange, Worker] | None = None
         """A full or failed worker's answer, which the client gets if no other answers."""
@@ -99,7 +99,7 @@ class Relay:
         """Raises the `WorkerError` of a request that failed before any part of its answer."""
         try:
             while (worker := await self._next_worker()) is not None:
-                self._ask.tried.add(worker.id)
+                self._tried.add(worker.id)
                 if await self._try(worker):
                     return
             if (refused := self._refused or self._away) is None:
@@ -115,14 +115,14 @@ class Relay:
 
     async def _next_worker(self) -> Worker | None:
         ask = self._ask
-        if ask.n_losses >= MAX_LOSSES:
-            raise EngineCrashed(f"{ask.n_losses} workers were lost while they had this request")
+        if self._n_losses >= MAX_LOSSES:
+            raise EngineCrashed(f"{self._n_losses} workers were lost while they had this request")
         while True:
             if ask.cancelled:
                 raise Cancelled("the job was cancelled before a worker had it")
             if ask.only is not None:
-                return None if ask.tried else ask.only
-            worker = self._table.choose(ask.group, ask.key, ask.tried)
+                return None if self._tried else ask.only
+            worker = self._table.choose(ask.group, ask.key, self._tried)
             if worker is not None or self._refused is not None:
                 return worker
             # All there are were lost, or are away: a replacement should appear soon.
@@ -132,7 +132,7 @@ class Relay:
                 return None
             ask.check_deadline()
             await asyncio.sleep(AVOIDED_SECONDS / 10)
-            ask.tried &= {each.id for each in self._table.workers(ask.group) if not each.is_well}
+            self._tried &= {each.id for each in self._table.workers(ask.group) if not each.is_well}
 
     async def _try(self, worker: Worker) -> bool:
         """Send the request to this worker; returns whether the client has its answer now."""
@@ -151,7 +151,7 @@ class Relay:
                     worker.aborts.discard(exchange.abort)
         except (NotReached, Lost) as error:
             worker.avoid()
-            ask.n_losses += isinstance(error, Lost)
+            self._n_losses += isinstance(error, Lost)
             return False
         finally:
             ask.worker = None
@@ -172,8 +172,8 @@ class Relay:
                 self._away = exchange, worker
                 worker.avoid()
             return False
-        if exchange.status == 500 and self._ask.n_losses == 0 and self._ask.method == "POST":
-            self._ask.n_losses += 1
+        if exchange.status == 500 and self._n_losses == 0 and self._ask.method == "POST":
+            self._n_losses += 1
             self._refused = exchange, worker
             return False
         await self._answer(exchange, worker)

@@ -31,14 +31,10 @@ def _column(sources: Sequence[Array], _d: Dims) -> Array:
     return sources[0].reshape(-1, 1)
 
 
-def _by_group(sources: Sequence[Array], d: Dims) -> Array:
-    return sources[0].reshape(d.more["groups"], -1)
-
-
 _MAKES: Mapping[str, Make] = {
     "ssm_a": lambda sources, d: decay([_column(sources, d)], d),
     "ssm_d": _column,
-    "ssm_norm": _by_group,
+    "ssm_norm": lambda sources, d: sources[0].reshape(d.more["groups"], -1),
 }
 
 
@@ -66,12 +62,11 @@ def _check_granite(config: Config, d: Dims) -> None:
         raise ModelError(f"{config.name}: llama.cpp's granitehybrid has mamba_expand 2 only")
 
 
-def _rotates(config: Config, _d: Dims) -> bool:
-    return config.values.get("position_embedding_type") == "rope"
-
-
 _GRANITE_4: Mapping[str, Setting] = {
-    Keys.Rope.SCALING_FINETUNED: _rotates  # llama.cpp's switch of all rotation.
+    # llama.cpp's switch of all rotation.
+    Keys.Rope.SCALING_FINETUNED: lambda config, d: (
+        config.values.get("position_embedding_type") == "rope"
+    ),
 }
 _POSITIONS = ("nope", "rope")
 
