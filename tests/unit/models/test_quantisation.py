@@ -14,7 +14,7 @@ from tests.support.hub_server import COMMIT, Hub, Repo
 from worker.errors import ModelError
 from worker.models.hub.quantisation import SHARE, fitting, models_in, of_one_model
 
-LABELS = ("Q2_K", "IQ3_XS", "Q4_K_M", "UD-Q4_K_XL", "Q5_K_S", "Q6_K", "Q8_0", "F16", "BF16")
+LABELS = "TQ1_0 Q2_K IQ3_XS MXFP4_MOE NVFP4 Q4_K_M UD-Q4_K_XL Q5_K_S Q6_K Q8_0 F16 BF16".split()
 GIB = 1 << 30
 
 
@@ -36,6 +36,7 @@ def test_the_largest_that_leaves_room_is_taken(sizes: dict[str, int], room: int)
     [
         {"a-7B-Q4_K_M.gguf": 1, "a-1B-Q4_K_M.gguf": 1},  # two models
         {"a-Q4_K_M.gguf": 1, "notes.gguf": 1},
+        {"a-Q4_K_M.gguf": 1, "a-Q8_0-imatrix.gguf": 1},  # a model, whatever else its name tells
         {"a-Q4_K_M.gguf": None, "a-Q8_0.gguf": 2},  # the hub tells no sizes
         {"a-Q4_K_M-00001-of-00002.gguf": 1, "a-Q8_0.gguf": 2},  # a part is missing
     ],
@@ -62,9 +63,9 @@ def test_parts_count_together_and_projectors_not_at_all() -> None:
 def test_the_choice_is_downloaded_and_told(
     hub: Hub, tmp_path: Path, gguf_bytes: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    hub.repos["o/m"] = Repo(
-        {"m-Q4_0.gguf": gguf_bytes, "m-Q8_0.gguf": gguf_bytes + bytes(4096), "README.md": b""}
-    )
+    others = {"README.md": b"", "m-imatrix.gguf": b"GGUF"}  # as llama-imatrix writes it
+    weights = {"m-Q4_0.gguf": gguf_bytes, "m-Q8_0.gguf": gguf_bytes + bytes(4096)}
+    hub.repos["o/m"] = Repo({**weights, **others})
 
     def chosen(room: int) -> str:
         return fetch("hf:o/m", tmp_path, room=lambda: room)[0].path.name

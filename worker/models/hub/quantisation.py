@@ -16,9 +16,11 @@ from worker.models.reference import is_projector
 
 SHARE = 0.5
 _LABEL = re.compile(
-    r"(?P<model>.+?)[-._](?P<label>(?:UD-)?(?:[IT]?Q\d\w*|MXFP4\w*|B?F16|FP?32|FP16))"
+    r"(?P<model>.+?)[-._](?P<label>(?:UD-)?(?:[IT]?Q\d\w*|(?:MX|NV)FP4\w*|B?F16|FP?32|FP16))"
 )
 _UNQUANTISED = {"F16", "BF16", "FP16", "F32", "FP32"}
+_MATRIX = re.compile(r"(?!.*[-._][IT]?Q\d)(.*[-._])?IMATRIX")
+"""An importance matrix, by which the quantisations were made."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -37,13 +39,15 @@ class Quantisation:
 
 
 def models_in(files: Mapping[str, int | None]) -> list[Quantisation]:
-    """All of a repository, by name. A projector is no model, nor is a further part."""
+    """All of a repository, by name. A projector is no model, nor is a further part, or a matrix."""
     found = []
     for name in sorted(files):
         parts = split_names(name)
         if parts[0] != name or not name.endswith(".gguf") or is_projector(name):
             continue
         stem = _PART.sub("", name.rpartition("/")[2].removesuffix(".gguf")).upper()
+        if _MATRIX.fullmatch(stem):
+            continue
         match = _LABEL.fullmatch(stem)
         model, label = match.group("model", "label") if match else (stem, "")
         sizes = [files.get(part) or 0 for part in parts]
