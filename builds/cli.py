@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     unpacked = commands.add_parser(
         "sdist", parents=[given], help="print the folder of the verified, unpacked sources"
     )
-    unpacked.set_defaults(run=_sdist)
+    unpacked.set_defaults(run=lambda options: print(sdist.unpacked(pinned.pins(), options.sdist)))
 
     tried = commands.add_parser("smoke", help="try a wheel in a fresh venv; prints JSON")
     tried.set_defaults(run=_smoke)
@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     image.add_argument("--extra", action="append", default=[], help="an option for the tool itself")
 
     lock = commands.add_parser("lock", help="write the versions and hashes of all packages down")
-    lock.set_defaults(run=_lock)
+    lock.set_defaults(run=lambda options: locks.write(options.upgrade))
     lock.add_argument("--upgrade", action="store_true", help="let the newest versions in")
 
     listed = commands.add_parser("sbom", help="what a venv and this system hold, as CycloneDX JSON")
@@ -81,7 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     listed.add_argument("venv", type=Path)
 
     placed = commands.add_parser("install", help="a new venv with built wheels and the worker")
-    placed.set_defaults(run=_install)
+    placed.set_defaults(run=lambda options: environment.install(options.venv, options.wheel))
     placed.add_argument("venv", type=Path)
     placed.add_argument("wheel", type=Path, nargs="+", help="llama.cpp's, and the chat page's")
 
@@ -125,10 +125,6 @@ def _ui(options: argparse.Namespace) -> None:
     print(wheels.export(wheel, options.out) if options.out else wheel)
 
 
-def _sdist(options: argparse.Namespace) -> None:
-    print(sdist.unpacked(pinned.pins(), options.sdist))
-
-
 def _smoke(options: argparse.Namespace) -> None:
     print(json.dumps(smoke.smoke(options.wheel, options.model), indent=2))
 
@@ -148,16 +144,8 @@ def _image(options: argparse.Namespace) -> None:
     print(built)
 
 
-def _lock(options: argparse.Namespace) -> None:
-    locks.write(options.upgrade)
-
-
 def _sbom(options: argparse.Namespace) -> None:
     print(json.dumps(sbom.document(options.venv), indent=1))
-
-
-def _install(options: argparse.Namespace) -> None:
-    environment.install(options.venv, options.wheel)
 
 
 def _setup(options: argparse.Namespace) -> None:

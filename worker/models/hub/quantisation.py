@@ -1,8 +1,8 @@
 """Which GGUF of a repository that holds one model in several quantisations.
 
 The one that is named, or else the largest whose weights fill at most half of the memory: the rest
-is for the KV cache, and for what else runs there. Unquantised ones are taken by name alone, as a
-conversion has Q8_0 unless another type is asked for.
+is for the KV cache, and for what else runs there. What has more bits than Q8_0 is taken by name
+alone, as a conversion has Q8_0 unless another type is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARE = 0.5
 _LABEL = re.compile(
     r"(?P<model>.+?)[-._](?P<label>(?:UD-)?(?:[IT]?Q\d\w*|(?:MX|NV)FP4\w*|B?F16|FP?32|FP16))"
 )
-_UNQUANTISED = {"F16", "BF16", "FP16", "F32", "FP32"}
+_BEYOND_Q8_0 = {"F16", "BF16", "FP16", "F32", "FP32", "UD-Q8_K_XL"}
 _MATRIX = re.compile(r"(?!.*[-._][IT]?Q\d)(.*[-._])?IMATRIX")
 """An importance matrix, by which the quantisations were made."""
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
@@ -73,6 +73,6 @@ def fitting(found: list[Quantisation], room_bytes: int) -> Quantisation | None:
     fits = [
         each
         for each in found
-        if each.label not in _UNQUANTISED and each.size_bytes <= SHARE * room_bytes
+        if each.label not in _BEYOND_Q8_0 and each.size_bytes <= SHARE * room_bytes
     ]
     return fits[-1] if fits else None
