@@ -14,9 +14,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.held import holding
 from tests.support.scripted_api import ScriptedFactory, story
-from tests.support.worker import PATIENCE_S, WorkerProcess
+from tests.support.worker import PATIENCE_S
 
 CURL = shutil.which("curl")
 pytestmark = pytest.mark.skipif(CURL is None, reason="curl is not installed")
@@ -56,15 +55,3 @@ def test_each_event_is_there_when_it_happens(
                 output += os.read(process.stdout.fileno(), 65536)
             assert told == [kind.encode() for kind in kinds[:n_events]]
     assert process.returncode == 0
-
-
-def test_a_curl_that_is_stopped_frees_its_sequence(worker: WorkerProcess) -> None:
-    cancelled = 'worker_requests_total{outcome="cancelled"}'
-    before = worker.metric(cancelled)
-    body = {"job_id": "curl-2", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
-    with holding(worker.hold), curl(f"{worker.base_url}/execute", body) as process:
-        assert process.stdout and os.read(process.stdout.fileno(), 1)
-        process.terminate()
-        worker.wait_idle()
-    assert worker.metric(cancelled) == before + 1
-    worker.wait_for_free_cells()

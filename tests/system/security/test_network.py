@@ -5,15 +5,12 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import psutil
 import pytest
 
 from tests.conftest import StartWorker
-from tests.process.api.test_crowd import health_times, p99
-from tests.support import clock
 from tests.support.scripted_api import ScriptedFactory, scripted
 from tests.support.worker import WorkerProcess, computed_s
 
@@ -131,26 +128,6 @@ def test_hosts_are_given_once(worker: WorkerProcess, head: bytes, status: bytes)
         assert answer_of(client).split(b" ")[1] == status
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * (1 << 20),
-        b"GET /" + b"a" * (1 << 20) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 200_000,
-    ],
-    ids=["one header", "the path", "many headers"],
-)
-def test_an_endless_head_is_cut(worker: WorkerProcess, head: bytes) -> None:
-    with connected(worker) as client:
-        try:
-            client.sendall(head)
-        except ConnectionError:
-            return
-        answered = answer_of(client)
-        assert answered == b"" or answered.split(b" ")[1] in (b"431", b"404", b"400")
-    assert is_healthy(worker)
-
-
 @pytest.fixture(scope="module")
 def flooded(share_worker: StartWorker) -> WorkerProcess:
     """A worker for the floods alone: its memory is measured from its start."""
@@ -199,34 +176,6 @@ def test_what_frames_a_body_is_bounded(worker: WorkerProcess, begin: bytes) -> N
     assert is_healthy(worker)
 
 
-def test_bodies_in_chunks_of_a_byte_hold_up_nobody(worker: WorkerProcess) -> None:
-    """One made `/health` take 2.7 s and the process 275 MiB larger."""
-    content = b'{"content":"' + b"a" * 300_000 + b'"}'
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in content)
-    closing = CHUNKED.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-    process = psutil.Process(worker.pid)
-    before = process.memory_info().rss
-
-    def upload(_: int) -> bytes:
-        with connected(worker, closing) as client:
-            client.sendall(chunks + b"0\r\n\r\n")
-            return answer_of(client)
-
-    def late_ms() -> float:
-        """How much later `/health` answers than a control that asks nobody."""
-        with health_times(worker) as times, ThreadPoolExecutor() as pool:
-            answers = list(pool.map(upload, range(8)))
-        assert all(answer.startswith(b"HTTP/1.1 200") for answer in answers)
-        told = ", ".join(f"{name} p99 {p99(found):.1f} ms" for name, found in times.items())
-        print(told)
-        return p99(times["health"]) - p99(times["control"])
-
-    clock.soon(lambda: [late_ms() / 1000], 0.1)
-    growth = process.memory_info().rss - before
-    print(f"{growth / 2**20:+.1f} MiB")
-    assert growth < 50 * 2**20
-
-
 def test_uploads_that_stop_before_their_end_keep_no_small_body_out(
     flooded: WorkerProcess, flood: list[socket.socket]
 ) -> None:
@@ -240,19 +189,6 @@ def test_uploads_that_stop_before_their_end_keep_no_small_body_out(
             pass  # the one that is too many is refused before it has sent all
     assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
     assert flooded.post("/cancel", {"job_id": "never"}).status_code == 404
-
-
-@pytest.mark.parametrize(
-    "sent", [b"", HEAD + b"Content-Length: 10\r\n\r\n"], ids=["nothing", "no body"]
-)
-def test_connections_that_owe_the_rest_make_room(
-    flooded: WorkerProcess, flood: list[socket.socket], sent: bytes
-) -> None:
-    for _ in range(2500):
-        flood.append(connected(flooded, sent))
-    assert is_healthy(flooded)
-    assert len(psutil.Process(flooded.pid).net_connections()) < 2200
-    assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
 
 
 @pytest.mark.long

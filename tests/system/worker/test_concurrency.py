@@ -8,8 +8,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import httpx
-
 from tests.support import clock, sse
 from tests.support.worker import WorkerProcess, new_job_id, until
 
@@ -80,23 +78,3 @@ def hold(worker: WorkerProcess, stop: threading.Event) -> None:
             for _ in response.iter_raw():
                 if stop.is_set():
                     break
-
-
-def time_of_health(client: httpx.Client) -> float:
-    before = time.monotonic()
-    assert client.get("/health").status_code == 200
-    return time.monotonic() - before
-
-
-def test_health_answers_fast_while_the_engine_works(worker: WorkerProcess) -> None:
-    stop = threading.Event()
-    holders = [threading.Thread(target=hold, args=(worker, stop)) for _ in range(8)]
-    for holder in holders:
-        holder.start()
-    try:
-        with worker.client() as client:
-            clock.soon(lambda: [time_of_health(client) for _ in range(50)], 0.15)
-    finally:
-        stop.set()
-        for holder in holders:
-            holder.join(120)

@@ -16,7 +16,6 @@ CASES = json.loads((Path(__file__).parents[2] / "data" / "expected_greedy.json")
 ]
 CLEAR_MARGIN = 0.05
 """Between the two best logits; below it, rounding may choose the other token."""
-HEDGEHOG = "\N{HEDGEHOG}"
 
 
 def case_name(case: dict[str, Any]) -> str:
@@ -51,15 +50,6 @@ def test_greedy_text_is_the_reference(exact: WorkerProcess, case: dict[str, Any]
     if "messages" in case:
         rendered = exact.post("/apply-template", {"messages": case["messages"]}).json()
         assert rendered["prompt"] == prompt
-
-
-def test_an_emoji_arrives_whole(worker: WorkerProcess) -> None:
-    case = case_about("hedgehog")
-    stream = worker.execute(case["rendered"], temperature=0)
-    assert len([e for e in stream.named("token") if HEDGEHOG in e["t"]]) == 1
-    assert "\N{REPLACEMENT CHARACTER}" not in stream.text
-    assert stream.text == case["text"]
-    assert stream.ids == case["token_ids"], "the tokens that held parts of it are reported too"
 
 
 def test_every_way_to_stop_is_reached(worker: WorkerProcess) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from tests.support import clock
 from tests.support.devices.fixtures import SHAPES, Given, MakeConfig
 from tests.support.devices.loads import loaded, planned
 from tests.support.random_adapters import random_adapter
@@ -21,7 +20,7 @@ from worker.devices.plan.cells import STATES_AHEAD, head_options
 from worker.devices.plan.plan import Plan
 from worker.devices.residency.load_report import parse
 from worker.devices.select import select_device
-from worker.errors import ConfigError, InsufficientVram
+from worker.errors import ConfigError
 from worker.llama import library
 from worker.llama.batch import Batch
 from worker.llama.context import Context
@@ -188,14 +187,6 @@ def test_planning_reads_no_weights(config: MakeConfig, tmp_path: Any) -> None:
     assert hollow.stat().st_blocks * 512 < source.size_bytes / 2
 
 
-def test_far_too_large_a_context_is_refused_at_once(config: MakeConfig) -> None:
-    given = config("cpu", "tied-q4", slots=256, context_length=2**24, batch=256)
-    with clock.at_most(seconds=10), pytest.raises(InsufficientVram) as caught:
-        planned(given)
-    cells = 256 * 2**24
-    assert caught.value.details["parts"]["kv"] == cells * 6 * 2 * 512 * 2
-
-
 @pytest.mark.parametrize(
     ("chosen", "told"),
     [
@@ -212,14 +203,6 @@ def test_settings_that_the_model_cannot_run_with_are_a_config_error(
     given = config("cpu", "wide-heads", slots=2, flash_attention="off", context_length=256)
     with pytest.raises(ConfigError, match=f"{told}.*--flash-attention off: "):
         planned(given.but(**chosen))
-
-
-def test_a_model_that_pools_has_room_for_the_logits_of_a_whole_text(config: MakeConfig) -> None:
-    given = config("cpu", "wide-heads", context_length=512)
-    header = replace(read_header(given.model_path), pooling="mean")
-    plan = memory.plan(memory.Asked(header, given.settings, (), cpu_budget(1), "model"))
-    shape = SHAPES["wide-heads"]
-    assert plan.parts["output"] == 4 * 512 * (shape.vocabulary + shape.embedding)
 
 
 def test_a_matrix_may_have_several_planes() -> None:
