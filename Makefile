@@ -50,8 +50,8 @@ pytest: export PYTHONDONTWRITEBYTECODE :=
 pytest: setup ## the tests alone, by three processes (TESTS="tests/process/api -k cancel" narrows them)
 	$(VENV)/bin/pytest -n 3 --dist loadfile --no-loadscope-reorder $(TESTS)
 
-fuzz: setup ## 10,000 made-up bodies and schemas against a real worker, templates, damaged GGUF headers against llama.cpp, and 100,000 random frames between the processes
-	$(VENV)/bin/pytest -m long -rP tests/process/api/test_openapi.py tests/process/api/test_schema_attacks.py tests/system/security/test_fuzz.py tests/unit/models/test_gguf_native.py tests/unit/wire/test_wire.py
+fuzz: setup ## 10,000 made-up bodies against a real worker, schemas, templates, damaged GGUF headers against llama.cpp, and 100,000 random frames between the processes
+	$(VENV)/bin/pytest -m long -rP tests/process/api/test_openapi.py tests/system/security/test_fuzz.py tests/unit/api/test_structured.py tests/unit/models/test_gguf_native.py tests/unit/wire/test_wire.py
 
 routers: setup ## routers from PyPI, Prometheus and kubectl before three workers, counted (needs Debian's prometheus)
 	$(VENV)/bin/pytest -m long -rP tests/system/routers

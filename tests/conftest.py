@@ -60,10 +60,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(LONG_TIMEOUT_S))
 
 
-def pytest_collection_finish() -> None:
-    # Modules and tests stay to the end: no collection of garbage need go over them, at 0.3 s each.
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Modules and tests stay to the end: no collection of garbage need go over them, at 0.3 s each,
+    while they come or later."""
+    gc.disable()
+    result = yield
     gc.collect()
     gc.freeze()
+    gc.enable()
+    return result
 
 
 class StartWorker(Protocol):

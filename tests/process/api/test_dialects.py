@@ -41,21 +41,6 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     return [event for event in parse(answer.text.split("\n")) if event]
 
 
-def test_events_of_a_message_come_in_their_order(worker: WorkerProcess) -> None:
-    """The rest of a message is read by Anthropic's own client, in `test_anthropic_client.py`."""
-    parts = [{"type": "text", "text": FRANCE, "cache_control": {"type": "ephemeral"}}]
-    asked = [{"role": "user", "content": parts}]
-    streamed = message(worker, stream=True, messages=asked, metadata={"user_id": "x"})
-    assert "metadata" in streamed.headers["x-ignored-fields"]
-    events = events_of(streamed)
-    assert [events[0]["type"], events[-2]["type"], events[-1]["type"]] == [
-        "message_start",
-        "message_delta",
-        "message_stop",
-    ]
-    assert events[0]["message"]["id"].startswith("msg_")
-
-
 def test_models_are_listed_for_anthropics_clients_and_openais(worker: WorkerProcess) -> None:
     """Both ask at one path, and get one answer."""
     url, key = worker.base_url, "none"
@@ -306,6 +291,7 @@ GROUP = {"type": "namespace", "name": "a", "tools": [EDIT, {"type": "function", 
 BROKEN = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}
 LINES = 'start: "a"\n' + "#" * 15_000
 LONG = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": LINES}}
+BOTH_ENDS = {"add_generation_prompt": True, "continue_final_message": True}
 CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
     ({"messages": user("a " * 2000)}, "messages"),
@@ -329,6 +315,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"logit_bias": {"99999": 1}}, "logit_bias"),
     ({"modalities": ["audio"]}, "modalities[0]"),
+    (BOTH_ENDS, "add_generation_prompt"),
     ({"seed": "5"}, "seed"),
     ({"functions": [{"name": "f"}]}, "functions"),
     (
@@ -409,6 +396,7 @@ LLAMA_SERVERS: list[tuple[str, dict[str, Any], str]] = [
     ("/detokenize", {"tokens": [5, 1024]}, "tokens"),
     ("/detokenize", {"tokens": [2**31 - 1]}, "tokens"),
     ("/apply-template", {}, "messages"),
+    ("/apply-template", {"messages": user("a"), **BOTH_ENDS}, "add_generation_prompt"),
     ("/apply-template", {"messages": user("a"), "tool_choice": "required"}, "tool_choice"),
     ("/tokenize", {"messages": user("a"), "tool_choice": FLY}, "tool_choice"),
     ("/lora-adapters", {"lora": [{"id": 0, "scale": 1}]}, "lora[0].id"),

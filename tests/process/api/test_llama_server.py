@@ -119,11 +119,6 @@ def test_every_dialect_counts_the_token_that_ends_an_answer(worker: WorkerProces
     assert worker.metric("worker_tokens_generated_total") == before + 4 * n_tokens
 
 
-def test_an_unknown_sampler_is_named(worker: WorkerProcess) -> None:
-    refused = worker.post("/completion", {"prompt": PROMPT, "samplers": ["top_k", "mystery"]})
-    assert refused.status_code == 400 and "'mystery', which is no sampler here" in refused.text
-
-
 def test_why_a_completion_ended(worker: WorkerProcess) -> None:
     word = completed(worker, stop=[" upon", ","])
     assert (word["stop_type"], word["stopping_word"]) == ("word", ",")
@@ -239,25 +234,6 @@ def test_of_nothing_there_is_nothing(worker: WorkerProcess) -> None:
     ids: list[Any] = [{}, {"tokens": []}]
     for body in ids:
         assert worker.post("/detokenize", body).json() == {"content": ""}
-
-
-@pytest.mark.parametrize(
-    ("given", "meant"),
-    [
-        ({"temperature": -1}, {"temperature": 0}),
-        ({"top_p": 1.5, "min_p": -1, "temperature": 0}, {"top_p": 1, "min_p": 0}),
-        ({"xtc_probability": -1, "xtc_threshold": 2}, {"xtc_probability": 0, "xtc_threshold": 1}),
-        ({"mirostat": -1, "adaptive_target": 2}, {"mirostat": 0, "adaptive_target": 1}),
-        ({"frequency_penalty": -2.5, "presence_penalty": 3}, {}),
-        ({"n_probs": -1}, {"n_probs": 0}),
-    ],
-)
-def test_a_number_beyond_its_range_is_what_llama_server_takes_it_for(
-    worker: WorkerProcess, given: dict[str, Any], meant: dict[str, Any]
-) -> None:
-    body = {"prompt": PROMPT, "n_predict": 2} | given
-    settings = worker.post("/completion", body).json()["generation_settings"]
-    assert {name: settings[name] for name in given} == given | meant
 
 
 def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
@@ -385,14 +361,6 @@ def test_the_first_token_comes_with_the_prompt_and_is_in_no_pace(worker: WorkerP
     assert two["predicted_per_second"] == pytest.approx(1000 / two["predicted_ms"], rel=0.01)
     assert (one["predicted_per_token_ms"], one["predicted_per_second"]) == (0, 0)
     assert one["predicted_ms"] > 0, "clients divide by it"
-
-
-def test_an_answer_cannot_begin_anew_and_go_on(worker: WorkerProcess) -> None:
-    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
-    both = {"messages": messages, "add_generation_prompt": True, "continue_final_message": True}
-    for path in ("/v1/chat/completions", "/apply-template"):
-        answer = worker.post(path, both)
-        assert answer.status_code == 400 and "add_generation_prompt" in answer.text
 
 
 def test_a_chat_is_tokenised_as_the_template_writes_it(worker: WorkerProcess) -> None:

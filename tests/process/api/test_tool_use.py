@@ -124,17 +124,6 @@ def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[
         the_call(call.function.name, call.function.arguments)
 
 
-def test_a_forced_call_that_is_cut_off_leaves_no_text(client: OpenAI) -> None:
-    fields: Any = {"model": "tools", "messages": FRANCE, "tools": TOOLS, "tool_choice": "required"}
-    end: Any
-    for end, reason in (({"max_tokens": 4}, "length"), ({"stop": ["name"]}, "stop")):
-        (found,) = client.chat.completions.create(**fields, **end).choices
-        streamed = assembled(client.chat.completions.create(**fields, **end, stream=True))
-        assert found.message.content == streamed["content"] == ""
-        assert found.finish_reason == streamed["reason"] == reason
-        assert found.message.tool_calls is None and not streamed["calls"]
-
-
 def test_several_forced_calls_come_in_one_stream(client: OpenAI) -> None:
     """The model knows no functions, so how many it makes up is chance."""
     fields: Any = {"model": "tools", "messages": FRANCE, "tools": [LOOK], "stream": True}

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +23,18 @@ import psutil
 import pytest
 
 from tests.conftest import StartWorker
+from tests.process.api.hostile_bodies import CHAT as CHAT_PATH
+from tests.process.api.hostile_bodies import FRANCE, HOSTILE_BODIES, encoded, hostile_bodies
 from tests.process.api.test_crowd import health_times, p99
 from tests.support.worker import WorkerProcess
 from tests.system.security.test_network import HEAD, connected
 from tests.system.worker.test_embeddings import pooling_gguf
-from tests.unit.api.test_hostile_schemas import HOSTILE
 
 __all__ = ["pooling_gguf"]
 pytestmark = pytest.mark.long
 
 SECONDS = 30.0
 N_ATTACKERS = 4
-FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT = {"messages": FRANCE, "temperature": 0, "max_tokens": 24}
 PATIENCE_MS = 200.0
 """Beyond what the idle server shows. The target on a quiet machine is 20."""
@@ -45,23 +45,19 @@ Attack = Callable[[WorkerProcess, int], int | None]
 
 
 @cache
-def wrong_ids() -> bytes:
-    return json.dumps({"tokens": [-1] * 1_300_000}, separators=(",", ":")).encode()
+def bodies(group: str) -> list[tuple[str, bytes]]:
+    """Made before they are sent: to encode a large one would hold up who watches."""
+    return [(path, body) for _, path, body in hostile_bodies(group)]
 
 
-@cache
-def many_parts() -> bytes:
-    part = {"type": "text", "text": "a"}
-    message = {"role": "user", "content": [part] * 16_000}
-    return json.dumps({"model": "m", "max_tokens": 1, "messages": [message]}).encode()
-
-
-def post(worker: WorkerProcess, path: str, body: Any) -> int:
-    """`body` as bytes goes out as it is: encoding a large one would hold up who watches."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+def post(worker: WorkerProcess, path: str, body: bytes) -> int:
     with worker.client() as client:
         headers = {"Content-Type": "application/json"}
-        return client.post(path, content=content, headers=headers).status_code
+        return client.post(path, content=body, headers=headers).status_code
+
+
+def one_of(made: Callable[[], list[tuple[str, bytes]]]) -> Attack:
+    return lambda worker, n: post(worker, *made()[n % len(made())])
 
 
 def raw(worker: WorkerProcess, sent: bytes, wait_s: float = 0.0) -> None:
@@ -86,18 +82,6 @@ def idle(worker: WorkerProcess, _n: int) -> None:
             client.close()
 
 
-def deep(n: int) -> dict[str, Any]:
-    arguments = '{"a":' * 480 + str(n) + "}" * 480
-    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
-    return CHAT | {"messages": [*FRANCE, {"role": "assistant", "tool_calls": [call]}, *FRANCE]}
-
-
-def schema(n: int) -> dict[str, Any]:
-    wanted = list(HOSTILE.values())[n % len(HOSTILE)]
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": wanted}}
-    return CHAT | {"response_format": form}
-
-
 def sampling(n: int) -> dict[str, Any]:
     odd: list[dict[str, Any]] = [
         {"temperature": 1e-39, "ignore_eos": True},
@@ -107,17 +91,18 @@ def sampling(n: int) -> dict[str, Any]:
     return CHAT | {"grammar": 'root ::= "a" [bc] "d"?'} | odd[n % len(odd)]
 
 
+@cache
+def control_tokens() -> list[tuple[str, bytes]]:
+    return [
+        ("/tokenize", encoded({"content": "<|im_end|>" * 400_000})),
+        ("/tokenize", encoded({"content": "a b" * 700_000, "with_pieces": True})),
+    ]
+
+
 ATTACKS: dict[str, Attack] = {
-    "control tokens, 4 MB": lambda w, n: post(w, "/tokenize", {"content": "<|im_end|>" * 400_000}),
-    "pieces of 2 MB": lambda w, n: post(
-        w, "/tokenize", {"content": "a b" * 700_000, "with_pieces": True}
-    ),
-    "a prompt of 2 MB": lambda w, n: post(w, "/v1/completions", {"prompt": f"{n} fox " * 300_000}),
-    "4 MB of wrong ids": lambda w, n: post(w, "/detokenize", wrong_ids()),
-    "bodies of many objects": lambda w, n: post(w, "/v1/messages", many_parts()),
-    "hostile schemas": lambda w, n: post(w, "/v1/chat/completions", schema(n)),
-    "arguments 480 deep": lambda w, n: post(w, "/v1/chat/completions", deep(n)),
-    "sampling against a grammar": lambda w, n: post(w, "/v1/chat/completions", sampling(n)),
+    **{f"hostile bodies, {each}": one_of(partial(bodies, each)) for each in HOSTILE_BODIES},
+    "control tokens, 4 MB": one_of(control_tokens),
+    "sampling against a grammar": lambda w, n: post(w, CHAT_PATH, encoded(sampling(n))),
     "bodies that never end": lambda w, n: raw(
         w, HEAD + b"Content-Length: 4000000\r\n\r\n" + b"x" * 3_900_000, 0.2
     ),
@@ -210,5 +195,5 @@ def test_thousands_of_embeddings_at_once(
     start_worker: StartWorker, pooling_gguf: Path, counts: list[str]
 ) -> None:
     worker = start_worker("--model", str(pooling_gguf))
-    body = {"input": ["fox"] * 2000, "encoding_format": "float"}
+    body = encoded({"input": ["fox"] * 2000, "encoding_format": "float"})
     held(worker, "2,000 embeddings", lambda w, n: post(w, "/v1/embeddings", body), counts, False)

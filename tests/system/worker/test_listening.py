@@ -121,19 +121,14 @@ def test_a_name_is_listened_on_at_each_address_that_this_machine_has(
         ("127.0.0.1", "localhost", False),
     ],
 )
-def test_an_address_that_only_this_machine_knows_is_warned_of(
+def test_an_address_that_only_this_machine_knows_and_unread_variables_are_warned_of(
     start_worker: StartWorker, host: str, manager: str, is_told: bool
 ) -> None:
-    url = f"http://{manager}:9/heartbeat"
-    worker = start_worker("--host", host, "--heartbeat-url", url, wait_ready=False)
+    flags = ("--host", host, "--heartbeat-url", f"http://{manager}:9/heartbeat")
+    given = {"LLAMA_ARG_CTX_SIZE": "64", "LLAMA_API_KEY": "sk-secret", "LLAMA_TRACE": "1"}
+    worker = start_worker(*flags, env=given, wait_ready=False)
     assert worker.stop() == 0
     assert bool(worker.logs("worker.unreachable_uri")) == is_told
-
-
-def test_variables_of_llama_server_are_warned_of(start_worker: StartWorker) -> None:
-    given = {"LLAMA_ARG_CTX_SIZE": "64", "LLAMA_API_KEY": "sk-secret", "LLAMA_TRACE": "1"}
-    worker = start_worker(env=given, wait_ready=False)
-    assert worker.stop() == 0
     [warning] = worker.logs("worker.variables_unread")
     assert warning["message"].startswith("LLAMA_API_KEY, LLAMA_ARG_CTX_SIZE: llama-server's")
     assert "sk-secret" not in str(warning)

@@ -118,6 +118,24 @@ def test_a_number_beyond_its_range_is_refused_by_name(dialect: Dialect) -> None:
                 assert known.name in next(iter(dialect.faults(**{known.name: wrong})))
 
 
+@pytest.mark.parametrize(
+    ("given_numbers", "meant"),
+    [
+        ({"temperature": -1}, {"temperature": 0}),
+        ({"top_p": 1.5, "min_p": -1, "temperature": 0}, {"top_p": 1, "min_p": 0}),
+        ({"xtc_probability": -1, "xtc_threshold": 2}, {"xtc_probability": 0, "xtc_threshold": 1}),
+        ({"mirostat": -1, "adaptive_target": 2}, {"mirostat": 0, "adaptive_target": 1}),
+        ({"frequency_penalty": -2.5, "presence_penalty": 3}, {}),
+    ],
+)
+def test_a_number_beyond_its_range_is_what_llama_server_takes_it_for(
+    given_numbers: dict[str, Any], meant: dict[str, Any]
+) -> None:
+    sampling = OPEN[4].sampling(**given_numbers)
+    for name, value in (given_numbers | meant).items():
+        assert getattr(sampling, name) == value
+
+
 @open_ones
 def test_a_number_below_what_it_can_be_is_off_as_clients_mean_it(dialect: Dialect) -> None:
     below = [known for known in NUMBERS if known.range[0] < known.low]
@@ -223,6 +241,7 @@ def test_so_many_log_probabilities_are_no_answer() -> None:
     server = OPEN[4]
     assert server.sampling(n_predict=8, n_probs=100_000).logprobs == 100_000
     assert server.sampling(n_predict=100_000, n_probs=20).logprobs == 20
+    assert server.sampling(n_probs=-1).logprobs is None
     with pytest.raises(InvalidRequest, match="n_probs must be at most 1024 for 1024 tokens"):
         server.sampling(n_predict=1024, n_probs=1025)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Enum
@@ -145,6 +146,31 @@ def without(schema: Any, paths: tuple[str, ...], path: str = "s") -> Any:
     return kept
 
 
+ANY_VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 5) | st.sampled_from(["a", "#", "object", "^"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.just("a"), inner, max_size=1),
+    max_leaves=3,
+)
+KEYWORDS = st.sampled_from(
+    "type enum const anyOf oneOf allOf not if $ref $defs properties required items prefixItems "
+    "additionalProperties patternProperties minLength pattern format minimum multipleOf "
+    "maxItems uniqueItems nullable propertyNames".split()
+)
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> Any:
+    """A schema with a keyword somewhere that has a value of any kind."""
+    schema = deepcopy(draw(SCHEMAS))
+    place = schema
+    while isinstance(place, dict) and place and draw(st.booleans()):
+        name = draw(st.sampled_from(sorted(place)))
+        place = place[name][0] if isinstance(place[name], list) and place[name] else place[name]
+    if isinstance(place, dict):
+        place[draw(KEYWORDS)] = draw(ANY_VALUE)
+    return schema
+
+
 def check_a_schema(schema: Any, seed: int) -> None:
     """Walk through a schema's answers: each is valid under what was promised."""
     try:
@@ -167,6 +193,20 @@ def check_a_schema(schema: Any, seed: int) -> None:
 @example(schema={"type": "integer", "multipleOf": 7, "minimum": -0.5}, seed=1)
 def test_every_forced_output_is_valid(schema: Any, seed: int) -> None:
     check_a_schema(schema, seed)
+
+
+@pytest.mark.parametrize("n_cases", [150, pytest.param(10_000, marks=pytest.mark.long)])
+def test_a_damaged_schema_is_followed_or_refused_by_its_field(n_cases: int) -> None:
+    @settings(max_examples=n_cases, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(schema=damaged(), seed=st.integers(0, 99))
+    def check(schema: Any, seed: int) -> None:
+        try:
+            answer(constrain(JsonSchema(schema, "s")).constraint.grammar, seed, max_bytes=60)
+        except InvalidRequest as error:
+            faults = error.details.get("errors", [error.details])
+            assert all(fault["field"].startswith("s") for fault in faults)
+
+    check()
 
 
 # --- as clients write them -------------------------------------------------------------------
