@@ -220,6 +220,17 @@ def test_the_progress_of_a_prompt_only_grows_across_engines() -> None:
     assert job.continued([Started(1, 0), *told]) == told[-1:]
 
 
+def test_what_a_sampler_has_learned_goes_to_the_next_engine_with_the_tokens() -> None:
+    job = Job(1, request("say x"), Metrics("w"), lambda job, error: None)
+    job.accept(Accepted(1, 9))
+    tokens = [Token(1, "ab"[n], (5 + n,), learned=(0.5 + n,)) for n in (0, 1)]
+    job.feed([Started(1, 0), *tokens])
+    after_a_crash([job], frozenset({1}), 5, Quarantine(60.0))
+    work = job.submission()
+    assert isinstance(work, InferenceRequest)
+    assert (work.produced, work.learned) == ((5, 6), (1.5,))
+
+
 def test_a_start_that_arrives_late_was_no_wait_in_the_queue() -> None:
     """Its prompt's whole time counted as that where the engine left this process no core."""
     metrics = Metrics("w")

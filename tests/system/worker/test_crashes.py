@@ -112,24 +112,6 @@ def test_a_worker_may_be_told_to_end_streams_with_their_engine(start_worker: Sta
     assert running.stop() == 0
 
 
-SHAPES: tuple[dict[str, Any], ...] = (
-    {"temperature": 0, "deterministic": True},
-    {"temperature": 0.8, "seed": 3},
-    {"temperature": 0, "repetition_penalty": 1.2},
-)
-
-
-def test_what_shapes_an_answer_is_continued_too(start_worker: StartWorker) -> None:
-    running = start_worker("--slots", "1", *survival.EXACT, can_be_held=True)
-    for fields in SHAPES:
-        whole = running.execute("One day", **LONG, **fields)
-        stream = crash_in_mid_stream(running, signal.SIGKILL, "One day", **fields)
-        assert stream.end["engine_restarts"] == 1, fields
-        n_equal = N_TOKENS if "deterministic" in fields else 100
-        assert stream.ids[:n_equal] == whole.ids[:n_equal], fields
-    assert running.stop() == 0
-
-
 def test_logprobs_and_a_schema_are_continued(running: WorkerProcess) -> None:
     n_crashes = len(running.logs("engine.crashed"))
     item = {"type": "string", "minLength": 30}

@@ -151,8 +151,9 @@ def test_llama_cpp_makes_the_output_layer_first_for_the_architectures_that_are_n
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("unified", [False, True])
-@pytest.mark.parametrize("kv_types", [("f16", "f16"), ("q8_0", "iq4_nl")])
+@pytest.mark.parametrize(
+    ("kv_types", "unified"), [(("f16", "f16"), False), (("q8_0", "iq4_nl"), True)]
+)
 def test_a_plan_is_exact_for_each_kind_of_memory(
     kv_types: tuple[str, str], unified: bool, kind: Kind, config: MakeConfig
 ) -> None:

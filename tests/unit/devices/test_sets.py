@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
 
 from tests.support.devices.fixtures import MakeConfig
 from tests.support.devices.loads import loaded, planned
@@ -24,7 +20,7 @@ from worker.devices.residency import live_check
 from worker.errors import ConfigError, InsufficientVram, ResidencyViolation
 from worker.llama.batch import Batch
 from worker.llama.context import Context
-from worker.models.gguf.header import GgufHeader, read_header
+from worker.models.gguf.header import read_header
 
 TOKENS = [3, 14, 15, 92, 65, 35]
 
@@ -134,28 +130,3 @@ def test_more_devices_than_layers_are_refused(tmp_path: Path) -> None:
     header = read_header(write(tmp_path / "m.gguf", Shape(layers=1)))
     with pytest.raises(ConfigError, match="1 layers and an output, which 3 devices cannot share"):
         shared_out(header, (1, 1, 1))
-
-
-@settings(deadline=None)
-@given(some.lists(some.integers(1, 100), min_size=2, max_size=7))
-def test_layers_are_shared_out_by_what_is_available(available: list[int]) -> None:
-    header = deep_header()
-    layers = shared_out(header, available)
-    assert sum(layers) == 25 and min(layers) >= 1
-    sizes = [0] * 25
-    for tensor in header.tensors:
-        block = re.match(r"blk\.(\d+)\.", tensor.name)
-        at = int(block[1]) if block else 0 if tensor.name == "token_embd.weight" else 24
-        sizes[at] += tensor.n_bytes
-    first = 0
-    for bytes_available, n in zip(available, layers, strict=True):
-        held = sum(sizes[first : first + n])
-        first += n
-        fair = sum(sizes) * bytes_available / sum(available)
-        assert n == 1 or held <= fair + max(sizes), "at most a layer more than its part"
-
-
-@cache
-def deep_header() -> GgufHeader:
-    with tempfile.TemporaryDirectory() as folder:
-        return read_header(write(Path(folder) / "deep.gguf", Shape(layers=24)))
