@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import close_session, constants
@@ -101,25 +102,45 @@ def test_neither_an_etag_nor_a_commit_can_name_files_elsewhere(
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
+NO_LISTINGS = [
+    "<html>Please log in",
+    "[]",
+    '{"error": "no"}',
+    '{"id": "o/r", "sha": "1", "siblings": [null]}',
+    '{"id": "o/r", "sha": "1", "siblings": [{"rfilename": 5}]}',
+    '{"id": "o/r", "sha": "1", "siblings": [{"rfilename": "m.gguf", "size": -1}]}',
+]
+NO_WAITS = ["9" * 400, "²", "-1", "soon"]
+
+
 @pytest.mark.parametrize(
-    "listing",
+    ("answers", "reason", "words"),
     [
-        "<html>Please log in",
-        "[]",
-        '{"error": "no"}',
-        '{"id": "o/r", "sha": "1", "siblings": [null]}',
-        '{"id": "o/r", "sha": "1", "siblings": [{"rfilename": 5}]}',
-        '{"id": "o/r", "sha": "1", "siblings": [{"rfilename": "m.gguf", "size": -1}]}',
+        *(({"listing": each.encode()}, "network", "check HF_ENDPOINT") for each in NO_LISTINGS),
+        ({"fail_with": (200, {})}, "network", "HF_ENDPOINT"),
+        ({"size": "-5"}, "network", "check HF_ENDPOINT"),
+        *(
+            ({"fail_with": (429, {"Retry-After": each})}, "rate_limited", "try again later")
+            for each in NO_WAITS
+        ),
     ],
 )
-def test_what_is_no_listing_is_told_so(
-    hub: Hub, tmp_path: Path, listing: str, monkeypatch: pytest.MonkeyPatch
+def test_what_no_hub_says_is_told_so(
+    hub: Hub,
+    tmp_path: Path,
+    gguf_bytes: bytes,
+    answers: dict[str, Any],
+    reason: str,
+    words: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(remote, "ATTEMPTS", 1)
-    hub.repos["o/r"] = Repo({})
-    hub.listing = listing.encode()
-    error = failure("hf:o/r", tmp_path / "cache")
-    assert error.details["reason"] == "network" and "check HF_ENDPOINT" in error.message
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes + bytes(2048)})
+    for name, value in answers.items():
+        setattr(hub, name, value)
+    error = failure("hf:o/r" if "listing" in answers else "hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == reason and words in error.message
+    assert hub.bodies() == []
 
 
 def test_a_cache_that_cannot_be_written_is_no_fault_of_the_network(
@@ -210,30 +231,6 @@ def test_what_the_environment_says_of_connections_is_told_as_that(
     assert why in error.message and variable in error.message
     assert error.details["reason"] == "network" and "secret" not in error.message
     assert again == got, "what is here needs no connection"
-
-
-def test_a_server_that_is_no_hub(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
-    hub.fail_with = (200, {})
-    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
-    assert error.details["reason"] == "network"
-    assert "HF_ENDPOINT" in error.message
-
-
-@pytest.mark.parametrize("seconds", ["9" * 400, "²", "-1", "soon"])
-def test_a_wait_that_no_hub_can_mean_is_none(
-    hub: Hub, tmp_path: Path, seconds: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote, "ATTEMPTS", 1)
-    hub.fail_with = (429, {"Retry-After": seconds})
-    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
-    assert error.details["reason"] == "rate_limited" and "try again later" in error.message
-
-
-def test_a_size_below_nothing_is_no_hubs(hub: Hub, tmp_path: Path, gguf_bytes: bytes) -> None:
-    hub.repos["o/r"], hub.size = Repo({"m.gguf": gguf_bytes + bytes(2048)}), "-5"
-    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
-    assert error.details["reason"] == "network" and "check HF_ENDPOINT" in error.message
-    assert hub.bodies() == []
 
 
 def test_an_address_that_leads_to_itself_is_told(
