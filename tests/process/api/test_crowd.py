@@ -151,7 +151,7 @@ def frozen(worker: WorkerProcess) -> Iterator[WorkerProcess]:
     worker.thaw_engine()
 
 
-def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for(
+def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for_nor_refused(
     frozen: WorkerProcess,
 ) -> None:
     worker = frozen
@@ -169,10 +169,22 @@ def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for(
     def wait_for(n: int) -> None:
         until(lambda: n_queued() == n, lambda: f"{n_queued()} and not {n}", worker)
 
-    for path, body in asked:
-        with asking(worker.port, path, body):
+    def refused() -> list[str]:
+        lines = worker.get("/metrics").text.splitlines()
+        told = [line for line in lines if line.startswith("worker_requests_rejected_total")]
+        return told + [str(each) for each in worker.get("/status").json()["refusals"]]
+
+    def statuses() -> list[int]:
+        lines = worker.logs("request.answered")
+        return [each["status"] for each in lines if each["correlation_id"] == "leaves"]
+
+    before = refused()
+    for path, body in (*asked, ("/tokenize", {"content": "f"})):
+        with asking(worker.port, path, body, {"X-Correlation-Id": "leaves"}):
             until(lambda: n_queued() > 0, lambda: "it has not come", worker)
         wait_for(0)
+    until(lambda: len(statuses()) == 6, lambda: worker.stderr[-2000:], worker)
+    assert set(statuses()) == {499} and refused() == before
     kept = {"X-Conversation-Id": "kept"}
     with asking(worker.port, "/v1/completions", {**asked[1][1], "max_tokens": 4}, kept):
         wait_for(1)
