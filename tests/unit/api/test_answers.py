@@ -711,6 +711,19 @@ def test_an_answer_in_the_form_of_a_call_is_one_without_its_other_members() -> N
             "<|channel|>commentary to=functions.look json<|message|>*** A\n{b}\n<|call|>",
             "*** A\n{b}\n",
         ),
+        *(
+            (
+                "openai-gpt-oss-120b",
+                f"<|channel|>commentary to=functions.look<|message|>{text}<|call|>",
+                text,
+            )
+            for text in ("{a: b} // c", '{"n": 1}', '"a" + "b"', "{", '{"inputs"')
+        ),
+        (
+            "openai-gpt-oss-120b",
+            '<|channel|>commentary to=functions.look<|message|>{\n  "input": "{\\n"}<|call|>',
+            "{\n",
+        ),
         ("Mistral-Small-3.2-24B-Instruct-2506", "[TOOL_CALLS]look[ARGS]+ a, [b]\n", "+ a, [b]\n"),
         ("Qwen-Qwen3-0.6B", called('"*** A\\n"'), "*** A\n"),
         (

@@ -29,8 +29,9 @@ from worker.api.chat.parse.json_calls import (
 )
 from worker.api.chat.parse.json_values import to_json
 from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTES
-from worker.api.chat.parse.source import BLANK, Source, Steps, marks_of, unwanted
+from worker.api.chat.parse.source import BLANK, Header, Source, Steps, marks_of, unwanted
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
+from worker.api.chat.request import INPUT
 
 
 class _Signs:
@@ -64,6 +65,9 @@ class _Signs:
 
 
 _signs_of = lru_cache(maxsize=32)(_Signs)
+_OBJECT = Header("{")
+_INPUT = Header(f'{{~"{INPUT}"')
+"""Begins arguments; what begins otherwise is a text as it stands, which may be in JSON itself."""
 
 
 class AnswerParser:
@@ -252,10 +256,10 @@ class AnswerParser:
                 return (yield from call.read())
             case "gemma" | "python" | "unescaped" as notation:
                 return (yield from self._whole(notation, form))
-        is_code = form.arguments == "code"
-        if is_code or name in use.texts:
+        is_text = name in use.texts
+        if is_text or form.arguments == "code":
             blanks = yield from source.run_of(BLANK)
-            if (yield from source.peek()) not in ("{" if is_code else '{"'):
+            if (yield from source.look(_INPUT if is_text else _OBJECT)) is None:
                 return (yield from self._unescaped(name, blanks, fields.get("id")))
         return (yield from read_arguments(source, deltas, name, fields.get("id")))
 

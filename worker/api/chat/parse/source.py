@@ -22,6 +22,7 @@ Give = Callable[[str], None]
 """Takes the next part of a text."""
 Grow = Callable[[str], Delta]
 """Makes the delta of the next part of a text."""
+Fit = tuple[dict[str, str], int] | Literal["more"] | None
 
 MAX_FIELD_CHARS = 400
 _MAX_ANY_CHARS = 100
@@ -82,8 +83,8 @@ class Header:
     def texts(self) -> list[str]:
         return [part for part in self.parts if part != "~" and not _is_field(part)]
 
-    def fit(self, text: str, at: int) -> tuple[dict[str, str], int] | Literal["more"] | None:
-        """The fields and the index after the header, if it stands at `at`."""
+    def fit(self, text: str, at: int) -> Fit:
+        """The fields and the index after the header, if it stands at `at`; "more" if it may."""
         fields = dict[str, str]()
         for number, part in enumerate(self.parts):
             if part == "~":
@@ -219,25 +220,20 @@ class Source:
         found = marks.pattern.match(self.text, self.at)
         return found[0] if found is not None else ""
 
-    def fit(self, header: Header) -> Steps[dict[str, str] | None]:
-        """Take a header that stands here; its fields."""
-        while True:
-            found = header.fit(self.text, self.at)
-            if found is None:
-                return None
-            if found != "more":
-                self.take_to(found[1])
-                return found[0]
-            if not (yield from self.more()):
-                return None
+    def look(self, header: Header) -> Steps[Fit]:
+        """As `Header.fit` here, nothing taken; "more" only where the text ends within it."""
+        while (found := header.fit(self.text, self.at)) == "more" and (yield from self.more()):
+            pass
+        return found
 
     def fit_one(self, headers: Iterable[Header]) -> Steps[tuple[int, dict[str, str]] | None]:
         """Take the first of the headers that stands here; its place among them, and its fields. A
         text that ends within one has none of those behind it."""
         for index, header in enumerate(headers):
-            fields = yield from self.fit(header)
-            if fields is not None:
-                return index, fields
-            if self.ended and header.fit(self.text, self.at) == "more":
+            found = yield from self.look(header)
+            if found == "more":
                 return None
+            if found is not None:
+                self.take_to(found[1])
+                return index, found[0]
         return None
