@@ -288,6 +288,7 @@ FLY = {"type": "function", "function": {"name": "fly"}}
 EDITS = {"type": "custom", "custom": {"name": "edit"}}
 EDIT = {"type": "custom", "name": "b"}
 GROUP = {"type": "namespace", "name": "a", "tools": [EDIT, {"type": "function", "name": "c"}]}
+NO_GROUP = {"type": "allowed_tools", "tools": [{"type": "namespace", "name": "b"}], "mode": "auto"}
 BROKEN = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": "start: ("}}
 LINES = 'start: "a"\n' + "#" * 15_000
 LONG = {**EDIT, "format": {"type": "grammar", "syntax": "lark", "definition": LINES}}
@@ -344,6 +345,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0]"),
     ({"tools": [GROUP, {"type": "function", "name": "a__b"}]}, "tools[1].name"),
     ({"tools": [GROUP], "tool_choice": {"type": "custom", "name": "b"}}, "tool_choice.name"),
+    ({"tools": [GROUP], "tool_choice": NO_GROUP}, "tool_choice.tools[0].name"),
     ({"tools": [GROUP] * 600}, "tools"),
     ({"tools": [BROKEN]}, "tools[0].format.definition"),
     ({"tools": [LONG] * 3}, "tools[2].format.definition"),

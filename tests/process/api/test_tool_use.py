@@ -345,6 +345,13 @@ def test_the_model_is_told_only_of_tools_that_it_may_call(worker: WorkerProcess)
     refused = worker.post("/v1/responses", asked).json()["error"]
     assert refused["param"] == "tool_choice.tools[0].name"
 
+    group = {"type": "namespace", "name": "here", "tools": flat[:1]}
+    grouped: dict[str, Any] = {"input": "Paris?", "tools": [group, *flat[1:]]}
+    choice["tools"] = [{"type": "namespace", "name": "here"}]
+    alone = told("/v1/responses", input="Paris?", tools=[group])
+    assert alone == told("/v1/responses", **grouped, tool_choice=choice)
+    assert alone < told("/v1/responses", **grouped)
+
 
 def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> None:
     """Clients send both that parse whatever comes."""

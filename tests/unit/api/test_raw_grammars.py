@@ -6,6 +6,7 @@ import json
 import re
 import time
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +18,7 @@ from tests.support import clock
 from tests.support.byte_walk import accepts, answer, byte_tokenizer
 from worker.api.chat.constrain import sizes
 from worker.api.chat.constrain.constrain import constrain
-from worker.api.chat.custom import GrammarFields, custom_tool
+from worker.api.chat.custom import custom_tool
 from worker.api.chat.request import (
     Choices,
     Expression,
@@ -25,6 +26,7 @@ from worker.api.chat.request import (
     Format,
     Grammar,
     JsonSchema,
+    TextForm,
 )
 from worker.api.http.faults import Fault
 from worker.errors import InvalidRequest
@@ -190,10 +192,9 @@ def test_a_regular_expression_holds_for_the_whole_text() -> None:
             answer(bad.grammar, seed=1, field=bad.field)
 
 
-def forced(definition: str, syntax: str = "lark") -> ForcedCalls:
+def forced(definition: str, syntax: Any = "lark") -> ForcedCalls:
     """The call of a custom tool whose text has a form."""
-    fields = {"syntax": syntax, "definition": definition}
-    form = GrammarFields.model_validate(fields).form("tools[0].format")
+    form = TextForm(syntax, definition, "tools[0].format")
     return ForcedCalls((custom_tool("edit", None, "tools[0]", form),))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, Tag, field_validator
 from pydantic_core import PydanticCustomError
 
-from worker.api.chat.custom import GrammarFields, custom_call, custom_tool
+from worker.api.chat.custom import custom_tool
 from worker.api.chat.field_types import (
     ByKind,
     FlagOrWord,
@@ -21,7 +22,19 @@ from worker.api.chat.field_types import (
 )
 from worker.api.chat.fields import BudgetFields
 from worker.api.chat.media import medium_of, named_medium
-from worker.api.chat.request import Chat, Message, OneTool, Part, ReasoningOptions, Tool, ToolCall
+from worker.api.chat.request import (
+    INPUT,
+    UNASKED,
+    Chat,
+    Message,
+    OneTool,
+    Part,
+    ReasoningOptions,
+    Syntax,
+    TextForm,
+    Tool,
+    ToolCall,
+)
 from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid, refusal
 from worker.settings import check_variables
@@ -112,24 +125,31 @@ class CalledCustomFields(FunctionName):
 
 
 ToolKind = Literal["function", "custom"]
-_NAMED = {"function": "function", "custom": "custom"}
-"""The field of a tool, a call or a choice, by its type."""
 
 
-class ToolCallFields(OpenBody):
+class OfKind(OpenBody):
+    """A tool, a call or a choice: its fields stand in the one that is named as its type."""
+
+    type: str
+
+    _is_told = needed_by({kind: kind for kind in ("function", "custom", "allowed_tools")})
+
+    @property
+    def told(self) -> Any:
+        return getattr(self, self.type)
+
+
+class ToolCallFields(OfKind):
     id: str | None = None
     type: ToolKind = "function"
     function: CalledFunctionFields | None = None
     custom: CalledCustomFields | None = None
 
-    _is_named = needed_by(_NAMED)
-
     @property
     def call(self) -> ToolCall:
-        if (custom := self.custom) is not None and self.type == "custom":
-            return custom_call(custom.name, custom.input, self.id)
-        assert self.function is not None, "a check of the model"
-        return ToolCall(self.function.name, self.function.arguments, self.id)
+        told = self.told
+        arguments = {INPUT: told.input} if self.type == "custom" else told.arguments
+        return ToolCall(told.name, arguments, self.id)
 
 
 class MessageFields(OpenBody):
@@ -167,11 +187,22 @@ class FunctionFields(FunctionName):
     )
 
 
+class GrammarFields(OpenBody):
+    syntax: Syntax
+    definition: str
+
+
 class CustomFormat(OpenBody):
     type: Literal["text", "grammar"] = "text"
     grammar: GrammarFields | None = None
 
     _has_grammar = needed_by({"grammar": "grammar"})
+
+    def form(self, path: str) -> TextForm | None:
+        """The form of a text, whose field is `path`."""
+        if self.type == "text" or (given := self.grammar) is None:
+            return None
+        return TextForm(given.syntax, given.definition, f"{path}.grammar")
 
 
 class CustomFields(FunctionName):
@@ -183,40 +214,27 @@ class CustomFields(FunctionName):
     )
 
 
-class ToolFields(OpenBody):
+class ToolFields(OfKind):
     type: ToolKind = "function"
     function: FunctionFields | None = None
     custom: CustomFields | None = Field(None, description="a tool that takes one text")
 
-    _has_tool = needed_by(_NAMED)
-
     def tool(self, path: str) -> Tool:
         """The tool, whose field is `path`."""
-        if (custom := self.custom) is not None and self.type == "custom":
-            path, form = f"{path}.custom", None
-            if (grammar := custom.format.grammar) and custom.format.type == "grammar":
-                form = grammar.form(f"{path}.format.grammar")
-            return custom_tool(custom.name, custom.description, path, form)
-        assert (function := self.function) is not None, "a check of the model"
-        path = f"{path}.function.parameters"
-        return Tool(function.name, path, function.description, function.parameters)
+        told, path = self.told, f"{path}.{self.type}"
+        if self.type == "custom":
+            form = told.format.form(f"{path}.format")
+            return custom_tool(told.name, told.description, path, form)
+        return Tool(told.name, f"{path}.parameters", told.description, told.parameters)
 
 
 AllowedMode = Literal["auto", "required"]
 
 
-class AllowedTool(OpenBody):
+class AllowedTool(OfKind):
     type: ToolKind = "function"
     function: FunctionName | None = None
     custom: FunctionName | None = None
-
-    _is_named = needed_by(_NAMED)
-
-    @property
-    def name(self) -> str:
-        named = self.custom if self.type == "custom" else self.function
-        assert named is not None, "a check of the model"
-        return named.name
 
 
 class AllowedTools(OpenBody):
@@ -224,29 +242,30 @@ class AllowedTools(OpenBody):
     tools: Many[AllowedTool] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
-class ToolChoice(OpenBody):
+class ToolChoice(OfKind):
     type: Literal[ToolKind, "allowed_tools"] = "function"
     function: FunctionName | None = None
     custom: FunctionName | None = None
     allowed_tools: AllowedTools | None = None
 
-    _has_choice = needed_by({**_NAMED, "allowed_tools": "allowed_tools"})
 
-
-def with_allowed(chat: Chat, mode: AllowedMode, allowed: Sequence[tuple[str, str]]) -> Chat:
-    """The chat with those of its tools alone that are allowed: each by its name, and that's path.
+def with_allowed(
+    chat: Chat, mode: AllowedMode, allowed: Sequence[tuple[Collection[str], str]]
+) -> Chat:
+    """The chat with those of its tools alone that are allowed: each entry has the names that it
+    allows, and its path.
 
     The others are not told to the model: it could call them only in vain.
 
     Raises:
-        InvalidRequest: a name is of none of the tools.
+        InvalidRequest: an entry names none of the tools.
     """
     offered = {tool.name for tool in chat.tools}
-    if unknown := [path for name, path in allowed if name not in offered]:
+    if unknown := [path for names, path in allowed if offered.isdisjoint(names)]:
         what = "must be the name of one of the tools"
         raise invalid([fault(path, "enum", f"{path} {what}") for path in unknown])
-    names = {name for name, _ in allowed}
-    tools = tuple(tool for tool in chat.tools if tool.name in names)
+    allowed_names = set(chain.from_iterable(names for names, _ in allowed))
+    tools = tuple(tool for tool in chat.tools if tool.name in allowed_names)
     return replace(chat, tools=tools, tool_choice=mode)
 
 
@@ -280,12 +299,12 @@ class ChatFields(OpenBody):
 
     def chat(
         self,
-        tool_choice: Literal["auto", "none", "required"] | OneTool = "auto",
+        reasoning: ReasoningOptions = UNASKED,
+        variables: Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
-        template_variables: Mapping[str, Any] | None = None,
-        reasoning: ReasoningOptions | None = None,
     ) -> Chat:
-        """The chat; `template_variables` are fields, and count before `chat_template_kwargs`.
+        """The chat; `variables` of the template are fields, and count before
+        `chat_template_kwargs`.
 
         Raises:
             InvalidRequest: two fields contradict each other.
@@ -300,12 +319,11 @@ class ChatFields(OpenBody):
         return Chat(
             messages=tuple(m.message(f"messages[{i}]") for i, m in enumerate(self.messages)),
             tools=tuple(tool.tool(f"tools[{i}]") for i, tool in enumerate(self.tools)),
-            tool_choice=tool_choice,
             parallel_tool_calls=parallel_tool_calls,
             opens_answer=self.add_generation_prompt is not False,
             continues=continues,
-            reasoning=reasoning or ReasoningOptions(),
-            template_variables={**(self.chat_template_kwargs or {}), **(template_variables or {})},
+            reasoning=reasoning,
+            template_variables={**(self.chat_template_kwargs or {}), **(variables or {})},
         )
 
 
@@ -323,18 +341,15 @@ class ReasoningChatFields(ChatFields, BudgetFields):
 
     def reasoning_chat(
         self,
-        parallel_tool_calls: bool | None = None,
         message: str | None = None,
         splits: bool | None = None,
+        parallel_tool_calls: bool | None = None,
     ) -> Chat:
         """As `chat`; `message` and `splits` are those of `ReasoningOptions`.
 
         Raises:
             InvalidRequest: as `chat`, or a tool is allowed that is none.
         """
-        choice, variables = self.tool_choice, {}
-        if self.verbosity is not None:
-            variables["verbosity"] = self.verbosity
         reasoning = ReasoningOptions(
             budget=self.reasoning_budget,
             message=message,
@@ -342,23 +357,16 @@ class ReasoningChatFields(ChatFields, BudgetFields):
             enabled=self.enable_thinking,
             splits=splits,
         )
-        wanted: Literal["auto", "none", "required"] | OneTool = "auto"
-        match choice:
-            case ToolChoice(type="function" | "custom" as kind):
-                wanted = OneTool(getattr(choice, kind).name, f"tool_choice.{kind}.name")
-            case str(word):
-                wanted = word
-        chat = self.chat(
-            wanted,
-            parallel_tool_calls,
-            variables,
-            reasoning,
-        )
-        if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
-            return chat
-        assert choice.allowed_tools is not None, "a check of the model"
+        variables = None if self.verbosity is None else {"verbosity": self.verbosity}
+        chat = self.chat(reasoning, variables, parallel_tool_calls)
+        choice = self.tool_choice
+        if not isinstance(choice, ToolChoice):
+            return chat if choice is None else replace(chat, tool_choice=choice)
+        told, path = choice.told, f"tool_choice.{choice.type}"
+        if not isinstance(told, AllowedTools):
+            return replace(chat, tool_choice=OneTool(told.name, f"{path}.name"))
         allowed = [
-            (tool.name, f"tool_choice.allowed_tools.tools[{index}].{tool.type}.name")
-            for index, tool in enumerate(choice.allowed_tools.tools)
+            ([each.told.name], f"{path}.tools[{index}].{each.type}.name")
+            for index, each in enumerate(told.tools)
         ]
-        return with_allowed(chat, choice.allowed_tools.mode, allowed)
+        return with_allowed(chat, told.mode, allowed)

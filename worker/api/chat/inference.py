@@ -63,7 +63,8 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
         prompt, budget = chat_prompt(chat, state, said), said[2]
         prompts, wish = (prompt,), chat.reasoning
         splits = state.settings.reasoning != "none" if wish.splits is None else wish.splits
-        use = _tool_use(chat, form)
+        if chat.tools and chat.tool_choice != "none":
+            use = _tool_use(chat, form)
         if use is not None and use.forced:
             # It leaves no text, so a form of the answer's text has no effect beside it.
             only = chat.tool_choice.name if isinstance(chat.tool_choice, OneTool) else None
@@ -98,11 +99,8 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     return Inference(requests, prompts, tuple(map(digest, prompts)), not_enforced, parser_of)
 
 
-def _tool_use(chat: Chat, form: Format | ForcedCalls | None) -> ToolUse | None:
-    choice = chat.tool_choice
-    if not chat.tools or choice == "none":
-        return None
-    forced = choice == "required" or isinstance(choice, OneTool)
+def _tool_use(chat: Chat, form: Format | ForcedCalls | None) -> ToolUse:
+    forced = chat.tool_choice == "required" or isinstance(chat.tool_choice, OneTool)
     return ToolUse(
         forced,
         chat.parallel_tool_calls is not False,

@@ -50,11 +50,14 @@ INPUT = "input"
 """The one argument of a custom tool, and in a conversation of its call."""
 
 
+Syntax = Literal["lark", "regex"]
+
+
 @dataclass(frozen=True, slots=True)
 class TextForm:
     """The form of a custom tool's text."""
 
-    syntax: Literal["lark", "regex"]
+    syntax: Syntax
     definition: str
     path: str
     """In the request, for faults."""

@@ -122,11 +122,8 @@ def chat_of(body: ChatBody) -> Chat:
         InvalidRequest: the fields do not fit together.
     """
     form = body.reasoning_format
-    return body.reasoning_chat(
-        body.parallel_tool_calls,
-        message=body.reasoning_budget_message,
-        splits=None if form is None else form != "none",
-    )
+    splits = None if form is None else form != "none"
+    return body.reasoning_chat(body.reasoning_budget_message, splits, body.parallel_tool_calls)
 
 
 def read_completion(body: CompletionBody, state: AppState) -> Generate:

@@ -5,7 +5,7 @@ Nothing is stored here, so a body has the whole conversation. Any thread.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
@@ -21,7 +21,7 @@ from worker.api.chat.chat_fields import (
     content_of,
     with_allowed,
 )
-from worker.api.chat.custom import custom_call, custom_tool
+from worker.api.chat.custom import custom_tool
 from worker.api.chat.field_types import (
     ANY_OBJECT,
     ModelName,
@@ -33,12 +33,14 @@ from worker.api.chat.field_types import (
 from worker.api.chat.fields import OwnFields
 from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
+    INPUT,
     Chat,
     Generate,
     JsonSchema,
     Message,
     OneTool,
     ReasoningOptions,
+    Syntax,
     TextForm,
     Tool,
     ToolCall,
@@ -100,7 +102,7 @@ Items = Annotated[Many[InputItem], Field(min_length=1, max_length=MAX_MESSAGES)]
 
 class CustomFormat(OpenBody):
     type: Literal["text", "grammar"] = "text"
-    syntax: Literal["lark", "regex"] | None = None
+    syntax: Syntax | None = None
     definition: str | None = None
 
     _has_syntax = needed_by({"grammar": "syntax"})
@@ -114,6 +116,7 @@ class CustomFormat(OpenBody):
 
 _OURS = ("function", "custom")
 """The types of tools that a client runs."""
+_NAMED = dict.fromkeys((*_OURS, "namespace"), "name")
 _OF_A_FUNCTION = ("type", "name", "description", "parameters", "strict")
 
 
@@ -129,7 +132,7 @@ class GroupedTool(OpenBody):
         "its own choice is as the model wrote it",
     )
 
-    _is_named = needed_by({"function": "name", "custom": "name", "namespace": "name"})
+    _is_named = needed_by(_NAMED)
 
     def tool(self, path: str) -> Tool:
         """The tool, whose field is `path`."""
@@ -205,10 +208,19 @@ class Effort(OpenBody):
 
 class AllowedTool(OpenBody):
     type: str
-    name: ToolName = ""
+    name: ToolName = Field("", description="of a tool, or of a namespace with all of its tools")
     namespace: ToolName | None = None
 
-    _is_named = needed_by({"function": "name", "custom": "name"})
+    _is_named = needed_by(_NAMED)
+
+    def names(self, tools: Iterable[Tool]) -> Iterator[str]:
+        """By which the model is told of what it allows."""
+        if self.type != "namespace":
+            yield told_name(self.name, self.namespace)
+            return
+        for tool in tools:
+            if tool.within is not None and tool.within[0] == self.name:
+                yield tool.name
 
 
 class ToolChoice(OpenBody):
@@ -314,9 +326,9 @@ def chat_of(body: ResponsesBody) -> Chat:
     if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
         return chat
     allowed = [
-        (told_name(tool.name, tool.namespace), f"tool_choice.tools[{index}].name")
-        for index, tool in enumerate(choice.tools)
-        if tool.type in _OURS
+        (list(each.names(tools)), f"tool_choice.tools[{index}].name")
+        for index, each in enumerate(choice.tools)
+        if each.type in (*_OURS, "namespace")
     ]
     return with_allowed(chat, choice.mode or "auto", allowed)
 
@@ -338,9 +350,9 @@ def _messages(body: ResponsesBody) -> list[Message]:
                 messages.append(Message(item.role, content or ""))
             case "function_call" | "custom_tool_call":
                 name = told_name(item.name, item.namespace)
-                call = ToolCall(name, item.arguments, item.call_id)
-                if item.type == "custom_tool_call":
-                    call = custom_call(name, item.input, item.call_id)
+                is_custom = item.type == "custom_tool_call"
+                arguments = {INPUT: item.input} if is_custom else item.arguments
+                call = ToolCall(name, arguments, item.call_id)
                 if turn is None:
                     messages.append(Message("assistant", tool_calls=(call,)))
                 else:
