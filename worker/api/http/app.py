@@ -14,7 +14,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 
-from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -23,7 +22,13 @@ from worker.api.http.body import BODY_SETTING
 from worker.api.http.encoding import json_response
 from worker.api.http.errors import details_of, error_response
 from worker.api.http.gate import Gate
-from worker.api.http.headers import CORRELATION_ID, IGNORED_FIELDS, ORIGIN, REQUEST_ID, TOLD_IDS
+from worker.api.http.headers import (
+    CORRELATION_ID,
+    IGNORED_FIELDS,
+    REQUEST_ID,
+    TOLD_IDS,
+    RawHeaders,
+)
 from worker.api.http.one_per_turn import OnePerTurn
 from worker.api.http.openapi import Description
 from worker.api.http.operation import Dialect, Operation
@@ -41,8 +46,6 @@ _MAX_IGNORED_CHARS = 2048
 """Of the names of ignored fields; clients and proxies take headers of 8 KiB."""
 
 _MAX_REASON_CHARS = 256
-
-RawHeaders = list[tuple[bytes, bytes]]
 
 _log = get_logger()
 
@@ -95,7 +98,7 @@ class Surface(ABC):
         if not is_probe:
             await self._arrivals.turn()
         request = Request(scope, receive)
-        head = Headers(scope=scope)
+        head = scope["headers"]
         ids = next(filter(None, (each.all(head) for each in (CORRELATION_ID, REQUEST_ID))), [""])
         correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex
         scope["app"] = self
@@ -143,9 +146,7 @@ class Surface(ABC):
         added = [(each.key, id) for each in TOLD_IDS if each.key not in there]
         if names := request.scope["state"].get("ignored_fields"):
             added.append((IGNORED_FIELDS.key, _shown(names).encode()))
-        if ORIGIN.all(head := Headers(scope=request.scope)):
-            added += self.gate.cors(head)
-        return [*headers, *added]
+        return [*headers, *added, *self.gate.cors(request.scope["headers"])]
 
     async def _response(
         self, request: Request, place: Place, operation: Operation | None, send: Send
@@ -153,7 +154,7 @@ class Surface(ABC):
         """What is left to be sent of the answer, which may be an error."""
         scope = request.scope
         try:
-            if (key := self.gate.check(operation, scope, Headers(scope=scope))) is not None:
+            if (key := self.gate.check(operation, scope)) is not None:
                 self.admitted(key)
             if operation is None:
                 raise place.missing()

@@ -382,6 +382,7 @@ def deadline_of(request: Request) -> float | None:
     seconds_left = int(raw) / 1000 - time.time()
     if seconds_left <= 0:
         raise InferenceTimeout(
-            f"the deadline in X-Deadline passed {-seconds_left:.3f} seconds before any work"
+            "the deadline in X-Deadline, in milliseconds since 1970, passed "
+            f"{-seconds_left:.3f} seconds before any work"
         )
     return time.monotonic() + seconds_left

@@ -12,10 +12,10 @@ import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from worker.api.http import headers
+from worker.api.http.headers import RawHeaders
 from worker.api.http.operation import Operation
 from worker.errors import Forbidden, Unauthorized, flag
 from worker.observability.logs import digest
@@ -51,7 +51,7 @@ class Gate:
     def key_names(self) -> list[str]:
         return [name for name in self._keys.values() if name is not None]
 
-    def check(self, operation: Operation | None, scope: Scope, head: Headers) -> str | None:
+    def check(self, operation: Operation | None, scope: Scope) -> str | None:
         """The name of the key that the client shows, if keys have names.
 
         `operation` is `None` where there is none of this method.
@@ -60,6 +60,7 @@ class Gate:
             Forbidden: a web page may have sent the request.
             Unauthorized: the token is missing or wrong.
         """
+        head = scope["headers"]
         hosts = headers.HOST.all(head)
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise Forbidden("Host must be given, once")
@@ -94,7 +95,7 @@ class Gate:
             raise Unauthorized(f"this worker needs its token or a key, as {how}")
         return self._keys[shown]
 
-    def cors(self, head: Headers) -> list[tuple[bytes, bytes]]:
+    def cors(self, head: RawHeaders) -> list[tuple[bytes, bytes]]:
         """The CORS headers of an answer, if --allow-origin names the request's origin."""
         for origin in headers.ORIGIN.all(head):
             if self._is_named(origin.lower()):
@@ -105,7 +106,7 @@ class Gate:
                 ]
         return []
 
-    def preflight(self, head: Headers) -> list[tuple[bytes, bytes]]:
+    def preflight(self, head: RawHeaders) -> list[tuple[bytes, bytes]]:
         cors = self.cors(head)
         if not cors:
             return []
@@ -142,7 +143,7 @@ def _keys_of(settings: Settings) -> dict[str, str | None]:
     return keys
 
 
-def tokens_in(head: Headers) -> list[str]:
+def tokens_in(head: RawHeaders) -> list[str]:
     parts = [value.partition(" ") for value in headers.AUTHORIZATION.all(head)]
     tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == "bearer"]
     return tokens or headers.API_KEY.all(head)
@@ -176,6 +177,6 @@ def is_loopback(name: str) -> bool:
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 
-def _has_body(head: Headers) -> bool:
+def _has_body(head: RawHeaders) -> bool:
     lengths = headers.CONTENT_LENGTH.all(head)
     return bool(headers.TRANSFER_ENCODING.all(head)) or any(length != "0" for length in lengths)

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 
+RawHeaders = list[tuple[bytes, bytes]]
+"""As a scope has them."""
 Described = Mapping[str, Any]
 """A description and a schema."""
 
@@ -45,15 +46,12 @@ class Header:
 
     def of(self, request: Request) -> str | None:
         """The header's value in the request, of several the first."""
-        for name, value in request.scope["headers"]:
-            if name == self.key:
-                return str(value, "latin-1")
-        return None
+        return next(iter(self.all(request.scope["headers"])), None)
 
-    def all(self, head: Headers) -> list[str]:
+    def all(self, head: RawHeaders) -> list[str]:
         """All of its values in a request's head."""
-        given = (value for name, value in head.raw if name == self.key)
-        return [str(value, "latin-1").strip(" \t") for value in given]
+        key = self.key
+        return [str(value, "latin-1").strip(" \t") for name, value in head if name == key]
 
 
 _ID = {"maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"}

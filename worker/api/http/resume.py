@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from urllib.parse import quote
 
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +18,7 @@ from worker.api.http.headers import (
     OWNER,
     RESUME,
     Described,
+    RawHeaders,
 )
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
@@ -63,10 +63,10 @@ def in_a_path(id: str) -> str:
 def owner_of(request: Request) -> str:
     """Who asks: a digest of the credential, and of the client that a gateway names. It is empty
     where there is neither. A client that names one itself is an owner without streams."""
-    return owner_in(Headers(scope=request.scope))
+    return owner_in(request.scope["headers"])
 
 
-def owner_in(head: Headers) -> str:
+def owner_in(head: RawHeaders) -> str:
     parts = [*(tokens_in(head)[:1] or [""]), *OWNER.all(head)]
     return digest("\0".join(parts).encode("latin-1")) if any(parts) else ""
 
