@@ -39,7 +39,6 @@ from worker.api.http.headers import (
     ORIGIN,
     REQUEST_ID,
     WORKER,
-    RawHeaders,
 )
 from worker.api.http.off_loop import in_background
 from worker.api.http.operation import JSON, SSE, Dialect, Operation
@@ -198,12 +197,13 @@ class Gateway(Surface):
         # An Origin was checked here, where the host that it belongs to is known. What Connection
         # names is of the client's connection alone (RFC 9110, 7.6.1).
         done = {ORIGIN.key, CORRELATION_ID.key, REQUEST_ID.key}
-        for names in CONNECTION.all(scope["headers"]):
+        for names in CONNECTION.all(scope):
             done |= {name.strip().lower().encode("latin-1") for name in names.split(",")}
         headers = [(name, value) for name, value in scope["headers"] if name not in done]
         headers.append((REQUEST_ID.key, request.state.correlation_id.encode()))
-        is_late = "1" in LATE_HEAD.all(headers)  # a proxy wants no early head
-        counts_bytes = bool(CONVERSATION.all(headers))
+        head = {"headers": headers}
+        is_late = "1" in LATE_HEAD.all(head)  # a proxy wants no early head
+        counts_bytes = bool(CONVERSATION.all(head))
         streams = fields.get("stream") is True or JSON not in operation.answers
         in_body = [fields.get(name) for name in _model_fields(operation)]
         in_query = filter(None, request.query_params.getlist("model"))
@@ -225,10 +225,10 @@ class Gateway(Surface):
             check_deadline=partial(deadline_of, request)
             if 504 in operation.failures
             else lambda: None,
-            only=self._asked_for(headers),
+            only=self._asked_for(head),
         )
 
-    def _asked_for(self, head: RawHeaders) -> Worker | None:
+    def _asked_for(self, head: Scope) -> Worker | None:
         """The worker that the request names, if it names one. One that drains may have what is
         asked for, and refuses new work itself."""
         for id in WORKER.all(head):

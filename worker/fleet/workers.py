@@ -66,7 +66,7 @@ class Worker:
         """A client's headers as this worker gets them: with its host, its token, and who asks."""
         kept = [(k, v) for k, v in headers if k not in HOP_BY_HOP and k not in _OURS]
         host = self.uri.removeprefix("http://").encode()
-        token, owner = b"Bearer " + self.token.encode(), owner_in(headers).encode()
+        token, owner = b"Bearer " + self.token.encode(), owner_in({"headers": headers}).encode()
         return [(HOST.key, host), (AUTHORIZATION.key, token), (OWNER.key, owner), *kept]
 
     def avoid(self) -> None:

@@ -12,6 +12,7 @@ import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 from openapi_spec_validator import validate
+from starlette.types import Scope
 
 from tests.conftest import StartWorker
 from tests.support.scripted_api import ScriptedFactory
@@ -201,9 +202,9 @@ def test_what_an_operation_reads_of_a_head_is_described(
 
     plain_all = headers.Header.all
 
-    def values(header: headers.Header, head: headers.RawHeaders) -> list[str]:
+    def values(header: headers.Header, scope: Scope) -> list[str]:
         looked_up.add(header)
-        return plain_all(header, head)
+        return plain_all(header, scope)
 
     monkeypatch.setattr(headers.Header, "all", values)
     n_whole = 0

@@ -98,15 +98,14 @@ class Surface(ABC):
         if not is_probe:
             await self._arrivals.turn()
         request = Request(scope, receive)
-        head = scope["headers"]
-        ids = next(filter(None, (each.all(head) for each in (CORRELATION_ID, REQUEST_ID))), [""])
+        ids = next(filter(None, (each.all(scope) for each in (CORRELATION_ID, REQUEST_ID))), [""])
         correlation_id = _NOT_IN_AN_ID.sub("", ids[-1])[:_MAX_ID_CHARS] or uuid.uuid4().hex
         scope["app"] = self
         scope.setdefault("state", {}).update(correlation_id=correlation_id, status=0, code=None)
         unbind_all()
         bind(correlation_id=correlation_id)
         try:
-            if scope["method"] == "OPTIONS" and (allowed := self.gate.preflight(head)):
+            if scope["method"] == "OPTIONS" and (allowed := self.gate.preflight(scope)):
                 request.state.status = 204
                 await send({"type": "http.response.start", "status": 204, "headers": allowed})
                 await send({"type": "http.response.body"})
@@ -146,7 +145,7 @@ class Surface(ABC):
         added = [(each.key, id) for each in TOLD_IDS if each.key not in there]
         if names := request.scope["state"].get("ignored_fields"):
             added.append((IGNORED_FIELDS.key, _shown(names).encode()))
-        return [*headers, *added, *self.gate.cors(request.scope["headers"])]
+        return [*headers, *added, *self.gate.cors(request.scope)]
 
     async def _response(
         self, request: Request, place: Place, operation: Operation | None, send: Send

@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 from starlette.types import Scope
 
 from worker.api.http import headers
-from worker.api.http.headers import RawHeaders
 from worker.api.http.operation import Operation
 from worker.errors import Forbidden, Unauthorized, flag
 from worker.observability.logs import digest
@@ -60,8 +59,7 @@ class Gate:
             Forbidden: a web page may have sent the request.
             Unauthorized: the token is missing or wrong.
         """
-        head = scope["headers"]
-        hosts = headers.HOST.all(head)
+        hosts = headers.HOST.all(scope)
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
             raise Forbidden("Host must be given, once")
         host = _name_of(hosts[0]) if hosts else ""
@@ -74,30 +72,30 @@ class Gate:
                     f"Host is not a name of this worker, which {why}; "
                     f"{self._told('allow_host')} adds one"
                 )
-        for origin in headers.ORIGIN.all(head):
+        for origin in headers.ORIGIN.all(scope):
             if not self._may_ask(origin.lower(), host):
                 adds = self._told("allow_origin")
                 raise Forbidden(f"Origin is not one that may use this worker; {adds} adds it")
-        given = headers.CONTENT_TYPE.all(head)
+        given = headers.CONTENT_TYPE.all(scope)
         kinds = [kind.partition(";")[0].strip().lower() for kind in given]
         if self._needs_json and scope["method"] == "POST" and kinds != ["application/json"]:
             if operation is not None and operation.always_json:
                 raise Forbidden(f"{operation.path} needs Content-Type: application/json")
-            if _has_body(head) and any(each.all(head) for each in _OF_BROWSERS):
+            if _has_body(scope) and any(each.all(scope) for each in _OF_BROWSERS):
                 raise Forbidden("a browser's POST needs Content-Type: application/json")
         is_public = operation is not None and (operation.public or operation.probe)
         if not self._keys or is_public:
             return None
-        tokens, n_given = tokens_in(head), len(headers.AUTHORIZATION.all(head))
+        tokens, n_given = tokens_in(scope), len(headers.AUTHORIZATION.all(scope))
         shown = digest(tokens[0].encode("latin-1")) if n_given <= 1 and len(tokens) == 1 else ""
         if shown not in self._keys:
             how = "Authorization: Bearer … or x-api-key"
             raise Unauthorized(f"this worker needs its token or a key, as {how}")
         return self._keys[shown]
 
-    def cors(self, head: RawHeaders) -> list[tuple[bytes, bytes]]:
+    def cors(self, scope: Scope) -> list[tuple[bytes, bytes]]:
         """The CORS headers of an answer, if --allow-origin names the request's origin."""
-        for origin in headers.ORIGIN.all(head):
+        for origin in headers.ORIGIN.all(scope):
             if self._is_named(origin.lower()):
                 return [
                     (b"access-control-allow-origin", origin.encode("latin-1")),
@@ -106,11 +104,11 @@ class Gate:
                 ]
         return []
 
-    def preflight(self, head: RawHeaders) -> list[tuple[bytes, bytes]]:
-        cors = self.cors(head)
+    def preflight(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        cors = self.cors(scope)
         if not cors:
             return []
-        asked = headers.ASKED_HEADERS.all(head) or [headers.CONTENT_TYPE.name]
+        asked = headers.ASKED_HEADERS.all(scope) or [headers.CONTENT_TYPE.name]
         return [
             *cors,
             (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),
@@ -143,10 +141,10 @@ def _keys_of(settings: Settings) -> dict[str, str | None]:
     return keys
 
 
-def tokens_in(head: RawHeaders) -> list[str]:
-    parts = [value.partition(" ") for value in headers.AUTHORIZATION.all(head)]
+def tokens_in(scope: Scope) -> list[str]:
+    parts = [value.partition(" ") for value in headers.AUTHORIZATION.all(scope)]
     tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == "bearer"]
-    return tokens or headers.API_KEY.all(head)
+    return tokens or headers.API_KEY.all(scope)
 
 
 def _name_of(netloc: str) -> str:
@@ -177,6 +175,6 @@ def is_loopback(name: str) -> bool:
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
 
 
-def _has_body(head: RawHeaders) -> bool:
-    lengths = headers.CONTENT_LENGTH.all(head)
-    return bool(headers.TRANSFER_ENCODING.all(head)) or any(length != "0" for length in lengths)
+def _has_body(scope: Scope) -> bool:
+    lengths = headers.CONTENT_LENGTH.all(scope)
+    return bool(headers.TRANSFER_ENCODING.all(scope)) or any(length != "0" for length in lengths)

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 RawHeaders = list[tuple[bytes, bytes]]
 """As a scope has them."""
@@ -46,12 +47,12 @@ class Header:
 
     def of(self, request: Request) -> str | None:
         """The header's value in the request, of several the first."""
-        return next(iter(self.all(request.scope["headers"])), None)
+        return next(iter(self.all(request.scope)), None)
 
-    def all(self, head: RawHeaders) -> list[str]:
-        """All of its values in a request's head."""
-        key = self.key
-        return [str(value, "latin-1").strip(" \t") for name, value in head if name == key]
+    def all(self, scope: Scope) -> list[str]:
+        """All of its values in a request's scope."""
+        given = (value for name, value in scope["headers"] if name == self.key)
+        return [str(value, "latin-1").strip(" \t") for value in given]
 
 
 _ID = {"maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"}

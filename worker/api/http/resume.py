@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from worker.api.http.event_stream import EventStream
 from worker.api.http.faults import refusal
@@ -18,7 +19,6 @@ from worker.api.http.headers import (
     OWNER,
     RESUME,
     Described,
-    RawHeaders,
 )
 from worker.api.http.state import AppState
 from worker.api.http.stream_log import StreamLog
@@ -63,11 +63,11 @@ def in_a_path(id: str) -> str:
 def owner_of(request: Request) -> str:
     """Who asks: a digest of the credential, and of the client that a gateway names. It is empty
     where there is neither. A client that names one itself is an owner without streams."""
-    return owner_in(request.scope["headers"])
+    return owner_in(request.scope)
 
 
-def owner_in(head: RawHeaders) -> str:
-    parts = [*(tokens_in(head)[:1] or [""]), *OWNER.all(head)]
+def owner_in(scope: Scope) -> str:
+    parts = [*(tokens_in(scope)[:1] or [""]), *OWNER.all(scope)]
     return digest("\0".join(parts).encode("latin-1")) if any(parts) else ""
 
 
