@@ -41,7 +41,7 @@ def use_of(
 
 def message_of(deltas: Iterable[Delta]) -> Message:
     """Checks on the way that calls begin, grow and end in order."""
-    message = Message()
+    message, said = Message(), ""
     for delta in deltas:
         match delta:
             case Text(text):
@@ -50,13 +50,11 @@ def message_of(deltas: Iterable[Delta]) -> Message:
                 message.reasoning += text
             case Call(number, call_id, name, is_custom):
                 assert number == len(message.calls) and call_id
-                message.calls.append({"id": call_id, "name": name, "arguments": ""})
-                message.calls[-1] |= {"input": ""} if is_custom else {}
-            case Arguments(number, text, added):
-                assert number == len(message.calls) - 1 and text
-                message.calls[-1]["arguments"] += text
-                if added:
-                    message.calls[-1]["input"] += added
+                said = "input" if is_custom else "arguments"
+                message.calls.append({"id": call_id, "name": name, said: ""})
+            case Arguments(number, text):
+                assert number == len(message.calls) - 1 and (text or said == "input")
+                message.calls[-1][said] += text
     return message
 
 

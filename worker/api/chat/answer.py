@@ -121,8 +121,6 @@ class BlockAnswer(Answer[Body]):
         if len(blocks) > n_begun:
             self._n_begun = len(blocks)
             yield from self.step_events("start", n_begun, blocks[n_begun], "")
-        if isinstance(delta, Arguments) and blocks[-1].inputs is not None:
-            delta = Text(delta.input)
         match delta:
             case Text(text) | Reasoning(text) | Arguments(_, text) if text:
                 yield from self.step_events("delta", self._n_begun - 1, blocks[-1], text)

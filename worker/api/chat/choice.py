@@ -15,6 +15,7 @@ import pydantic_core
 
 from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.parse.parser import AnswerParser
+from worker.api.chat.request import INPUT
 from worker.supervisor.job import Job, StreamEvent
 from worker.wire.messages import (
     Failed,
@@ -33,14 +34,13 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 class Block:
     """Neighbouring deltas of one kind, or one call."""
 
-    kind: Literal["reasoning", "text", "call"]
+    kind: Literal["reasoning", "text", "call", "custom"]
+    """`custom` is the call of a custom tool."""
     id: str = ""
     """A call's."""
     name: str = ""
     """The function that a call is of."""
     parts: list[str] = field(default_factory=list)
-    inputs: list[str] | None = None
-    """The parts of the text of a custom tool's call."""
     scores: list[TokenLogprob] = field(default_factory=list)
     """Of a text's own tokens, where log-probabilities are wanted."""
 
@@ -50,27 +50,15 @@ class Block:
         return "".join(self.parts)
 
     @property
-    def input(self) -> str | None:
-        """The text so far of a custom tool's call; of others, `None`."""
-        return None if self.inputs is None else "".join(self.inputs)
-
-    @property
     def arguments(self) -> dict[str, Any]:
         """A call's arguments as an object; if it was cut off, those that are complete."""
+        if self.kind == "custom":
+            return {INPUT: self.text}
         try:
             value = pydantic_core.from_json(self.text or "{}", allow_partial="trailing-strings")
         except ValueError:
             return {}
         return value if isinstance(value, dict) else {}
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether a call's arguments are all there."""
-        try:
-            pydantic_core.from_json(self.text)
-        except ValueError:
-            return False
-        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -138,13 +126,10 @@ class Choice:
                     self.blocks.append(Block(kind))
                 self.blocks[-1].parts.append(text)
             case Call(_, id, name, is_custom):
-                self.calls.append(Block("call", id, name, inputs=[] if is_custom else None))
+                self.calls.append(Block("custom" if is_custom else "call", id, name))
                 self.blocks.append(self.calls[-1])
-            case Arguments(call, text, added):
-                block = self.calls[call]
-                block.parts.append(text)
-                if block.inputs is not None and added:
-                    block.inputs.append(added)
+            case Arguments(call, text):
+                self.calls[call].parts.append(text)
             case PromptScored(_, logprobs):
                 self.prompt_logprobs = logprobs
             case PromptProgress():  # also between two tokens, where a request was preempted
@@ -211,9 +196,8 @@ class Choice:
     def is_cut(self) -> bool:
         """Whether a limit or a stop ended the answer within its last call."""
         assert self.finished is not None
-        if self.finished.stop_reason == "EOS" or not self.blocks:
-            return False
-        return self.blocks[-1].kind == "call" and not self.blocks[-1].is_whole
+        is_in_call = self._parser is not None and self._parser.is_in_call
+        return is_in_call and self.finished.stop_reason != "EOS"
 
 
 def _within(text: str, scores: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:

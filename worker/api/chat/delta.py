@@ -25,7 +25,8 @@ class Reasoning(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The beginning of a call. Its arguments follow as parts of a JSON text."""
+    """The beginning of a call. Its arguments follow, as parts of a JSON text or of that which a
+    custom tool takes."""
 
     call: int
     """Its index in the message."""
@@ -39,8 +40,7 @@ class Arguments(NamedTuple):
     call: int
     """The index of the call that they belong to."""
     text: str
-    input: str = ""
-    """Of a custom tool's call, what they add to its text."""
+    """May be empty."""
 
 
 Delta = Started | PromptProgress | PromptScored | Text | Reasoning | Call | Arguments | Finished

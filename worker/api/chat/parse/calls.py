@@ -75,6 +75,8 @@ class Deltas:
     _of: Grow | None = None
     """Makes the delta of the texts in `_parts`."""
     _parts: list[str] = field(default_factory=list)
+    is_in_call: bool = False
+    """Whether arguments of the last call are still to come, and are given on."""
     _ids: set[str] = field(default_factory=set)
     _input: _Input | None = None
     """Of the last call, if it is of a custom tool."""
@@ -106,8 +108,18 @@ class Deltas:
         self._ids.add(call_id)
         self._input = _Input() if name in self.use.texts else None
         if self._is_wanted:
+            self.is_in_call = True
             is_custom = self._input is not None
             self._deltas.append(Call(self.n_calls - 1, call_id, name, is_custom))
+
+    def whole_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
+        self.call(name, call_id)
+        self.arguments(arguments)
+        self.end_call()
+
+    def end_call(self) -> None:
+        """Its arguments have all come."""
+        self.is_in_call = False
 
     def arguments(self, text: str) -> None:
         if self._is_wanted:
@@ -119,8 +131,7 @@ class Deltas:
         return self._arguments if self._is_wanted else None
 
     def _arguments(self, text: str) -> Delta:
-        added = self._input.more(text) if self._input is not None else ""
-        return Arguments(self.n_calls - 1, text, added)
+        return Arguments(self.n_calls - 1, self._input.more(text) if self._input else text)
 
     def _add(self, of: Grow, text: str) -> None:
         if text:

@@ -29,7 +29,8 @@ def read_arguments(
     if (yield from source.peek()) == "{":
         source.forget()
         deltas.call(name, call_id)
-        yield from value(source, deltas.arguments, deltas.grow)
+        if (yield from value(source, deltas.arguments, deltas.grow)):
+            deltas.end_call()
         return True
     text = yield from read_quoted(source)
     if text is None and (yield from source.run_of(WORD)) == "null":
@@ -50,8 +51,7 @@ def _whole_call(deltas: Deltas, name: str, text: str, call_id: str | None = None
         is_object = False
     if not is_object and name not in deltas.use.texts:
         return False
-    deltas.call(name, call_id)
-    deltas.arguments("".join(parts) if is_object else to_json({INPUT: text}))
+    deltas.whole_call(name, "".join(parts) if is_object else to_json({INPUT: text}), call_id)
     return True
 
 

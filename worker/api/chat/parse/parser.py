@@ -108,6 +108,11 @@ class AnswerParser:
         self.is_reasoning = False
         """Whether what comes next belongs to reasoning, its end mark included."""
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether arguments of a call are still to come."""
+        return self._deltas.is_in_call
+
     def feed(self, text: str) -> list[Delta]:
         """Take more output; returns the deltas that are certain by now.
 
@@ -287,8 +292,7 @@ class AnswerParser:
         if any(name is None for name, _ in calls):
             return False
         for name, arguments in calls:
-            deltas.call(name or "")
-            deltas.arguments(arguments)
+            deltas.whole_call(name or "", arguments)
         return bool(calls)
 
     def _unescaped(self, name: str, blanks: str, call_id: str | None) -> Steps[bool]:
@@ -301,6 +305,5 @@ class AnswerParser:
         keys = list(self._use.properties(name))
         if not keys or not parts[1:]:
             return False
-        self._deltas.call(name, call_id)
-        self._deltas.arguments(to_json({keys[0]: "".join(parts)}))
+        self._deltas.whole_call(name, to_json({keys[0]: "".join(parts)}), call_id)
         return True

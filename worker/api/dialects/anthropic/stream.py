@@ -136,6 +136,6 @@ def _content(block: Block) -> dict[str, Any]:
             return {"type": "text", "text": block.text}
         case "reasoning":
             return {"type": "thinking", "thinking": block.text, "signature": ""}
-        case "call":
+        case "call" | "custom":
             head = {"type": "tool_use", "id": block.id, "name": block.name}
             return head | {"input": block.arguments}

@@ -127,14 +127,13 @@ class ChatAnswer(_Choices):
             case Reasoning(text):
                 content = f'{{"reasoning_content":{quoted(text)}}}'
             case Call(index):
-                call = {"index": index, **_call(choice.calls[index], is_begun=True)}
+                call = {"index": index, **_call(choice.calls[index])}
                 content = f'{{"tool_calls":[{dumps(call)}]}}'
-            case Arguments(index, text, added):
-                part = f'"function":{{"arguments":{quoted(text)}}}'
-                if choice.calls[index].inputs is not None:
-                    if not added:
-                        return b""
-                    part = f'"custom":{{"input":{quoted(added)}}}'
+            case Arguments(_, ""):
+                return b""
+            case Arguments(index, text):
+                kind, field = _CALLS[choice.calls[index].kind]
+                part = f'"{kind}":{{"{field}":{quoted(text)}}}'
                 content = f'{{"tool_calls":[{{"index":{index},{part}}}]}}'
             case Started():
                 first = '"delta":{"role":"assistant","content":"","refusal":null}'
@@ -161,12 +160,12 @@ class ChatAnswer(_Choices):
         }
 
 
-def _call(call: Block, *, is_begun: bool = False) -> dict[str, Any]:
-    """`is_begun`: what it says is told later."""
-    kind, field, told = "function", "arguments", call.text
-    if call.input is not None:
-        kind, field, told = "custom", "input", call.input
-    return {"id": call.id, "type": kind, kind: {"name": call.name, field: told * (not is_begun)}}
+_CALLS = {"call": ("function", "arguments"), "custom": ("custom", "input")}
+
+
+def _call(call: Block) -> dict[str, Any]:
+    kind, field = _CALLS[call.kind]
+    return {"id": call.id, "type": kind, kind: {"name": call.name, field: call.text}}
 
 
 class CompletionAnswer(_Choices):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
@@ -25,9 +24,11 @@ _DELTAS = {
     "text": "response.output_text",
     "reasoning": "response.reasoning_text",
     "call": "response.function_call_arguments",
-    "input": "response.custom_tool_call_input",
+    "custom": "response.custom_tool_call_input",
 }
-_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc", "input": "ctc"}
+_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc", "custom": "ctc"}
+_CALLS = {"call": ("function_call", "arguments"), "custom": ("custom_tool_call", "input")}
+"""The type of a call's item, and the field of its text."""
 
 
 # --- the end of a stream, seen from outside ------------------------------------------------
@@ -65,10 +66,6 @@ def _data(event: bytes) -> dict[str, Any]:
 STREAM = StreamForm(lambda event: event.startswith(_ENDS), _failure)
 
 
-def _kind(block: Block) -> str:
-    return block.kind if block.inputs is None else "input"
-
-
 # --- answers -----------------------------------------------------------------------------
 
 
@@ -80,7 +77,6 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         self._created = int(time.time())
         assert isinstance(self.asked.input, Chat), "made of a body's input"
         self._within = {tool.name: tool.within for tool in self.asked.input.tools}
-        self._ids: dict[int, str] = {}
         self._n_events = 0
         self._sent: dict[int, list[TokenLogprob]] = {}
         """By its index, the log-probabilities of a block that its events had. The end of the block
@@ -112,13 +108,13 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
 
     def step_events(self, what: What, index: int, block: Block, text: str) -> Iterator[Event]:
         place = {"output_index": index, "item_id": self._id_of(index)}
-        if block.kind != "call":
+        if has_part := block.kind not in _CALLS:
             place["content_index"] = 0
         match what:
             case "start":
                 begun = self._item(index, "in_progress")
                 yield {"type": "response.output_item.added", "output_index": index, "item": begun}
-                if block.kind != "call":
+                if has_part:
                     part = self._part(index, "", ())
                     yield {"type": "response.content_part.added", **place, "part": part}
             case "delta":
@@ -127,19 +123,19 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
                     scores, block.scores = block.scores, []
                     self._sent.setdefault(index, []).extend(scores)
                     extra = {"logprobs": scored_tokens(scores)}
-                yield {"type": f"{_DELTAS[_kind(block)]}.delta", **place, "delta": text, **extra}
+                yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": text, **extra}
             case "stop":
-                match _kind(block):
+                match block.kind:
                     case "text":
                         whole: Event = {"text": block.text, "logprobs": self._scored(index)}
+                    case "reasoning":
+                        whole = {"text": block.text}
                     case "call":
                         whole = {"arguments": block.text, "name": self._named(block)["name"]}
-                    case "input":
-                        whole = {"input": block.input}
-                    case _:
-                        whole = {"text": block.text}
-                yield {"type": f"{_DELTAS[_kind(block)]}.done", **place, **whole}
-                if block.kind != "call":
+                    case "custom":
+                        whole = {"input": block.text}
+                yield {"type": f"{_DELTAS[block.kind]}.done", **place, **whole}
+                if has_part:
                     part = self._part(index, block.text, self._scored(index))
                     yield {"type": "response.content_part.done", **place, "part": part}
                 ended = self._ended_item(index, self._status)
@@ -154,8 +150,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         return "incomplete" if self.choice.finish_reason == "length" else "completed"
 
     def _id_of(self, index: int) -> str:
-        prefix = _PREFIXES[_kind(self.choice.blocks[index])]
-        return self._ids.setdefault(index, f"{prefix}_{uuid.uuid4().hex}")
+        prefix = _PREFIXES[self.choice.blocks[index].kind]
+        return f"{prefix}_{self.asked.id.partition('_')[2]}{index}"
 
     def _scored(self, index: int) -> Iterator[dict[str, Any]]:
         return scored_tokens((*self._sent.get(index, ()), *self.choice.blocks[index].scores))
@@ -169,13 +165,9 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         block = self.choice.blocks[index]
         text = "" if status == "in_progress" else block.text
         head = {"id": self._id_of(index), "status": status}
-        if block.input is not None:
-            text = "" if status == "in_progress" else block.input
-            called = {"call_id": block.id, **self._named(block), "input": text}
-            return {**head, "type": "custom_tool_call", **called}
-        if block.kind == "call":
-            called = {"call_id": block.id, **self._named(block), "arguments": text}
-            return {**head, "type": "function_call", **called}
+        if block.kind in _CALLS:
+            kind, field = _CALLS[block.kind]
+            return {**head, "type": kind, "call_id": block.id, **self._named(block), field: text}
         content = [self._part(index, text, self._scored(index))] if text else []
         if block.kind == "text":
             return {**head, "type": "message", "role": "assistant", "content": content}
