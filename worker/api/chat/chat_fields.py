@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, Tag, field_validator
-from pydantic_core import PydanticCustomError
 
 from worker.api.chat.custom import custom_tool
 from worker.api.chat.field_types import (
@@ -36,7 +35,7 @@ from worker.api.chat.request import (
     ToolCall,
 )
 from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody
-from worker.api.http.faults import fault, invalid, refusal
+from worker.api.http.faults import fault, invalid, refusal, wrong
 from worker.settings import check_variables
 
 MAX_MESSAGES = 4096
@@ -292,7 +291,7 @@ class ChatFields(OpenBody):
         try:
             return check_variables(given)
         except ValueError as error:
-            raise PydanticCustomError("body.type", "{what}", {"what": str(error)}) from None
+            raise wrong("type", str(error)) from None
 
     goes_on: ClassVar[bool] = False
     """Whether the answer goes on with a last message of the assistant unasked in this dialect."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
-from pydantic_core import PydanticCustomError
 
 from worker.api.chat.sampling import TokenId
 from worker.api.http.body import Flag, Integer, Item, JsonObject, Many
+from worker.api.http.faults import wrong
 
 MAX_CHOICES = 32
 MAX_TOP_LOGPROBS = 20
@@ -50,7 +50,7 @@ def _stops(given: object) -> object:
     """One text or several; an empty one, as some clients send it, ends no answer."""
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list | tuple):
-        raise PydanticCustomError("body.type", "must be a text or a list of texts")
+        raise wrong("type", "must be a text or a list of texts")
     return [each for each in texts if each != ""]
 
 
@@ -69,7 +69,7 @@ def needed_by(fields: Mapping[str, str]) -> Any:
         field = fields.get(body.type)
         if field is not None and getattr(body, field) in (None, ""):
             name = field.rstrip("_")
-            raise PydanticCustomError("body.required", f"of type {body.type} needs {name}")
+            raise wrong("required", f"of type {body.type} needs {name}")
         return body
 
     return model_validator(mode="after")(check)
@@ -80,7 +80,7 @@ def refused(instead: str) -> Any:
 
     def check(given: Any) -> Any:
         if given:
-            raise PydanticCustomError("body.unsupported", f"is not honoured here; {instead}")
+            raise wrong("unsupported", f"is not honoured here; {instead}")
         return given
 
     return AfterValidator(check)

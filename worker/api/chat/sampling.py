@@ -16,10 +16,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, create_model
-from pydantic_core import PydanticCustomError
 
 from worker.api.http.body import Flag, Integer, Many, Number, OpenBody, parse_json
-from worker.api.http.faults import is_number
+from worker.api.http.faults import is_number, wrong
 from worker.api.http.state import AppState
 from worker.errors import InvalidRequest
 from worker.wire.sampling import DEFAULT_BREAKERS, OTHERS, PARAMETERS, Sampling, order_of
@@ -39,10 +38,6 @@ LLAMA_CPP_WINDOW = 64
 """Tokens that penalties count in llama.cpp, if a request does not say."""
 
 
-def _must(what: str) -> PydanticCustomError:
-    return PydanticCustomError("body.type", "must be {what}", {"what": what})
-
-
 def is_token_id(given: Any) -> bool:
     return type(given) is int and 0 <= given <= MAX_TOKEN_ID
 
@@ -50,11 +45,11 @@ def is_token_id(given: Any) -> bool:
 def _order(given: Any) -> tuple[str, ...]:
     texts = (given,) if isinstance(given, str) else given
     if not isinstance(texts, list | tuple) or not all(isinstance(each, str) for each in texts):
-        raise _must("a list of samplers' names, or a string of their letters")
+        raise wrong("type", "must be a list of samplers' names, or a string of their letters")
     try:
         return order_of(given if isinstance(given, str) else tuple(given))
     except ValueError as error:
-        raise PydanticCustomError("body.unknown", "{why}", {"why": str(error)}) from None
+        raise wrong("unknown", str(error)) from None
 
 
 def _texts(given: Any) -> Any:
@@ -76,25 +71,25 @@ def _biases(given: Any, most: int = MAX_BIAS) -> tuple[tuple[int | str, float], 
     if isinstance(given, Mapping):
         pairs = [(int(key) if _DIGITS.fullmatch(key) else key, it) for key, it in given.items()]
     if not isinstance(pairs, Iterable) or isinstance(pairs, str):
-        raise _must("an object of numbers by token, or a list of [token, number]")
+        raise wrong("type", "must be an object of numbers by token, or a list of [token, number]")
     found = [_bias(pair, most) for pair in pairs]
     if len(found) > MAX_BIASES:
-        raise _must(f"of at most {MAX_BIASES} tokens")
+        raise wrong("type", f"must be of at most {MAX_BIASES} tokens")
     if sum(len(token) for token, _ in found if isinstance(token, str)) > MAX_BIAS_CHARS:
-        raise _must(f"by texts of at most {MAX_BIAS_CHARS} characters together")
+        raise wrong("type", f"must be by texts of at most {MAX_BIAS_CHARS} characters together")
     return tuple(found)
 
 
 def _bias(pair: Any, most: int) -> tuple[int | str, float]:
     if not isinstance(pair, list | tuple) or len(pair) != 2:
-        raise _must("an object of numbers by token, or a list of [token, number]")
+        raise wrong("type", "must be an object of numbers by token, or a list of [token, number]")
     token, added = pair
     if not isinstance(token, str) and not is_token_id(token):
-        raise _must("by token ids or by texts")
+        raise wrong("type", "must be by token ids or by texts")
     if added is False:
         return token, -math.inf
     if not is_number(added) or abs(added) > most:
-        raise _must(f"of numbers from -{most} to {most}; false forbids a token")
+        raise wrong("type", f"must be of numbers from -{most} to {most}; false forbids a token")
     return token, added
 
 
@@ -108,11 +103,8 @@ def _banned(given: Any) -> Any:
 
 def _is_off(off: Any, given: Any) -> Any:
     if given != off and given:
-        raise PydanticCustomError(
-            "body.unsupported",
-            "belongs to a sampler that is not here; leave it out, or turn it off with {off}",
-            {"off": str(off)},
-        )
+        instead = f"leave it out, or turn it off with {off}"
+        raise wrong("unsupported", f"belongs to a sampler that is not here; {instead}")
     return given
 
 

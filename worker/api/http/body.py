@@ -29,7 +29,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 from starlette.requests import Request
 
-from worker.api.http.faults import faults_of, invalid, refusal, unknown_fields
+from worker.api.http.faults import faults_of, invalid, refusal, unknown_fields, wrong
 from worker.api.http.headers import CONTENT_ENCODING, CONTENT_LENGTH, DEADLINE
 from worker.api.http.off_loop import in_background
 from worker.api.http.state import AppState
@@ -94,8 +94,7 @@ class _Object(BaseModel):
         if not isinstance(value, dict):
             return value
         if len(value) > MAX_FIELDS:
-            message = f"must have at most {MAX_FIELDS} fields"
-            raise pydantic_core.PydanticCustomError("body.maxProperties", message)
+            raise wrong("maxProperties", f"must have at most {MAX_FIELDS} fields")
         drops = cls._null_is_absent
         # JSON has one kind of number, so 1.0 is an integer.
         return {

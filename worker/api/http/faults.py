@@ -11,7 +11,7 @@ from itertools import islice
 from typing import NotRequired, TypeGuard
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
 from worker.errors import InvalidRequest, shortened
@@ -28,6 +28,8 @@ class Fault(TypedDict):
 
 
 MAX_FAULTS = 32
+_OWN = "body."
+"""Begins the error types of our own validators."""
 _NAMED_CHARS = 64
 """The most characters of an unknown field's name in a fault."""
 
@@ -70,6 +72,11 @@ def refusal(path: str, constraint: str, what: str, value: object = None) -> Inva
     return invalid([fault(path, constraint, f"{path or 'the body'} {what}", value)])
 
 
+def wrong(constraint: str, what: str) -> PydanticCustomError:
+    """As `refusal`, for a validator of pydantic's, which knows no path."""
+    return PydanticCustomError(_OWN + constraint, "{what}", {"what": what})
+
+
 def unknown_fields(names: Iterable[str], model: type[BaseModel]) -> InvalidRequest:
     return invalid(_unknown(name, model.model_fields) for name in islice(names, MAX_FAULTS))
 
@@ -90,10 +97,9 @@ def _fault_of(entry: ErrorDetails, model: type[BaseModel]) -> Fault:
     kind, given = entry["type"], entry["input"]
     if kind == "extra_forbidden":
         return _unknown(path, model.model_fields)
-    if kind.startswith("body."):  # from a validator of our own, with its message
-        return fault(
-            path, kind.removeprefix("body."), f"{path or 'the body'} {entry['msg']}", given
-        )
+    if kind.startswith(_OWN):
+        message = f"{path or 'the body'} {entry['msg']}"
+        return fault(path, kind.removeprefix(_OWN), message, given)
     constraint = _CONSTRAINTS.get(kind, "type")
     if constraint == "required":
         return fault(path, constraint, f"{path} is required")

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.field_types import MAX_STOPS, TextOr, TextOrMany, ToolName, needed_by
@@ -29,7 +28,7 @@ from worker.api.chat.request import (
 )
 from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
-from worker.api.http.faults import refusal
+from worker.api.http.faults import refusal, wrong
 from worker.api.http.state import AppState
 
 
@@ -112,7 +111,7 @@ class ToolFields(OpenBody):
     def _is_known(cls, given: str) -> str:
         if given != "custom" and not _SERVER_TOOL.fullmatch(given):
             what = "must be custom: only Anthropic's own models know another; send its input_schema"
-            raise PydanticCustomError("body.unsupported", "{what}", {"what": what})
+            raise wrong("unsupported", what)
         return given
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +15,7 @@ from worker.api.chat.fields import AdaptedBody
 from worker.api.chat.prompt_fields import prompts_of, prompts_of_at_most
 from worker.api.http.body import Integer, name_ignored, read_as
 from worker.api.http.encoding import in_parts, json_answer
-from worker.api.http.faults import fault, invalid
+from worker.api.http.faults import fault, invalid, wrong
 from worker.api.http.operation import Operation
 from worker.api.http.state import AppState
 from worker.api.pooling.run import Embedding, embed
@@ -48,7 +47,7 @@ class EmbeddingBody(AdaptedBody):
     @model_validator(mode="after")
     def _has_texts(self) -> Self:
         if self.input is None and self.content is None:
-            raise PydanticCustomError("body.required", "needs input")
+            raise wrong("required", "needs input")
         return self
 
     @property

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
-from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import (
     MAX_MESSAGES,
@@ -47,7 +46,7 @@ from worker.api.chat.request import (
 )
 from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
-from worker.api.http.faults import fault, invalid, refusal
+from worker.api.http.faults import fault, invalid, refusal, wrong
 from worker.api.http.state import AppState
 
 
@@ -93,7 +92,7 @@ class InputItem(OpenBody):
     def _is_readable(self) -> Self:
         kind = "item_reference" if self.model_fields_set == {"id"} else self.type
         if what := _UNREADABLE.get(kind):
-            raise PydanticCustomError("body.unsupported", "{what}", {"what": what})
+            raise wrong("unsupported", what)
         return self
 
 
