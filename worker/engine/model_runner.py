@@ -146,10 +146,10 @@ class ModelRunner:
     def scored(self, token: int, logprob: float, top: Sequence[tuple[int, float]]) -> TokenLogprob:
         """A token and its alternatives with their bytes."""
 
-        def shown(each: int) -> bytes:
-            return self._model.piece(each, special=True)
+        def scored(token: int, logprob: float, *top: TokenLogprob) -> TokenLogprob:
+            return TokenLogprob(token, self._model.piece(token, special=True), logprob, top)
 
-        return TokenLogprob(token, shown(token), logprob, tuple((t, shown(t), p) for t, p in top))
+        return scored(token, logprob, *(scored(*each) for each in top))
 
     def piece(self, token: int, shown: tuple[str, ...] = ()) -> bytes:
         """The bytes of a token; empty for a control token that is not in `shown`."""

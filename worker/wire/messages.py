@@ -179,8 +179,9 @@ class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     token_id: int
     piece: bytes
     logprob: float
-    top: tuple[tuple[int, bytes, float], ...] = ()
-    """Alternatives, best first: (token id, piece, log-probability)."""
+    top: tuple[TokenLogprob, ...] = ()
+    """Alternatives, best first, without alternatives of their own. They are no tuples, which the
+    collector of garbage would go through: a prompt may have a hundred thousand of them."""
 
 
 class Token(Message, frozen=True, gc=False):

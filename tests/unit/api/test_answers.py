@@ -535,7 +535,7 @@ def test_reasoning_goes_on_to_its_end_mark() -> None:
 
 
 def scored_pieces(pieces: list[bytes], n_top: int = 0) -> tuple[TokenLogprob, ...]:
-    top = tuple((id, b"%d" % id, -2.0) for id in range(n_top))
+    top = tuple(TokenLogprob(id, b"%d" % id, -2.0) for id in range(n_top))
     return tuple(
         TokenLogprob(at, piece, -1.0 if at else math.nan, top if at else ())
         for at, piece in enumerate(pieces)

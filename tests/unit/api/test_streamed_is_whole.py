@@ -395,7 +395,7 @@ def stories(draw: st.DrawFn) -> list[list[StreamEvent]]:
 
 
 def score(text: str, logprob: float = -0.5) -> TokenLogprob:
-    return TokenLogprob(1, text.encode(), logprob, ((2, b"x", -1.0),))
+    return TokenLogprob(1, text.encode(), logprob, (TokenLogprob(2, b"x", -1.0),))
 
 
 @st.composite

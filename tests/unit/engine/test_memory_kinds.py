@@ -56,7 +56,8 @@ class Alone:
         request_id = self._engine.submit(prompt, adapters=adapters, **asked)
         self._engine.run()
         tops = [entry.top for entry in self._engine.logprobs(request_id)]
-        return self._engine.ids(request_id), [first[2] - second[2] for first, second in tops]
+        margins = [first.logprob - second.logprob for first, second in tops]
+        return self._engine.ids(request_id), margins
 
     def differs(
         self, prompt: tuple[int, ...], ids: list[int], adapters: Applied = (), option: int = 0

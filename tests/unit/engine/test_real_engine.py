@@ -84,13 +84,13 @@ def test_logprobs_are_those_of_the_logits(engine: RealEngine) -> None:
     assert [p.token_id for p in reported] == engine.ids(request_id)
     for entry in reported:
         assert len(entry.top) == 3
-        assert entry.top[0][0] == entry.token_id, "greedy takes the best"
-        assert entry.top[0][2] == pytest.approx(entry.logprob)
-        assert all(-60 < p <= 0 for _, _, p in entry.top)
+        assert entry.top[0].token_id == entry.token_id, "greedy takes the best"
+        assert entry.top[0].logprob == pytest.approx(entry.logprob)
+        assert all(-60 < each.logprob <= 0 for each in entry.top)
     everything = engine.submit(CAPITAL, logprobs=engine.model.n_vocab, max_tokens=1)
     engine.run()
     (first,) = engine.logprobs(everything)
-    assert np.exp([p for _, _, p in first.top]).sum() == pytest.approx(1.0, abs=1e-6)
+    assert np.exp([each.logprob for each in first.top]).sum() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_cancelled_prompt_is_abandoned_within_its_batch() -> None:

@@ -116,7 +116,7 @@ def test_odds_after_the_samplers(engine: RealEngine, count: int) -> None:
     for entry in entries:
         assert len(entry.top) == min(count, 3) and 0 < math.exp(entry.logprob) <= 1
         if count >= 3:
-            shares = {token: math.exp(logprob) for token, _, logprob in entry.top}
+            shares = {each.token_id: math.exp(each.logprob) for each in entry.top}
             assert sum(shares.values()) == pytest.approx(1)
             assert shares[entry.token_id] == pytest.approx(math.exp(entry.logprob))
 

@@ -220,8 +220,8 @@ def same_but_for_ties(
     ids = plain.prompts.build(prompt) if isinstance(prompt, str) else prompt
     request_id = plain.submit((*ids, *theirs[:at]), max_tokens=1, logprobs=2, ignore_eos=True)
     plain.run()
-    ((_, _, first), (_, _, second)) = plain.logprobs(request_id)[0].top
-    return first - second < 0.02
+    first, second = plain.logprobs(request_id)[0].top
+    return first.logprob - second.logprob < 0.02
 
 
 def differs_as_drawn(

@@ -4,6 +4,7 @@ that the other end may not send."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import pickle
 import random
@@ -66,7 +67,8 @@ from worker.wire.work import (
 
 __all__ = ["script"]
 
-SCORED = TokenLogprob(7, b"\xff", -0.5, ((7, b"\xff", -0.5), (8, b" a", float("-inf"))))
+TOP = TokenLogprob(7, b"\xff", -0.5), TokenLogprob(8, b" a", float("-inf"))
+SCORED = TokenLogprob(7, b"\xff", -0.5, TOP)
 CHAT = ChatPrompt(({"role": "user", "content": ["é", 1, None, 2.5, {"a": True}]},))
 SAMPLING = Sampling(2**64 - 1, logit_bias=((1, -2.0),), constraint=Constraint("start: x", "f"))
 COMMANDS: list[Command] = [
@@ -157,6 +159,15 @@ def test_every_message_crosses_whole() -> None:
         assert same(pipe.frames[-1], frame)
     for command in COMMANDS:
         assert received(encode(command)[LENGTH.size :]) == command
+
+
+def test_log_probabilities_are_nothing_for_the_collector_of_garbage() -> None:
+    """It would go through a million of them, and hold up all requests meanwhile."""
+    pipe = Pipe()
+    pipe.channel.data_received(encode([Token(1, "a", (7,), (SCORED,))]))
+    ((token,),) = pipe.frames
+    assert isinstance(token, Token)
+    assert not any(map(gc.is_tracked, (*token.logprobs, *token.logprobs[0].top)))
 
 
 @settings(max_examples=50, deadline=None)

@@ -129,6 +129,8 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         + ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
     )
     """Those that `formats` reads; most requests have none of them."""
+    default_tokens: ClassVar[int | None] = None
+    """Of an answer whose request does not say; `None` is all that the context leaves."""
 
     model: ModelName | None = None
     max_tokens: Integer | None = Field(
@@ -184,14 +186,9 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         *,
         logprobs: int | None,
         post_sampling_probs: bool = False,
-        prompt_logprobs: int | None = None,
-        scores_end: bool = False,
-        echo: bool = False,
-        max_tokens: int | None = None,
     ) -> Generate:
-        """The request of these fields; `max_tokens` is the default of an absent one, and `prefix`
-        begins the id."""
-        limit = max_tokens if self.max_tokens is None else self.max_tokens
+        """The request of these fields; `prefix` begins its id."""
+        limit = self.default_tokens if self.max_tokens is None else self.max_tokens
         return Generate(
             input=input,
             sampling=self.sampling(state, logprobs, post_sampling_probs=post_sampling_probs),
@@ -204,9 +201,6 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             if isinstance(input, Chat)
             else ReasoningOptions(self.reasoning_budget, self.reasoning_budget_message),
             n=self.n,
-            prompt_logprobs=prompt_logprobs,
-            scores_end=scores_end,
-            echo=echo,
             streams=self.stream,
             reports_progress=(self.return_progress or self.timings_per_token) and self.stream,
             **self.own(prefix),

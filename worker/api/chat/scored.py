@@ -11,17 +11,17 @@ LOWEST = -9999.0
 """JSON has no infinity; OpenAI writes this value for a token that cannot be drawn."""
 
 
-def scored_piece(piece: bytes, logprob: float) -> dict[str, Any]:
+def scored_token(entry: TokenLogprob) -> dict[str, Any]:
     """A token in the form of OpenAI's chats. Its piece may be a part of a character, so its bytes
     stand beside its text."""
-    return {"token": piece_text(piece), "logprob": finite(logprob), "bytes": list(piece)}
+    piece = entry.piece
+    return {"token": piece_text(piece), "logprob": finite(entry.logprob), "bytes": list(piece)}
 
 
 def scored_tokens(entries: Iterable[TokenLogprob]) -> Iterator[dict[str, Any]]:
     """Tokens with their alternatives, in that form."""
     for each in entries:
-        top = [scored_piece(piece, logprob) for _, piece, logprob in each.top]
-        yield scored_piece(each.piece, each.logprob) | {"top_logprobs": top}
+        yield scored_token(each) | {"top_logprobs": list(map(scored_token, each.top))}
 
 
 def count_scores(entries: Sequence[TokenLogprob]) -> int:

@@ -14,7 +14,7 @@ from worker.api.chat.field_types import MAX_TOP_LOGPROBS
 from worker.api.chat.operations import generation
 from worker.api.chat.prompt_fields import prompts_of
 from worker.api.chat.request import Generate
-from worker.api.chat.scored import LOWEST, scored_piece
+from worker.api.chat.scored import LOWEST, scored_token
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.llama_server.schema import (
     MAX_LOGPROBS,
@@ -63,18 +63,11 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
         most = max(MAX_LOGPROBS // n_tokens, MAX_TOP_LOGPROBS)
         what = f"must be at most {most} for {n_tokens} tokens; lower n_predict for more"
         raise refusal("n_probs", "maximum", what, logprobs)
-    asked = body.generate(
-        state,
-        "cmpl-",
-        prompts,
-        logprobs=logprobs,
-        post_sampling_probs=body.post_sampling_probs,
-        scores_end=True,
-    )
-    if logprobs is not None and asked.max_tokens == 0:
-        # Front ends ask so for the odds of the next token.
-        return replace(asked, max_tokens=1)
-    return asked
+    is_after = body.post_sampling_probs
+    asked = body.generate(state, "cmpl-", prompts, logprobs=logprobs, post_sampling_probs=is_after)
+    # Front ends ask for no token to see the odds of the next one.
+    n_most = 1 if logprobs is not None and asked.max_tokens == 0 else asked.max_tokens
+    return replace(asked, max_tokens=n_most, scores_end=True)
 
 
 class TextAnswer(Answer[TextBody]):
@@ -119,13 +112,10 @@ class TextAnswer(Answer[TextBody]):
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> Iterator[dict[str, Any]]:
         """As OpenAI's chats have them, with token ids; after the samplers, as probabilities."""
         is_after = self.body.post_sampling_probs
-        scored, top = (_sampled_piece, "top_probs") if is_after else (scored_piece, "top_logprobs")
+        scored, top = (_drawn_token, "top_probs") if is_after else (scored_token, "top_logprobs")
         for entry in entries:
-            yield {
-                "id": entry.token_id,
-                **scored(entry.piece, entry.logprob),
-                top: [{"id": id, **scored(piece, p)} for id, piece, p in entry.top],
-            }
+            several = [{"id": each.token_id, **scored(each)} for each in (entry, *entry.top)]
+            yield several[0] | {top: several[1:]}
 
     def whole(self) -> Any:
         whole = [self._whole(choice) for choice in self.choices]
@@ -167,10 +157,10 @@ class TextAnswer(Answer[TextBody]):
         return end
 
 
-def _sampled_piece(piece: bytes, logprob: float) -> dict[str, Any]:
-    scored = scored_piece(piece, logprob)
+def _drawn_token(entry: TokenLogprob) -> dict[str, Any]:
+    scored = scored_token(entry)
     del scored["logprob"]
-    return scored | {"prob": math.exp(logprob)}
+    return scored | {"prob": math.exp(entry.logprob)}
 
 
 def settings_of(

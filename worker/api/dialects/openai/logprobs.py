@@ -50,7 +50,7 @@ def completion_logprobs(parts: Iterable[Scored]) -> dict[str, Any]:
             is_first = math.isnan(entry.logprob)
             logprobs.append(None if is_first else finite(entry.logprob))
             offsets.append(max(offset + n_chars, 0))
-            top = {piece_text(piece): finite(logprob) for _, piece, logprob in entry.top}
+            top = {piece_text(each.piece): finite(each.logprob) for each in entry.top}
             tops.append(None if is_first else top)
             if shown.startswith(entry.piece, n_taken):
                 n_taken += len(entry.piece)
@@ -70,9 +70,12 @@ def prompt_logprobs(entries: Sequence[TokenLogprob]) -> Iterator[dict[str, Any] 
 
 
 def _by_id(entry: TokenLogprob) -> dict[str, Any]:
-    found = {
-        str(id): {"logprob": finite(logprob), "rank": rank, "decoded_token": piece_text(piece)}
-        for rank, (id, piece, logprob) in enumerate(entry.top, 1)
+    ranked = ((None, entry), *enumerate(entry.top, 1))
+    return {
+        str(each.token_id): {
+            "logprob": finite(each.logprob),
+            "rank": rank,
+            "decoded_token": piece_text(each.piece),
+        }
+        for rank, each in ranked
     }
-    itself = {"logprob": finite(entry.logprob), "decoded_token": piece_text(entry.piece)}
-    return {str(entry.token_id): {"rank": None} | itself} | found

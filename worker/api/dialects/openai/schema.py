@@ -6,10 +6,10 @@ field is ignored and reported by name. Any thread.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
 
 from worker.api.chat.chat_fields import ReasoningChatFields
 from worker.api.chat.field_types import ANY_OBJECT, TopLogprobs, refused
@@ -17,7 +17,7 @@ from worker.api.chat.fields import GenerationFields
 from worker.api.chat.prompt_fields import MAX_PROMPTS, prompts_of, prompts_of_at_most
 from worker.api.chat.request import Chat, Format, Generate, JsonSchema
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
-from worker.api.http.faults import fault, invalid, refusal
+from worker.api.http.faults import fault, invalid, refusal, wrong
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, MarkedPrompt, MixedTokens, Prompt
 
@@ -60,7 +60,7 @@ class ChatBody(GenerationFields, ReasoningChatFields):
     @classmethod
     def _asks_for_some(cls, given: int | None) -> int | None:
         if given == 0:
-            raise PydanticCustomError("body.minimum", "must be an integer of at least 1, or -1")
+            raise wrong("minimum", "must be an integer of at least 1, or -1")
         return given
 
     @property
@@ -94,9 +94,8 @@ class CompletionBody(GenerationFields):
         None, description="what comes after the answer; needs fill-in-the-middle tokens"
     )
 
-
-DEFAULT_COMPLETION_TOKENS = 16
-"""OpenAI's default for plain completions."""
+    default_tokens = 16
+    """As OpenAI has it."""
 
 
 def read_chat(body: ChatBody, state: AppState) -> Generate:
@@ -140,16 +139,9 @@ def read_completion(body: CompletionBody, state: AppState) -> Generate:
         raise refusal("echo", "conflict", what)
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     n_of_prompt = max((n for n in wanted if n is not None), default=None)
-    return body.generate(
-        state,
-        "cmpl-",
-        prompts,
-        logprobs=body.logprobs,
-        prompt_logprobs=n_of_prompt,
-        scores_end=n_of_prompt is not None,
-        echo=body.echo,
-        max_tokens=DEFAULT_COMPLETION_TOKENS,
-    )
+    asked = body.generate(state, "cmpl-", prompts, logprobs=body.logprobs)
+    scores_end = n_of_prompt is not None
+    return replace(asked, prompt_logprobs=n_of_prompt, scores_end=scores_end, echo=body.echo)
 
 
 def _with_suffix(prompt: str | MixedTokens | MarkedPrompt, suffix: str | None) -> Prompt:
