@@ -15,9 +15,9 @@ from pydantic import BaseModel, Field
 from tests.support.pictures import picture
 from tests.support.sse import parse
 from tests.support.worker import WorkerProcess
-from worker.api.chat.request import Part
 from worker.api.dialects.anthropic.schema import PromptBody, chat_of
 from worker.api.dialects.openai.routes import OPERATIONS
+from worker.wire.work import Medium
 
 FRANCE = "What is the capital of France?"
 PARIS = "The capital of France is Paris."
@@ -87,21 +87,21 @@ def test_neighbouring_messages_of_one_role_are_one_turn() -> None:
         {"role": "user", "content": "F"},
     ]
     asked, called, *results, last = chat_of(PromptBody.model_validate({"messages": given})).messages
-    assert isinstance(asked.content, tuple)
-    assert [part.text for part in asked.content] == ["A\n\nB", "", "C"]
-    assert called.content == "D" and called.reasoning == "Hm." and len(called.tool_calls) == 1
+    before, picture, behind = asked.content or ()
+    assert (before, behind) == ("A\n\nB", "C") and isinstance(picture, Medium)
+    assert called.content == ("D",) and called.reasoning == "Hm." and len(called.tool_calls) == 1
     assert [(each.role, each.tool_call_id) for each in results] == [("tool", "1"), ("tool", "2")]
-    assert last.role == "user" and last.content == (Part("E\n\nF"),)
+    assert last.role == "user" and last.content == ("E\n\nF",)
 
 
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("No star.", "Error: No star."),
-        ("error: no star", "error: no star"),
-        ("", "Error: "),
-        ([{"type": "text", "text": "No star."}], (Part("Error: No star."),)),
-        ([], (Part("Error: "),)),
+        ("No star.", ("Error: No star.",)),
+        ("error: no star", ("error: no star",)),
+        ("", ("Error: ",)),
+        ([{"type": "text", "text": "No star."}], ("Error: No star.",)),
+        ([], ("Error: ",)),
     ],
 )
 def test_the_model_is_told_that_a_call_failed(content: Any, told: Any) -> None:

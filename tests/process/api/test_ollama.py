@@ -231,7 +231,7 @@ def test_a_conversation_is_read_whole() -> None:
     chat = body.chat(reasoning=body.reasoning)
     asked, result = chat.messages
     assert asked.reasoning == "Hm." and asked.tool_calls == (ToolCall("look", {"where": "up"}),)
-    assert (result.role, result.name, result.content) == ("tool", "look", "A star.")
+    assert (result.role, result.name, result.content) == ("tool", "look", ("A star.",))
     assert [tool.name for tool in chat.tools] == ["look"]
     assert chat.reasoning == ReasoningOptions(effort="high", enabled=True)
     silent = ChatBody.model_validate({"model": "m", "messages": FRANCE, "think": False})

@@ -14,7 +14,7 @@ from tests.support.chats import assistant, result, user
 from tests.unit.api.round_trips import NAMES, compiled
 from worker.api.chat.prompt import chat_prompt
 from worker.api.chat.reasoning import EFFORT_TOKENS, reasoning_of
-from worker.api.chat.request import OneTool, Part
+from worker.api.chat.request import OneTool
 from worker.api.dialects.anthropic.schema import MessagesBody, PromptBody, chat_of
 from worker.api.dialects.openai.schema import ChatBody
 from worker.api.dialects.openai.schema import chat_of as chat_of_openai
@@ -110,7 +110,7 @@ def test_a_tool_that_was_found_is_told_by_its_name() -> None:
     results = [{"type": "tool_result", "tool_use_id": "1", "content": found}]
     turns = [user("Find!"), {"role": "assistant", "content": [use]}, user(results)]
     *_, told = chat_of(PromptBody.model_validate({"messages": turns})).messages
-    assert told.content == (Part("look\n\nlisten"),)
+    assert told.content == ("look\n\nlisten",)
 
 
 def test_turns_that_hardly_a_template_takes() -> None:
@@ -180,4 +180,4 @@ def test_many_documents_are_put_together_at_once() -> None:
     began = time.thread_time()
     chat = chat_of(body)
     assert clock.within(time.thread_time() - began, 1)
-    assert chat.messages[0].content == (Part("\n\n".join(["a" * 128] * 16_000)),)
+    assert chat.messages[0].content == ("\n\n".join(["a" * 128] * 16_000),)

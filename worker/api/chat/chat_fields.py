@@ -25,9 +25,9 @@ from worker.api.chat.request import (
     INPUT,
     UNASKED,
     Chat,
+    Content,
     Message,
     OneTool,
-    Part,
     ReasoningOptions,
     Syntax,
     TextForm,
@@ -37,6 +37,7 @@ from worker.api.chat.request import (
 from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid, refusal, wrong
 from worker.settings import check_variables
+from worker.wire.work import Medium
 
 MAX_MESSAGES = 4096
 MAX_TOOLS = 1024
@@ -87,28 +88,29 @@ class PartFields(OpenBody):
 ContentFields = TextOrMany[PartFields]
 
 
-def content_of(
-    given: str | tuple[PartFields, ...] | None, path: str
-) -> str | tuple[Part, ...] | None:
+def content_of(given: str | tuple[PartFields, ...] | None, path: str) -> Content | None:
     """The content of a message; `path` is its field's.
 
     Raises:
         InvalidRequest: a picture or sound is none that can be taken.
     """
-    if given is None or isinstance(given, str):
-        return given
-    return tuple(_part_of(part, f"{path}[{index}]") for index, part in enumerate(given))
+    if given is None:
+        return None
+    if isinstance(given, str):
+        return (given,) if given else ()
+    parts = (_part_of(part, f"{path}[{index}]") for index, part in enumerate(given))
+    return tuple(part for part in parts if part)
 
 
-def _part_of(part: PartFields, path: str) -> Part:
+def _part_of(part: PartFields, path: str) -> str | Medium:
     if (field := _MEDIA.get(part.type)) is None:
-        return Part(part.text)
+        return part.text
     given, path = getattr(part, field), f"{path}.{field}"
     if isinstance(given, SoundFields):
-        return Part(medium=medium_of("audio", given.data, f"{path}.data"))
+        return medium_of("audio", given.data, f"{path}.data")
     if isinstance(given, UrlFields):
         given, path = given.url, f"{path}.url"
-    return Part(medium=named_medium("image" if field == "image_url" else "audio", given, path))
+    return named_medium("image" if field == "image_url" else "audio", given, path)
 
 
 class FunctionName(OpenBody):

@@ -12,10 +12,10 @@ from typing import Any
 from worker.api.chat.constrain.lark import MAX_CHARS_OF_ALL, pattern_of
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.reasoning import Said, reasoning_of, template_variables
-from worker.api.chat.request import Chat, Message, OneTool, Part, Tool, ToolCall
+from worker.api.chat.request import Chat, Content, Message, OneTool, Tool, ToolCall
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
-from worker.wire.work import ChatPrompt
+from worker.wire.work import ChatPrompt, Medium
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """OpenAI's."""
@@ -54,11 +54,10 @@ def chat_prompt(chat: Chat, state: AppState, said: Said | None = None) -> ChatPr
         reasoning_marks=_marks_of_open_reasoning(chat, template) if chat.continues else None,
         template_kwargs=template_variables(chat, said or reasoning_of(chat, state), state),
         media=tuple(
-            part.medium
+            part
             for message in chat.messages
-            if isinstance(message.content, tuple)
-            for part in message.content
-            if part.medium is not None
+            for part in message.content or ()
+            if isinstance(part, Medium)
         ),
         field=path,
     )
@@ -103,32 +102,31 @@ def _marks_of_open_reasoning(chat: Chat, template: str) -> tuple[str, str] | Non
     return thinking.begin + thinking.pads[0] * any(pads), thinking.end
 
 
-def content_joined(
-    first: str | tuple[Part, ...] | None, second: str | tuple[Part, ...] | None
-) -> str | tuple[Part, ...]:
+def content_joined(first: Content | None, second: Content | None) -> Content:
     """The content of two messages as one's, their words as paragraphs."""
     if not (first and second):
-        return first or second or ""
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}"
-    *before, last = (Part(first),) if isinstance(first, str) else first
-    begun, *others = (Part(second),) if isinstance(second, str) else second
-    if last.medium is None and begun.medium is None:
+        return first or second or ()
+    (*before, last), (begun, *others) = first, second
+    if isinstance(last, str) and isinstance(begun, str):
         # One part: many templates put the texts of parts together with nothing between.
-        text = "\n\n".join(filter(None, (last.text, begun.text)))
-        return (*before, Part(text), *others)
-    return (*before, last, begun, *others)
+        return (*before, f"{last}\n\n{begun}", *others)
+    return (*first, *second)
 
 
 def _message(message: Message) -> dict[str, Any]:
-    content: Any = message.content
-    if isinstance(content, tuple):
-        content = [
-            {"type": part.medium.kind}
-            if part.medium is not None
-            else {"type": "text", "text": part.text}
-            for part in content
-        ]
+    content: Any
+    match message.content:
+        case None:
+            content = None
+        case ():
+            content = ""
+        case (str(content),):
+            pass
+        case parts:
+            content = [
+                {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
+                for part in parts
+            ]
     return {"role": message.role, "content": content} | _given(
         name=message.name,
         tool_call_id=message.tool_call_id,

@@ -14,13 +14,8 @@ from worker.api.http.adapters import Asked
 from worker.wire.sampling import Sampling
 from worker.wire.work import LineLimits, Medium, Prompt
 
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a message's content: a text, or a picture or sound."""
-
-    text: str = ""
-    medium: Medium | None = None
+Content = tuple[str | Medium, ...]
+"""Of a message: texts, pictures and sounds. None of the texts is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +33,7 @@ class Message:
     """A turn of a chat. What is `None` or empty was not sent."""
 
     role: str
-    content: str | tuple[Part, ...] | None = None
+    content: Content | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None

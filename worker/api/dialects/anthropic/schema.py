@@ -17,11 +17,11 @@ from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
     Chat,
+    Content,
     Generate,
     JsonSchema,
     Message,
     OneTool,
-    Part,
     ReasoningOptions,
     Tool,
     ToolCall,
@@ -30,6 +30,7 @@ from worker.api.chat.sampling import SamplingFields
 from worker.api.http.body import Flag, Integer, JsonObject, Many, OpenBody
 from worker.api.http.faults import refusal, wrong
 from worker.api.http.state import AppState
+from worker.wire.work import Medium
 
 
 class PlainText(OpenBody):
@@ -272,19 +273,11 @@ def _turn(role: str, turn: Iterable[tuple[str, TurnMessage]]) -> Iterator[Messag
         for flat in _flat(message, path):
             if flat.role == "tool":
                 yield flat
-            elif others and role != "system" and not (flat.tool_calls and _says(others[-1])):
+            elif others and role != "system" and not (flat.tool_calls and others[-1].content):
                 others[-1] = _joined(others[-1], flat)
             else:
                 others.append(flat)
     yield from others
-
-
-def _says(message: Message) -> bool:
-    """Whether it has words, a picture or a sound."""
-    content = message.content
-    if content is None or isinstance(content, str):
-        return bool(content)
-    return any(part.text or part.medium for part in content)
 
 
 def _joined(first: Message, second: Message) -> Message:
@@ -301,7 +294,7 @@ def _joined(first: Message, second: Message) -> Message:
 def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
     """The message, after one message for each of its tool results."""
     if isinstance(message.content, str):
-        yield Message(message.role, message.content)
+        yield Message(message.role, _content(message.content, path))
         return
     blocks = message.content
     results = [(i, block) for i, block in enumerate(blocks) if block.type == "tool_result"]
@@ -320,69 +313,66 @@ def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
             if block.type == "tool_use"
         ),
     )
-    if not results or rest.tool_calls or _says(rest):
+    if not results or rest.tool_calls or rest.content:
         yield rest
 
 
-def _as_error(content: str | tuple[Part, ...]) -> str | tuple[Part, ...]:
+def _as_error(content: Content) -> Content:
     """So that the model can tell that the call failed: no template has a field."""
-    text = content if isinstance(content, str) else content[0].text if content else ""
+    text = content[0] if content and isinstance(content[0], str) else ""
     if text.lower().startswith("error"):
         return content
-    told = f"Error: {text}"
-    if isinstance(content, str):
-        return told
-    begins_with_text = bool(content) and content[0].medium is None
-    return (Part(told), *(content[1:] if begins_with_text else content))
+    return (f"Error: {text}", *content[bool(text) :])
 
 
-def _content(given: str | Sequence[TextBlock] | None, path: str) -> str | tuple[Part, ...]:
-    return given or "" if given is None or isinstance(given, str) else _parts(given, path)
+def _content(given: str | Sequence[TextBlock], path: str) -> Content:
+    if isinstance(given, str):
+        return (given,) if given else ()
+    return _parts(given, path)
 
 
 _READ = ("document", "search_result", "tool_reference")
 """Blocks that a model reads as text."""
 
 
-def _parts(blocks: Sequence[TextBlock], path: str) -> tuple[Part, ...]:
+def _parts(blocks: Sequence[TextBlock], path: str) -> Content:
     """The texts and pictures among the blocks; what is read is a paragraph of its own."""
-    runs: list[list[str] | Part] = []
+    runs: list[list[str] | Medium] = []
     was_apart = False
     for index, block in enumerate(blocks):
         if block.type not in ("text", "image", *_READ):
             continue
         part, is_apart = _part(block, f"{path}[{index}]"), block.type in _READ
         last = runs[-1] if runs else None
-        if part.medium is not None:
+        if isinstance(part, Medium):
             runs.append(part)
         elif isinstance(last, list) and (was_apart or is_apart):
-            last.append(part.text)
+            last.append(part)
         else:
-            runs.append([part.text])
+            runs.append([part])
         was_apart = is_apart
-    return tuple(
-        Part("\n\n".join(filter(None, run))) if isinstance(run, list) else run for run in runs
-    )
+    parts = ("\n\n".join(filter(None, run)) if isinstance(run, list) else run for run in runs)
+    return tuple(part for part in parts if part)
 
 
-def _part(block: TextBlock, path: str) -> Part:
+def _part(block: TextBlock, path: str) -> str | Medium:
     if block.type == "text":
-        return Part(block.text)
+        return block.text
     if block.type == "tool_reference":  # each tool is told from the start, also a deferred one
-        return Part(block.tool_name)
+        return block.tool_name
     source, where = block.source, f"{path}.source"
     if block.type == "search_result":
         if isinstance(source, Source):
             raise refusal(where, "type", "of a search_result must be a string")
         text = _text(block.content, f"{path}.content")
-        return Part(_in_lines(block.title, source or "", text))
+        return _in_lines(block.title, source or "", text)
     if not isinstance(source, Source):
         raise refusal(where, "type", "must be an object")
     match block.type, source.type:
         case "image", "url":
-            return Part(medium=named_medium("image", source.url, f"{where}.url"))
+            return named_medium("image", source.url, f"{where}.url")
         case "image", "base64":
-            return Part(medium=medium_of("image", source.data, f"{where}.data"))
+            return medium_of("image", source.data, f"{where}.data")
         case "image", _:
             raise refusal(f"{where}.type", "unsupported", "of an image must be base64 or url")
         case _, "text":
@@ -392,7 +382,7 @@ def _part(block: TextBlock, path: str) -> Part:
         case _:
             what = "of a document must be text or content: no PDF is read, and no URL of one"
             raise refusal(f"{where}.type", "unsupported", what)
-    return Part(_in_lines(block.title, block.context, text))
+    return _in_lines(block.title, block.context, text)
 
 
 def _text(given: str | Sequence[PlainText | TextBlock], path: str) -> str:

@@ -28,7 +28,7 @@ from worker.api.chat.field_types import (
 )
 from worker.api.chat.fields import OwnFields
 from worker.api.chat.media import MAX_MEDIA, medium_of, named_medium
-from worker.api.chat.request import Chat, Generate, JsonSchema, Message, Part, ReasoningOptions
+from worker.api.chat.request import Chat, Content, Generate, JsonSchema, Message, ReasoningOptions
 from worker.api.chat.sampling import LLAMA_CPP_WINDOW, SamplingFields
 from worker.api.dialects.ollama.naming import now, served, tagged
 from worker.api.http.body import Flag, Integer, JsonObject, Many
@@ -72,20 +72,16 @@ class Turn(MessageFields):
         """As Ollama has it: the pictures precede the text."""
         plain = super().message(path)
         pictures = _pictures(self.images, f"{path}.images")
-        if not pictures:
-            return plain
-        content = plain.content
-        texts = content if isinstance(content, tuple) else (Part(content or ""),)
-        return replace(plain, content=(*pictures, *texts))
+        return replace(plain, content=(*pictures, *(plain.content or ()))) if pictures else plain
 
 
-def _pictures(images: tuple[str, ...], path: str) -> tuple[Part, ...]:
+def _pictures(images: tuple[str, ...], path: str) -> Content:
     """Pictures, and sounds: Ollama has no other field for these, and tells them by their bytes."""
     given = ((f"{path}[{index}]", image) for index, image in enumerate(images))
     return tuple(
-        Part(medium=named_medium("image", image, field))
+        named_medium("image", image, field)
         if image.startswith(("data:", "http:", "https:"))
-        else Part(medium=medium_of(None, image, field))
+        else medium_of(None, image, field)
         for field, image in given
     )
 
@@ -169,9 +165,8 @@ def read_generate(body: GenerateBody, state: AppState) -> Generate | ModelOnly:
     if not (body.prompt or body.suffix):
         return _loaded(body, state, {"response": ""})
     if not (body.raw or body.suffix) and state.served.has_chat_template:
-        system = (Message("system", body.system),) if body.system else ()
-        pictures = _pictures(body.images, "images")
-        content = (*pictures, Part(body.prompt)) if pictures else body.prompt
+        system = (Message("system", (body.system,)),) if body.system else ()
+        content = (*_pictures(body.images, "images"), body.prompt)
         messages = (*system, Message("user", content))
         return body.generate(Chat(messages, reasoning=body.reasoning, path="prompt"), state)
     if body.images:

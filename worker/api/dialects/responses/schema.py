@@ -333,20 +333,20 @@ def chat_of(body: ResponsesBody) -> Chat:
 
 
 def _messages(body: ResponsesBody) -> list[Message]:
-    messages = [Message("system", body.instructions)] if body.instructions else []
+    messages = [Message("system", (body.instructions,))] if body.instructions else []
     if isinstance(body.input, str):
-        return [*messages, Message("user", body.input)]
+        return [*messages, Message("user", content_of(body.input, "input"))]
     for index, item in enumerate(body.input):
         content = content_of(item.content, f"input[{index}].content")
         turn = messages[-1] if messages and messages[-1].role == "assistant" else None
         match item.type:
             case "message" if item.role == "assistant":
                 if turn is None or (turn.content is not None and not turn.tool_calls):
-                    messages.append(Message("assistant", content or ""))
+                    messages.append(Message("assistant", content or ()))
                 else:  # also behind a call: between it and its result a template takes nothing
                     messages[-1] = replace(turn, content=content_joined(turn.content, content))
             case "message":
-                messages.append(Message(item.role, content or ""))
+                messages.append(Message(item.role, content or ()))
             case "function_call" | "custom_tool_call":
                 name = told_name(item.name, item.namespace)
                 is_custom = item.type == "custom_tool_call"
@@ -361,8 +361,7 @@ def _messages(body: ResponsesBody) -> list[Message]:
                 messages.append(Message("tool", output, tool_call_id=item.call_id))
             case "reasoning":
                 # The full text, if this worker wrote it; a text of its own begins a turn.
-                full = content if isinstance(content, tuple) else ()
-                text = "\n".join(part.text for part in full)
+                text = "\n".join(part for part in content or () if isinstance(part, str))
                 summary = "\n".join(thought.text for thought in item.summary)
                 messages.append(Message("assistant", reasoning=text or summary))
     return messages
