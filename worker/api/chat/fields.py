@@ -59,8 +59,9 @@ MAX_ADAPTERS = 256
 
 
 class AdaptedBody(OpenBody):
-    """What is computed with adapters: texts, vectors, ranks."""
+    """What is computed with a model and adapters: texts, vectors, ranks."""
 
+    model: ModelName | None = None
     lora: Many[AdapterFields] | None = Field(
         None,
         max_length=MAX_ADAPTERS,
@@ -132,7 +133,6 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
     default_tokens: ClassVar[int | None] = None
     """Of an answer whose request does not say; `None` is all that the context leaves."""
 
-    model: ModelName | None = None
     max_tokens: Integer | None = Field(
         None,
         ge=-1,

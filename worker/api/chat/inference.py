@@ -31,7 +31,6 @@ from worker.wire.work import InferenceRequest, Prompt
 class Inference:
     requests: tuple[InferenceRequest, ...]
     """First the choices of the first prompt, then those of the next."""
-    prompts: tuple[Prompt, ...]
     digests: tuple[str, ...]
     """Of the prompts, for logs."""
     not_enforced: tuple[str, ...]
@@ -96,7 +95,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     reasoning = replace(conventions.reasoning, budget=budget, message=message, goes_on=goes_on)
     sampling = replace(sampling, reasoning=reasoning)
     requests = _requests(asked, prompts, sampling, shown, adapters, state, deadline)
-    return Inference(requests, prompts, tuple(map(digest, prompts)), not_enforced, parser_of)
+    return Inference(requests, tuple(map(digest, prompts)), not_enforced, parser_of)
 
 
 def _tool_use(chat: Chat, form: Format | ForcedCalls | None) -> ToolUse:

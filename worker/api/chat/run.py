@@ -77,7 +77,7 @@ async def respond(
         name_ignored(request, ignored)
     prompts = [
         await with_media(prompt, state, deadline) if getattr(prompt, "media", ()) else prompt
-        for prompt in inference.prompts
+        for prompt in (each.prompt for each in inference.requests[:: asked.n])
     ]
     echoes = [await _echo(request, state, prompt) if asked.echo else "" for prompt in prompts]
     requests = [

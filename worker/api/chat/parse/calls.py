@@ -114,11 +114,11 @@ class Deltas:
 
     def whole_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
         self.call(name, call_id)
-        self.arguments(arguments)
-        self.end_call()
+        self.end_call(arguments)
 
-    def end_call(self) -> None:
-        """Its arguments have all come."""
+    def end_call(self, text: str = "") -> None:
+        """With the last of its arguments."""
+        self.arguments(text)
         self.is_in_call = False
 
     def arguments(self, text: str) -> None:

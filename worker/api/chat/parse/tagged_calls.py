@@ -76,14 +76,12 @@ class TaggedCall:
                 source.take(tags.end)
                 if not self.keys:
                     deltas.call(self.name)
-                deltas.arguments("}" if self.keys else "{}")
-                deltas.end_call()
+                deltas.end_call("}" if self.keys else "{}")
                 return True
             found = yield from source.fit_one(header for header, _ in tags.arguments)
             if found is None:
                 if self.keys and not source.ended:
-                    deltas.arguments("}")
-                    deltas.end_call()
+                    deltas.end_call("}")
                 return bool(self.keys)
             fields = found[1]
             key = fields["key"].strip()

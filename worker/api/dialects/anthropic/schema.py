@@ -11,7 +11,14 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
-from worker.api.chat.field_types import MAX_STOPS, TextOr, TextOrMany, ToolName, needed_by
+from worker.api.chat.field_types import (
+    MAX_STOPS,
+    ModelName,
+    TextOr,
+    TextOrMany,
+    ToolName,
+    needed_by,
+)
 from worker.api.chat.fields import OwnFields
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.prompt import content_joined
@@ -144,7 +151,7 @@ class OutputConfig(OpenBody):
 class PromptBody(OpenBody):
     """`POST /v1/messages/count_tokens`."""
 
-    model: str | None = None
+    model: ModelName | None = None
     messages: Many[TurnMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: TextContent | None = None
     tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.requests import Request
 
-from worker.api.chat.field_types import ModelName, TextOr
+from worker.api.chat.field_types import TextOr
 from worker.api.chat.fields import AdaptedBody
 from worker.api.http.body import Flag, Integer, Many, OpenBody, name_ignored, read
 from worker.api.http.faults import refusal
@@ -33,7 +33,6 @@ class RerankBody(AdaptedBody):
     query: str
     documents: Documents | None = None
     texts: Documents | None = None
-    model: ModelName | None = None
     top_n: Integer | None = Field(None, ge=1, description="the best so many; all by default")
     return_documents: Flag = False
     return_text: Flag = False

@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from worker.api.chat.field_types import ModelName
 from worker.api.chat.fields import AdaptedBody
 from worker.api.chat.prompt_fields import prompts_of, prompts_of_at_most
 from worker.api.http.body import Integer, name_ignored, read_as
@@ -33,7 +32,6 @@ class EmbeddingBody(AdaptedBody):
 
     input: Prompts | None = None
     content: Prompts | None = None
-    model: ModelName | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Integer | None = Field(None, ge=1)
     embd_normalize: Integer = Field(

@@ -23,7 +23,6 @@ from worker.api.chat.chat_fields import (
 from worker.api.chat.custom import custom_tool
 from worker.api.chat.field_types import (
     ANY_OBJECT,
-    ModelName,
     TextOrList,
     ToolName,
     TopLogprobs,
@@ -240,7 +239,6 @@ class ResponsesBody(SamplingFields, OwnFields):
     """`POST /v1/responses`."""
 
     input: TextOrList[Items]
-    model: ModelName | None = None
     instructions: str | None = None
     max_output_tokens: Integer | None = Field(None, ge=1)
     stream: Flag = False
