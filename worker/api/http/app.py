@@ -25,6 +25,7 @@ from worker.api.http.gate import Gate
 from worker.api.http.headers import (
     CORRELATION_ID,
     IGNORED_FIELDS,
+    ORIGIN,
     REQUEST_ID,
     TOLD_IDS,
     RawHeaders,
@@ -145,7 +146,9 @@ class Surface(ABC):
         added = [(each.key, id) for each in TOLD_IDS if each.key not in there]
         if names := request.scope["state"].get("ignored_fields"):
             added.append((IGNORED_FIELDS.key, _shown(names).encode()))
-        return [*headers, *added, *self.gate.cors(request.scope)]
+        if ORIGIN.all(request.scope):
+            added += self.gate.cors(request.scope)
+        return [*headers, *added]
 
     async def _response(
         self, request: Request, place: Place, operation: Operation | None, send: Send

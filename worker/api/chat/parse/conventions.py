@@ -12,7 +12,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Final, Literal
 
-from worker.api.chat.parse.literal_calls import QUOTES
+from worker.api.chat.parse.literal_calls import GEMMA, PYTHON, UNESCAPED, Notation
 from worker.api.chat.parse.source import Header
 from worker.api.chat.parse.tagged_calls import Tags
 from worker.wire.sampling import ReasoningRules
@@ -30,12 +30,10 @@ class Form:
     """How one call is written: a header, and its arguments."""
 
     header: Header
-    arguments: (
-        Tags | Literal["json", "code", "object", "exact", "keyed", "gemma", "python", "unescaped"]
-    )
-    """Tags · one JSON value · the same, or code up to the next call · an object with the name in
-    it, `{"name": …, "arguments": …}` (also with nothing else in it) or `{"NAME": …}` · a notation
-    that is read as a whole."""
+    arguments: Tags | Notation | Literal["json", "code", "object", "exact", "keyed"]
+    """Tags · a notation that is read as a whole · one JSON value · the same, or code up to the next
+    call · an object with the name in it, `{"name": …, "arguments": …}` (also with nothing else in
+    it) or `{"NAME": …}`."""
     end: str = ""
     """The end of what is read as a whole, if that is not the bracket that the header opens."""
 
@@ -92,8 +90,8 @@ class Convention:
                 for header, end in form.arguments.arguments:
                     yield from (*header.texts, end)
                 yield form.arguments.end
-            elif form.arguments == "gemma":
-                yield from QUOTES["gemma"]
+            elif form.arguments is GEMMA:
+                yield from GEMMA.quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +145,7 @@ def _key_tags(name: str, suffix: str = "") -> Form:
 
 
 _OBJECT: Final = Form(Header("{"), "object")
-_PYTHON: Final = Form(Header("{name}("), "python")
+_PYTHON: Final = Form(Header("{name}("), PYTHON)
 _LISTS: Final = "[,"
 _M3: Final = "]<]minimax[>["
 
@@ -201,7 +199,7 @@ CONVENTIONS: Final = (
     Convention(  # Gemma 4 and FunctionGemma
         template=r"<\|tool_call>|<start_function_call>",
         opens=("<|tool_call>", "<start_function_call>"),
-        forms=(Form(Header("call:{name}~{"), "gemma"),),
+        forms=(Form(Header("call:{name}~{"), GEMMA),),
         ends=("<tool_call|>", "<end_function_call>"),
         frames=("<|channel>", "<channel|>"),
     ),
@@ -209,7 +207,7 @@ CONVENTIONS: Final = (
         template=r"""["]'["] \+ arg_value \+ ["]'["][\s\S]*<\|tool_call_start\|>""",
         opens=("<|tool_call_start|>",),
         forms=tuple(
-            Form(Header(header), "unescaped", "<|tool_call_end|>")
+            Form(Header(header), UNESCAPED, "<|tool_call_end|>")
             for header in ("[~{name}(", "{name}(")
         ),
     ),

@@ -10,17 +10,11 @@ import ast
 import json
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 from worker.api.chat.parse.json_values import strict_word, to_json
 
-QUOTES: Final[Mapping[str, tuple[str, ...]]] = {
-    "gemma": ('<|"|>', "<escape>", '"'),
-    "python": ('"', "'"),
-    "unescaped": (),
-}
-"""What stands on both sides of a text: that of Gemma 4, of FunctionGemma and of JSON."""
 _HEADER: Final = re.compile(r"\s*call:([^{}\s]+?)\s*\{")
 _GEMMA: Final = re.compile(
     r"""(?P<quote> <\|"\|> | <escape> ) (?P<text> .*? ) (?P=quote)
@@ -138,8 +132,14 @@ def _named(node: ast.expr) -> ast.expr:
     return node
 
 
-NOTATIONS: Mapping[str, Callable[[str], list[WholeCall]]] = {
-    "gemma": gemma_calls,
-    "python": python_calls,
-    "unescaped": unescaped_calls,
-}
+class Notation(NamedTuple):
+    calls: Callable[[str], list[WholeCall]]
+    """Those that a text has."""
+    quotes: tuple[str, ...]
+    """What stands on both sides of a text within it."""
+
+
+GEMMA: Final = Notation(gemma_calls, ('<|"|>', "<escape>", '"'))
+"""The quotes of Gemma 4, of FunctionGemma and of JSON."""
+PYTHON: Final = Notation(python_calls, ('"', "'"))
+UNESCAPED: Final = Notation(unescaped_calls, ())

@@ -28,7 +28,7 @@ from worker.api.chat.parse.json_calls import (
     read_named,
 )
 from worker.api.chat.parse.json_values import to_json
-from worker.api.chat.parse.literal_calls import NOTATIONS, QUOTES
+from worker.api.chat.parse.literal_calls import Notation
 from worker.api.chat.parse.source import BLANK, Header, Source, Steps, marks_of, unwanted
 from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
 from worker.api.chat.request import INPUT
@@ -259,7 +259,7 @@ class AnswerParser:
                 follow = marks_of(tags.end, *self._signs.call_begins, *self._calls.closes)
                 call = TaggedCall(source, deltas, tags, follow, name, use.properties(name))
                 return (yield from call.read())
-            case "gemma" | "python" | "unescaped" as notation:
+            case Notation() as notation:
                 return (yield from self._whole(notation, form))
         is_text = name in use.texts
         if is_text or form.arguments == "code":
@@ -268,12 +268,12 @@ class AnswerParser:
                 return (yield from self._unescaped(name, blanks, fields.get("id")))
         return (yield from read_arguments(source, deltas, name, fields.get("id")))
 
-    def _whole(self, notation: str, form: Form) -> Steps[bool]:
+    def _whole(self, notation: Notation, form: Form) -> Steps[bool]:
         """Read calls in a notation that is read only as a whole; all of them must be offered."""
         source, deltas = self._source, self._deltas
         begin = form.header.parts[-1]
         end = form.end or {"(": ")", "{": "}"}[begin]
-        quotes = QUOTES[notation]
+        quotes = notation.quotes
         marks = marks_of(end, *quotes, *(() if form.end else (begin, "\\")))
         depth, quote = 1, ""
         while depth:
@@ -287,7 +287,7 @@ class AnswerParser:
                 quote = "" if quote else mark
             elif not quote and mark in (begin, end):
                 depth += 1 if mark == begin else -1
-        found = NOTATIONS[notation](source.taken.removesuffix(form.end))
+        found = notation.calls(source.taken.removesuffix(form.end))
         calls = [(self._use.offered(name), arguments) for name, arguments in found]
         if any(name is None for name, _ in calls):
             return False
