@@ -135,9 +135,10 @@ def test_metrics_events_flow_between_tokens(worker: WorkerProcess) -> None:
 
 def test_a_deadline_that_is_past_ends_it_before_any_work(worker: WorkerProcess) -> None:
     tokens_before = worker.metric("worker_tokens_in_total")
-    past = {"X-Deadline": str(int(time.time() * 1000) - 1)}
+    in_seconds = time.time() + 60  # a mistake that the answer tells
+    past = {"X-Deadline": str(int(in_seconds))}
     answer = httpx.post(f"{worker.base_url}/v1/inference", json=greedy(), headers=past)
-    assert answer.status_code == 504
+    assert answer.status_code == 504 and "in milliseconds since 1970" in answer.json()["message"]
     assert answer.json()["code"] == "INFERENCE_TIMEOUT" and answer.json()["retriable"] is True
     assert worker.metric("worker_tokens_in_total") == tokens_before
 

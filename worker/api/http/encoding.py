@@ -62,24 +62,15 @@ def _in_one_line(text: str) -> str:
     return text
 
 
-def sse(event: Mapping[str, object]) -> bytes:
+def sse(event: Mapping[str, object], *, is_large: bool = False) -> bytes:
     """One server-sent event, named by its `type`."""
-    return f"event: {event['type']}\ndata: {dumps(event)}\n\n".encode()
+    return f"event: {event['type']}\n".encode() + data_event(event, is_large=is_large)
 
 
-def data_event(value: object) -> bytes:
-    """One server-sent event without a name."""
-    return f"data: {dumps(value)}\n\n".encode()
-
-
-def large_event(value: object) -> bytes:
-    """As `data_event`, for a thread: it is encoded in parts, between which other threads run."""
-    return b"data: %b\n\n" % b"".join(in_parts(value))
-
-
-def large_sse(event: Mapping[str, object]) -> bytes:
-    """As `sse`, encoded in parts."""
-    return f"event: {event['type']}\n".encode() + large_event(event)
+def data_event(value: object, *, is_large: bool = False) -> bytes:
+    """One server-sent event without a name. A large one, which may be made on a thread, is encoded
+    in parts, between which other threads run."""
+    return b"data: %b\n\n" % (b"".join(in_parts(value)) if is_large else dumps(value).encode())
 
 
 def json_line(value: object) -> bytes:

@@ -22,13 +22,12 @@ from worker.api.dialects.llama_server.schema import (
     InfillBody,
     TextBody,
 )
-from worker.api.http.encoding import data_event, large_event
+from worker.api.http.encoding import data_event
 from worker.api.http.errors import nested_events
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
-from worker.wire.adapters import Applied
 from worker.wire.messages import Finished, PromptProgress, Started, TokenLogprob
-from worker.wire.sampling import PARAMETERS, Sampling
+from worker.wire.sampling import PARAMETERS
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 _LAST = b"} \n"
@@ -79,7 +78,7 @@ class TextAnswer(Answer[TextBody]):
         match delta:
             case Text(text, logprobs, ids):
                 part = self._part(choice, text, ids, logprobs)
-                return large_event(part) if logprobs else data_event(part)
+                return data_event(part, is_large=bool(logprobs))
             case Started() | PromptProgress() if self.body.return_progress:
                 progress = {"prompt_progress": prompt_progress(choice)}
                 return data_event(self._part(choice, "", (), ()) | progress)
@@ -142,9 +141,7 @@ class TextAnswer(Answer[TextBody]):
             "tokens_predicted": choice.tokens_out,
             "tokens_evaluated": job.prompt_tokens,
             "tokens_cached": n_tokens - (finished.tokens_out > 0),  # the last was not computed
-            "generation_settings": settings_of(
-                job.work.sampling, self.body, job.work.max_tokens, job.work.stop, job.work.adapters
-            ),
+            "generation_settings": settings_of(job.work, self.body),
             "has_new_line": "\n" in choice.text,
             # By a full context: its last token has no cell.
             "truncated": is_limit and n_tokens > self.state.served.context_length,
@@ -163,18 +160,17 @@ def _drawn_token(entry: TokenLogprob) -> dict[str, Any]:
     return scored | {"prob": math.exp(entry.logprob)}
 
 
-def settings_of(
-    sampling: Sampling, body: TextBody, max_tokens: int, stop: Sequence[str], adapters: Applied
-) -> dict[str, Any]:
+def settings_of(work: InferenceRequest, body: TextBody) -> dict[str, Any]:
     """What an answer is really sampled with, under llama-server's names."""
+    sampling = work.sampling
     return {
         "seed": sampling.seed,
         **{known.theirs: getattr(sampling, name) for name, known in PARAMETERS.items()},
         "samplers": sampling.samplers,
         "dry_sequence_breakers": sampling.dry_sequence_breakers,
-        "stop": stop,
-        "max_tokens": max_tokens,
-        "n_predict": max_tokens,
+        "stop": work.stop,
+        "max_tokens": work.max_tokens,
+        "n_predict": work.max_tokens,
         "ignore_eos": sampling.ignore_eos,
         "logit_bias": [
             {"token": token, "bias": max(bias, LOWEST)} for token, bias in sampling.logit_bias
@@ -183,7 +179,7 @@ def settings_of(
         "n_probs": sampling.logprobs or 0,
         "post_sampling_probs": sampling.post_sampling_probs,
         "stream": body.stream,
-        "lora": [{"id": number, "scale": scale} for number, scale in adapters],
+        "lora": [{"id": number, "scale": scale} for number, scale in work.adapters],
         "timings_per_token": body.timings_per_token,
     }
 

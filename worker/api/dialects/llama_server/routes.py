@@ -39,6 +39,7 @@ from worker.wire.work import (
     ApplyTemplate,
     ChatPrompt,
     Detokenize,
+    InferenceRequest,
     Tokenize,
     Tokenized,
 )
@@ -115,7 +116,8 @@ async def props(request: Request, state: AppState) -> object:
     status, info = state.supervisor.status(), state.loaded()
     silent = CompletionBody.model_validate({"prompt": ""})
     adapters = state.adapters.of(None, None)
-    params = settings_of(silent.sampling(state), silent, -1, (), adapters)
+    work = InferenceRequest("", "", silent.sampling(state), -1, adapters=adapters)
+    params = settings_of(work, silent)
     # What follows the seed is ignored.
     params |= {"seed": DRAWN_SEED, "n_keep": 0, "n_discard": 0, "backend_sampling": False}
     metadata = state.served.metadata

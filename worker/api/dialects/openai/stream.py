@@ -39,8 +39,6 @@ class _Choices(Answer[Any]):
 
     def __post_init__(self) -> None:
         self._scored = self.asked.sampling.logprobs is not None
-        self._times_tokens = self.body.timings_per_token
-        self._has_usage = self.body.stream_options.include_usage
         self._head = {
             "id": self.asked.id,
             "object": self.chunk_object if self.asked.streams else self.answer_object,
@@ -56,19 +54,19 @@ class _Choices(Answer[Any]):
         match delta:
             case Finished():
                 is_last = self.has_ended
-                times = _timings(choice) if is_last or self._times_tokens else ""
+                times = _timings(choice) if is_last or self.body.timings_per_token else ""
                 reason = f'"{choice.finish_reason}"'
                 end = self._chunk(choice, self.nothing, reason=reason, more=times)
                 return end + self._ending() if is_last else end
             case Started() | PromptProgress() if self.body.return_progress:
-                times = _timings(choice) if self._times_tokens else ""
+                times = _timings(choice) if self.body.timings_per_token else ""
                 progress = f',"prompt_progress":{dumps(prompt_progress(choice))}{times}'
                 return self._chunk(choice, self.nothing, more=progress)
             case _:
                 return b""
 
     def _ending(self) -> bytes:
-        if not self._has_usage:
+        if not self.body.stream_options.include_usage:
             return DONE
         return data_event(self._head | {"choices": []} | self._sums()) + DONE
 
@@ -141,7 +139,7 @@ class ChatAnswer(_Choices):
                 return self._chunk(choice, first) + progress
             case _:
                 return super().encode(choice, delta)
-        more = _timings(choice) if self._times_tokens else ""
+        more = _timings(choice) if self.body.timings_per_token else ""
         return self._chunk(choice, f'"delta":{content}', logprobs, more=more)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
@@ -181,7 +179,7 @@ class CompletionAnswer(_Choices):
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
             case Text(text, entries):
-                more = _timings(choice) if self._times_tokens else ""
+                more = _timings(choice) if self.body.timings_per_token else ""
                 if not self._scored:
                     return self._chunk(choice, f'"text":{quoted(text)}', more=more)
                 scored = Scored(self._n_chars[choice.index], text.encode(), entries)

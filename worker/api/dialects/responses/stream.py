@@ -14,7 +14,7 @@ from worker.api.chat.request import Chat
 from worker.api.chat.scored import count_scores, scored_tokens
 from worker.api.chat.timings import timings
 from worker.api.dialects.responses.schema import ResponsesBody, ToolChoice
-from worker.api.http.encoding import large_sse, sse
+from worker.api.http.encoding import sse
 from worker.api.http.errors import error_object
 from worker.api.http.operation import StreamForm
 from worker.errors import Cancelled, WorkerError
@@ -92,7 +92,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
     def encoded(self, event: Event) -> bytes:
         number, self._n_events = self._n_events, self._n_events + 1
         numbered = {**event, "sequence_number": number}
-        return sse(numbered) if self.asked.sampling.logprobs is None else large_sse(numbered)
+        return sse(numbered, is_large=self.asked.sampling.logprobs is not None)
 
     def n_scores(self, delta: Delta) -> int:
         told_again = self._sent.values() if self.ends_block(delta) else ()
