@@ -70,8 +70,10 @@ class AdaptedBody(OpenBody):
 
 
 class OwnFields(AdaptedBody):
-    """What is told of a request in every dialect: its adapters, and what may be reused for it."""
+    """What is told of a request in every dialect: its model and adapters, whether it streams, and
+    what may be reused for it."""
 
+    stream: Flag = False
     user: str | None = Field(None, description="prompt prefixes are reused only for the same user")
     prompt_cache_key: str | None = Field(
         None, description="prompt prefixes are reused only under the same key"
@@ -91,9 +93,11 @@ class OwnFields(AdaptedBody):
             salts.append(f"id={id}")
         return {
             "id": id,
+            "model": self.model,
             "adapters": self.lora,
             "salt": " ".join(salts) or None,
             "deterministic": self.deterministic,
+            "streams": self.stream,
         }
 
 
@@ -149,7 +153,6 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         description="choices for each prompt",
     )
     stop: Stops = Field((), validation_alias=AliasChoices("stop", "stopping_strings"))
-    stream: Flag = False
     stream_options: StreamOptions = StreamOptions()
     reasoning_budget_message: str | None = Field(
         None, max_length=4096, description="a text that ends reasoning whose budget is spent"
@@ -192,7 +195,6 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         return Generate(
             input=input,
             sampling=self.sampling(state, logprobs, post_sampling_probs=post_sampling_probs),
-            model=self.model,
             max_tokens=None if limit == -1 else limit,
             formats=self.formats if self.model_fields_set & self.format_fields else (),
             stop=self.stop,
@@ -201,7 +203,6 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
             if isinstance(input, Chat)
             else ReasoningOptions(self.reasoning_budget, self.reasoning_budget_message),
             n=self.n,
-            streams=self.stream,
             reports_progress=(self.return_progress or self.timings_per_token) and self.stream,
             **self.own(prefix),
         )

@@ -12,8 +12,8 @@ from pydantic import Field, field_validator, model_validator
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
 from worker.api.chat.field_types import (
-    MAX_STOPS,
     ModelName,
+    Stops,
     TextOr,
     TextOrMany,
     ToolName,
@@ -187,8 +187,7 @@ class MessagesBody(PromptBody, SamplingFields, OwnFields):
     """`POST /v1/messages`."""
 
     max_tokens: Integer = Field(ge=1)
-    stop_sequences: Many[str] = Field((), max_length=MAX_STOPS)
-    stream: Flag = False
+    stop_sequences: Stops = ()
     thread: Any = Field(None, description="not honoured; nothing is stored")
 
 
@@ -207,11 +206,9 @@ def read(body: MessagesBody, state: AppState) -> Generate:
     return Generate(
         input=chat_of(body),
         sampling=body.sampling(state),
-        model=body.model,
         max_tokens=body.max_tokens,
         formats=body.formats,
-        stop=tuple(stop for stop in body.stop_sequences if stop),
-        streams=body.stream,
+        stop=body.stop_sequences,
         ignored=(
             *(f"tools.{tool.type}" for tool in body.tools if tool.type != "custom"),
             *(f"messages.{kind}" for kind in sorted(IGNORED_BLOCKS & _kinds(body))),
@@ -300,10 +297,7 @@ def _joined(first: Message, second: Message) -> Message:
 
 def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
     """The message, after one message for each of its tool results."""
-    if isinstance(message.content, str):
-        yield Message(message.role, _content(message.content, path))
-        return
-    blocks = message.content
+    blocks = () if isinstance(message.content, str) else message.content
     results = [(i, block) for i, block in enumerate(blocks) if block.type == "tool_result"]
     for index, block in results:
         content = _content(block.content, f"{path}[{index}].content")
@@ -312,7 +306,7 @@ def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
         yield Message("tool", content, tool_call_id=block.tool_use_id)
     rest = Message(
         role=message.role,
-        content=_parts(blocks, path),
+        content=_content(message.content, path),
         reasoning="\n".join(block.thinking for block in blocks if block.thinking) or None,
         tool_calls=tuple(
             ToolCall(block.name, block.input, block.id)
@@ -332,21 +326,17 @@ def _as_error(content: Content) -> Content:
     return (f"Error: {text}", *content[bool(text) :])
 
 
-def _content(given: str | Sequence[TextBlock], path: str) -> Content:
-    if isinstance(given, str):
-        return (given,) if given else ()
-    return _parts(given, path)
-
-
 _READ = ("document", "search_result", "tool_reference")
 """Blocks that a model reads as text."""
 
 
-def _parts(blocks: Sequence[TextBlock], path: str) -> Content:
-    """The texts and pictures among the blocks; what is read is a paragraph of its own."""
+def _content(given: str | Sequence[TextBlock], path: str) -> Content:
+    """A text, or the texts and pictures among blocks; what is read is a paragraph of its own."""
+    if isinstance(given, str):
+        return (given,) if given else ()
     runs: list[list[str] | Medium] = []
     was_apart = False
-    for index, block in enumerate(blocks):
+    for index, block in enumerate(given):
         if block.type not in ("text", "image", *_READ):
             continue
         part, is_apart = _part(block, f"{path}[{index}]"), block.type in _READ

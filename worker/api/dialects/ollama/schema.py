@@ -114,13 +114,11 @@ class GenerationBody(OwnFields):
         return Generate(
             input=input,
             sampling=options.sampling(state, self.top_logprobs if self.logprobs else None),
-            model=served(self.model, state),
             max_tokens=limit if limit is not None and limit > 0 else None,
             formats=self._formats,
             stop=options.stop,
-            streams=self.stream,
             ignored=tuple(name for name, is_unused in unused.items() if is_unused),
-            **self.own("ollama-"),
+            **self.own("ollama-") | {"model": served(self.model, state)},
         )
 
     @property

@@ -241,7 +241,6 @@ class ResponsesBody(SamplingFields, OwnFields):
     input: TextOrList[Items]
     instructions: str | None = None
     max_output_tokens: Integer | None = Field(None, ge=1)
-    stream: Flag = False
     tools: Many[ResponseTool] = Field((), max_length=MAX_TOOLS)
     tool_choice: WordOr[ToolChoice] | None = None
     parallel_tool_calls: Flag | None = None
@@ -271,10 +270,8 @@ def read(body: ResponsesBody, state: AppState) -> Generate:
     return Generate(
         input=chat_of(body),
         sampling=body.sampling(state, body.logprobs),
-        model=body.model,
         max_tokens=body.max_output_tokens,
         formats=_formats_of(body.text.format),
-        streams=body.stream,
         ignored=(
             *(f"tools.{kind}" for tool in body.tools for kind in tool.ignored),
             *(f"input.{kind}" for kind in sorted(_IGNORED_ITEMS & _kinds(body))),
@@ -301,11 +298,6 @@ def chat_of(body: ResponsesBody) -> Chat:
     if (kinds := _kinds(body)) and kinds <= _IGNORED_ITEMS:
         what = f"must have an item besides {' and '.join(sorted(kinds))}: a model reads none of it"
         raise refusal("input", "minItems", what)
-    choice = body.tool_choice
-    one = None
-    if isinstance(choice, ToolChoice) and choice.name is not None:
-        one = told_name(choice.name, choice.namespace)
-    word = choice if isinstance(choice, str) else "auto"
     verbosity = body.text.verbosity
     tools = [each for index, tool in enumerate(body.tools) for each in tool.all(f"tools[{index}]")]
     if len(tools) > MAX_TOOLS:
@@ -314,14 +306,17 @@ def chat_of(body: ResponsesBody) -> Chat:
     chat = Chat(
         messages=tuple(_messages(body)),
         tools=tuple(tools),
-        tool_choice=OneTool(one, "tool_choice.name") if one else word,
         parallel_tool_calls=body.parallel_tool_calls,
         reasoning=ReasoningOptions(effort=body.reasoning.effort),
         template_variables={} if verbosity is None else {"verbosity": verbosity},
         path="input",
     )
-    if not isinstance(choice, ToolChoice) or choice.type != "allowed_tools":
-        return chat
+    choice = body.tool_choice
+    if not isinstance(choice, ToolChoice):
+        return chat if choice is None else replace(chat, tool_choice=choice)
+    if choice.type != "allowed_tools":
+        name = told_name(choice.name or "", choice.namespace)
+        return replace(chat, tool_choice=OneTool(name, "tool_choice.name"))
     allowed = [
         (list(each.names(tools)), f"tool_choice.tools[{index}].name")
         for index, each in enumerate(choice.tools)
