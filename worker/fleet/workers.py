@@ -21,7 +21,7 @@ from worker.api.http.headers import (
     LATE_HEAD,
     OWNER,
 )
-from worker.api.http.resume import owner_in
+from worker.api.http.resume import owner_of
 from worker.errors import QueueFull
 from worker.fleet.affinity import bound, ranked
 from worker.fleet.upstream import HOP_BY_HOP, Headers, fetch
@@ -66,7 +66,7 @@ class Worker:
         """A client's headers as this worker gets them: with its host, its token, and who asks."""
         kept = [(k, v) for k, v in headers if k not in HOP_BY_HOP and k not in _OURS]
         host = self.uri.removeprefix("http://").encode()
-        token, owner = b"Bearer " + self.token.encode(), owner_in({"headers": headers}).encode()
+        token, owner = b"Bearer " + self.token.encode(), owner_of({"headers": headers}).encode()
         return [(HOST.key, host), (AUTHORIZATION.key, token), (OWNER.key, owner), *kept]
 
     def avoid(self) -> None:

@@ -104,7 +104,7 @@ async def respond(
     chunks = _streamed(answer, inbox)
     if names:
         log = StreamLog(jobs, answer.media_type, answer.is_numbered, answer.failure)
-        state.streams.open(owner_of(request), names, log, chunks)
+        state.streams.open(owner_of(request.scope), names, log, chunks)
         stream = reading(log, 0, state)
         stream.headers[RESUME.name] = in_a_path(asked.id)
         return stream

@@ -60,13 +60,9 @@ def in_a_path(id: str) -> str:
     return quote(name, safe="/:@!$&'()*+,;=") + quote(id[len(name) :], safe="")
 
 
-def owner_of(request: Request) -> str:
+def owner_of(scope: Scope) -> str:
     """Who asks: a digest of the credential, and of the client that a gateway names. It is empty
     where there is neither. A client that names one itself is an owner without streams."""
-    return owner_in(request.scope)
-
-
-def owner_in(scope: Scope) -> str:
     parts = [*(tokens_in(scope)[:1] or [""]), *OWNER.all(scope)]
     return digest("\0".join(parts).encode("latin-1")) if any(parts) else ""
 
@@ -85,7 +81,7 @@ def go_on(request: Request, state: AppState, name: str) -> Response:
         JobNotFound: no stream of that name is kept for who asks.
         InvalidRequest: the stream has no such place, or not any more.
     """
-    log = state.streams.find(owner_of(request), name)
+    log = state.streams.find(owner_of(request.scope), name)
     last = LAST_EVENT_ID.of(request)
     if last is not None:
         offset = log.behind(_number(last, LAST_EVENT_ID.name))

@@ -54,7 +54,7 @@ async def stream(request: Request, state: AppState) -> Response:
 
 async def end_stream(request: Request, state: AppState) -> Response:
     """End an answer and forget its stream; also without one."""
-    state.streams.remove(owner_of(request), _conversation(request))
+    state.streams.remove(owner_of(request.scope), _conversation(request))
     return Response(status_code=204)
 
 
@@ -66,7 +66,7 @@ def _conversation(request: Request) -> str:
 
 async def lookup(request: Request, state: AppState) -> object:
     """The caller's streams of conversations whose ids it knows."""
-    body, owner = await read(request, state, LookupBody), owner_of(request)
+    body, owner = await read(request, state, LookupBody), owner_of(request.scope)
     return [
         {
             "conversation_id": name,
