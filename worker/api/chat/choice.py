@@ -45,6 +45,10 @@ class Block:
     """Of a text's own tokens, where log-probabilities are wanted."""
 
     @property
+    def is_call(self) -> bool:
+        return self.kind in ("call", "custom")
+
+    @property
     def text(self) -> str:
         """The text so far; of a call, its arguments."""
         return "".join(self.parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from worker.api.chat.answer import BlockAnswer, Event, What
 from worker.api.chat.choice import Block
@@ -20,15 +20,26 @@ from worker.api.http.operation import StreamForm
 from worker.errors import Cancelled, WorkerError
 from worker.wire.messages import TokenLogprob
 
-_DELTAS = {
-    "text": "response.output_text",
-    "reasoning": "response.reasoning_text",
-    "call": "response.function_call_arguments",
-    "custom": "response.custom_tool_call_input",
+
+class _Item(NamedTuple):
+    """How a block is told."""
+
+    type: str
+    prefix: str
+    """Of its id."""
+    events: str
+    """What the types of its events begin with."""
+    field: str
+    """Of its text."""
+
+
+_ITEMS = {
+    "text": _Item("message", "msg", "response.output_text", "text"),
+    "reasoning": _Item("reasoning", "rs", "response.reasoning_text", "text"),
+    "call": _Item("function_call", "fc", "response.function_call_arguments", "arguments"),
+    "custom": _Item("custom_tool_call", "ctc", "response.custom_tool_call_input", "input"),
 }
-_PREFIXES = {"text": "msg", "reasoning": "rs", "call": "fc", "custom": "ctc"}
-_CALLS = {"call": ("function_call", "arguments"), "custom": ("custom_tool_call", "input")}
-"""The type of a call's item, and the field of its text."""
+"""By the block's kind."""
 
 
 # --- the end of a stream, seen from outside ------------------------------------------------
@@ -107,8 +118,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         yield {"type": f"response.{self._status}", **whole}
 
     def step_events(self, what: What, index: int, block: Block, text: str) -> Iterator[Event]:
-        place = {"output_index": index, "item_id": self._id_of(index)}
-        if has_part := block.kind not in _CALLS:
+        told, place = _ITEMS[block.kind], {"output_index": index, "item_id": self._id_of(index)}
+        if has_part := not block.is_call:
             place["content_index"] = 0
         match what:
             case "start":
@@ -123,18 +134,14 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
                     scores, block.scores = block.scores, []
                     self._sent.setdefault(index, []).extend(scores)
                     extra = {"logprobs": scored_tokens(scores)}
-                yield {"type": f"{_DELTAS[block.kind]}.delta", **place, "delta": text, **extra}
+                yield {"type": f"{told.events}.delta", **place, "delta": text, **extra}
             case "stop":
-                match block.kind:
-                    case "text":
-                        whole: Event = {"text": block.text, "logprobs": self._scored(index)}
-                    case "reasoning":
-                        whole = {"text": block.text}
-                    case "call":
-                        whole = {"arguments": block.text, "name": self._named(block)["name"]}
-                    case "custom":
-                        whole = {"input": block.text}
-                yield {"type": f"{_DELTAS[block.kind]}.done", **place, **whole}
+                whole: Event = {told.field: block.text}
+                if block.kind == "text":
+                    whole["logprobs"] = self._scored(index)
+                if block.kind == "call":
+                    whole["name"] = self._named(block)["name"]
+                yield {"type": f"{told.events}.done", **place, **whole}
                 if has_part:
                     part = self._part(index, block.text, self._scored(index))
                     yield {"type": "response.content_part.done", **place, "part": part}
@@ -150,7 +157,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         return "incomplete" if self.choice.finish_reason == "length" else "completed"
 
     def _id_of(self, index: int) -> str:
-        prefix = _PREFIXES[self.choice.blocks[index].kind]
+        prefix = _ITEMS[self.choice.blocks[index].kind].prefix
         return f"{prefix}_{self.asked.id.partition('_')[2]}{index}"
 
     def _scored(self, index: int) -> Iterator[dict[str, Any]]:
@@ -164,14 +171,13 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
     def _item(self, index: int, status: str) -> dict[str, Any]:
         block = self.choice.blocks[index]
         text = "" if status == "in_progress" else block.text
-        head = {"id": self._id_of(index), "status": status}
-        if block.kind in _CALLS:
-            kind, field = _CALLS[block.kind]
-            return {**head, "type": kind, "call_id": block.id, **self._named(block), field: text}
+        told = _ITEMS[block.kind]
+        head = {"id": self._id_of(index), "status": status, "type": told.type}
+        if block.is_call:
+            return {**head, "call_id": block.id, **self._named(block), told.field: text}
+        own: dict[str, Any] = {"role": "assistant"} if block.kind == "text" else {"summary": []}
         content = [self._part(index, text, self._scored(index))] if text else []
-        if block.kind == "text":
-            return {**head, "type": "message", "role": "assistant", "content": content}
-        return {**head, "type": "reasoning", "summary": [], "content": content}
+        return {**head, **own, "content": content}
 
     def _named(self, call: Block) -> dict[str, str]:
         """The tool of a call, as the client has it."""
