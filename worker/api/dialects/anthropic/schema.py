@@ -11,14 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from worker.api.chat.chat_fields import MAX_MESSAGES, MAX_TOOLS
-from worker.api.chat.field_types import (
-    ModelName,
-    Stops,
-    TextOr,
-    TextOrMany,
-    ToolName,
-    needed_by,
-)
+from worker.api.chat.field_types import ModelName, Stops, TextOr, TextOrMany, ToolName, needed_by
 from worker.api.chat.fields import OwnFields
 from worker.api.chat.media import medium_of, named_medium
 from worker.api.chat.prompt import content_joined

@@ -9,14 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, Tag
 
 from worker.api.chat.answer import ModelOnly
-from worker.api.chat.chat_fields import (
-    MAX_CALLS,
-    MAX_MESSAGES,
-    CalledFunctionFields,
-    ChatFields,
-    MessageFields,
-    ToolCallFields,
-)
+from worker.api.chat.chat_fields import MAX_MESSAGES, ChatFields, MessageFields
 from worker.api.chat.field_types import (
     ANY_OBJECT,
     ByKind,
@@ -54,19 +47,10 @@ class Options(SamplingFields):
     counted_tokens = LLAMA_CPP_WINDOW
 
 
-class CalledFunction(CalledFunctionFields):
-    index: Integer | None = Field(None, description="the call's place, which its order says too")
-
-
-class TurnCall(ToolCallFields):
-    function: CalledFunction | None = None
-
-
 class Turn(MessageFields):
     name: str | None = Field(None, validation_alias="tool_name")
     reasoning_content: str | None = Field(None, validation_alias="thinking")
     images: Images = ()
-    tool_calls: Many[TurnCall] = Field((), max_length=MAX_CALLS)
 
     def message(self, path: str) -> Message:
         """As Ollama has it: the pictures precede the text."""

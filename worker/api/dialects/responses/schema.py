@@ -21,13 +21,7 @@ from worker.api.chat.chat_fields import (
     with_allowed,
 )
 from worker.api.chat.custom import custom_tool
-from worker.api.chat.field_types import (
-    ANY_OBJECT,
-    TextOrList,
-    ToolName,
-    TopLogprobs,
-    needed_by,
-)
+from worker.api.chat.field_types import ANY_OBJECT, TextOrList, ToolName, TopLogprobs, needed_by
 from worker.api.chat.fields import OwnFields
 from worker.api.chat.prompt import content_joined
 from worker.api.chat.request import (
