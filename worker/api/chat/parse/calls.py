@@ -6,7 +6,7 @@ import re
 import secrets
 import string
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,20 +46,20 @@ class ToolUse:
 NO_TOOLS = ToolUse(False, True, {})
 
 
-class _Input:
-    """Reads a custom tool's text in a call's arguments while they come."""
+def _input_reader() -> Callable[[str], str]:
+    """Reads a custom tool's text in a call's arguments while they come: what each part of them adds
+    to it."""
+    source, parts = Source(), list[str]()
+    steps = read_input(source, parts.append)
 
-    def __init__(self) -> None:
-        self._source, self._parts = Source(), list[str]()
-        self._steps = read_input(self._source, self._parts.append)
-
-    def more(self, arguments: str) -> str:
-        """The text that so many arguments more add."""
-        self._source.add(arguments, final=False)
-        next(self._steps)
-        text = "".join(self._parts)
-        self._parts.clear()
+    def more(arguments: str) -> str:
+        source.add(arguments, final=False)
+        next(steps)
+        text = "".join(parts)
+        parts.clear()
         return text
+
+    return more
 
 
 @dataclass(slots=True)
@@ -71,15 +71,13 @@ class Deltas:
     n_unwritten: int
     """So many characters of the next text are the prompt's end, and not the model's."""
     n_calls: int = 0
-    _deltas: list[Delta] = field(default_factory=list)
-    _of: Grow | None = None
-    """Makes the delta of the texts in `_parts`."""
-    _parts: list[str] = field(default_factory=list)
     is_in_call: bool = False
     """Whether arguments of the last call are still to come, and are given on."""
+    _new: list[tuple[Grow, list[str]]] = field(default_factory=list)
+    """Of each delta, what makes it and the parts of its text."""
+    _arguments: Grow = Text
+    """Makes the delta of more arguments of the last call."""
     _ids: set[str] = field(default_factory=set)
-    _input: _Input | None = None
-    """Of the last call, if it is of a custom tool."""
 
     @property
     def grow_text(self) -> Grow | None:
@@ -87,9 +85,8 @@ class Deltas:
         return None if self.use.forced else Text
 
     def take(self) -> list[Delta]:
-        self._join()
-        deltas, self._deltas = self._deltas, []
-        return deltas
+        new, self._new = self._new, []
+        return [make("".join(parts)) for make, parts in new]
 
     def text(self, text: str) -> None:
         if not self.use.forced:
@@ -100,17 +97,18 @@ class Deltas:
         self._add(Reasoning, text)
 
     def call(self, name: str, call_id: str | None = None) -> None:
-        self._join()
         self.n_unwritten = 0
         self.n_calls += 1
         if call_id is None or call_id in self._ids:
             call_id = self._new_id()
         self._ids.add(call_id)
-        self._input = _Input() if name in self.use.texts else None
         if self._is_wanted:
             self.is_in_call = True
-            is_custom = self._input is not None
-            self._deltas.append(Call(self.n_calls - 1, call_id, name, is_custom))
+            is_custom, index = name in self.use.texts, self.n_calls - 1
+            call = Call(index, call_id, name, is_custom)
+            said = _input_reader() if is_custom else str
+            self._new.append((lambda _: call, []))
+            self._arguments = lambda text: Arguments(index, said(text))
 
     def whole_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
         self.call(name, call_id)
@@ -130,20 +128,11 @@ class Deltas:
         """Makes the delta of more arguments; `None` if they are not given on."""
         return self._arguments if self._is_wanted else None
 
-    def _arguments(self, text: str) -> Delta:
-        return Arguments(self.n_calls - 1, self._input.more(text) if self._input else text)
-
-    def _add(self, of: Grow, text: str) -> None:
+    def _add(self, make: Grow, text: str) -> None:
         if text:
-            if self._of != of:
-                self._join()
-            self._of = of
-            self._parts.append(text)
-
-    def _join(self) -> None:
-        if self._of is not None:
-            self._deltas.append(self._of("".join(self._parts)))
-        self._of, self._parts = None, []
+            if not self._new or self._new[-1][0] is not make:
+                self._new.append((make, []))
+            self._new[-1][1].append(text)
 
     @property
     def _is_wanted(self) -> bool:
