@@ -216,6 +216,12 @@ def test_a_text_argument_may_hold_what_begins_an_argument(name: str) -> None:
                 assert message_of(read(name, output, cuts)).named == [(FUNCTION, arguments)]
 
 
+def test_a_list_may_hold_what_begins_an_unescaped_text() -> None:
+    name, arguments = "LFM2.5-8B-A1B", {"lines": [["=", "\n'"]]}
+    output = call_of(name, [arguments], None, None)
+    assert message_of(read(name, output, [])).named == [(FUNCTION, arguments)]
+
+
 def test_each_convention_of_calls_is_a_templates() -> None:
     """Else nothing here reads what it says."""
     shown = {id(next((c for c in CONVENTIONS if c.is_shown_by(source(n))), None)) for n in NAMES}

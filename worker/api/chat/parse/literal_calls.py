@@ -28,7 +28,8 @@ _GEMMA: Final = re.compile(
 """A text · a text as JSON has it · a key · a comma that nothing follows · a sign · a bare word."""
 _QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)""", re.DOTALL)
 """An open string goes on to the end: to look for the next one behind each quote is quadratic."""
-_BETWEEN_QUOTES: Final = re.compile(r"='([^']*)'")
+_BETWEEN_QUOTES: Final = re.compile(r"(?<=[(,\s])(\w+)='([^']*)'")
+"""An argument that is a text. What stands in a list may have `='` in it, too."""
 _UNSURE: Final = re.compile(r"Q\s*Q|#|\\")
 """Beside strings, `Q`: strings that Python joins, comments and continued lines."""
 _MAX_CHARS = 200_000
@@ -79,7 +80,7 @@ def python_calls(text: str) -> list[WholeCall]:
 
 def unescaped_calls(text: str) -> list[WholeCall]:
     """As `python_calls`, where an argument's text stands between `'` just as it is."""
-    return _python(_BETWEEN_QUOTES.sub(lambda found: f"={found[1]!r}", text.strip()))
+    return _python(_BETWEEN_QUOTES.sub(lambda found: f"{found[1]}={found[2]!r}", text.strip()))
 
 
 def _python(source: str) -> list[WholeCall]:
