@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from worker.devices.cpu.budget import Cores
-from worker.engine.threads import ThreadsFollowCpus
+from worker.engine.threads import ThreadsFollowCpus, allowed_cpus
 from worker.wire.messages import Event, Threads
 
 N_CPUS = 8
@@ -49,3 +54,18 @@ def test_where_the_system_does_not_tell_nothing_changes() -> None:
     follows = ThreadsFollowCpus(Cores({}), 2, used.append, lambda _: None, lambda: None)
     follows.look(5.0)
     assert used == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads are bound on Linux alone")
+def test_a_thread_that_is_bound_does_not_tell_for_the_others() -> None:
+    """As OpenMP may bind the engine thread, which asks."""
+    allowed, done = os.sched_getaffinity(0), threading.Event()
+    unbound = threading.Thread(target=done.wait)
+    unbound.start()
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert allowed_cpus() == allowed
+    finally:
+        os.sched_setaffinity(0, allowed)
+        done.set()
+        unbound.join()
