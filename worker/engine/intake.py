@@ -120,11 +120,11 @@ class Intake:
 
     def _cancel(self, request_id: int) -> None:
         with self._lock:
-            if request_id not in self._preparing:
+            if request_id in self._preparing:
+                self._preparing.remove(request_id)
+                self._send([Failed(request_id, Cancelled("the request was cancelled"))])
+            else:
                 (self._pooling or self._loop).cancel(request_id)
-                return
-            self._preparing.remove(request_id)
-        self._send([Failed(request_id, Cancelled("the request was cancelled"))])
 
     # --- the threads that prepare ----------------------------------------------------------
 

@@ -263,7 +263,7 @@ class Loop:
 
     def _fail_youngest(self, chunks: list[Chunk]) -> None:
         """Fail the youngest request in a batch that the device cannot compute; the others go on."""
-        youngest = max((c.sequence for c in chunks), key=lambda s: s.admission)
+        youngest = max((c.sequence for c in chunks), key=self._scheduler.running.index)
         self._fail(youngest, VramOom("the device has no memory left for this request"))
 
     def _sample(self, chunks: list[Chunk], drafts: dict[Sequence, list[int]]) -> list[Drawn]:
@@ -397,7 +397,7 @@ class Loop:
         for sequence in started:
             if sequence.started_at is None:
                 now = sequence.started_at = self._clock()
-                n_cached, prompt_end = sequence.n_cached, sequence.prompt_end
+                n_cached, prompt_end = sequence.n_computed, sequence.prompt_end
                 event = Started(sequence.request_id, n_cached, prompt_end, sequence.tier, now)
                 self._events.append(event)
         # Now, and not with what the step computes, which takes a long prompt a second.

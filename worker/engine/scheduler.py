@@ -26,20 +26,19 @@ class Scheduler:
         """The limits for each layout of the cells, the best first; in the last one, every sequence
         fits that is taken in at all."""
         self._layouts, limits = layouts, layouts[0]
-        self.cache = Cache(limits)
         self.pace = Pace(limits.inter_token_seconds, limits.prefill_budget)
+        self.cache = Cache(limits, self.pace)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
-        self._admissions = 0
         self._is_full = False
         """The first that waits found no slot or too few cells, and nothing was freed since."""
         self._is_spoilt = False
         """NaN was computed in this step: the next one begins with empty cells."""
         self._trials: set[Sequence] = set()
         """Those that compute one token alone, as NaN was computed when they ran beside others."""
-        self._emptied_at = 0
-        """The number of admissions when all cells were last emptied."""
+        self._n_admitted = 0
+        """Times that a sequence got cells since all were last emptied."""
         self._is_placed = True
         """No sequence has started or ended since the last search for holes between them."""
         self._turns = Turns(self.pace)
@@ -94,7 +93,7 @@ class Scheduler:
     def is_its_own(self, sequence: Sequence) -> bool:
         """Whether NaN that a sequence has computed cannot be another's: no other has had cells
         since all were emptied."""
-        return sequence.is_on_trial and self._admissions == self._emptied_at + 1
+        return sequence.is_on_trial and self._n_admitted == 1
 
     def put_on_trial(self, first: Sequence) -> None:
         """`first` has computed NaN, and masks of attention do not keep that from other sequences:
@@ -156,8 +155,6 @@ class Scheduler:
         of."""
         for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
-        if not self.cache.takes_snapshots:
-            return []
         return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
 
     def _plan_prompts(self, prefilling: list[Sequence], n_free: int, step: Step) -> None:
@@ -214,7 +211,7 @@ class Scheduler:
         while self.running:  # the oldest one is the first to go on
             self._preempt(self.running[-1], keep=keep)
         self.cache.divide(limits)
-        self._emptied_at = self._admissions
+        self._n_admitted = 0
 
     # --- admission ---------------------------------------------------------------------------
 
@@ -225,7 +222,6 @@ class Scheduler:
         arrivals cannot overtake it for ever.
         """
         cache = self.cache
-        cache.prices.per_token = self.pace.seconds_per_prompt_token
         n_idle, n_reserved = cache.n_idle, 0
         for sequence in list(self.waiting):
             if n_reserved == n_idle:
@@ -280,8 +276,7 @@ class Scheduler:
         self.running.append(sequence)
         self._turns.join(sequence)
         self._is_placed = False
-        self._admissions += 1
-        sequence.admission = self._admissions
+        self._n_admitted += 1
 
     def _stop(self, sequence: Sequence) -> None:
         self.running.remove(sequence)

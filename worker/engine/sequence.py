@@ -50,10 +50,8 @@ class Sequence:
     snapshot_at: dict[int, bool] = field(default_factory=dict)
     """Numbers of tokens after which a snapshot of its memory is taken, each with whether a later
     prompt is likely to use it."""
-    n_cached: int = 0
-    """Tokens whose cells were reused when the sequence got its slot."""
     tier: CacheTier = "device"
-    """Where these tokens were."""
+    """Where the tokens were whose cells were reused when it got its slot."""
     first_token_at: float | None = None
     characters: Utf8 = field(default_factory=partial(Utf8, "replace"))
     """Holds back a character whose last byte has not come; what is no UTF-8 becomes U+FFFD."""
@@ -71,8 +69,6 @@ class Sequence:
     """The state from which it will go on: its own, if it was preempted, or what the disk had."""
     spans: tuple[Span, ...] = ()
     """Where its prompt has parts of pictures and sounds."""
-    admission: int = -1
-    """Rank among all admissions: the largest is the youngest."""
     max_rows: int = NO_LIMIT
     """The most rows of its prompt in one batch."""
     n_told: int = 0

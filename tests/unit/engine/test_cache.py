@@ -3,7 +3,6 @@ over all there is to choose from."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,12 +13,13 @@ from hypothesis import strategies as st
 
 from tests.support.byte_runner import ByteSampler
 from worker.engine.cache import cache as books
-from worker.engine.cache.cache import MIN_SHARED_TOKENS, Cache, Match, Prices
+from worker.engine.cache.cache import MIN_SHARED_TOKENS, Cache, Match, Price
 from worker.engine.cache.memory import Memory
 from worker.engine.cache.moves import Copy, Divide, Restore, Save, Snapshot, State, Truncate
 from worker.engine.cache.slots import Slot, share
 from worker.engine.limits import Limits
 from worker.engine.media.span import Span
+from worker.engine.pace import Pace
 from worker.engine.sequence import Awaited, Sequence
 from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
@@ -37,7 +37,7 @@ def limits_of(n_slots: int = 4, **more: Any) -> Limits:
 
 
 def cache_of(n_slots: int = 4, **more: Any) -> Cache:
-    return Cache(limits_of(n_slots, **more))
+    return Cache(limits_of(n_slots, **more), Pace(1.0, 512))
 
 
 def asking(tokens: list[int], salt: str | None = None, **request: Any) -> Sequence:
@@ -148,7 +148,7 @@ def test_a_prompt_goes_on_from_what_saves_the_most_time(
     over is free, as long as at least half of what it keeps is of use. A state that somebody locked
     is there to be used."""
     cache = cache_of(copy_seconds=copy_seconds)
-    cache.prices.per_token, cache.prices.per_byte = per_token, per_byte
+    cache.pace.seconds_per_prompt_token, cache.copying.per_byte = per_token, per_byte
     run_in(cache, 0, some(n_running) + [900, 901])
     put(cache, 1, some(n_idle) + [800] * n_more)
     state = state_of(some(n_state), n_locks=n_locks)
@@ -173,7 +173,7 @@ def test_a_prompt_goes_on_from_what_saves_the_most_time(
 def test_what_saves_no_time_is_not_brought_back() -> None:
     for per_byte, brings in ((0.5, False), (0.49, True)):
         cache = cache_of()
-        cache.prices.per_token, cache.prices.per_byte = 1.0, per_byte
+        cache.pace.seconds_per_prompt_token, cache.copying.per_byte = 1.0, per_byte
         cache.memory.states.append(state_of(some(50)))
         assert (cache.match(asking(some(60))).source is not None) == brings
 
@@ -210,7 +210,6 @@ def test_a_prompt_waits_for_a_longer_beginning(n_computed: int, n_kept: int, n_a
     else:
         assert awaited is None
     cache.limits = Limits(1, 1, 1, 1, 1, recurrent=True)
-    cache.takes_snapshots = False
     assert cache.match(asking(some(n_asked))).awaited is None, "nobody could cut it there"
 
 
@@ -235,7 +234,7 @@ def test_memory_that_cannot_be_cut_goes_on_from_its_longest_snapshot(
     cache = cache_of(**kind)
     state = state_of(some(90), n_bytes=0, snapshots=slot.snapshots)
     cache.memory.states.append(state)
-    cache.prices.per_token = 1.0
+    cache.pace.seconds_per_prompt_token = 1.0
     match = cache.match(asking(some(n_common) + [999] * 5))
     usable = [each for each in lengths if each <= n_common]
     if n_common == 90:
@@ -447,7 +446,7 @@ def test_a_stream_that_moves_pushes_out_what_its_new_slot_keeps(
     per_byte: float, saves: bool
 ) -> None:
     cache = cache_of(3)
-    cache.prices.per_byte = per_byte  # the second takes 0.8 s, and streams wait for it
+    cache.copying.per_byte = per_byte  # the second takes 0.8 s, and streams wait for it
     first, last = run_in(cache, 0, some(40)), run_in(cache, 2, some(40, 100))
     for stream in (first, last):
         stream.n_most = 1000
@@ -498,7 +497,7 @@ def test_a_slot_is_taken_over_as_long_as_half_of_it_is_of_use() -> None:
             assert len(saved) == (n_kept - n_ready >= MIN_SHARED_TOKENS)
             cut = [Truncate(2, n_ready)] if n_ready < n_kept else []
             assert cache.moves == saved + cut
-        assert sequence.n_cached == sequence.n_computed == n_ready
+        assert sequence.n_computed == n_ready
     only = cache_of(1)
     slot = put(only, 0, some(81))
     assert only.acquire(asking(some(41)), Match(slot, 40)), "there is no other"
@@ -539,7 +538,7 @@ def test_a_slot_that_is_cut_with_a_snapshot_is_written() -> None:
 
 def test_one_step_brings_back_no_more_states_than_streams_can_wait_for() -> None:
     cache = cache_of(4)
-    cache.prices.per_byte = 0.0006  # 0.06 s each
+    cache.copying.per_byte = 0.0006  # 0.06 s each
     put(cache, 0, some(1000, 900))
     cache.room()
     states = [state_of(some(50, 100 * number)) for number in range(3)]
@@ -581,7 +580,7 @@ def test_what_a_preempted_sequence_has_goes_to_memory_and_stays(n_computed: int)
     cache = cache_of(memory_bytes=200)
     sequence = asking(some(50))
     slot = begin(cache, sequence, n_computed=n_computed)
-    cache.prices.per_byte = 1e6  # a copy is still quicker than to compute it again
+    cache.copying.per_byte = 1e6  # a copy is still quicker than to compute it again
     before = cache.now
     cache.preempt(sequence)
     assert sequence.slot is None and slot.owner is None
@@ -630,7 +629,7 @@ def test_a_sequence_tells_where_its_beginning_was_once_it_has_it() -> None:
 
 def test_another_layout_begins_with_empty_cells_and_keeps_the_newest_in_memory() -> None:
     cache = cache_of(4, memory_bytes=250)
-    cache.prices.per_byte = 0.001
+    cache.copying.per_byte = 0.001
     for index, age in ((0, 1), (1, 3), (2, 2)):
         put(cache, index, some(50, 100 * index), last_used=age)
     limits = Limits(2, 1000, 512, 512, unified=True)
@@ -659,9 +658,9 @@ def test_cells_that_are_lost_are_computed_from_the_first_token_on() -> None:
     cache = cache_of()
     sequence = asking(some(50))
     slot = begin(cache, sequence)
-    slot.snapshots, slot.is_new, sequence.n_cached = [Snapshot(4, b"")], True, 9
+    slot.snapshots, slot.is_new = [Snapshot(4, b"")], True
     cache.start_over(slot.index)
-    assert (sequence.n_computed, sequence.n_cached, slot.n_cells) == (0, 0, 0)
+    assert (sequence.n_computed, slot.n_cells) == (0, 0)
     assert not slot.snapshots and not slot.shared and not slot.is_new
     idle = put(cache, 3, some(9))
     cache.start_over(3)
@@ -684,7 +683,7 @@ def test_what_is_saved(
 ) -> None:
     """What is long enough to be reused, fits beside what is locked, and does not take too long."""
     cache = cache_of(memory_bytes=memory_bytes)
-    cache.prices.per_byte = per_byte
+    cache.copying.per_byte = per_byte
     if busy:
         run_in(cache, 3, [1])
     slot = put(cache, 0, some(n_tokens), last_used=7)
@@ -708,7 +707,7 @@ def test_what_is_saved(
 
 def test_copies_of_one_step_take_their_time_together() -> None:
     cache = cache_of()
-    cache.prices.per_byte = 0.0006  # 80 bytes: 0.048 s
+    cache.copying.per_byte = 0.0006  # 80 bytes: 0.048 s
     run_in(cache, 3, [1])
     slots = [put(cache, index, some(40, 100 * index)) for index in range(3)]
     assert [cache.save(slot) is not None for slot in slots] == [True, True, False]
@@ -851,19 +850,17 @@ def test_a_snapshot_that_fits_is_kept(n_bytes: int, keeps: bool) -> None:
 rates = st.floats(1e-9, 1.0)
 
 
-@pytest.mark.parametrize("which", ["per_byte", "per_disk_byte"])
 @given(before=rates, measured=rates, n_bytes=st.integers(1, 1 << 40))
 def test_a_price_moves_towards_what_was_measured(
-    which: str, before: float, measured: float, n_bytes: int
+    before: float, measured: float, n_bytes: int
 ) -> None:
-    prices = Prices(per_byte=before, per_disk_byte=before)
-    add: Callable[[int, float], None] = prices.copied if which == "per_byte" else prices.read
-    add(n_bytes, measured * n_bytes)
-    assert getattr(prices, which) == pytest.approx(before + 0.3 * (measured - before))
-    add(0, 0.0)  # nothing was copied, and nothing was divided by
+    price = Price(before)
+    price.paid(n_bytes, measured * n_bytes)
+    assert price.per_byte == pytest.approx(before + 0.3 * (measured - before))
+    price.paid(0, 0.0)  # nothing was copied, and nothing was divided by
     for _ in range(40):
-        add(n_bytes, measured * n_bytes)
-    assert getattr(prices, which) == pytest.approx(measured, rel=1e-3, abs=1e-5)
+        price.paid(n_bytes, measured * n_bytes)
+    assert price.per_byte == pytest.approx(measured, rel=1e-3, abs=1e-5)
 
 
 def test_a_copy_tells_what_a_token_takes() -> None:
@@ -871,11 +868,11 @@ def test_a_copy_tells_what_a_token_takes() -> None:
     slot = put(cache, 0, some(50))
     state = cache.save(slot)
     assert state is not None
-    cache.prices.per_byte = 1.0
+    cache.copying.per_byte = 1.0
     assert cache.expected_seconds(slot) == 100
     state.n_bytes = 500
     cache.saved(state, 1000.0)
-    assert cache.prices.per_byte == pytest.approx(1.3)
+    assert cache.copying.per_byte == pytest.approx(1.3)
     assert cache.expected_seconds(slot) == pytest.approx(500 * 1.3)
     cache.memory.most_bytes = 499
     cache.saved(state, 500.0)
@@ -886,14 +883,14 @@ def test_a_price_at_which_nothing_is_copied_is_forgotten() -> None:
     """What made the last copy slow, as a pause of the process, may be long over."""
     cache = cache_of()
     slot = put(cache, 0, some(50))
-    cache.prices.per_byte = 1.0
+    cache.copying.per_byte = 1.0
     refused = [cache.save(slot) for _ in range(20)]
     assert not any(refused)
     assert any(cache.save(slot) for _ in range(200))
-    cheap = Prices(per_byte=1e-12, per_disk_byte=1e-12)
-    cheap.not_copied()
-    cheap.not_read()
-    assert cheap == Prices(per_byte=1e-12, per_disk_byte=1e-12), "it is no reason"
+    cheap = Price(1.0)
+    cheap.per_byte = 0.5
+    cheap.too_dear()
+    assert cheap.per_byte == 0.5, "it is no reason"
 
 
 # --- memory ----------------------------------------------------------------------------------

@@ -91,7 +91,7 @@ def test_a_copy_that_streams_would_wait_for_is_made_when_none_runs(tmp_path: Pat
     engine = Engine(folder=tmp_path)
     engine.submit(1, b"a" * 40, max_tokens=4)
     engine.submit(2, b"stream", max_tokens=40)
-    engine.cache.prices.per_byte = 0.01  # 80 bytes in 0.8 s
+    engine.cache.copying.per_byte = 0.01  # 80 bytes in 0.8 s
     while len(engine.text(2)) < 30:
         engine.turn()
     assert not engine.cache.memory.states
@@ -226,9 +226,8 @@ def test_who_waits_for_the_disk_ends_in_time(
 def test_a_disk_that_was_slow_for_a_while_is_tried_again(tmp_path: Path) -> None:
     keep(Engine(folder=tmp_path, n_slots=1), 1, b"a" * 40)
     engine = Engine(folder=tmp_path)
-    prices = engine.cache.prices
-    prices.per_token = 0.01
-    prices.read(100, 60.0)
+    engine.scheduler.pace.seconds_per_prompt_token = 0.01
+    engine.cache.reading.paid(100, 60.0)
     asked = [make_sequence(number, b"a" * 40 + b"more") for number in range(200)]
     for sequence in asked:
         engine.traffic.look_up(sequence)

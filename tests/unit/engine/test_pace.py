@@ -113,7 +113,6 @@ def test_prompts_that_wait_for_each_other_make_a_step_longer(n_prompts: int, n_t
 def test_a_tile_is_one_prompts() -> None:
     """Each prompt in a step is a pass of its own, so two do not share what one of them fills."""
     first, second = (make_sequence(i, bytes(n)) for i, n in ((1, 300), (2, 200)))
-    first.admission, second.admission = 1, 2
 
     def shares(budget: int, *, oldest_first: bool) -> dict[int, int]:
         chunks = split_budget([first, second], budget, oldest_first=oldest_first)

@@ -12,7 +12,7 @@ from worker.engine.cache.moves import Copy, Divide, Move, Restore, Save, Snapsho
 from worker.engine.cache.slots import Slot, count_cells, share, unshare
 from worker.engine.limits import Limits
 from worker.engine.media.span import position_of
-from worker.engine.pace import FORGOTTEN, NEWEST, moved
+from worker.engine.pace import FORGOTTEN, NEWEST, Pace, moved
 from worker.engine.sequence import Awaited, Sequence
 from worker.engine.tokens import common_length
 
@@ -35,31 +35,20 @@ _MORE_TOKENS = 16
 """An answer is expected to go on for as many tokens as it has, and for these."""
 
 
-@dataclass(slots=True)
-class Prices:
-    """What it takes to have a token's cells again, as measured."""
+class Price:
+    """What it takes to bring a byte back, as measured."""
 
-    per_token: float = 0.0
-    """Seconds to compute one; 0 before the first prompt."""
-    per_byte: float = _COPIED
-    """Seconds to copy a byte between cells and memory."""
-    per_disk_byte: float = _READ
-    """Seconds to read a byte from the disk."""
+    def __init__(self, expected: float) -> None:
+        self.per_byte = self._expected = expected
+        """In seconds."""
 
-    def copied(self, n_bytes: int, seconds: float) -> None:
-        """One copy that was interrupted does not decide alone."""
+    def paid(self, n_bytes: int, seconds: float) -> None:
+        """One time that was interrupted does not decide alone."""
         self.per_byte = moved(self.per_byte, seconds / max(n_bytes, 1), NEWEST)
 
-    def read(self, n_bytes: int, seconds: float) -> None:
-        self.per_disk_byte = moved(self.per_disk_byte, seconds / max(n_bytes, 1), NEWEST)
-
-    def not_copied(self) -> None:
-        """It was too dear. A bad moment of the machine passes, also if nothing measures that."""
-        self.per_byte = min(self.per_byte, moved(self.per_byte, _COPIED, FORGOTTEN))
-
-    def not_read(self) -> None:
-        """Likewise."""
-        self.per_disk_byte = min(self.per_disk_byte, moved(self.per_disk_byte, _READ, FORGOTTEN))
+    def too_dear(self) -> None:
+        """It was not paid. A bad moment of the machine passes, also if nothing measures that."""
+        self.per_byte = min(self.per_byte, moved(self.per_byte, self._expected, FORGOTTEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +67,13 @@ class Match:
 
 
 class Cache:
-    def __init__(self, limits: Limits) -> None:
-        self.limits, self.prices = limits, Prices()
+    def __init__(self, limits: Limits, pace: Pace) -> None:
+        """`pace` tells what it takes to compute a token."""
+        self.limits, self.pace = limits, pace
+        self.copying, self.reading = Price(_COPIED), Price(_READ)
+        """Between cells and memory, and from the disk."""
         self.slots = [Slot(index) for index in range(limits.n_slots)]
         self.memory = Memory(limits.memory_bytes, self.slots, limits)
-        self.takes_snapshots = (
-            limits.prefix_cache and not limits.cuts_anywhere and limits.memory_bytes > 0
-        )
         self.moves: list[Move] = []
         """Planned, in order, and not carried out yet."""
         self.read: set[int] = set()
@@ -108,6 +97,11 @@ class Cache:
     def is_busy(self) -> bool:
         """Whether sequences run, which wait while copies are made."""
         return any(slot.owner is not None for slot in self.slots)
+
+    @property
+    def takes_snapshots(self) -> bool:
+        limits = self.limits
+        return limits.prefix_cache and not limits.cuts_anywhere and limits.memory_bytes > 0
 
     @property
     def is_settled(self) -> bool:
@@ -195,7 +189,7 @@ class Cache:
         if slot is None:
             return False
         if isinstance(source, State):
-            planned, seconds = self._copying_seconds, source.n_bytes * self.prices.per_byte
+            planned, seconds = self._copying_seconds, source.n_bytes * self.copying.per_byte
             if self.is_busy and planned and planned + seconds > MOST_SECONDS:
                 return False
             self._copying_seconds += seconds
@@ -215,7 +209,7 @@ class Cache:
         snapshots: list[Snapshot] = [] if source is None else source.snapshots
         slot.snapshots = [each for each in snapshots if each.length <= n_ready]
         sequence.slot = slot.index
-        sequence.n_cached = sequence.n_computed = n_ready
+        sequence.n_computed = n_ready
         sequence.tier = "device"
         if isinstance(source, State):
             sequence.tier = "disk" if source.is_from_disk else "memory"
@@ -310,7 +304,7 @@ class Cache:
         slot = self.slots[index]
         slot.kept, slot.snapshots, slot.shared, slot.is_new = [], [], [], False
         if slot.owner is not None:
-            slot.owner.n_computed = slot.owner.n_cached = 0
+            slot.owner.n_computed = 0
 
     def keep_snapshot(self, sequence: Sequence, data: bytes) -> None:
         """Keep a snapshot of a running sequence's memory; the least recently used make room."""
@@ -407,7 +401,7 @@ class Cache:
         seconds = self.expected_seconds(slot)
         most = MOST_SECONDS if self.is_busy else _MOST_SECONDS_ALONE
         if not is_awaited and self._copying_seconds + seconds > most:
-            self.prices.not_copied()
+            self.copying.too_dear()
             return None
         state = State(tokens, slot.scope, int(self._bytes_per_cell * len(tokens)))
         state.snapshots, state.last_used = list(slot.snapshots), slot.last_used
@@ -440,7 +434,7 @@ class Cache:
 
     def expected_seconds(self, slot: Slot) -> float:
         """The time to copy what a slot has to memory."""
-        return self._bytes_per_cell * slot.n_cells * self.prices.per_byte
+        return self._bytes_per_cell * slot.n_cells * self.copying.per_byte
 
     def position(self, index: int, length: int) -> int:
         """The position of the token that follows the first `length` in a slot."""
@@ -463,7 +457,7 @@ class Cache:
     def saved(self, state: State, seconds: float) -> None:
         """A copy to memory was made, in this time."""
         self._bytes_per_cell = state.n_bytes / len(state.tokens)
-        self.prices.copied(state.n_bytes, seconds)
+        self.copying.paid(state.n_bytes, seconds)
         self.memory.fit()
 
     # --- one slot ----------------------------------------------------------------------------
@@ -491,11 +485,11 @@ class Cache:
 
     def _gain(self, match: Match) -> float:
         """The time that a match saves, in prompt tokens."""
-        source, per_token = match.source, self.prices.per_token
+        source, per_token = match.source, self.pace.seconds_per_prompt_token
         if isinstance(source, State):
             if source.n_locks:  # somebody waited for it
                 return match.n_ready
-            seconds = source.n_bytes * self.prices.per_byte
+            seconds = source.n_bytes * self.copying.per_byte
             return match.n_ready - (seconds / per_token if per_token else MIN_SHARED_TOKENS)
         if source is None or not per_token or self._takes_over(source, match.n_ready):
             return match.n_ready

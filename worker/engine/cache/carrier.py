@@ -100,5 +100,5 @@ class Carrier:
             return False
         began = self._clock()
         done = self._cells.restore(slot, state.data)
-        self._cache.prices.copied(state.n_bytes, self._clock() - began)
+        self._cache.copying.paid(state.n_bytes, self._clock() - began)
         return done

@@ -63,13 +63,14 @@ class DiskTraffic:
         that cells and memory have not."""
         if not self._cache.fits_part(len(entry.tokens), sequence.tokens):
             return False
-        prices, match = self._cache.prices, self._cache.match(sequence)
+        cache, match = self._cache, self._cache.match(sequence)
         n_more = length - (match.awaited.length if match.awaited is not None else match.n_ready)
-        if n_more < MIN_SHARED_TOKENS or entry.size_bytes > self._cache.memory.most_bytes:
+        if n_more < MIN_SHARED_TOKENS or entry.size_bytes > cache.memory.most_bytes:
             return False
-        seconds = entry.size_bytes * (prices.per_disk_byte + prices.per_byte)
-        if prices.per_token and seconds > n_more * prices.per_token:
-            prices.not_read()
+        seconds = entry.size_bytes * (cache.reading.per_byte + cache.copying.per_byte)
+        per_token = cache.pace.seconds_per_prompt_token
+        if per_token and seconds > n_more * per_token:
+            cache.reading.too_dear()
             return False
         return True
 
@@ -94,8 +95,8 @@ class DiskTraffic:
             return
         began = self._clock()
         if self._patient_until == math.inf:
-            patience = max(_LEAST_PATIENCE, length * self._cache.prices.per_token)
-            self._patient_until = began + patience
+            seconds = length * self._cache.pace.seconds_per_prompt_token
+            self._patient_until = began + max(_LEAST_PATIENCE, seconds)
         memory = self._cache.memory
         if memory.locked_bytes + entry.size_bytes > memory.most_bytes:
             return  # until those before it, or the disk, have let go of theirs
@@ -128,7 +129,7 @@ class DiskTraffic:
             self._serve_next()
         if state is None:
             return
-        cache.prices.read(state.all_bytes, seconds)
+        cache.reading.paid(state.all_bytes, seconds)
         state.last_used, state.n_locks = cache.now, int(is_awaited)
         if cache.memory.keep(state) and is_awaited:
             sequence.saved = state

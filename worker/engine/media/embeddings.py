@@ -18,7 +18,10 @@ class Embeddings:
     def __init__(self, most_bytes: int) -> None:
         self.most_bytes = most_bytes
         self._rows: OrderedDict[Key, Rows] = OrderedDict()
-        self.n_bytes = 0
+
+    @property
+    def n_bytes(self) -> int:
+        return sum([rows.nbytes for rows in self._rows.values()])
 
     def get(self, key: Key) -> Rows | None:
         rows = self._rows.get(key)
@@ -30,7 +33,5 @@ class Embeddings:
         """Keep the rows of a part that has none."""
         assert key not in self._rows
         self._rows[key] = rows
-        self.n_bytes += rows.nbytes
         while self.n_bytes > self.most_bytes and len(self._rows) > 1:
-            _, oldest = self._rows.popitem(last=False)
-            self.n_bytes -= oldest.nbytes
+            self._rows.popitem(last=False)
