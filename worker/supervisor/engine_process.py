@@ -55,7 +55,6 @@ class EngineProcess:
         self._argv = argv
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: AsyncChannel | None = None
-        self.connected_at = time.monotonic()
         self.heard_at = 0.0
         """When it was spawned or last told how far its start is, by its guardian's clock."""
         self.ready_at: float | None = None

@@ -36,7 +36,6 @@ class Guardian:
     def __init__(
         self, settings: Settings, metrics: Metrics, supervisor: Supervisor, engine: EngineProcess
     ) -> None:
-        """`engine` is for the first load; it may be spawned already."""
         self.engine = engine
         """The engine that serves or starts, or the last one that did."""
         self.fatal: asyncio.Future[WorkerError] = asyncio.get_running_loop().create_future()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 
 from worker.errors import DuplicateJob, InvalidRequest, QueueFull
 from worker.settings import Settings
@@ -36,7 +36,6 @@ class JobTable:
         """Of the latest jobs, by a clock that stands still while there is none."""
         self._n_to_come: dict[Inbox, int] = {}
         """How many jobs there is room kept for, by the inbox of their request."""
-        self._preempted: frozenset[int] = frozenset()
         self._idle_seconds, self._idle_since = 0.0, time.monotonic()
 
     def __iter__(self) -> Iterator[Job]:
@@ -63,12 +62,10 @@ class JobTable:
         asking = (work for work in works if isinstance(work, InferenceRequest | Embed | Rank))
         return {number for work in asking for number, _ in work.adapters}
 
-    def preempt(self, request_ids: Iterable[int]) -> None:
+    def preempt(self, request_ids: Collection[int]) -> None:
         """Record which jobs have lost their slots for now."""
-        before, self._preempted = self._preempted, frozenset(request_ids)
-        for id in before ^ self._preempted:
-            if (job := self.by_id.get(id)) is not None:
-                job.is_preempted = id in self._preempted
+        for id, job in self.by_id.items():
+            job.is_preempted = id in request_ids
 
     def stalled_seconds(self, now: float, intake_at: float, step_at: float) -> float:
         """How long the engine has owed a job its acceptance or a step; 0 if it owes none.

@@ -60,10 +60,8 @@ _log = get_logger()
 
 
 class Supervisor:
-    def __init__(
-        self, settings: Settings, metrics: Metrics, engine: EngineProcess | None = None
-    ) -> None:
-        """`engine` is for the first load; without it one is spawned then."""
+    def __init__(self, settings: Settings, metrics: Metrics, engine: EngineProcess) -> None:
+        """`engine` is for the first load; it may be spawned already."""
         self.info: EngineInfo | None = None
         """Of the engine that serves, or of the last one that did."""
         self._started_at = time.monotonic()
@@ -76,7 +74,7 @@ class Supervisor:
         self._drained = asyncio.Event()
         self.changed = asyncio.Event()
         """Set once, at the next change of `state` or `progress`; a new event then replaces it."""
-        self._guardian = Guardian(settings, metrics, self, engine or EngineProcess())
+        self._guardian = Guardian(settings, metrics, self, engine)
         self.fatal = self._guardian.fatal
         self._jobs = JobTable(settings)
         self._next_request_id = 1

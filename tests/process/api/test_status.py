@@ -19,6 +19,7 @@ from worker.api.http.state import AppState
 from worker.errors import CallbackFailed
 from worker.observability.metrics import Metrics
 from worker.settings import Settings
+from worker.supervisor.engine_process import EngineProcess
 from worker.supervisor.supervisor import Supervisor
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
@@ -106,7 +107,7 @@ async def test_nothing_is_resident_between_two_engines(tmp_path: Path) -> None:
 
 async def test_each_head_is_answered_while_the_model_loads() -> None:
     """A connection's next request waits for the end of the answer."""
-    supervisor = Supervisor(Settings(), Metrics("w"))
+    supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess())
     state = AppState(Settings(), supervisor, Metrics("w"), "w", "m", "i", lambda: None)
     paths = [each.path for all in DIALECTS for each in all.operations if each.method == "GET"]
     assert supervisor.state == "loading" and "/v1/loading/progress" in paths
