@@ -302,6 +302,16 @@ def system_words(error: OSError) -> str:
     return words
 
 
+def told_by_system(error: Exception) -> WorkerError | None:
+    """What the system has refused, if that is what the error tells."""
+    if isinstance(error, OSError):
+        return WorkerError(system_words(error))
+    if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
+        limits = "ulimit -u, or the container's --pids-limit"
+        return WorkerError(f"The system starts no more threads for this user: raise {limits}.")
+    return None
+
+
 def _before(error: BaseException) -> BaseException | None:
     """What led to an error, as far as it tells why."""
     return error.__cause__ or (None if isinstance(error, OSError) else error.__context__)

@@ -32,7 +32,7 @@ from worker.api.http.state import AppState
 from worker.background import in_daemon_thread
 from worker.cli import stop_signals, stop_writing
 from worker.confinement.walls import forbid_core_dumps
-from worker.errors import WorkerError, system_words
+from worker.errors import WorkerError, told_by_system
 from worker.installation import own_version
 from worker.models.load_command import load_command
 from worker.models.resolve import BUNDLED, resolve
@@ -196,11 +196,11 @@ class Lifecycle:
             await self._bring_up()
         except WorkerError as error:
             self._supervisor.fail(error)
-        except OSError as error:
-            self._supervisor.fail(WorkerError(system_words(error)))
         except Exception as error:
-            self._log.error("worker.start_failed", exc_info=error)
-            self._supervisor.fail(WorkerError(f"The start failed unexpectedly: {error!r}."))
+            told = told_by_system(error)
+            if told is None:
+                self._log.error("worker.start_failed", exc_info=error)
+            self._supervisor.fail(told or WorkerError(f"The start failed unexpectedly: {error!r}."))
 
     async def _bring_up(self) -> None:
         """Resolve, load, announce; returns when the pool manager knows, or raises why not."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from worker.cli import interrupted_later, stop_signals
 from worker.commands import SUBCOMMANDS, open_standard_files
 from worker.devices.cpu import instructions
-from worker.errors import WorkerError, escaped, not_utf8, system_words
+from worker.errors import WorkerError, escaped, not_utf8, told_by_system
 from worker.supervisor.engine_process import EngineProcess
 
 if TYPE_CHECKING:
@@ -65,11 +65,11 @@ def _obey(
         failure = not_utf8(error)
     except BrokenPipeError:  # `cli` knows what to do
         raise
-    except OSError as error:  # a full disk, a folder that is gone
-        failure = WorkerError(system_words(error))
-    except Exception as error:  # a bug: the log gets the trace, the user a sentence
-        logs.get_logger().error("worker.bug", exc_info=error)
-        failure = WorkerError(f"Unexpected {type(error).__name__}: {error}")
+    except Exception as error:
+        told = told_by_system(error)  # a full disk, a folder that is gone, no thread left
+        if told is None:  # a bug: the log gets the trace, the user a sentence
+            logs.get_logger().error("worker.bug", exc_info=error)
+        failure = told or WorkerError(f"Unexpected {type(error).__name__}: {error}")
     return _report(backend, failure)
 
 

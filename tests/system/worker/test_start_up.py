@@ -106,6 +106,25 @@ def test_a_library_that_ends_the_engine_is_no_fault_of_the_model(warm_cache: Pat
     refused(exit, 1, "INFERENCE_FAILED", "ended in phase 'preflight': exit code 1")
 
 
+NO_THREAD = """\
+import _thread, threading
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
+{} = refuse
+from worker.cli import cpu
+cpu()
+"""
+
+
+@pytest.mark.parametrize(
+    "start", ["_thread.start_new_thread", "threading._start_new_thread"], ids=["own", "Python's"]
+)
+def test_a_start_that_gets_no_thread_says_so(warm_cache: Path, start: str) -> None:
+    command = [sys.executable, "-c", NO_THREAD.format(start)]
+    exit = run_to_exit("--port", "0", cache_dir=warm_cache, command=command)
+    refused(exit, 1, "INFERENCE_FAILED", "no more threads", "ulimit -u", "--pids-limit")
+
+
 NO_THREAD_AT_THE_END = """\
 import threading
 def start(thread, real=threading.Thread.start):
