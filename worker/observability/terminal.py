@@ -99,7 +99,7 @@ def ready_text(uri: str, model_ref: str, info: EngineInfo, *, where: str) -> str
     )
 
 
-def first_request(uri: str, key: str | None, prefix: str = "") -> str:
+def first_request(uri: str, key: str | None, prefix: str) -> str:
     """A command line that streams a story from the bundled model; `key` is the variable that has
     the client's. `prefix` begins the paths on a Unix socket."""
     token = f'-H "Authorization: Bearer ${key}" ' if key is not None else ""

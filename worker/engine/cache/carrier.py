@@ -23,9 +23,7 @@ attention) and the cells of one sequence between those of others."""
 
 
 class Carrier:
-    def __init__(
-        self, cache: Cache, cells: Context, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, cache: Cache, cells: Context, clock: Callable[[], float]) -> None:
         self._cache, self._cells, self._clock = cache, cells, clock
 
     def carry_out(self, moves: Iterable[Move]) -> None:

@@ -6,7 +6,6 @@ Engine thread: nobody waits here for a file.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 
@@ -34,7 +33,7 @@ class DiskTraffic:
         cache: Cache,
         carrier: Carrier,
         call: Callable[[Callable[[], None]], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         """`call` runs an action on the engine thread; any thread may use it."""
         self.disk, self._cache, self._carrier = disk, cache, carrier

@@ -14,7 +14,6 @@ account of what they won and lost bounds what all of them together can cost. Eng
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Rows
@@ -103,7 +102,7 @@ class Speculation:
         is_eog: Callable[[int], bool],
         pace: Pace,
         batch: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
         most_back: int = MOST_GUESSES,
     ) -> None:
         """`batch`: the most rows of one pass, of which the streams' own tokens have some.
