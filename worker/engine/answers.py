@@ -135,16 +135,16 @@ class Answers:
         # What is pending then is what a stop or the end of a line has cut off.
         is_cut = stop is not None or sequence.lines.is_over
         ended_by = () if sequence.end_token is None else (sequence.end_token,)
-        began = sequence.first_token_at or now
-        decode_ms = round(1000 * max(now - began, _LEAST_SECONDS), 3)
+        started_at, first_at = sequence.started_at, sequence.first_token_at
+        assert started_at is not None and first_at is not None, "a token was drawn"
         events.append(
             Finished(
                 sequence.request_id,
                 reason,
                 sequence.n_out + len(ended_by),
-                decode_ms,
+                round(1000 * max(now - first_at, _LEAST_SECONDS), 3),
                 stop,
-                sequence.prompt_time_ms,
+                round(1000 * (first_at - started_at), 3),
                 () if is_cut else tuple(sequence.pending_logprobs),
                 (*sequence.pending_ids, *ended_by),
             )

@@ -159,13 +159,6 @@ class Sequence:
         return index - sum([span.n_still for span in self.spans if span.end <= index])
 
     @property
-    def prompt_time_ms(self) -> float:
-        """Milliseconds from its start to its first token."""
-        if self.started_at is None or self.first_token_at is None:
-            return 0.0
-        return round(1000 * (self.first_token_at - self.started_at), 3)
-
-    @property
     def scores_prompt(self) -> bool:
         """Whether the log-probabilities of its prompt's tokens are wanted and not complete."""
         return self.request.prompt_logprobs is not None and not self.is_scored

@@ -60,8 +60,6 @@ def split_budget(
     So a short prompt behind a long one starts to answer soon, and the long one always moves on. No
     two prompts share a tile where one of them fills it: each prompt in a step is a pass of its own.
     """
-    if not sequences or budget <= 0:
-        return []
     n_tiles = max(budget // TILE_TOKENS, 1)
     half = (n_tiles + oldest_first) // 2 * TILE_TOKENS
     shares = {0: min(sequences[0].n_next, half, budget)}
