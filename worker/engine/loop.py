@@ -140,9 +140,9 @@ class Loop:
             self._native_seconds += self.speculation.read(step.chunks[0])
         if step.has_prompts:
             self._events += prompt_events(self._runner, step.chunks, self._clock())
-        with_snapshots = self._scheduler.advance(step)
+        self._scheduler.advance(step)
         if not self._cuts_anywhere:
-            self.carrier.look_at(with_snapshots)
+            self.carrier.look_at([sequence for sequence, _, _ in step.chunks])
         self._accept(drawn)
         self._steps += 1
 

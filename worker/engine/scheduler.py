@@ -150,12 +150,10 @@ class Scheduler:
             self._turns.end()
         return step
 
-    def advance(self, step: Step) -> list[Sequence]:
-        """Record that the step's chunks were computed; returns the sequences to take a snapshot
-        of."""
+    def advance(self, step: Step) -> None:
+        """Record that the step's chunks were computed."""
         for sequence, _, n_tokens in step.chunks:
             sequence.n_computed += n_tokens
-        return [s for s, _, _ in step.chunks if s.n_computed in s.snapshot_at]
 
     def _plan_prompts(self, prefilling: list[Sequence], n_free: int, step: Step) -> None:
         """Add parts of prompts to a step. `n_free` rows are left when each prompt has one."""

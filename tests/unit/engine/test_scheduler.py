@@ -254,11 +254,6 @@ def test_memory_that_cannot_be_cut_gets_a_snapshot_where_somebody_waits() -> Non
     first, second = added(scheduler, some(150), some(100) + [900] * 30)
     scheduler.plan()
     assert first.snapshot_at[100] is True and second.awaited == Awaited(first, 100)
-    first.n_computed = 100
-    taken = scheduler.advance(Step(chunks=[Chunk(first, 100, 0)]))
-    assert taken == [first]
-    first.n_computed = 99
-    assert scheduler.advance(Step(chunks=[Chunk(first, 99, 0)])) == []
 
 
 def test_the_youngest_goes_back_to_the_head_of_the_queue() -> None:

@@ -43,15 +43,16 @@ class Carrier:
                     if cache.limits.window:
                         cache.slots[slot].first = cells.first_position(slot)
 
-    def look_at(self, snapshots_of: Iterable[Sequence]) -> None:
-        """After a batch on memory that cannot be cut anywhere: see what windows have left, and take
-        snapshots of these sequences."""
+    def look_at(self, sequences: Iterable[Sequence]) -> None:
+        """After a batch of these sequences on memory that cannot be cut anywhere: see what windows
+        have left, and take the snapshots that are due."""
         cache, cells = self._cache, self._cells
         if cache.limits.window:  # new cells overwrite old ones, in one pool also those of others
             for slot in cache.slots:
                 slot.first = cells.first_position(slot.index)
-        for sequence in snapshots_of:
-            if sequence.slot is not None:  # it may have failed in this step
+        for sequence in sequences:
+            is_due = sequence.n_computed in sequence.snapshot_at
+            if is_due and sequence.slot is not None:  # it may have failed in this step
                 cache.keep_snapshot(sequence, cells.snapshot(sequence.slot))
 
     def save_while(self, is_idle: Callable[[], bool]) -> None:
