@@ -157,6 +157,32 @@ def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: 
 
 
 @pytest.mark.parametrize(
+    ("name", "begin", "end"),
+    [
+        ("Qwen-Qwen2.5-7B-Instruct", HERMES_CALL, '"}}'),
+        ("Qwen3-Coder", CODER_CALL, "\n</parameter>\n</function>"),
+        (
+            "meetkai-functionary-medium-v3.2",
+            "all\n>>>python\nprint(1",
+            ')\n>>>get_time\n{"city": "a"}',
+        ),
+        (
+            "openai-gpt-oss-120b",
+            "<|channel|>commentary to=functions.special<|message|>print(1",
+            ")<|call|>",
+        ),
+    ],
+)
+def test_a_call_is_whole_once_its_end_has_come(name: str, begin: str, end: str) -> None:
+    """Nothing but the mark behind it ends a code, or a custom tool's text as it stands."""
+    use = dataclasses.replace(USE, texts=frozenset({"special"}))
+    for text, is_in_call in ((begin, True), (begin + end, False)):
+        parser = AnswerParser(conventions_of(template(name)), use)
+        deltas_of(parser, text)
+        assert parser.is_in_call == is_in_call
+
+
+@pytest.mark.parametrize(
     ("name", "output"),
     [
         (

@@ -296,14 +296,18 @@ class AnswerParser:
         return bool(calls)
 
     def _unescaped(self, name: str, blanks: str, call_id: str | None) -> Steps[bool]:
-        """Read a text instead of JSON: it is the value of the function's first parameter."""
+        """Read a text instead of JSON: it is the value of the function's first parameter. Nothing
+        but a mark behind it tells that all of it has come."""
         parts, calls = [blanks], self._calls
         recipients = ("all", *self._use.parameters)
         begins = (f"{mark}{name}\n" for mark in calls.opens for name in recipients)
         named = (mark for mark in (*calls.opens, *calls.closes) if re.search(r"\w", mark))
-        yield from self._source.until(marks_of(*begins, *named), parts.append)
+        end = yield from self._source.until(marks_of(*begins, *named), parts.append)
         keys = list(self._use.properties(name))
         if not keys or not parts[1:]:
             return False
-        self._deltas.whole_call(name, to_json({keys[0]: "".join(parts)}), call_id)
+        self._deltas.call(name, call_id)
+        self._deltas.arguments(to_json({keys[0]: "".join(parts)}))
+        if end:
+            self._deltas.end_call()
         return True
