@@ -263,7 +263,7 @@ def test_what_a_response_says_comes_back_under_strict(strict: WorkerProcess) -> 
 
 
 def test_what_ollamas_chat_says_comes_back_under_strict(strict: WorkerProcess) -> None:
-    used = {"index": 0, "name": "look", "arguments": {}}
+    used: dict[str, Any] = {"index": 0, "name": "look", "arguments": {}}
     turns = [
         *ASKED,
         {"role": "assistant", "content": "", "tool_calls": [{"id": "c", "function": used}]},
@@ -271,6 +271,9 @@ def test_what_ollamas_chat_says_comes_back_under_strict(strict: WorkerProcess) -
     ]
     body = {"model": "a", "messages": turns, "options": {"num_predict": 2}, "stream": False}
     taken(strict, "/api/chat", body)
+    used["index"] = "first"  # nothing is read of it
+    turns[-1] = {"role": "tool", "tool_call_id": "c", "content": "a"}
+    taken(strict, "/v1/chat/completions", {"messages": turns, "max_tokens": 2})
 
 
 def test_the_last_chunk_has_timings(worker: WorkerProcess) -> None:

@@ -34,7 +34,7 @@ from worker.api.chat.request import (
     Tool,
     ToolCall,
 )
-from worker.api.http.body import Flag, Integer, Item, JsonObject, Many, OpenBody
+from worker.api.http.body import Flag, Item, JsonObject, Many, OpenBody
 from worker.api.http.faults import fault, invalid, refusal, wrong
 from worker.settings import check_variables
 from worker.wire.work import Medium
@@ -119,7 +119,7 @@ class FunctionName(OpenBody):
 
 class CalledFunctionFields(FunctionName):
     arguments: TextOr[JsonObject] = ""
-    index: Integer | None = Field(None, description="the call's place, which its order says too")
+    index: Any = Field(None, description="the call's place, which its order says")
 
 
 class CalledCustomFields(FunctionName):
