@@ -70,17 +70,18 @@ def certificate_trouble(certfile: str) -> str:
     return ""
 
 
-FileVersion = tuple[int, int, int] | None
+FileVersion = tuple[int, int, tuple[int, int]] | None
 
 
 def version_of(file: str | Path | int) -> FileVersion:
-    """Another value once the file, or that of a descriptor, is another, or is not there. The last
-    number is the same for as long as it is one file, whatever is written to it."""
+    """Another value once the file, or that of a descriptor, is another, or is not there. What is
+    last is the same for as long as it is one file, whatever is written to it."""
     try:
         status = os.stat(file)
     except OSError:
         return None
-    return status.st_mtime_ns, status.st_size, status.st_ino
+    # File systems number their files alike.
+    return status.st_mtime_ns, status.st_size, (status.st_dev, status.st_ino)
 
 
 def check_store(folder: Path) -> str:

@@ -7,10 +7,12 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from worker import setting_files
 from worker.devices import machine, nvidia
 from worker.devices.residency import live_check
 from worker.devices.select import Card, Selected
@@ -186,3 +188,23 @@ def test_the_cpu_tells_its_model_and_features(tmp_path: Path) -> None:
     (tmp_path / "proc/cpuinfo").write_text("processor\t: 0\nmodel name\t: AMD EPYC 9B14\n")
     assert machine.cpu_model(tmp_path) == "AMD EPYC 9B14"
     assert machine.cpu_features("CPU : SSE3 = 1 | AVX512 = 0 | FMA = 1 | ") == ["SSE3", "FMA"]
+
+
+@pytest.mark.parametrize(
+    ("now", "is_lost"),
+    [((7, 1, 1, 4), False), ((7, 1, 9, 5), True), ((7, 2, 1, 5), False), ((8, 1, 9, 5), False)],
+    ids=["the same", "written to", "of another number", "of another file system"],
+)
+def test_a_file_is_lost_if_it_is_written_to_and_not_if_it_is_another(
+    now: tuple[int, ...], is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems number their files alike, and a link may lead to one after the other."""
+    names = ("st_dev", "st_ino", "st_size", "st_mtime_ns")
+    told = [SimpleNamespace(**dict(zip(names, each, strict=True))) for each in (now, (7, 1, 1, 4))]
+    monkeypatch.setattr(setting_files, "os", SimpleNamespace(stat=lambda _: told.pop()))
+    held = live_check.MappedFiles([Path("m.gguf")])
+    if is_lost:
+        with pytest.raises(ResidencyViolation, match="m.gguf was written to"):
+            held.check()
+    else:
+        held.check()
