@@ -182,6 +182,8 @@ def test_what_embeds_has_no_states_and_a_larger_margin(header: GgufHeader, cards
     pooled = replace(header, pooling="mean")
     plan = planned(pooled, cards.card(8 << 30), context_length=512, kv_store="/x", speculate="mtp")
     assert plan.parts["kv"] == 512 * CELL, "one text's cells, which all share"
+    assert plan.host_parts["output"] == 512 * OUT, "each row of a text has an output"
+    assert all(each.embeddings for each in ByHand.laid_out)
     assert (plan.slots, plan.kv_cells) == (1, 512), "what is told is what there is"
     assert plan.kv_reason == "512 cells, as many as one sequence may have"
     for unified in (None, True, False):
