@@ -6,6 +6,7 @@ Runs on the main thread, before anything heavy is imported.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -65,9 +66,10 @@ def whole_number(most: int) -> Callable[[str], int]:
     """The type of an argument that is a number from 1 to `most`."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or not 1 <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
-        return int(text)
+        with contextlib.suppress(ValueError):  # it has more digits than Python reads
+            if text.isdecimal() and 1 <= int(text) <= most:
+                return int(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {most}")
 
     return parse
 
