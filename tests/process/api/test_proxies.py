@@ -134,8 +134,9 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
 
 @pytest.fixture(scope="module")
 def busy(share_worker: StartWorker) -> WorkerProcess:
-    """A worker whose one slot others wait for, with comments more often than usual."""
-    return share_worker("--slots", "1", "--keepalive", "0.25")
+    """A worker whose one slot others wait for, with comments more often than usual: by what is
+    written to it, HAProxy learns that its client has left."""
+    return share_worker("--slots", "1", "--keepalive", "0.25", can_be_held=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,20 +151,20 @@ def test_a_wait_longer_than_the_proxys_patience(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_events_pass_a_proxy_one_by_one(worker: WorkerProcess, tmp_path: Path, kind: str) -> None:
+def test_events_pass_a_proxy_one_by_one(busy: WorkerProcess, tmp_path: Path, kind: str) -> None:
     """Nothing is held back until the end: the first token is there while the job runs."""
     cancelled = 'worker_requests_total{outcome="cancelled"}'
-    before = worker.metric(cancelled)
-    with proxy(kind, tmp_path / kind, worker, timeout_s=None) as base_url, holding(worker.hold):
+    before = busy.metric(cancelled)
+    with proxy(kind, tmp_path / kind, busy, timeout_s=None) as base_url, holding(busy.hold):
         body = {"job_id": f"via-{kind}", "prompt": "Once", "max_tokens": 1000, "ignore_eos": True}
         with httpx.stream("POST", f"{base_url}/execute", json=body, timeout=60) as answer:
             received = b""
             parts = answer.iter_raw()
             while b"event: token" not in received:
                 received += next(parts)
-            assert worker.get("/health").json()["running"] >= 1
-        worker.wait_idle()
-    assert worker.metric(cancelled) == before + 1, "the proxy tells that its client has left"
+            assert busy.get("/health").json()["running"] >= 1
+        busy.wait_idle()
+    assert busy.metric(cancelled) == before + 1, "the proxy tells that its client has left"
 
 
 @pytest.mark.long
