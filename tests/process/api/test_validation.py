@@ -50,7 +50,6 @@ def test_all_faults_come_at_once(worker: WorkerProcess) -> None:
         "min_p": "type",
         "repetition_penalty": "type",
         "stop[1]": "minLength",
-        "stop[2]": "maxLength",
         "seed": "maximum",
         "ignore_eos": "type",
         "max_token": "unknown",

@@ -30,7 +30,6 @@ from worker.observability.logs import digest
 from worker.settings import Settings
 from worker.wire.work import ChatPrompt, Prompt
 
-FEW_ERRORS = 256
 TEXT = st.text(st.sampled_from('a",:{}[]\\\n😀'), max_size=12)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | TEXT,
@@ -242,14 +241,14 @@ def collections(schema: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", bodies())
 def test_no_list_of_a_body_has_more_errors_than_a_few(path: str) -> None:
-    """Otherwise a list of 200,000 wrong items becomes as many errors in one native call."""
+    """Otherwise a list of 200,000 wrong items becomes as many errors in one native call. A
+    `max_length` bounds none: pydantic counts the items that are right."""
     model = bodies()[path]
     model.model_rebuild()
     for found in collections(model.__pydantic_core_schema__):
         items = [found.get("values_schema"), *found.get("items_schema", ())]
         takes_anything = all(item is None or item["type"] == "any" for item in items)
-        few = found.get("max_length", FEW_ERRORS + 1) <= FEW_ERRORS
-        assert found.get("fail_fast") or few or takes_anything, found
+        assert found.get("fail_fast") or takes_anything, found
 
 
 def test_a_models_schema_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,7 @@ class SamplingFields(_Numbers):
         ge=0,
         le=2**31 - 1,
         validation_alias=AliasChoices("min_tokens", "min_length"),
-        description="before so many nothing ends it",
+        description="before so many neither the model nor a stop ends it; a complete form does",
     )
     stop_token_ids: Many[TokenId] = Field(
         (), max_length=128, description="they end the answer as the model's own end does"

@@ -78,7 +78,7 @@ class TextBody(GenerationFields):
         False, description="probabilities at the end of the samplers, in place of n_probs' own"
     )
     return_tokens: Flag = Field(False, description="answer the tokens' ids beside the text")
-    response_fields: tuple[str, ...] = Field(
+    response_fields: Many[str] = Field(
         (),
         max_length=64,
         description="the whole answer has these fields alone; a/b is field b of field a",
@@ -126,7 +126,7 @@ class InfillBody(TextBody):
     input_prefix: str
     input_suffix: str
     prompt: str = Field("", description="goes on where input_prefix ends")
-    input_extra: tuple[ProjectFile, ...] = Field(
+    input_extra: Many[ProjectFile] = Field(
         (), max_length=256, description="other files of the project"
     )
 

@@ -53,8 +53,8 @@ class InferenceBody(_Numbers):
 
     job_id: JobId | None = Field(None, description="names the job; unique among the running ones")
     prompt: str = Field(min_length=1, description="raw text; special tokens in it are recognised")
-    max_tokens: Integer | None = Field(None, ge=1, description="default: what the context leaves")
-    stop: tuple[Stop, ...] = Field(
+    max_tokens: Integer | None = Field(None, ge=1)
+    stop: Many[Stop] = Field(
         (), max_length=4, description="texts that end the output; none of them is sent"
     )
     seed: Integer | None = Field(

@@ -29,7 +29,7 @@ from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, Prompt
 
-Images = Annotated[tuple[str, ...], Field(max_length=MAX_MEDIA, description="pictures in base64")]
+Images = Annotated[Many[str], Field(max_length=MAX_MEDIA, description="pictures in base64")]
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("~text")] | Annotated[JsonObject, Tag("~object")], ByKind
 ]
