@@ -357,7 +357,7 @@ class Settings(_TableFields):
     max_queued_requests: Count = _setting(256, "limits", "requests that may wait for a slot")
     max_queued_prompt_tokens: Count = _setting(131072, "limits", "prompt tokens that may wait for a slot")
     max_prompt_chars: Count | None = _setting(None, "limits", "characters of a prompt on /execute and /v1/inference at most; without it only the context length bounds it")
-    max_tokens_out: Count | None = _setting(None, "limits", "max_tokens of a request at most, and its default; without it the context length")
+    max_tokens_out: Count | None = _setting(None, "limits", "max_tokens of a request at most, and its default, which is 16 on /v1/completions; without it the context length")
     max_body_bytes: Annotated[int, Field(ge=1024, le=2**31 - 1)] | None = _setting(None, "limits", "bytes of a request body at most; without it 4 MiB, and 16 MiB where the model takes pictures or sounds")
     sleep_idle_seconds: Seconds | None = _setting(None, "limits", "seconds without a request after which the engine ends and gives its memory back, until the next request starts it again; without it never")
     resume_seconds: Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False)] = _setting(300.0, "limits", "seconds for which a stream with X-Llorch-Resume or X-Conversation-Id goes on without a reader, and is kept; 0 = not at all")

@@ -34,7 +34,8 @@ def test_a_worker_listens_on_several_addresses_below_a_prefix(start_worker: Star
             body = {"prompt": "Once", "max_tokens": 1}
             assert client.post(f"{at}/llm/v2/completion", json=body).json()["content"]
         for path in ("/health", "/v1/models", "/", "/llm/v22/health", "/llm"):
-            assert client.get(f"{at}{path}").status_code == 404
+            missing = client.get(f"{at}{path}")
+            assert missing.status_code == 404 and "/llm/v2/openapi.json" in missing.text
         described = client.get(f"{at}/llm/v2/openapi.json").json()
         assert described["servers"] == [{"url": "/llm/v2"}]
         page = client.get(f"{at}/llm/v2", follow_redirects=True)

@@ -159,7 +159,7 @@ class Surface(ABC):
             if (key := self.gate.check(operation, scope)) is not None:
                 self.admitted(key)
             if operation is None:
-                raise place.missing()
+                raise place.missing(self.prefix)
             scope["path_params"] = place.parameters
             found = await self.answer(request, place, operation, send)
             if found is None or isinstance(found, Response):

@@ -18,10 +18,11 @@ class Place:
     above: str = ""
     """The page's path below which it was asked for."""
 
-    def missing(self) -> WorkerError:
+    def missing(self, prefix: str) -> WorkerError:
         """Why there is no operation of the method that was asked for."""
         if not self.operations:
-            return PathNotFound("there is no such path; /openapi.json lists the ones there are")
+            listed = f"{prefix}/openapi.json"
+            return PathNotFound(f"there is no such path; {listed} lists the ones there are")
         allowed = sorted(self.operations)
         message = f"this path does not take that method, but {' and '.join(allowed)}"
         return MethodNotAllowed(message, allowed=allowed)
