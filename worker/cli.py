@@ -71,6 +71,12 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
             name = os.path.basename(sys.argv[0])
             print(f"{name}: {error.strerror or error}", file=sys.stderr, flush=True)
         sys.exit(1)
+    finally:
+        try:
+            if sys.stderr is not None:
+                sys.stderr.flush()
+        except OSError:  # Python would try again, and exit with 120
+            stop_writing(2)
 
 
 def _interrupt_again(
@@ -95,9 +101,10 @@ def _interrupt_again(
         _thread.start_new_thread(interrupt, ())
 
 
-def stop_writing() -> None:
-    """Have what is still to be written to stdout go nowhere: it cannot be written where it was."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+def stop_writing(number: int = 1) -> None:
+    """Have what is still to be written to stdout, or to the file of that number, go nowhere: it
+    cannot be written where it was."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
 
 
 cpu = partial(_command, "worker.main", "main", "cpu")

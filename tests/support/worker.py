@@ -37,11 +37,12 @@ def installed(backend: str = "cpu") -> list[str]:
 
 
 def environment(cache_dir: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The caller's environment without any setting of a worker, plus `extra`."""
+    """The caller's environment without any setting of a worker, plus `extra`. Python's output is
+    buffered, as it is for users."""
     clean = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("LLORCH_") and name not in _ALIASES
+        if not name.startswith("LLORCH_") and name not in (*_ALIASES, "PYTHONUNBUFFERED")
     }
     paths = [str(ROOT), *clean.get("PYTHONPATH", "").split(os.pathsep)]
     clean["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)

@@ -5,6 +5,7 @@ Only the converter's main thread calls it, so nothing here locks.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -61,7 +62,8 @@ class Reporter:
 
     def failed(self, error: WorkerError) -> None:
         said = {"code": error.code, "message": error.message, "details": error.details}
-        self._say({"error": said}, f"llorch-convert: {error.message}")
+        with contextlib.suppress(OSError):  # without a reader, the exit code still tells
+            self._say({"error": said}, f"llorch-convert: {error.message}")
 
     def finished(self, result: dict[str, Any], sentence: str) -> None:
         """The answer, which whoever redirects stdout wants there."""

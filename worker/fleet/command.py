@@ -46,7 +46,8 @@ def run(argv: list[str]) -> int:
             act(cluster, arguments)
     except WorkerError as error:
         lines = map(escaped, error.message.split("\n"))  # Ray says much, as a whole traceback
-        print("llorch-ray:", "\n    ".join(lines), file=sys.stderr)
+        with contextlib.suppress(OSError):  # without a reader, the exit code still tells
+            print("llorch-ray:", "\n    ".join(lines), file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130

@@ -56,6 +56,18 @@ def test_on_a_full_disk(command: str, warm_cache: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "code"),
+    [("cpu --model no.gguf", 3), ("convert no.d to.gguf", 3), ("ray up no.toml", 2)],
+)
+def test_a_fault_that_nobody_can_be_told(command: str, code: int, warm_cache: Path) -> None:
+    program, *arguments = command.split()
+    with open("/dev/full", "wb") as full:
+        line = [*installed(program), *arguments]
+        done = subprocess.run(line, stderr=full, env=environment(warm_cache), timeout=120)
+    assert done.returncode == code
+
+
+@pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
         (("plan",), 0, ""),
