@@ -506,6 +506,21 @@ def test_a_call_that_was_cut_off_is_none_of_ollamas(reason: StopReason, ends: st
         assert [call["function"]["arguments"]["city"] for call in calls] == cities
 
 
+@pytest.mark.parametrize("written", ['{"city": "a" "b"}', '{"city": "a"]', '{"city" "a"}'])
+def test_what_a_call_has_instead_of_json_arrives_where_it_is_told_as_an_object(
+    written: str,
+) -> None:
+    """It was lost, from its mistake on or whole."""
+    called = f'<tool_call>{{"name": "get_time", "arguments": {written}}}</tool_call>'
+    events: list[StreamEvent] = [Started(0, 1), Token(0, called, (1,)), Finished(0, "EOS", 1, 1.0)]
+    ollama, anthropic = answer_of(CLIENTS["ollama's chat"]), answer_of(CLIENTS["messages"])
+    told = [join_ollama(b"".join(streamed(ollama, [(0, events)]))), whole_ollama(ollama.whole())]
+    found = [call["function"]["arguments"] for (_, _, calls, _), *_ in told for call in calls]
+    streamed(anthropic, [(0, events)])
+    found += [block["input"] for block in anthropic.whole()["content"]]
+    assert found == [{"input": written}] * 3
+
+
 @pytest.mark.parametrize("name", CLIENTS)
 @settings(max_examples=10, deadline=None)
 @given(frames=arrivals(), at=st.integers(1, 5))

@@ -55,14 +55,16 @@ class Block:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """A call's arguments as an object; if it was cut off, those that are complete."""
-        if self.kind == "custom":
-            return {INPUT: self.text}
-        try:
-            value = pydantic_core.from_json(self.text or "{}", allow_partial="trailing-strings")
-        except ValueError:
-            return {}
-        return value if isinstance(value, dict) else {}
+        """A call's arguments as an object; if it was cut off, those that are complete. What is no
+        JSON is one text, as a custom tool's is."""
+        if self.kind != "custom":
+            read, text = pydantic_core.from_json, self.text or "{}"
+            try:
+                return dict(read(text))
+            except ValueError as error:
+                if "EOF" in str(error):
+                    return dict(read(text, allow_partial="trailing-strings"))
+        return {INPUT: self.text}
 
 
 @dataclass(slots=True, eq=False)
