@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import signal
-import socket
 import sys
 import threading
 import time
@@ -99,24 +98,11 @@ class _Handler(BaseHTTPRequestHandler):
         expected = self.server.token
         authorized = expected is None or self.headers["Authorization"] == f"Bearer {expected}"
         ready_status = _probe(payload) if kind == "callback" else None
-        if self._is_given_up():
-            self.close_connection = True
-            return
         status = self.server.reply(self)
         accepted = 200 <= status < 300
         self.server.record(
             PoolMessage(kind, received_at, payload, authorized, accepted, ready_status)
         )
-
-    def _is_given_up(self) -> bool:
-        """Whether the worker waits for an answer no more. Its message is none then: it has sent the
-        next, behind which this one may be read."""
-        try:
-            # Of a socket with TLS, whose own method takes no flags, the bytes below it.
-            flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
-            return not socket.socket.recv(self.connection, 1, flags)
-        except BlockingIOError:
-            return False
 
     def do_GET(self) -> None:
         if self.path != "/verdict":

@@ -2,7 +2,7 @@
 
 A task on the API process's event loop, which the engine cannot block. A beat is sent at once when
 the state changes (except between `ready` and `busy`), else every `--heartbeat-interval`. The beat
-that says `draining` or `failed` is the last.
+that says `draining` or `failed` is the last one, sent again until it is accepted.
 """
 
 from __future__ import annotations
