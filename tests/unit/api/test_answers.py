@@ -34,7 +34,8 @@ from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.parse.tagged_calls import nested_value
-from worker.api.dialects.openai.logprobs import Scored, completion_logprobs
+from worker.api.dialects.openai.logprobs import Offsets, Part, completion_logprobs
+from worker.engine.text.stops import StopMatcher
 from worker.errors import QueueFull
 from worker.supervisor.job import Inbox, Job
 from worker.wire.messages import (
@@ -583,8 +584,28 @@ def test_an_offset_counts_the_characters_before_it(
     for piece in (*pieces, extra):
         offsets.append(max(offset + len(before.decode("utf-8", "ignore")), 0))
         before += piece
-    found = completion_logprobs([Scored(offset, shown, entries)])
-    assert found["text_offset"] == offsets
+    counted = Offsets()
+    counted.n_chars = offset
+    assert completion_logprobs([(shown, entries)], counted)["text_offset"] == offsets
+
+
+@given(
+    pieces=st.lists(st.text("aé<", min_size=1, max_size=4), max_size=12),
+    stops=st.lists(st.text("aé<", min_size=1, max_size=6), max_size=2).map(
+        lambda begins: [begin + "!" for begin in begins]
+    ),
+)
+def test_an_offset_counts_what_a_stop_holds_back(pieces: list[str], stops: list[str]) -> None:
+    matcher, pending, parts = StopMatcher(stops), [], list[Part]()
+    for entry in scored_pieces([piece.encode() for piece in pieces]):
+        text, _ = matcher.feed(entry.piece.decode())
+        pending.append(entry)
+        if text:
+            parts.append((text.encode(), pending))
+            pending = []
+    parts.append((matcher.finish().encode(), pending))
+    offsets = [sum(map(len, pieces[:at])) for at in range(len(pieces))]
+    assert completion_logprobs(parts, Offsets())["text_offset"] == offsets
 
 
 def test_offsets_take_as_long_as_there_are_tokens() -> None:
@@ -594,7 +615,7 @@ def test_offsets_take_as_long_as_there_are_tokens() -> None:
         entries = scored_pieces(["日本語の文章".encode()] * n_tokens)
         shown = b"".join(entry.piece for entry in entries)
         began = time.thread_time()
-        completion_logprobs([Scored(0, shown, entries)])
+        completion_logprobs([(shown, entries)], Offsets())
         took.append(time.thread_time() - began)
     assert took[1] < 10 * took[0]
 
@@ -604,9 +625,9 @@ def test_a_stream_encodes_many_log_probabilities_on_a_thread(
 ) -> None:
     threads: list[str] = []
 
-    def recorded(parts: Any) -> Any:
+    def recorded(parts: Any, offsets: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return completion_logprobs(parts)
+        return completion_logprobs(parts, offsets)
 
     monkeypatch.setattr("worker.api.dialects.openai.stream.completion_logprobs", recorded)
     worker = scripted()

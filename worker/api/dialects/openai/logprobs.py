@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from worker.api.chat.scored import finite, piece_text, scored_tokens
 from worker.wire.messages import TokenLogprob
@@ -16,50 +16,71 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": scored_tokens(entries), "refusal": None}
 
 
-class Scored(NamedTuple):
-    """A part of a plain completion's text, and its tokens."""
-
-    offset: int
-    """Of the part, in characters of the text."""
-    shown: bytes
-    entries: Sequence[TokenLogprob]
+Part = tuple[bytes, Sequence[TokenLogprob]]
+"""Of a plain completion's text, with the tokens that came with it."""
 
 
-def scored_prompt(text: str, entries: Sequence[TokenLogprob]) -> Scored:
-    """It begins before the text where a BOS or a space was added."""
+class Offsets:
+    """Where the tokens of a text begin in it, in characters, as its parts come. Of tokens that a
+    stop held back, the text comes with a later part; a token that is not shown has none."""
+
+    def __init__(self) -> None:
+        self.n_chars = 0
+        """Of the text so far."""
+        self._ahead = b""
+        """The tokens' text that is still to come."""
+        self._n_before = 0
+        """The characters of the tokens so far; one counts once all its bytes have come."""
+        self._characters = codecs.getincrementaldecoder("utf-8")("ignore")
+
+    def of(self, part: Part) -> Iterator[int]:
+        """The offsets of a part's tokens."""
+        shown, entries = part
+        n_taken = min(len(shown), len(self._ahead))
+        if not n_taken or shown[:n_taken] != self._ahead[:n_taken]:
+            n_taken, self._ahead, self._n_before = 0, b"", self.n_chars
+            self._characters.reset()
+        self._ahead = self._ahead[n_taken:]
+        self.n_chars += len(shown.decode("utf-8", "ignore"))
+        for entry in entries:
+            yield max(self._n_before, 0)
+            piece = entry.piece
+            n_shown = min(len(piece), len(shown) - n_taken)
+            if shown.startswith(piece[:n_shown], n_taken):
+                n_taken += n_shown
+                self._ahead += piece[n_shown:]
+                self._n_before += len(self._characters.decode(piece))
+
+
+def prompt_part(text: str, entries: Sequence[TokenLogprob], offsets: Offsets) -> Part:
+    """A prompt's text as its tokens have it, which may begin with a BOS or a space before it."""
     shown = b"".join(entry.piece for entry in entries)
-    return Scored(len(text) - len(shown.decode("utf-8", "ignore")), shown, entries)
+    offsets.n_chars = len(text) - len(shown.decode("utf-8", "ignore"))
+    return shown, entries
 
 
-def completion_logprobs(parts: Iterable[Scored]) -> dict[str, Any]:
-    """`choices[].logprobs` of a plain completion, or of a chunk of it; offsets count characters of
-    its text, of which a token that is not shown takes none.
+def completion_logprobs(parts: Iterable[Part], offsets: Offsets) -> dict[str, Any]:
+    """`choices[].logprobs` of a plain completion, or of a chunk of it.
 
     The first token of a prompt has null, as in OpenAI's answers.
     """
     tokens: list[str] = []
     logprobs: list[float | None] = []
-    offsets: list[int] = []
+    begins: list[int] = []
     tops: list[dict[str, float] | None] = []
-    for offset, shown, entries in parts:
-        n_taken = n_chars = 0
-        # A character counts once all its bytes have come.
-        characters = codecs.getincrementaldecoder("utf-8")("ignore")
-        for entry in entries:
+    for part in parts:
+        begins += offsets.of(part)
+        for entry in part[1]:
             tokens.append(piece_text(entry.piece))
             is_first = math.isnan(entry.logprob)
             logprobs.append(None if is_first else finite(entry.logprob))
-            offsets.append(max(offset + n_chars, 0))
             top = {piece_text(each.piece): finite(each.logprob) for each in entry.top}
             tops.append(None if is_first else top)
-            if shown.startswith(entry.piece, n_taken):
-                n_taken += len(entry.piece)
-                n_chars += len(characters.decode(entry.piece))
     return {
         "tokens": tokens,
         "token_logprobs": logprobs,
         "top_logprobs": tops,
-        "text_offset": offsets,
+        "text_offset": begins,
     }
 
 

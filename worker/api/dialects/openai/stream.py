@@ -12,11 +12,12 @@ from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.fields import GenerationFields
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.openai.logprobs import (
-    Scored,
+    Offsets,
+    Part,
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
-    scored_prompt,
+    prompt_part,
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.http.encoding import data_event, dumps, in_parts, quoted
@@ -173,8 +174,7 @@ class CompletionAnswer(_Choices):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._n_chars = [0] * len(self.choices)
-        """Of the text that each choice has been sent."""
+        self._offsets = [Offsets() for _ in self.choices]
 
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
@@ -182,8 +182,7 @@ class CompletionAnswer(_Choices):
                 more = _timings(choice) if self.body.timings_per_token else ""
                 if not self._scored:
                     return self._chunk(choice, f'"text":{quoted(text)}', more=more)
-                scored = Scored(self._n_chars[choice.index], text.encode(), entries)
-                return self._part(choice, text, scored, more)
+                return self._part(choice, text, (text.encode(), entries), more)
             case Started() if choice.echo and not self._scored:
                 echo = f'"text":{quoted(choice.echo)}'
                 return super().encode(choice, delta) + self._chunk(choice, echo)
@@ -193,26 +192,23 @@ class CompletionAnswer(_Choices):
                     of_prompt = _scores(prompt_logprobs(entries))
                     told = self._chunk(choice, f'"text":"","prompt_logprobs":{of_prompt}')
                 if self._scored and self.body.echo:
-                    scored = scored_prompt(choice.echo, entries)
-                    told += self._part(choice, choice.echo, scored)
+                    part = prompt_part(choice.echo, entries, self._offsets[choice.index])
+                    told += self._part(choice, choice.echo, part)
                 return told
             case _:
                 return super().encode(choice, delta)
 
-    def _part(self, choice: Choice, text: str, scored: Scored, more: str = "") -> bytes:
-        logprobs = _scores(completion_logprobs([scored]))
-        self._n_chars[choice.index] += len(text)
+    def _part(self, choice: Choice, text: str, part: Part, more: str = "") -> bytes:
+        logprobs = _scores(completion_logprobs([part], self._offsets[choice.index]))
         return self._chunk(choice, f'"text":{quoted(text)}', logprobs, more=more)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         logprobs = None
         if self._scored:
-            of_echo = choice.prompt_logprobs if self.body.echo else ()
-            parts, n_chars = [scored_prompt(choice.echo, of_echo)], len(choice.echo)
-            for text, entries, _ in choice.scored:
-                parts.append(Scored(n_chars, text.encode(), entries))
-                n_chars += len(text)
-            logprobs = completion_logprobs(parts)
+            of_echo, offsets = choice.prompt_logprobs if self.body.echo else (), Offsets()
+            parts = [prompt_part(choice.echo, of_echo, offsets)]
+            parts += ((text.encode(), entries) for text, entries, _ in choice.scored)
+            logprobs = completion_logprobs(parts, offsets)
         whole: dict[str, Any] = {"index": choice.index, "text": choice.echo + choice.text}
         if self.body.prompt_logprobs is not None:
             whole["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs)
