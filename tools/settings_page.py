@@ -29,7 +29,7 @@ these are set.
 - Where values are listed, one of them is given: `--blas on`.
 - What may be repeated is a list in the file, `lora = ["sql=sql.gguf", "law=./folder:0.8"]`, and has
   commas in a variable, `LLORCH_ALLOW_HOST=a.example,b.example`.
-- Tokens are variables alone.
+- Tokens are variables alone. A variable that is empty counts as not set.
 
 `.venv/bin/python -m tools.settings_page` writes this page; a test compares it.
 """

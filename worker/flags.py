@@ -141,9 +141,8 @@ class _Parser(Parser):
 
     def error(self, message: str) -> NoReturn:
         # argparse says that it ignores what it refuses.
-        message = message.replace(
-            "ignored explicit argument", "is a switch and takes no value, not"
-        )
+        ignored, refused = ": ignored explicit argument", " is a switch and takes no value, not"
+        message = message.replace(ignored, refused)
         end = "" if message[-1] in ".?" else "."
         raise ConfigError(f"{message[0].upper()}{message[1:]}{end}")
 

@@ -178,7 +178,7 @@ def read_keys(path: str) -> dict[str, str]:
     for number, line in enumerate(map(str.strip, lines), start=1):
         if not line or line.startswith("#"):
             continue
-        name, _, key = map(str.strip, line.rpartition(":"))
+        name, key = map(str.strip, line.split(":", 1) if ":" in line else ("", line))
         name = name or f"line-{number}"
         fault = ""
         if not _KEY.fullmatch(key) or not _KEY_NAME.fullmatch(name):

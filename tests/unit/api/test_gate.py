@@ -96,13 +96,10 @@ def test_a_token_or_a_unix_socket_needs_no_such_check() -> None:
 def test_each_key_has_its_name(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\nalice:sk-a\n\n  bob : sk:b \nsk-c\n")
-    with pytest.raises(ConfigError, match="line 4"):
-        read_keys(str(file))
-    file.write_text("# ours\nalice:sk-a\n\n  bob : sk-b \nsk-c\n")
-    assert read_keys(str(file)) == {"sk-a": "alice", "sk-b": "bob", "sk-c": "line-5"}
+    assert read_keys(str(file)) == {"sk-a": "alice", "sk:b": "bob", "sk-c": "line-5"}
     gate = Gate(Settings(api_key_file=str(file), worker_token="t"))
     scope: Any = {"method": "GET", "http_version": "1.1"}
-    for key, name in [("sk-a", "alice"), ("sk-b", "bob"), ("sk-c", "line-5"), ("t", "token")]:
+    for key, name in [("sk-a", "alice"), ("sk:b", "bob"), ("sk-c", "line-5"), ("t", "token")]:
         scope["headers"] = [HOST, (b"authorization", b"Bearer " + key.encode())]
         assert gate.check(None, scope) == name
     for wrong in (b"alice", b"alice:sk-a", b"sk-", b"", b"# ours"):

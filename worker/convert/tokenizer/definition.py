@@ -49,8 +49,8 @@ def byte_level(tokenizer: Mapping[str, Any], pre: str | None) -> Vocabulary:
 
 
 def check_merged(tokenizer: Mapping[str, Any]) -> None:
-    """Refuse a BPE that takes words whole, `ignore_merges`, if its merges make one of them not: no
-    text of the check may have it.
+    """Refuse a BPE that takes words whole (`ignore_merges`) if its merges do not make one of them.
+    The check's texts need not have that word.
 
     Raises:
         ModelError: names such a word.

@@ -424,8 +424,8 @@ class Cache:
     def _save_if_likely(self, slot: Slot) -> None:
         """Copy what a slot loses to memory, if it may come back.
 
-        Running streams wait for a copy. Once as many conversations as there are slots were pushed
-        out since one came back, only every n-th of them is copied, to learn when that changes.
+        Running streams wait for a copy. Once more conversations than slots were pushed out and none
+        came back, streams wait for one copy in `n_slots` alone, to learn when that changes.
         """
         n_slots = len(self.slots)
         if not self.is_busy or self._n_pushed_out < n_slots or self._n_pushed_out % n_slots == 0:

@@ -69,7 +69,7 @@ def of_one_model(found: list[Quantisation]) -> list[Quantisation]:
 
 
 def fitting(found: list[Quantisation], room_bytes: int) -> Quantisation | None:
-    """The largest that leaves its share of the memory, or none."""
+    """The largest whose weights fill at most their share of the memory, or none."""
     fits = [
         each
         for each in found
