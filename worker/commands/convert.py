@@ -332,17 +332,12 @@ def _source(options: argparse.Namespace, report: Reporter) -> Path:
     from worker.models.resolve import resolve_checkpoint
 
     if not isinstance(parse(options.source, CHECKPOINTS), Path):
-        if options.progress != "bar":
-            # The hub's client draws its own progress bar on a terminal.
-            from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
-
-            disable_progress_bars()
         # The download's warnings go to the log.
         from worker.observability import logs
 
         logs.configure("warning")
     places = options.models_file, options.cache_dir
-    return asyncio.run(resolve_checkpoint(options.source, *places, report.fetch))
+    return asyncio.run(resolve_checkpoint(options.source, *places, report.show))
 
 
 if __name__ == "__main__":

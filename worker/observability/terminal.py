@@ -1,7 +1,7 @@
-"""The output for a person at a terminal during the start: a live line, then what is served.
+"""The output for a person at a terminal: a live line, and what a worker serves.
 
-Writes to stderr on the API process's event loop, only if `logs.is_for_people` says so; log lines
-below a warning are then left out.
+A worker writes it to stderr on the API process's event loop, only if `logs.is_for_people` says so;
+log lines below a warning are then left out.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _DOING = {
     "hash": "looking for an earlier conversion",
     "resolve": "looking for the model",
     "download": "downloading",
-    "verify": "checking the download",
+    "verify": "checking",
+    "check": "reading the checkpoint",
     "convert": "converting",
+    "quantize": "quantizing",
     "preflight": "planning memory",
     "load": "loading",
     "residency": "checking where everything lies",

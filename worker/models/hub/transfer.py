@@ -229,7 +229,7 @@ class _Counter:
 
 
 def _progress_bar(counter: _Counter) -> Any:
-    """huggingface_hub's progress bar, shown on terminals only, which also feeds `counter`.
+    """huggingface_hub's progress bar, which is not shown but feeds `counter`.
 
     A file from Xet has two bars: bytes on the network and bytes of the file. The latter counts.
     """
@@ -239,13 +239,12 @@ def _progress_bar(counter: _Counter) -> Any:
             self.counts = not (name or "").endswith(".transfer")
             if self.counts:
                 counter.file_bytes = int(kwargs.get("initial") or 0)
+            kwargs["disable"] = True
             super().__init__(*args, name=name, **kwargs)  # type: ignore[no-untyped-call]
 
-        def update(self, n: float | None = 1) -> bool | None:
+        def update(self, n: float | None = 1) -> None:
             if self.counts:
                 counter.add(int(n or 0))
-            shown: bool | None = super().update(n)
-            return shown
 
     return CountingBar
 
