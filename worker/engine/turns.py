@@ -57,8 +57,8 @@ class Turns:
 
     def oldest_first(self) -> bool:
         """Whether the oldest prompt of the group whose turn it is comes first in a step with
-        prompts: every other time of this group. Counted for all groups together, it would always
-        be the same one's of two that alternate."""
+        prompts: every other time of this group. One count for all groups would always give it to
+        the same one of two that alternate."""
         key = next(iter(self._groups))
         self._odd ^= {key}
         return key not in self._odd

@@ -142,9 +142,9 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def weight_names(present: Collection[str], index: Path) -> list[str]:
-    """The names of the weights among the names that are present: those of the index, if it is one
-    of them, else all of `.safetensors`; but `model.safetensors` alone where it is there and no
-    index names it, as transformers has it."""
+    """The names of the weights among those that are present, as transformers has them:
+    `model.safetensors` alone where it is there and no index names it; else those of the index, if
+    that is present; else all of `.safetensors`."""
     shards = sorted(set(weight_map(index).values())) if INDEX in present else []
     if _WHOLE in present and _WHOLE not in shards:
         return [_WHOLE]

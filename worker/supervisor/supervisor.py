@@ -154,7 +154,7 @@ class Supervisor:
     # --- requests ------------------------------------------------------------------------
 
     def cancel(self, job_id: str) -> bool:
-        """Cancel a job; false only if it was never seen. A second call is harmless."""
+        """Cancel a job; false if no job of that name is known. A second call is harmless."""
         job = self._jobs.by_name.get(job_id)
         if job is None:
             return self._jobs.has_ended(job_id)

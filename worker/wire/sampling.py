@@ -123,7 +123,7 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     """`None`: the repetition penalty counts prompt and answer, as in transformers and vLLM; the
     other two count the answer only, as at OpenAI."""
     dry_multiplier: Annotated[float, Parameter(0, 1000, "how much less likely a token becomes that continues a repetition; 0 is off", widest=(-1000, 1000))] = 0.0
-    dry_base: Annotated[float, Parameter(1, 1000, "raised to the repetition's length beyond dry_allowed_length, times dry_multiplier, this is taken from the logit", widest=(-1000, 1000))] = 1.75
+    dry_base: Annotated[float, Parameter(1, 1000, "the first token beyond dry_allowed_length loses dry_multiplier of its logit, and each further one this many times as much", widest=(-1000, 1000))] = 1.75
     dry_allowed_length: Annotated[int, Parameter(0, _MOST, "the longest repetition, in tokens, that is not punished")] = 2
     dry_penalty_last_n: Annotated[int, Parameter(-1, _MOST, "how many of the last tokens dry searches for repetitions; -1 is all of them, 0 none")] = 64
     mirostat: Annotated[int, Parameter(0, 2, "1 and 2 are versions of mirostat, which takes the place of all samplers but the temperature; 0 is off", also=("mirostat_mode",), key="mirostat", nearest_in=(0, 2))] = 0

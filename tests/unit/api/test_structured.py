@@ -381,6 +381,7 @@ def test_branches_with_other_constants_are_told_apart() -> None:
         ({"type": "array", "items": {"not": {}}}, "s.items.not"),
         ({"properties": {"a": {"if": {}}}}, "s.properties.a.if"),
         ({"type": "string", "pattern": "(?=a)b"}, "s.pattern"),
+        ({"type": "string", "pattern": r"\bb"}, "s.pattern"),
         ({"type": "string", "pattern": r"(a)\1"}, "s.pattern"),
         ({"type": "string", "format": "password"}, "s.format"),
         ({"type": "integer", "multipleOf": 999_983}, "s.multipleOf"),

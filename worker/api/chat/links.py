@@ -100,7 +100,7 @@ async def _get(client: httpx.AsyncClient, text: str, known: Known, most_bytes: i
 async def _sent(client: httpx.AsyncClient, url: httpx.URL, known: Known) -> httpx.Response:
     """The response of one of the addresses of the URL's host, whose body is still to be read."""
     addresses = await _addresses(url, known)
-    # The address is connected to, and the certificate is the name's.
+    # The connection is to the address; the certificate must be the name's.
     headers = {"host": url.netloc.decode(), "accept-encoding": "identity"}
     client.cookies.clear()  # they would go to every host of an address
     timeout = httpx.Timeout(SECONDS, connect=SECONDS / (1 + len(addresses)))

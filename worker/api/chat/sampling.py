@@ -177,8 +177,8 @@ class SamplingFields(_Numbers):
     )
     logit_bias: Biases = Field(
         (),
-        description="token id, or text for all of its tokens, to what is added to the logit; false "
-        "forbids the token; as an object or a list of pairs",
+        description="what is added to a token's logit, by its id or by a text for all of its "
+        "tokens; false forbids it; an object or a list of pairs",
     )
     custom_token_bans: Banned = Field((), description="ids of tokens that are not drawn")
     seed: Integer | None = Field(

@@ -158,7 +158,7 @@ def _before_end(text: str) -> str:
     before, found, after = text.rpartition(mark)
     if not found:
         raise Refused("it leaves out the last message, which is to be continued")
-    # The template has trimmed the message if it has trimmed the end of it.
+    # A template that has trimmed the mark's end has trimmed the message, too.
     return before if after.startswith(_END[len(mark) :]) else before.rstrip()
 
 

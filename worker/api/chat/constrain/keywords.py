@@ -37,7 +37,7 @@ MAX_LENGTH_OF_PATTERN = 10_000
 at once, which takes it 0.2 s."""
 _MAX_MULTIPLE = 1000
 MAX_PATTERN_CHARS = 4000
-_UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|(\(\?<?[=!]|\\[1-9k])")
+_UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|(\(\?<?[=!]|\\[1-9kbBc])")
 """Its group; an escaped character is matched so that the next is not taken for an escape."""
 _ZODS_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)"
 _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
