@@ -40,6 +40,7 @@ _BRANCHES = {
     "~many": "a list of these",
 }
 """The branches of unions by their tags."""
+_A_LIST = "a list", "item", "Items"
 
 
 def expectation(error: ErrorDetails) -> str:
@@ -53,9 +54,9 @@ def expectation(error: ErrorDetails) -> str:
         case "greater_than":
             return f"more than {_plain(limits['gt'])}"
         case "string_too_short" | "string_too_long" | "too_short" | "too_long" as kind:
-            noun, unit = ("text", "character") if "string" in kind else ("list", "item")
+            noun, unit, _ = sized(error["input"])
             side, name = ("least", "min") if kind.endswith("short") else ("most", "max")
-            return f"a {noun} of at {side} {counted(limits[f'{name}_length'], unit)}"
+            return f"{noun} of at {side} {counted(limits[f'{name}_length'], unit)}"
         case "literal_error":
             expected = str(limits["expected"])
             return f"one of {expected}" if " or " in expected else expected
@@ -64,6 +65,13 @@ def expectation(error: ErrorDetails) -> str:
             return " or ".join(_BRANCHES[tag] for tag in tags if tag in _BRANCHES)
         case kind:
             return _NOUNS.get(kind) or error["msg"].removeprefix("Input should be ").lower()
+
+
+def sized(given: object) -> tuple[str, str, str]:
+    """What has a length, the unit of it, and how JSON Schema's keywords for it end."""
+    if isinstance(given, str):
+        return "a text", "character", "Length"
+    return ("an object", "field", "Properties") if isinstance(given, dict) else _A_LIST
 
 
 def _plain(bound: float) -> str:

@@ -22,6 +22,7 @@ from tests.support import clock
 from tests.support.scripted_api import ScriptedWorker
 from worker.api.app import DIALECTS
 from worker.api.dialects.openai.schema import ChatBody
+from worker.api.dialects.responses.schema import ResponsesBody
 from worker.api.http import body, encoding
 from worker.api.http.body import MAX_NESTING, is_deep, parse_json
 from worker.api.http.faults import faults_of
@@ -249,6 +250,26 @@ def test_no_list_of_a_body_has_more_errors_than_a_few(path: str) -> None:
         items = [found.get("values_schema"), *found.get("items_schema", ())]
         takes_anything = all(item is None or item["type"] == "any" for item in items)
         assert found.get("fail_fast") or takes_anything, found
+
+
+@pytest.mark.parametrize(
+    ("fields", "constraint", "message"),
+    [
+        ({"metadata": dict.fromkeys("abcdefghijklmnopq", "x")}, "maxProperties",
+         "metadata must be an object of at most 16 fields; it has 17 fields"),
+        ({"include": ["x"] * 65}, "maxItems",
+         "include must be a list of at most 64 items; it has 65 items"),
+        ({"model": "x" * 1025}, "maxLength",
+         "model must be a text of at most 1024 characters; it has 1025 characters"),
+    ],
+)  # fmt: skip
+def test_what_is_too_long_is_told_as_what_it_is(
+    fields: dict[str, Any], constraint: str, message: str
+) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ResponsesBody.model_validate({"input": "a"} | fields)
+    [fault] = faults_of(refused.value, ResponsesBody)
+    assert (fault["constraint"], fault["message"]) == (constraint, message)
 
 
 def test_a_models_schema_is_built_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from typing_extensions import TypedDict
 
 from worker.errors import InvalidRequest, shortened
-from worker.expectations import closest, counted, expectation, path_of
+from worker.expectations import closest, counted, expectation, path_of, sized
 
 
 class Fault(TypedDict):
@@ -38,13 +38,14 @@ _CONSTRAINTS = {
     "extra_forbidden": "unknown",
     "greater_than_equal": "minimum",
     "less_than_equal": "maximum",
-    "string_too_short": "minLength",
-    "string_too_long": "maxLength",
-    "too_short": "minItems",
-    "too_long": "maxItems",
+    "string_too_short": "min",
+    "string_too_long": "max",
+    "too_short": "min",
+    "too_long": "max",
     "literal_error": "enum",
 }
-"""JSON Schema's keywords for pydantic's error types; all other types become `type`."""
+"""JSON Schema's keywords for pydantic's error types, `min` and `max` without their ends; all other
+types become `type`."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
@@ -104,8 +105,9 @@ def _fault_of(entry: ErrorDetails, model: type[BaseModel]) -> Fault:
     if constraint == "required":
         return fault(path, constraint, f"{path} is required")
     message = f"{path or 'the body'} must be {expectation(entry)}"
-    if constraint.endswith(("Length", "Items")):
-        unit = "character" if constraint.endswith("Length") else "item"
+    if constraint in ("min", "max"):
+        _, unit, end = sized(given)
+        constraint += end
         message += f"; it has {counted(len(given), unit)}"
     return fault(path, constraint, message, given)
 
