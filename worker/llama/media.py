@@ -7,6 +7,7 @@ libmtmd's decoders is used, of which one gives what it does not know to another 
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from dataclasses import dataclass
 from functools import cache
@@ -76,7 +77,7 @@ class Projector:
         # Its compute buffer is there, and known, before the first picture comes.
         params.warmup = True
         with library.log.capture() as lines:
-            pointer = self._mtmd.mtmd_init_from_file(path.encode(), model.pointer, params)
+            pointer = self._mtmd.mtmd_init_from_file(os.fsencode(path), model.pointer, params)
         self.load_log: tuple[str, ...] = tuple(lines)
         if not pointer:
             raise ModelError(f"libmtmd cannot load {path}: {library.reason(lines)}", path=path)

@@ -7,6 +7,7 @@ owner loads and closes the model.
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,7 +113,7 @@ class Model:
         instead = _instead(self._split, recorded(path, STEPS), options)
         self._params = _Params(flat, options, instead, on_progress)
         with library.log.capture() as lines:
-            pointer = flat.llama_model_load_from_file(path.encode(), self._params.native)
+            pointer = flat.llama_model_load_from_file(os.fsencode(path), self._params.native)
         self.load_log: tuple[str, ...] = tuple(lines)
         """llama.cpp's log of the load, which the residency proof reads."""
         if not pointer:
@@ -151,7 +152,7 @@ class Model:
             ModelError: llama.cpp refuses the file.
         """
         with library.log.capture() as lines:
-            pointer = self._flat.llama_adapter_lora_init(self.pointer, path.encode())
+            pointer = self._flat.llama_adapter_lora_init(self.pointer, os.fsencode(path))
         # The residency proof reads the lines about its buffers.
         self.load_log += tuple(lines)
         if not pointer:
