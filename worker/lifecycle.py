@@ -169,7 +169,7 @@ class Lifecycle:
             starting.cancel()
             keeping.cancel()
             showing.cancel()
-        await self._shut_down(server, serving)
+        await self._shut_down(server, serving, starting)
         error = self._error
         self._log.info("worker.stopped", code=error.code if error else None)
         return error
@@ -387,12 +387,15 @@ class Lifecycle:
             self._supervisor.fail(WorkerError(f"The HTTP server ended: {serving.exception()!r}."))
         stop.cancel()
 
-    async def _shut_down(self, server: Server, serving: asyncio.Task[None]) -> None:
+    async def _shut_down(
+        self, server: Server, serving: asyncio.Task[None], starting: asyncio.Task[None]
+    ) -> None:
         self._request_stop()
         await self._supervisor.drain(self._settings.drain_timeout)
         server.end(now=self._stops_now)
+        left = asyncio.wait({starting})  # a conversion's process, and what it has half written
         ends = await asyncio.gather(
-            self._supervisor.stop(), self._leave_pool(), serving, return_exceptions=True
+            self._supervisor.stop(), self._leave_pool(), serving, left, return_exceptions=True
         )
         for trouble in ends:
             if isinstance(trouble, BaseException):

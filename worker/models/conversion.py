@@ -33,7 +33,7 @@ from worker.wire.messages import OnProgress, Progress
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 LOCK_POLL_SECONDS = 0.1
-TERMINATE_GRACE_SECONDS = 5.0
+TERMINATE_GRACE_SECONDS = 3.0
 MAX_LINE_BYTES = 2**20
 
 

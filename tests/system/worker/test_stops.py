@@ -156,6 +156,33 @@ def test_a_stop_while_loading(start_worker: StartWorker) -> None:
     assert worker.logs("worker.failed") == []
 
 
+CONVERTER = """\
+#!/bin/sh
+trap 'sleep 1; rm converting; exit 1' TERM
+touch converting
+while :; do sleep 0.1; done
+"""
+CONVERTS_BY = """\
+import sys, types
+from worker.models import conversion
+conversion.sys = types.SimpleNamespace(executable=sys.argv.pop(1))
+from worker.cli import cpu
+cpu()
+"""
+
+
+def test_a_stop_waits_for_the_end_of_a_conversion(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
+    (converter := tmp_path / "converter").write_text(CONVERTER)
+    converter.chmod(0o700)
+    command = [sys.executable, "-c", CONVERTS_BY, str(converter)]
+    worker = start_worker(command=command, cache_dir=tmp_path, wait_ready=False)
+    until((worker.folder / "converting").exists, lambda: worker.stderr)
+    assert worker.stop() == 0
+    assert not (worker.folder / "converting").exists()
+
+
 def test_a_reader_that_does_not_read_holds_nothing_up(start_worker: StartWorker) -> None:
     worker = start_worker("--drain-timeout", "1")
     with worker.streaming("One day", **LONG):
