@@ -167,7 +167,10 @@ class Chaos:
         body = {"job_id": new_job_id(), "prompt": "Once upon a time", "max_tokens": 200}
         content = json.dumps(body | {"ignore_eos": True}).encode()
         head = f"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
-        whole = f"{head}Content-Type: application/json\r\n\r\n".encode() + content
+        head += "Content-Type: application/json\r\n"
+        # A short answer, as a refusal is, would otherwise be waited on for as long as an idle
+        # connection is kept.
+        whole = f"{head}Connection: close\r\n\r\n".encode() + content
         with socket.create_connection(("127.0.0.1", self.worker.port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             if dice.random() < 0.3:
