@@ -7,7 +7,6 @@ import functools
 import hashlib
 import inspect
 import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,16 +14,19 @@ from typing import Concatenate, ParamSpec
 
 from filelock import FileLock
 
+from worker.convert.scratch import Scratch
+
 P = ParamSpec("P")
 _FOLDER = "FOLDER_OF_THE_TEST_RUN"
 
 
 def shared_folder() -> Path:
-    """Of this run. Who asks first makes it, and removes it at the end; the processes that it starts
-    find it in their environment."""
+    """Of this run. Who asks first makes it, and removes it at the end, or else the next run does;
+    the processes that it starts find it in their environment."""
     if _FOLDER not in os.environ:
-        os.environ[_FOLDER] = folder = tempfile.mkdtemp(prefix="llorch-tests-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        scratch = Scratch(None)
+        os.environ[_FOLDER] = str(scratch.path)
+        atexit.register(scratch.cleanup)
     return Path(os.environ[_FOLDER])
 
 
