@@ -863,6 +863,11 @@ def test_a_price_moves_towards_what_was_measured(
     assert price.per_byte == pytest.approx(measured, rel=1e-3, abs=1e-5)
 
 
+def test_a_disk_is_expected_to_be_slower_than_memory() -> None:
+    cache = cache_of()
+    assert 0 < cache.copying.per_byte < cache.reading.per_byte
+
+
 def test_a_copy_tells_what_a_token_takes() -> None:
     cache = cache_of()
     slot = put(cache, 0, some(50))
