@@ -4,6 +4,7 @@ text of drawn tokens, the end of an answer. Engine thread."""
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from worker.engine.model_runner import ModelRunner
@@ -87,7 +88,7 @@ class Answers:
             piece = known.encode() if known else self._runner.piece(token, request.shown_tokens)
             text = sequence.characters.decode(piece)
         text, stop = sequence.match_stops(text)
-        _emit(sequence, text, events)
+        _emit(sequence, text, events, is_cut=stop is not None or sequence.lines.is_over)
         sequence.holds_nothing = not (
             sequence.pending_ids
             or sequence.characters.buffer
@@ -151,14 +152,15 @@ class Answers:
         )
 
 
-def _emit(sequence: Sequence, text: str, events: list[Event]) -> None:
+def _emit(sequence: Sequence, text: str, events: list[Event], *, is_cut: bool = False) -> None:
+    """Emit a text with the tokens that were held back; where it is cut, without those behind it."""
     if not text:
         return
-    ids, logprobs = tuple(sequence.pending_ids), tuple(sequence.pending_logprobs)
+    ids, logprobs = sequence.pending_ids, sequence.pending_logprobs
+    n = bisect_left(sequence.begins, sequence.n_sent) if is_cut else len(ids)
     learned = sequence.sampler.chain.last.state if sequence.request.sampling.learns else ()
-    events.append(Token(sequence.request_id, text, ids, logprobs, learned))
-    sequence.pending_ids.clear()
-    sequence.pending_logprobs.clear()
+    events.append(Token(sequence.request_id, text, tuple(ids[:n]), tuple(logprobs[:n]), learned))
+    del ids[:n], logprobs[:n], sequence.begins[:n]
 
 
 def prompt_events(

@@ -82,6 +82,12 @@ class Sequence:
     """When `Started` was sent; a preempted sequence does not start twice."""
     pending_ids: list[int] = field(default_factory=list)
     """Sampled tokens whose text is still held back."""
+    begins: list[int] = field(default_factory=list)
+    """Where the text of each of them begins, in characters."""
+    n_read: int = 0
+    """Characters of the text so far, those that are held back or cut off too."""
+    n_sent: int = 0
+    """Those of them that can be sent."""
     end_token: int | None = None
     """The end-of-generation token that was drawn."""
     is_scored: bool = False
@@ -98,14 +104,19 @@ class Sequence:
         for token in self.request.produced:
             self.tokens.append(token)
             self.match_stops(self.characters.decode(piece(token, self.request.shown_tokens)))
+        self.begins.clear()
 
     def match_stops(self, text: str) -> tuple[str, str | None]:
         """The part of a text that can be sent, and the stop that matched; none matches before
         `min_tokens`."""
-        if self.n_out < self.request.sampling.min_tokens:
-            return text, None
-        text, stop = self.stops.feed(text)
-        return self.lines.feed(text), stop
+        self.begins.append(self.n_read)
+        self.n_read += len(text)
+        stop = None
+        if self.n_out >= self.request.sampling.min_tokens:
+            text, stop = self.stops.feed(text)
+            text = self.lines.feed(text)
+        self.n_sent += len(text)
+        return text, stop
 
     @property
     def prompt_ids(self) -> bytes:

@@ -41,6 +41,7 @@ BYTE_KINDS = {
     "recurrent": {"recurrent": True},
     "taking back": {"recurrent": True, "most_back": 5},
 }
+STOPS = ("ab", "e", "zqa", *(f"{letter}!" for letter in "ghijklmnopq"))
 Cells = Literal["parts", "one pool", "divided"]
 """A part for each slot, one pool, or a pool that is divided as long as its parts are enough."""
 LAYOUTS: list[tuple[Cells, bool]] = [
@@ -247,9 +248,10 @@ class ByteWalk(Walk):
 
     @staticmethod
     def ends(asked: Asked) -> dict[str, Any]:
-        """The stops of some requests, and the number of tokens before which none counts."""
+        """The stops of some requests, of which some never come and hold text back, and the number
+        of tokens before which none counts."""
         odd, even = asked.option % 2, asked.option % 4 == 2
-        return {"stop": ("ab", "e", "zqa") if odd or even else (), "min_tokens": 9 * even}
+        return {"stop": STOPS if odd or even else (), "min_tokens": 9 * even}
 
     def fault(self, asked: Asked, said: list[int]) -> str | None:
         ends, n_most = self.ends(asked), asked.max_tokens
@@ -260,8 +262,9 @@ class ByteWalk(Walk):
         found = [(at + len(s), at) for s in ends["stop"] if (at := expected.find(s, first)) >= 0]
         if found:
             expected = expected[: min(found)[1]]
-        whole = isinstance(last, Failed) or text == expected
-        return None if expected.startswith(text) and whole else f"{asked}: {text}, not {expected}"
+        whole = isinstance(last, Failed) or text == expected == "".join(map(chr, said))
+        is_right = expected.startswith(text) and whole
+        return None if is_right else f"{asked}: {text} by {said}, not {expected}"
 
     def disturb(self) -> None:
         assert isinstance(self.engine, Engine)
