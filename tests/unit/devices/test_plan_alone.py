@@ -364,6 +364,14 @@ def test_a_default_cache_has_bounds(
     assert planned(header, *devices, slots=slots).kv_cells == cells
 
 
+@pytest.mark.parametrize("chosen", [{}, {"context_length": 512}, {"kv_cells": 1000}], ids=str)
+def test_memory_that_is_recurrent_alone_is_told_to_take_no_cells(
+    chosen: dict[str, Any], header: GgufHeader
+) -> None:
+    ByHand.cell = 0
+    assert planned(header, slots=4, **chosen).kv_reason.endswith("tokens, which take no cells")
+
+
 @pytest.mark.parametrize("slots", [3, 5])
 @pytest.mark.parametrize("unified", [False, True])
 def test_a_huge_cache_is_planned_from_smaller_ones(

@@ -232,8 +232,7 @@ class _Planner:
             raise wrong_value("context_length", length, why)
         # Where all memory is recurrent, a sequence has one state, however long it is.
         if slots * length > cells and not self._layout(cells, slots, True).largest_kv:
-            reason = f"{slots} slots × {length:,} tokens, which take no cells"
-            return replace(a_part_each(settings, length), reason=reason)
+            return a_part_each(settings, length)
         if unified is None:
             unified = slots * length > cells
         elif not unified and slots * length > cells:
@@ -292,6 +291,9 @@ class _Planner:
         slots = slots or self._settings.slots
         cells = kv.context_length if self._embeds else kv.cells
         layout = self._layout(cells, slots, kv.unified)
+        if not layout.largest_kv:
+            tokens = f"{slots} slot{'s' * (slots > 1)} × {kv.context_length:,} tokens"
+            kv = replace(kv, reason=f"{tokens}, which take no cells")
         divisions = (
             kv.divisions if layout.memory_kind.moves_states and not self._lengths_differ else ()
         )
