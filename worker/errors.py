@@ -8,6 +8,7 @@ them into HTTP answers and into the last event of a stream, and `main` into an e
 from __future__ import annotations
 
 import os
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -290,7 +291,7 @@ def of_file(path: Path) -> Iterator[None]:
 
 
 def system_words(error: OSError) -> str:
-    """What the system has refused, in its words, and of which file."""
+    """What the system has refused, in its words, and of which file; without one, who asked."""
     words = error.strerror or str(error)
     if error.filename:
         return f"{error.filename}: {words}"
@@ -299,7 +300,11 @@ def system_words(error: OSError) -> str:
     except FileNotFoundError as gone:  # which any relative path ends with
         if gone.errno == error.errno:
             return f"The folder in which this was started is gone: {words}"
-    return words
+    told = words
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        place = os.path.basename(frame.f_code.co_filename)
+        told = f"{words} ({frame.f_code.co_name}, {place}, line {line})"
+    return told
 
 
 def told_by_system(error: Exception) -> WorkerError | None:

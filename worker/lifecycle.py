@@ -66,7 +66,8 @@ def run(settings: Settings, engine: EngineProcess, room: Callable[[], int]) -> N
     listeners = listen_on(settings.host, settings.port) if path is None else [listen_at(path)]
     own = None if path is None else os.stat(path)
     if settings.engine.confine:
-        forbid_core_dumps()
+        with contextlib.suppress(OSError):  # the engine, which tries the same, tells it
+            forbid_core_dumps()
     # /health would wait several times for Python's 5 ms while threads read and write JSON.
     sys.setswitchinterval(0.0005)
     loop_factory = uvicorn.Config("", log_config=None).get_loop_factory()

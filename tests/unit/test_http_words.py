@@ -1,13 +1,14 @@
-"""Why an HTTP client reached nobody, as the log has it."""
+"""Why an HTTP client reached nobody, as the log has it, and what else the system refused."""
 
 from __future__ import annotations
 
+import os
 import socket
 
 import httpx
 import pytest
 
-from worker.errors import http_words
+from worker.errors import http_words, system_words
 
 
 @pytest.mark.anyio
@@ -23,3 +24,10 @@ async def test_a_server_that_says_nothing_to_tls_is_no_fault_of_a_read() -> None
 def test_a_header_that_cannot_be_sent_is_not_repeated() -> None:
     error = httpx.LocalProtocolError("Illegal header value b'Bearer hf_secret '")
     assert http_words(error).startswith("LocalProtocolError (in the environment: ")
+
+
+def test_what_the_system_refuses_without_a_file_is_told_with_who_asked() -> None:
+    with pytest.raises(OSError) as caught:
+        os.close(-1)
+    who = test_what_the_system_refuses_without_a_file_is_told_with_who_asked.__name__
+    assert system_words(caught.value).startswith(f"Bad file descriptor ({who}, test_http_words.py")

@@ -81,6 +81,20 @@ def test_standard_files_that_are_closed(warm_cache: Path) -> None:
     serves_and_stops(warm_cache, closed)
 
 
+NO_PRCTL = """\
+from worker.confinement import libc
+def refuse():
+    raise PermissionError(1, "Operation not permitted")
+libc.set_not_dumpable = refuse
+from worker.cli import cpu
+cpu()
+"""
+
+
+def test_a_system_that_lets_no_core_dump_be_forbidden(warm_cache: Path) -> None:
+    serves_and_stops(warm_cache, [sys.executable, "-c", NO_PRCTL], stderr=subprocess.DEVNULL)
+
+
 def test_a_folder_with_modules_of_these_names(tmp_path: Path) -> None:
     """In which the worker is started: each of its processes imports its own."""
     (tmp_path / "worker").mkdir()
