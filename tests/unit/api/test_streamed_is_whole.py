@@ -506,6 +506,20 @@ def test_a_call_that_was_cut_off_is_none_of_ollamas(reason: StopReason, ends: st
         assert [call["function"]["arguments"]["city"] for call in calls] == cities
 
 
+@pytest.mark.parametrize("reason", get_args(StopReason))
+def test_a_call_without_its_end_is_whole_where_its_model_ended_the_answer(
+    reason: StopReason,
+) -> None:
+    """Its arguments were no JSON: the last brace was missing."""
+    called = "<tool_call>\n<function=get_time>\n<parameter=city>\na\n</parameter>\n"
+    choice = answer_of(CLIENTS["messages"]).choices[0]
+    for event in (Started(0, 1), Token(0, called, (1,)), Finished(0, reason, 1, 1.0)):
+        for delta in choice.read(event):
+            choice.add(delta)
+    assert choice.calls[0].text == '{"city": "a"' + "}" * (reason == "EOS")
+    assert choice.is_cut == (reason != "EOS")
+
+
 @pytest.mark.parametrize("written", ['{"city": "a" "b"}', '{"city": "a"]', '{"city" "a"}'])
 def test_what_a_call_has_instead_of_json_arrives_where_it_is_told_as_an_object(
     written: str,

@@ -111,8 +111,9 @@ class Choice:
                 if is_reasoning or any(isinstance(delta, Reasoning) for delta in deltas):
                     self.reasoning_tokens += len(ids)
                 return _scored(deltas, logprobs) if logprobs else deltas
-            case Finished(logprobs=logprobs):
-                deltas = self._parser.finish() if self._parser is not None else []
+            case Finished(_, reason, logprobs=logprobs):
+                parser = self._parser
+                deltas = parser.finish(is_cut=reason != "EOS") if parser is not None else []
                 return [*(_scored(deltas, logprobs) if logprobs else deltas), event]
             case Started(prompt_end=prompt_end):
                 if self.parser_of is not None:

@@ -126,8 +126,9 @@ class AnswerParser:
                 return [grow(text)]
         return self._read(text)
 
-    def finish(self) -> list[Delta]:
-        """The deltas that were held back until the end."""
+    def finish(self, *, is_cut: bool = False) -> list[Delta]:
+        """The deltas that were held back until the end. `is_cut`: a limit or a stop made it."""
+        self._source.is_cut = is_cut
         return self._read("", final=True)
 
     def _read(self, text: str, *, final: bool = False) -> list[Delta]:

@@ -127,6 +127,8 @@ class Source:
     text: str = ""
     at: int = 0
     ended: bool = False
+    is_cut: bool = False
+    """Whether a limit or a stop ended the text."""
     _taken: list[str] | None = None
     flow: tuple[re.Pattern[str], Grow] | None = None
     """While a text goes on and all of it was given: what needs no reading, and its delta."""

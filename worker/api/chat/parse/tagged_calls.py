@@ -80,7 +80,7 @@ class TaggedCall:
                 return True
             found = yield from source.fit_one(header for header, _ in tags.arguments)
             if found is None:
-                if self.keys and not source.ended:
+                if self.keys and not source.is_cut:
                     deltas.end_call("}")
                 return bool(self.keys)
             fields = found[1]
