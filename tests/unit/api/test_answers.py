@@ -12,13 +12,14 @@ import socket
 import struct
 import threading
 import time
+from codecs import getincrementaldecoder
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.support import clock
@@ -574,38 +575,42 @@ BYTES = st.one_of(
 )
 
 
+def lengths_of(pieces: list[bytes]) -> list[int]:
+    """The characters that each adds to the text of those before it."""
+    characters = getincrementaldecoder("utf-8")("replace")
+    return [len(characters.decode(piece)) for piece in pieces]
+
+
 @given(pieces=st.lists(BYTES, max_size=12), extra=st.binary(max_size=2), offset=st.integers(-2, 3))
 def test_an_offset_counts_the_characters_before_it(
     pieces: list[bytes], extra: bytes, offset: int
 ) -> None:
-    shown = b"".join(pieces)
-    entries = scored_pieces([*pieces, extra])
-    offsets, before = [], b""
-    for piece in (*pieces, extra):
-        offsets.append(max(offset + len(before.decode("utf-8", "ignore")), 0))
-        before += piece
+    text, lengths = b"".join(pieces).decode("utf-8", "replace"), lengths_of(pieces)
     counted = Offsets()
     counted.n_chars = offset
-    assert completion_logprobs([(shown, entries)], counted)["text_offset"] == offsets
+    found = completion_logprobs([(text, scored_pieces([*pieces, extra]))], counted)
+    expected = [max(offset + sum(lengths[:at]), 0) for at in range(len(pieces) + 1)]
+    assert found["text_offset"] == expected
 
 
 @given(
-    pieces=st.lists(st.text("aé<", min_size=1, max_size=4), max_size=12),
-    stops=st.lists(st.text("aé<", min_size=1, max_size=6), max_size=2).map(
-        lambda begins: [begin + "!" for begin in begins]
-    ),
+    pieces=st.lists(BYTES | st.text("aé<", min_size=1, max_size=4).map(str.encode), max_size=12),
+    stops=st.lists(st.text("aé<\ufffd", min_size=1, max_size=6).map("{}!".format), max_size=2),
 )
-def test_an_offset_counts_what_a_stop_holds_back(pieces: list[str], stops: list[str]) -> None:
-    matcher, pending, parts = StopMatcher(stops), [], list[Part]()
-    for entry in scored_pieces([piece.encode() for piece in pieces]):
-        text, _ = matcher.feed(entry.piece.decode())
+def test_an_offset_counts_what_a_stop_holds_back(pieces: list[bytes], stops: list[str]) -> None:
+    matcher, characters = StopMatcher(stops), getincrementaldecoder("utf-8")("replace")
+    pending, parts = list[TokenLogprob](), list[Part]()
+    for entry in scored_pieces(pieces):
+        text, stop = matcher.feed(characters.decode(entry.piece))
+        assume(stop is None)
         pending.append(entry)
         if text:
-            parts.append((text.encode(), pending))
+            parts.append((text, pending))
             pending = []
-    parts.append((matcher.finish().encode(), pending))
-    offsets = [sum(map(len, pieces[:at])) for at in range(len(pieces))]
-    assert completion_logprobs(parts, Offsets())["text_offset"] == offsets
+    parts.append((matcher.finish() + characters.decode(b"", True), pending))
+    lengths = lengths_of(pieces)
+    expected = [sum(lengths[:at]) for at in range(len(pieces))]
+    assert completion_logprobs(parts, Offsets())["text_offset"] == expected
 
 
 def test_offsets_take_as_long_as_there_are_tokens() -> None:
@@ -613,9 +618,9 @@ def test_offsets_take_as_long_as_there_are_tokens() -> None:
     took = []
     for n_tokens in (10_000, 40_000):
         entries = scored_pieces(["日本語の文章".encode()] * n_tokens)
-        shown = b"".join(entry.piece for entry in entries)
+        text = "日本語の文章" * n_tokens
         began = time.thread_time()
-        completion_logprobs([(shown, entries)], Offsets())
+        completion_logprobs([(text, entries)], Offsets())
         took.append(time.thread_time() - began)
     assert took[1] < 10 * took[0]
 

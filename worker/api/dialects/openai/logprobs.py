@@ -16,7 +16,7 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": scored_tokens(entries), "refusal": None}
 
 
-Part = tuple[bytes, Sequence[TokenLogprob]]
+Part = tuple[str, Sequence[TokenLogprob]]
 """Of a plain completion's text, with the tokens that came with it."""
 
 
@@ -27,35 +27,40 @@ class Offsets:
     def __init__(self) -> None:
         self.n_chars = 0
         """Of the text so far."""
-        self._ahead = b""
+        self._ahead = ""
         """The tokens' text that is still to come."""
         self._n_before = 0
         """The characters of the tokens so far; one counts once all its bytes have come."""
-        self._characters = codecs.getincrementaldecoder("utf-8")("ignore")
+        self._characters = codecs.getincrementaldecoder("utf-8")("replace")
 
     def of(self, part: Part) -> Iterator[int]:
         """The offsets of a part's tokens."""
-        shown, entries = part
-        n_taken = min(len(shown), len(self._ahead))
-        if not n_taken or shown[:n_taken] != self._ahead[:n_taken]:
-            n_taken, self._ahead, self._n_before = 0, b"", self.n_chars
+        text, entries = part
+        n_taken = min(len(text), len(self._ahead))
+        if text[:n_taken] != self._ahead[:n_taken]:
+            n_taken, self._ahead = 0, ""
             self._characters.reset()
+        if not self._ahead:
+            self._n_before = self.n_chars
         self._ahead = self._ahead[n_taken:]
-        self.n_chars += len(shown.decode("utf-8", "ignore"))
+        self.n_chars += len(text)
         for entry in entries:
             yield max(self._n_before, 0)
-            piece = entry.piece
-            n_shown = min(len(piece), len(shown) - n_taken)
-            if shown.startswith(piece[:n_shown], n_taken):
+            before = self._characters.getstate()
+            said = self._characters.decode(entry.piece)
+            n_shown = min(len(said), len(text) - n_taken)
+            if text.startswith(said[:n_shown], n_taken):
                 n_taken += n_shown
-                self._ahead += piece[n_shown:]
-                self._n_before += len(self._characters.decode(piece))
+                self._ahead += said[n_shown:]
+                self._n_before += len(said)
+            else:
+                self._characters.setstate(before)
 
 
 def prompt_part(text: str, entries: Sequence[TokenLogprob], offsets: Offsets) -> Part:
     """A prompt's text as its tokens have it, which may begin with a BOS or a space before it."""
-    shown = b"".join(entry.piece for entry in entries)
-    offsets.n_chars = len(text) - len(shown.decode("utf-8", "ignore"))
+    shown = b"".join(entry.piece for entry in entries).decode("utf-8", "replace")
+    offsets.n_chars = len(text) - len(shown)
     return shown, entries
 
 

@@ -182,7 +182,7 @@ class CompletionAnswer(_Choices):
                 more = _timings(choice) if self.body.timings_per_token else ""
                 if not self._scored:
                     return self._chunk(choice, f'"text":{quoted(text)}', more=more)
-                return self._part(choice, text, (text.encode(), entries), more)
+                return self._part(choice, text, (text, entries), more)
             case Started() if choice.echo and not self._scored:
                 echo = f'"text":{quoted(choice.echo)}'
                 return super().encode(choice, delta) + self._chunk(choice, echo)
@@ -207,7 +207,7 @@ class CompletionAnswer(_Choices):
         if self._scored:
             of_echo, offsets = choice.prompt_logprobs if self.body.echo else (), Offsets()
             parts = [prompt_part(choice.echo, of_echo, offsets)]
-            parts += ((text.encode(), entries) for text, entries, _ in choice.scored)
+            parts += ((text, entries) for text, entries, _ in choice.scored)
             logprobs = completion_logprobs(parts, offsets)
         whole: dict[str, Any] = {"index": choice.index, "text": choice.echo + choice.text}
         if self.body.prompt_logprobs is not None:
