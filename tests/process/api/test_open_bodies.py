@@ -42,7 +42,8 @@ def content_of(answer: httpx.Response) -> str:
         ({"max_tokens": 32_000}, None),
         ({"max_tokens": -1, "repeat_penalty": 1.0, "cache_salt": "a"}, None),
         ({"model": "gpt-4o"}, None),
-        ({"unknown\r\nx-evil: 1": 1}, "unknownx-evil1"),
+        ({"unknown\r\nx-evil: 1": 1}, "unknown%0D%0Ax-evil%3A%201"),
+        ({"größe": 1, "a,b": 1}, "gr%C3%B6%C3%9Fe, a%2Cb"),
     ],
 )
 def test_a_body_as_clients_send_it(

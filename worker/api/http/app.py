@@ -13,6 +13,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from urllib.parse import quote
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -39,7 +40,6 @@ from worker.errors import ContextLengthExceeded, InferenceFailed, WorkerError
 from worker.observability.logs import bind, get_logger, unbind_all
 
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._:@/+=-]")
-_NOT_IN_A_FIELD = re.compile(r"[^A-Za-z0-9_.\[\]-]")
 _MAX_ID_CHARS = 128
 _MAX_TOLD_CHARS = 256
 """Of a path in logs and on the status page. A line of a log then fits into one write to a pipe."""
@@ -228,10 +228,10 @@ class Application(Surface):
 
 
 def _shown(names: Sequence[str]) -> str:
-    """The names of the body's ignored fields: as many as fit, and how many more."""
+    """The names of ignored fields, percent-encoded: as many as fit, and how many more."""
     shown = ""
     for index, name in enumerate(names):
-        clean = _NOT_IN_A_FIELD.sub("", name[:_MAX_ID_CHARS])
+        clean = quote(name[:_MAX_ID_CHARS], safe="[]$", errors="replace")
         if len(shown) + len(clean) > _MAX_IGNORED_CHARS:
             return f"{shown}, +{len(names) - index} more"
         shown += ", " * bool(shown and clean) + clean
