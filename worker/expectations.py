@@ -40,7 +40,6 @@ _BRANCHES = {
     "~many": "a list of these",
 }
 """The branches of unions by their tags."""
-_A_LIST = "a list", "item", "Items"
 
 
 def expectation(error: ErrorDetails) -> str:
@@ -69,9 +68,12 @@ def expectation(error: ErrorDetails) -> str:
 
 def sized(given: object) -> tuple[str, str, str]:
     """What has a length, the unit of it, and how JSON Schema's keywords for it end."""
-    if isinstance(given, str):
-        return "a text", "character", "Length"
-    return ("an object", "field", "Properties") if isinstance(given, dict) else _A_LIST
+    match given:
+        case str():
+            return "a text", "character", "Length"
+        case dict():
+            return "an object", "field", "Properties"
+    return "a list", "item", "Items"
 
 
 def _plain(bound: float) -> str:

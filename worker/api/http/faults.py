@@ -44,8 +44,7 @@ _CONSTRAINTS = {
     "too_long": "max",
     "literal_error": "enum",
 }
-"""JSON Schema's keywords for pydantic's error types, `min` and `max` without their ends; all other
-types become `type`."""
+"""JSON Schema's keywords for pydantic's error types, else `type`; `min` and `max` get an end."""
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -21,8 +21,7 @@ class Place:
     def missing(self, prefix: str) -> WorkerError:
         """Why there is no operation of the method that was asked for."""
         if not self.operations:
-            listed = f"{prefix}/openapi.json"
-            return PathNotFound(f"there is no such path; {listed} lists the ones there are")
+            return PathNotFound(f"there is no such path; {prefix}/openapi.json lists all there are")
         allowed = sorted(self.operations)
         message = f"this path does not take that method, but {' and '.join(allowed)}"
         return MethodNotAllowed(message, allowed=allowed)

@@ -244,8 +244,7 @@ class ResponsesBody(SamplingFields, OwnFields):
         (), max_length=MAX_INCLUDED, description=f"{LOGPROBS}; nothing else is included"
     )
     top_logprobs: TopLogprobs = Field(
-        0,
-        description="so many alternatives of each token, and its own log-probability; 0 is neither",
+        0, description="so many alternatives of each token and its own log-probability; 0: neither"
     )
     metadata: JsonObject = Field({}, max_length=16, description="told again in the answer")
     previous_response_id: str | None = None
