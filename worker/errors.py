@@ -312,7 +312,7 @@ def told_by_system(error: Exception) -> WorkerError | None:
     if isinstance(error, OSError):
         return WorkerError(system_words(error))
     if isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's words
-        limits = "ulimit -u, or the container's --pids-limit"
+        limits = "ulimit -u or -v, or the container's --pids-limit"
         return WorkerError(f"The system starts no more threads for this user: raise {limits}.")
     return None
 

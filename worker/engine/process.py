@@ -30,7 +30,7 @@ from worker.engine.media.decoder import decoder
 from worker.engine.outbox import Outbox
 from worker.engine.start import start, tell_abort, walls_for
 from worker.engine.text.renderer import renderer
-from worker.errors import BackendMismatch, EngineCrashed, WorkerError
+from worker.errors import BackendMismatch, EngineCrashed, WorkerError, told_by_system
 from worker.llama import library
 from worker.observability.logs import configure, get_logger
 from worker.wire.black_box import BlackBox
@@ -83,7 +83,7 @@ def main() -> None:
         os._exit(error.exit_code)
     except Exception as error:  # of the system, such as no thread left, or of the worker itself
         log.exception("engine.start_failed")
-        what = f"{type(error).__name__}: {error}"
+        what = str(told_by_system(error) or f"{type(error).__name__}: {error}").removesuffix(".")
         channel.send([EngineFailed(WorkerError(f"The engine's start failed: {what}."))])
         os._exit(WorkerError.exit_code)
     library.on_abort(partial(tell_abort, channel, EngineCrashed, "llama.cpp gave up"))

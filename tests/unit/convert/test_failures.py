@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -436,6 +437,18 @@ def test_a_run_within_a_process_leaves_its_handlers(tmp_path: Path) -> None:
     missing = str(tmp_path / "missing")
     assert cli.run([missing, str(tmp_path / "model.gguf"), "--progress", "none"]) == 3
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)] == before
+
+
+def test_a_conversion_that_gets_no_thread_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    assert cli.run([str(TINY), str(tmp_path / "model.gguf"), "--progress", "none"]) == 1
+    assert "raise ulimit -u or -v" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_disk_without_room_is_told_before_anything_is_written(
