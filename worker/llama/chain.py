@@ -36,6 +36,7 @@ COLDEST = 1e-4
 _DIVISIBLE = 1e-30
 """A lower temperature is zero: the division would overflow."""
 _ADAPTIVE_WIDTH, _ADAPTIVE_PEAK, _ADAPTIVE_SHARPNESS = 0.3, 5.0, 10.0
+_TINY = float(np.finfo(np.float32).tiny)
 _SURE = 0.2
 """The least share of a token that a text in a gap goes on with."""
 _INFILL_TOKENS = 1024
@@ -169,7 +170,8 @@ def xtc(threshold: float, min_keep: int, kept: Kept) -> Kept:
     if kept.size < 2:
         return kept
     weights = weights_of(kept.logits)
-    above = np.flatnonzero(weights >= threshold * weights.sum(dtype=np.float64))
+    least = max(threshold * weights.sum(dtype=np.float64), _TINY)  # which no forbidden one reaches
+    above = np.flatnonzero(weights >= least)
     size = kept.size - len(above) + 1
     if len(above) < 2 or size < min_keep:
         return kept

@@ -196,7 +196,7 @@ def test_cpus_that_are_taken_from_a_running_worker(
         engine = worker.get("/info").json()["engine"]
         changes = allowed != cpus and not flags
         assert engine["threads"] == (1 if changes else n_threads)
-        assert not changes or "1 CPUs allowed" in engine["threads_derivation"]
+        assert not changes or "1 CPU allowed" in engine["threads_derivation"]
     told = [each["threads"] for each in worker.logs("engine.cpu_budget")]
     assert told == ([n_threads] if flags else [n_threads, 1, n_threads])
     assert worker.stop() == 0

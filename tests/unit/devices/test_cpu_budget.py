@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from worker.devices.cpu.budget import cpu_budget, darwin_free_bytes, parse_cpu_list
 from worker.devices.cpu.cgroups import read_limits
+from worker.expectations import counted
 
 GIB = 1 << 30
 
@@ -86,7 +87,8 @@ def test_each_allowed_core_counts_once(
     host.allow(allowed)
     budget = cpu_budget(None, host.root)
     assert budget.threads == n_cores
-    assert f"{n_cpus} CPUs allowed, {n_cores} physical cores" in budget.derivation
+    allowed, cores = counted(n_cpus, "CPU"), counted(n_cores, "physical core")
+    assert f"{allowed} allowed, {cores}" in budget.derivation
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,13 @@ def test_a_gap_is_filled_as_by_llama_cpp(
     assert_alike(shares(chain_of(sampling, (), model.n_vocab, model), logits), theirs)
 
 
+def test_xtc_leaves_a_token_that_may_be_drawn_whatever_its_threshold() -> None:
+    """To it, as to llama.cpp's, a forbidden one was the least likely of those above 0."""
+    chain = Chain(Sampling(1, xtc_probability=1.0, xtc_threshold=0.0), {}, Undo(), 4)
+    row = np.array([3, 2, -np.inf, 1], np.float32)
+    assert [chain.draw(row, number, 0.0) for number in (0.0, 0.999)] == [3, 3]
+
+
 @pytest.mark.parametrize("mu", [30.0, 1023.0, 1024.0, 1e9])
 def test_mirostat_1_that_expects_any_surprise_limits_nothing(mu: float) -> None:
     chain = Chain(Sampling(1, mirostat=1), {}, Undo(), 64)

@@ -330,7 +330,8 @@ def test_names_of_parts() -> None:
         "dir/m-00001-of-00002.gguf",
         "dir/m-00002-of-00002.gguf",
     )
-    assert split_names("dir/m.gguf") == ("dir/m.gguf",)
+    for name in ("dir/m.gguf", "m-00003-of-00002.gguf", "m-00000-of-00000.gguf"):
+        assert split_names(name) == (name,)
     assert parts_beside(Path("/x/m-00001-of-00002.gguf"))[1] == Path("/x/m-00002-of-00002.gguf")
 
 

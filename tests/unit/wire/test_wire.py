@@ -89,7 +89,7 @@ COMMANDS: list[Command] = [
 FRAMES: list[list[Event]] = [
     [Progress("load", 50.0, None), EngineFailed(ModelError("Gone.", path="/a", parts=[1, 2]))],
     [Preparing(1), Accepted(1, 5, b"\1\0\0\0"), Started(1, 2, "<think>")],
-    [PromptProgress(1, 5, 0.5), Threads(1, "1: the least of 1 CPUs allowed")],
+    [PromptProgress(1, 5, 0.5), Threads(1, "1: the least of 1 CPU allowed")],
     [Token(n, "a story\u2028\U0001f994", (3, 4), (SCORED,)) for n in range(4)],
     [PromptScored(1, (SCORED, SCORED)), Stats(4, 5, 6, 7, 8.0, 9.0, 1.0)],
     [Finished(1, "STOP_SEQUENCE", 5, 1.0, "a", 2.0, (SCORED,))],

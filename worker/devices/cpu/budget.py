@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.devices.cpu.cgroups import CgroupLimits, read, read_limits
+from worker.expectations import counted
 
 _HOST = Path("/")
 _VM_STAT = Path("/usr/bin/vm_stat")
@@ -38,7 +39,7 @@ class Cores:
     def threads(self, cpus: Collection[int]) -> tuple[int, str]:
         """How many threads compute where these CPUs are allowed, and why."""
         threads = n_cores = max(len({self.of_cpus.get(cpu, cpu) for cpu in cpus}), 1)
-        parts = [f"{len(cpus)} CPUs allowed", f"{n_cores} physical cores"]
+        parts = [f"{counted(len(cpus), 'CPU')} allowed", counted(n_cores, "physical core")]
         if self.quota is not None:
             parts.append(f"quota of {self.quota:g} CPUs ({self.quota_origin})")
             threads = max(min(n_cores, math.floor(self.quota)), 1)

@@ -138,7 +138,8 @@ def split_names(name: str) -> tuple[str, ...]:
     if match is None:
         return (name,)
     count = int(match["count"])
-    return tuple(f"{match['stem']}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1))
+    names = tuple(f"{match['stem']}-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1))
+    return names if name in names else (name,)
 
 
 def _header_of(layout: GgufLayout) -> GgufHeader:
