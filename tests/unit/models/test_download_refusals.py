@@ -206,6 +206,17 @@ def test_no_server_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: 
     assert f"no connection to http://127.0.0.1:9: {why}" in error.message
 
 
+def test_a_storage_that_is_not_there_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub, gguf_bytes: bytes
+) -> None:
+    hub.repos["o/r"] = Repo({"m.gguf": gguf_bytes})
+    hub.storage_url = "http://localhost:9"
+    monkeypatch.setattr(remote, "ATTEMPTS", 1)
+    error = failure("hf:o/r::file=m.gguf", tmp_path / "cache")
+    assert error.details["reason"] == "network"
+    assert "no connection to http://localhost:9: ConnectError" in error.message
+
+
 @pytest.mark.parametrize(
     ("variable", "value", "why"),
     [

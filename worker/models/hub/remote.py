@@ -132,6 +132,15 @@ def _endpoint() -> str:
     return without_secrets(constants.ENDPOINT)
 
 
+def _asked(error: httpx2.HTTPError) -> str:
+    """Who was asked: the hub, or a storage to which it leads."""
+    try:
+        url = error.request.url
+    except RuntimeError:  # it came before there was one
+        return _endpoint()
+    return f"{url.scheme}://{url.netloc.decode()}"  # neither a password nor what signs a path
+
+
 def _not_a_hub(repo: str) -> DownloadError:
     return DownloadError(
         f"{_endpoint()} did not say which commit, content and size {repo!r} has, so it "
@@ -236,8 +245,8 @@ def _cause(error: BaseException, details: Mapping[str, Any]) -> tuple[str, str]:
                 "without end; check HF_ENDPOINT and the proxy",
             )
         case httpx2.HTTPError(), _:
-            why = http_words(error)
-            return "network", f"could not be downloaded: no connection to {_endpoint()}: {why}"
+            why = f"no connection to {_asked(error)}: {http_words(error)}"
+            return "network", f"could not be downloaded: {why}"
         case OSError(errno=number), _ if number in DISK_FULL:
             return (
                 "disk_full",
