@@ -161,16 +161,16 @@ class Lifecycle:
                 self._beat,
                 lambda: self._supervisor.changed,
             )
-        starting = asyncio.create_task(self._start())
+        self._starting = asyncio.create_task(self._start())
         keeping = asyncio.create_task(self._state.history.keep(self._supervisor.status))
         showing = asyncio.create_task(self._show_start())
         try:
             await self._until_stop(serving)
         finally:
-            starting.cancel()
+            self._starting.cancel()
             keeping.cancel()
             showing.cancel()
-        await self._shut_down(server, serving, starting)
+        await self._shut_down(server, serving)
         error = self._error
         self._log.info("worker.stopped", code=error.code if error else None)
         return error
@@ -353,6 +353,7 @@ class Lifecycle:
         if self._was_signalled and number != signal.SIGHUP:
             self._stops_now = True
             self._supervisor.cut_drain()
+            self._starting.cancel()  # once more: a conversion has no more time, either
         self._was_signalled = True
         self._request_stop()
 
@@ -388,13 +389,12 @@ class Lifecycle:
             self._supervisor.fail(WorkerError(f"The HTTP server ended: {serving.exception()!r}."))
         stop.cancel()
 
-    async def _shut_down(
-        self, server: Server, serving: asyncio.Task[None], starting: asyncio.Task[None]
-    ) -> None:
+    async def _shut_down(self, server: Server, serving: asyncio.Task[None]) -> None:
         self._request_stop()
         await self._supervisor.drain(self._settings.drain_timeout)
         server.end(now=self._stops_now)
-        left = asyncio.wait({starting})  # a conversion's process, and what it has half written
+        # Of a conversion, for its process and what that has half written.
+        left = asyncio.wait({self._starting})
         ends = await asyncio.gather(
             self._supervisor.stop(), self._leave_pool(), serving, left, return_exceptions=True
         )

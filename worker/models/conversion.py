@@ -235,8 +235,9 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         process.terminate()
     try:
-        await asyncio.wait_for(process.wait(), TERMINATE_GRACE_SECONDS)
-    except TimeoutError:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), TERMINATE_GRACE_SECONDS)
+    finally:  # of that time, or of the caller's patience
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()

@@ -158,8 +158,8 @@ def test_a_stop_while_loading(start_worker: StartWorker) -> None:
 
 CONVERTER = """\
 #!/bin/sh
-trap 'sleep 1; rm converting; exit 1' TERM
-touch converting
+trap '%s' TERM
+echo $$ > converting
 while :; do sleep 0.1; done
 """
 CONVERTS_BY = """\
@@ -171,16 +171,30 @@ cpu()
 """
 
 
+def converting(start_worker: StartWorker, folder: Path, at_sigterm: str) -> WorkerProcess:
+    (converter := folder / "converter").write_text(CONVERTER % at_sigterm)
+    converter.chmod(0o700)
+    command = [sys.executable, "-c", CONVERTS_BY, str(converter)]
+    worker = start_worker(command=command, cache_dir=folder, wait_ready=False)
+    until((worker.folder / "converting").exists, lambda: worker.stderr)
+    return worker
+
+
 def test_a_stop_waits_for_the_end_of_a_conversion(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    (converter := tmp_path / "converter").write_text(CONVERTER)
-    converter.chmod(0o700)
-    command = [sys.executable, "-c", CONVERTS_BY, str(converter)]
-    worker = start_worker(command=command, cache_dir=tmp_path, wait_ready=False)
-    until((worker.folder / "converting").exists, lambda: worker.stderr)
+    worker = converting(start_worker, tmp_path, "sleep 1; rm converting; exit 1")
     assert worker.stop() == 0
     assert not (worker.folder / "converting").exists()
+
+
+def test_a_second_signal_ends_a_conversion_now(start_worker: StartWorker, tmp_path: Path) -> None:
+    worker = converting(start_worker, tmp_path, "echo asked > asked")
+    worker.signal(signal.SIGTERM)
+    until((worker.folder / "asked").exists, lambda: worker.stderr)
+    before = time.monotonic()
+    assert worker.stop() == 0 and clock.in_time(before, 2)
+    assert not psutil.pid_exists(int((worker.folder / "converting").read_text()))
 
 
 def test_a_reader_that_does_not_read_holds_nothing_up(start_worker: StartWorker) -> None:
