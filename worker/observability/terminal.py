@@ -7,7 +7,7 @@ log lines below a warning are then left out.
 from __future__ import annotations
 
 import contextlib
-import shutil
+import os
 import time
 from typing import TextIO
 
@@ -35,6 +35,7 @@ _DOING = {
 }
 _LEAST_SECONDS_BETWEEN = 0.1
 _BAR_WIDTH = 24
+_USUAL_COLUMNS = 80
 
 
 class LiveLine:
@@ -43,17 +44,18 @@ class LiveLine:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._phase = ""
-        self._phase_began = self._shown_at = 0.0
+        self._phase_began = self._percent_then = self._shown_at = 0.0
 
     def show(self, progress: Progress) -> None:
         now = time.monotonic()
         if progress.phase != self._phase:
             self._phase, self._phase_began = progress.phase, now
+            self._percent_then = progress.percent
         elif now - self._shown_at < _LEAST_SECONDS_BETWEEN:
             return
         self._shown_at = now
-        width = shutil.get_terminal_size().columns - 1
-        self._write(CLEAR + progress_text(progress, now - self._phase_began)[:width])
+        text = progress_text(progress, now - self._phase_began, self._percent_then)
+        self._write(CLEAR + text[: _columns(self._stream) - 1])
 
     def clear(self) -> None:
         self._write(CLEAR)
@@ -66,8 +68,16 @@ class LiveLine:
             self._stream.flush()
 
 
-def progress_text(progress: Progress, elapsed_seconds: float) -> str:
-    """`loading  ████████░░░░  62 %  812.4 MB/s  3 s left`."""
+def _columns(stream: TextIO) -> int:
+    """Of the terminal itself: stdout may be none, or another."""
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns or _USUAL_COLUMNS
+    return _USUAL_COLUMNS
+
+
+def progress_text(progress: Progress, elapsed_seconds: float, percent_then: float = 0.0) -> str:
+    """`loading  ████████░░░░  62 %  812.4 MB/s  3 s left`. The phase began with `percent_then`,
+    which is more than 0 for the rest of a download."""
     parts = [_DOING.get(progress.phase, progress.phase)]
     share = min(max(progress.percent / 100, 0.0), 1.0)
     if share > 0:
@@ -75,8 +85,9 @@ def progress_text(progress: Progress, elapsed_seconds: float) -> str:
         parts += ["█" * filled + "░" * (_BAR_WIDTH - filled), f"{progress.percent:.0f} %"]
         if progress.bytes_per_second:
             parts.append(f"{progress.bytes_per_second / 1e6:.1f} MB/s")
-        if 0 < share < 1 and elapsed_seconds > 1:
-            parts.append(f"{_duration(elapsed_seconds * (1 - share) / share)} left")
+        gained = share - percent_then / 100
+        if gained > 0 and share < 1 and elapsed_seconds > 1:
+            parts.append(f"{_duration(elapsed_seconds * (1 - share) / gained)} left")
     return "  ".join(parts)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from pathlib import Path
@@ -16,31 +18,49 @@ import pytest
 
 from tests.support.worker import PATIENCE_S, environment, installed
 from worker.api.http.page import NO_CHAT
-from worker.observability.terminal import progress_text
+from worker.observability.terminal import LiveLine
 from worker.wire.messages import Progress
 
 
 @pytest.mark.parametrize(
-    ("progress", "seconds", "expected"),
+    ("progress", "seconds", "percent_then", "expected"),
     [
-        (Progress("resolve", 0.0), 0.0, "looking for the model"),
+        (Progress("resolve", 0.0), 1.0, 0.0, "looking for the model"),
         (
             Progress("load", 25.0, 5e7),
             2.0,
+            0.0,
             "loading  ██████░░░░░░░░░░░░░░░░░░  25 %  50.0 MB/s  6 s left",
         ),
         (
             Progress("download", 1.0, 1e6),
             60.0,
+            0.0,
             "downloading  ░░░░░░░░░░░░░░░░░░░░░░░░  1 %  1.0 MB/s  1.6 h left",
         ),
-        (Progress("warmup", 0.0), 1.0, "warming up"),
+        (
+            Progress("download", 75.0, 1e6),
+            10.0,
+            70.0,
+            "downloading  ██████████████████░░░░░░  75 %  1.0 MB/s  50 s left",
+        ),
+        (Progress("warmup", 0.0), 1.0, 0.0, "warming up"),
     ],
 )
 def test_a_phase_is_told_with_share_rate_and_time_left(
-    progress: Progress, seconds: float, expected: str
+    progress: Progress,
+    seconds: float,
+    percent_then: float,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert progress_text(progress, seconds) == expected
+    clock = iter([100.0, 100.0 + seconds])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("worker.observability.terminal.moves_cursor", lambda: True)
+    line = LiveLine(told := io.StringIO())
+    line.show(Progress(progress.phase, percent_then))
+    line.show(progress)
+    assert told.getvalue().split("\x1b[K")[-1] == expected
 
 
 def test_a_start_on_a_terminal_is_one_line_and_then_three(warm_cache: Path) -> None:
@@ -112,11 +132,12 @@ def test_a_terminal_is_told_only_what_it_and_its_user_want(
     variables: dict[str, str], is_live: bool, is_colored: bool, tmp_path: Path
 ) -> None:
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 30))
     env = environment(tmp_path, {"TERM": "xterm", "NO_COLOR": "", **variables})
     subprocess.run([sys.executable, "-c", SHOWS], stderr=theirs, env=env, check=True)
     seen = os.read(ours, 4096).decode()  # less than the terminal keeps
     os.close(theirs)
     os.close(ours)
-    assert "engine.stalled" in seen
+    assert "engine.stalled" in seen and "50 %" not in seen, "a line is no wider than the terminal"
     assert ("\x1b[K" in seen) == is_live and ("\x1b[3" in seen) == is_colored
     assert is_live or "\x1b" not in seen
