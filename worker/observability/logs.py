@@ -73,6 +73,8 @@ def configure(level: str = "info", format: Format = "auto", worker_id: str = "")
             exception_formatter=structlog.dev.plain_traceback,
         )
         closing = [_drop_empty, structlog.processors.format_exc_info, _show_controls, console]
+        if moves_cursor():
+            closing.append(lambda _, name, text: f"{CLEAR}{text}")  # in a live line's place
         if for_people:
             closing.insert(0, _drop_failure)
     structlog.configure(

@@ -139,5 +139,6 @@ def test_a_terminal_is_told_only_what_it_and_its_user_want(
     os.close(theirs)
     os.close(ours)
     assert "engine.stalled" in seen and "50 %" not in seen, "a line is no wider than the terminal"
+    assert "loading" not in seen.split("\x1b[K")[-1], "a log line takes the live line's place"
     assert ("\x1b[K" in seen) == is_live and ("\x1b[3" in seen) == is_colored
     assert is_live or "\x1b" not in seen
