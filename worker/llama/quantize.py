@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -102,7 +103,7 @@ def _quantize(source: Path, target: Path, file_type: int, threads: int, importan
     library.log.listener = listen
     with library.log.capture() as lines:
         result = flat.llama_model_quantize(
-            str(source).encode(), str(target).encode(), ctypes.byref(params)
+            os.fsencode(source), os.fsencode(target), ctypes.byref(params)
         )
     if result != 0:
         said = next((line for line in reversed(lines) if "error" in line or "fail" in line), "")

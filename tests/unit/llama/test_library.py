@@ -50,12 +50,21 @@ def test_what_binds_threads_of_openmp_leaves_the_processs_cpus(tmp_path: Path) -
 
 
 @pytest.mark.skipif(sys.platform == "darwin", reason="there all names are UTF-8")
-def test_a_file_is_found_by_its_bytes_in_a_locale_without_its_letters(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "act",
+    [
+        "from worker.llama.model import Model; Model(path).close()",
+        "from worker.llama import quantize as q; "
+        "q._quantize(q.Path(path), q.Path(path + '.q'), 2, 1, '')",
+    ],
+)
+def test_a_file_is_found_by_its_bytes_in_a_locale_without_its_letters(
+    act: str, tmp_path: Path
+) -> None:
     path = tmp_path / "modèle.gguf"
     path.symlink_to(bundled_gguf("f32"))
     old = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    load = "import sys; from worker.llama.model import Model; Model(sys.argv[1]).close()"
-    line = [sys.executable, "-c", load, str(path)]
+    line = [sys.executable, "-c", f"import sys; path = sys.argv[1]; {act}", str(path)]
     subprocess.run(line, env=worker_environment(tmp_path, old), check=True)
 
 
