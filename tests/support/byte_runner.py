@@ -328,11 +328,18 @@ def make_sequence(
     min_tokens: int = 0,
     most_given: int = 0,
     reports_progress: bool = False,
+    logprobs: int | None = None,
 ) -> Sequence:
     request = InferenceRequest(
         job_id=str(request_id),
         prompt=tuple(prompt),
-        sampling=Sampling(seed=0, temperature=0.0, is_seeded=is_seeded, min_tokens=min_tokens),
+        sampling=Sampling(
+            seed=0,
+            temperature=0.0,
+            is_seeded=is_seeded,
+            min_tokens=min_tokens,
+            logprobs=logprobs,
+        ),
         max_tokens=max_tokens,
         stop=stop,
         cache_salt=cache_salt,

@@ -7,6 +7,8 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
+from msgspec.structs import replace
+
 from worker.engine.model_runner import ModelRunner
 from worker.engine.sequence import Sequence
 from worker.engine.step import Chunk
@@ -107,8 +109,11 @@ class Answers:
     def _logprob(self, sequence: Sequence, index: int, token: int, n_top: int) -> TokenLogprob:
         """Of a token and its alternatives: as the model has them, or as they were drawn with."""
         if not sequence.request.sampling.post_sampling_probs:
-            return self._runner.logprobs(index, token, n_top)
-        return self._runner.scored(token, *sequence.sampler.chain.log_probabilities(token, n_top))
+            scored = self._runner.logprobs(index, token, n_top)
+        else:
+            found = sequence.sampler.chain.log_probabilities(token, n_top)
+            scored = self._runner.scored(token, *found)
+        return replace(scored, begin=sequence.n_read)
 
     def _learn(self, token: int) -> str:
         try:

@@ -182,6 +182,8 @@ class TokenLogprob(Struct, frozen=True, array_like=True, gc=False):
     top: tuple[TokenLogprob, ...] = ()
     """Alternatives, best first, without alternatives of their own. They are no tuples, which the
     collector of garbage would go through: a prompt may have a hundred thousand of them."""
+    begin: int = 0
+    """Where the text of an answer's token begins in the answer, in characters."""
 
 
 class Token(Message, frozen=True, gc=False):

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support import clock
@@ -35,8 +35,7 @@ from worker.api.chat.parse.calls import ToolUse
 from worker.api.chat.parse.conventions import conventions_of
 from worker.api.chat.parse.parser import AnswerParser
 from worker.api.chat.parse.tagged_calls import nested_value
-from worker.api.dialects.openai.logprobs import Offsets, Part, completion_logprobs
-from worker.engine.text.stops import StopMatcher
+from worker.api.dialects.openai.logprobs import completion_logprobs, prompt_offsets
 from worker.errors import QueueFull
 from worker.supervisor.job import Inbox, Job
 from worker.wire.messages import (
@@ -581,36 +580,13 @@ def lengths_of(pieces: list[bytes]) -> list[int]:
     return [len(characters.decode(piece)) for piece in pieces]
 
 
-@given(pieces=st.lists(BYTES, max_size=12), extra=st.binary(max_size=2), offset=st.integers(-2, 3))
-def test_an_offset_counts_the_characters_before_it(
-    pieces: list[bytes], extra: bytes, offset: int
-) -> None:
+@given(pieces=st.lists(BYTES, max_size=12), offset=st.integers(-2, 3))
+def test_an_offset_counts_the_characters_before_it(pieces: list[bytes], offset: int) -> None:
     text, lengths = b"".join(pieces).decode("utf-8", "replace"), lengths_of(pieces)
-    counted = Offsets()
-    counted.n_chars = offset
-    found = completion_logprobs([(text, scored_pieces([*pieces, extra]))], counted)
-    expected = [max(offset + sum(lengths[:at]), 0) for at in range(len(pieces) + 1)]
-    assert found["text_offset"] == expected
-
-
-@given(
-    pieces=st.lists(BYTES | st.text("aé<", min_size=1, max_size=4).map(str.encode), max_size=12),
-    stops=st.lists(st.text("aé<\ufffd", min_size=1, max_size=6).map("{}!".format), max_size=2),
-)
-def test_an_offset_counts_what_a_stop_holds_back(pieces: list[bytes], stops: list[str]) -> None:
-    matcher, characters = StopMatcher(stops), getincrementaldecoder("utf-8")("replace")
-    pending, parts = list[TokenLogprob](), list[Part]()
-    for entry in scored_pieces(pieces):
-        text, stop = matcher.feed(characters.decode(entry.piece))
-        assume(stop is None)
-        pending.append(entry)
-        if text:
-            parts.append((text, pending))
-            pending = []
-    parts.append((matcher.finish() + characters.decode(b"", True), pending))
-    lengths = lengths_of(pieces)
-    expected = [sum(lengths[:at]) for at in range(len(pieces))]
-    assert completion_logprobs(parts, Offsets())["text_offset"] == expected
+    shown = "x" * offset + text[max(-offset, 0) :]
+    offset = len(shown) - len(text)
+    expected = [max(offset + sum(lengths[:at]), 0) for at in range(len(pieces))]
+    assert prompt_offsets(shown, scored_pieces(pieces)) == expected
 
 
 def test_offsets_take_as_long_as_there_are_tokens() -> None:
@@ -620,7 +596,7 @@ def test_offsets_take_as_long_as_there_are_tokens() -> None:
         entries = scored_pieces(["日本語の文章".encode()] * n_tokens)
         text = "日本語の文章" * n_tokens
         began = time.thread_time()
-        completion_logprobs([(text, entries)], Offsets())
+        completion_logprobs(entries, prompt_offsets(text, entries))
         took.append(time.thread_time() - began)
     assert took[1] < 10 * took[0]
 
@@ -630,9 +606,9 @@ def test_a_stream_encodes_many_log_probabilities_on_a_thread(
 ) -> None:
     threads: list[str] = []
 
-    def recorded(parts: Any, offsets: Any) -> Any:
+    def recorded(entries: Any, offsets: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return completion_logprobs(parts, offsets)
+        return completion_logprobs(entries, offsets)
 
     monkeypatch.setattr("worker.api.dialects.openai.stream.completion_logprobs", recorded)
     worker = scripted()

@@ -30,7 +30,7 @@ from worker.engine.sequence import Sequence
 from worker.engine.speculation.speculation import Guess
 from worker.errors import Cancelled, VramOom
 from worker.wire.adapters import Applied
-from worker.wire.messages import Event, Failed, Finished
+from worker.wire.messages import Event, Failed, Finished, Token
 
 KINDS: list[Kind] = ["dense", "windowed", "hybrid", "recurrent", "convolved"]
 N_BACK = {"convolved": 7}
@@ -249,9 +249,10 @@ class ByteWalk(Walk):
     @staticmethod
     def ends(asked: Asked) -> dict[str, Any]:
         """The stops of some requests, of which some never come and hold text back, and the number
-        of tokens before which none counts."""
+        of tokens before which none counts. Some want log-probabilities."""
         odd, even = asked.option % 2, asked.option % 4 == 2
-        return {"stop": STOPS if odd or even else (), "min_tokens": 9 * even}
+        logprobs = None if asked.option % 3 else 0
+        return {"stop": STOPS if odd or even else (), "min_tokens": 9 * even, "logprobs": logprobs}
 
     def fault(self, asked: Asked, said: list[int]) -> str | None:
         ends, n_most = self.ends(asked), asked.max_tokens
@@ -263,7 +264,14 @@ class ByteWalk(Walk):
         if found:
             expected = expected[: min(found)[1]]
         whole = isinstance(last, Failed) or text == expected == "".join(map(chr, said))
-        is_right = expected.startswith(text) and whole
+        begins = [
+            entry.begin
+            for event in self.events(asked)
+            if isinstance(event, Token | Finished)
+            for entry in event.logprobs
+        ]
+        in_order = begins == list(range(len(asked.said), len(asked.said) + len(begins)))
+        is_right = expected.startswith(text) and whole and in_order
         return None if is_right else f"{asked}: {text} by {said}, not {expected}"
 
     def disturb(self) -> None:

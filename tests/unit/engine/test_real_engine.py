@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from typing import Any
 
 import numpy as np
@@ -91,6 +92,26 @@ def test_logprobs_are_those_of_the_logits(engine: RealEngine) -> None:
     engine.run()
     (first,) = engine.logprobs(everything)
     assert np.exp([each.logprob for each in first.top]).sum() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_a_token_begins_behind_the_text_of_those_before_it(engine: RealEngine) -> None:
+    """Some are parts of a character, and some are left out of the text."""
+    pieces = engine.runner.piece
+    some = [t for t in range(engine.model.n_vocab) if len(pieces(t)) < 2 or pieces(t)[-1] > 127]
+    wish: dict[str, Any] = {
+        "logit_bias": tuple((token, 50.0) for token in some),
+        "temperature": 2.0,
+    }
+    request_id = engine.submit(
+        CAPITAL, logprobs=0, max_tokens=200, ignore_eos=True, stop=("\x00!",), **wish
+    )
+    engine.run()
+    characters = getincrementaldecoder("utf-8")("replace")
+    begin = 0
+    for entry in engine.logprobs(request_id):
+        assert entry.begin == begin
+        begin += len(characters.decode(pieces(entry.token_id)))
+    assert begin + len(characters.decode(b"", final=True)) == len(engine.text(request_id))
 
 
 def test_a_cancelled_prompt_is_abandoned_within_its_batch() -> None:

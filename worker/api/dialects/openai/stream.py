@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from worker.api.chat.answer import Answer
@@ -12,17 +13,15 @@ from worker.api.chat.delta import Arguments, Call, Delta, Reasoning, Text
 from worker.api.chat.fields import GenerationFields
 from worker.api.chat.timings import prompt_progress, timings
 from worker.api.dialects.openai.logprobs import (
-    Offsets,
-    Part,
     chat_logprobs,
     completion_logprobs,
     prompt_logprobs,
-    prompt_part,
+    prompt_offsets,
 )
 from worker.api.dialects.openai.schema import ChatBody, CompletionBody
 from worker.api.http.encoding import data_event, dumps, in_parts, quoted
 from worker.api.http.errors import CHUNK_STREAM
-from worker.wire.messages import Finished, PromptProgress, PromptScored, Started
+from worker.wire.messages import Finished, PromptProgress, PromptScored, Started, TokenLogprob
 
 DONE = b"data: [DONE]\n\n"
 
@@ -172,17 +171,13 @@ class CompletionAnswer(_Choices):
     chunk_object = answer_object = "text_completion"
     nothing = '"text":""'
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._offsets = [Offsets() for _ in self.choices]
-
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
             case Text(text, entries):
                 more = _timings(choice) if self.body.timings_per_token else ""
                 if not self._scored:
                     return self._chunk(choice, f'"text":{quoted(text)}', more=more)
-                return self._part(choice, text, (text, entries), more)
+                return self._part(choice, text, entries, _offsets(choice, entries), more)
             case Started() if choice.echo and not self._scored:
                 echo = f'"text":{quoted(choice.echo)}'
                 return super().encode(choice, delta) + self._chunk(choice, echo)
@@ -192,27 +187,38 @@ class CompletionAnswer(_Choices):
                     of_prompt = _scores(prompt_logprobs(entries))
                     told = self._chunk(choice, f'"text":"","prompt_logprobs":{of_prompt}')
                 if self._scored and self.body.echo:
-                    part = prompt_part(choice.echo, entries, self._offsets[choice.index])
-                    told += self._part(choice, choice.echo, part)
+                    offsets = prompt_offsets(choice.echo, entries)
+                    told += self._part(choice, choice.echo, entries, offsets)
                 return told
             case _:
                 return super().encode(choice, delta)
 
-    def _part(self, choice: Choice, text: str, part: Part, more: str = "") -> bytes:
-        logprobs = _scores(completion_logprobs([part], self._offsets[choice.index]))
+    def _part(
+        self,
+        choice: Choice,
+        text: str,
+        entries: Sequence[TokenLogprob],
+        offsets: list[int],
+        more: str = "",
+    ) -> bytes:
+        logprobs = _scores(completion_logprobs(entries, offsets))
         return self._chunk(choice, f'"text":{quoted(text)}', logprobs, more=more)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         logprobs = None
         if self._scored:
-            of_echo, offsets = choice.prompt_logprobs if self.body.echo else (), Offsets()
-            parts = [prompt_part(choice.echo, of_echo, offsets)]
-            parts += ((text, entries) for text, entries, _ in choice.scored)
-            logprobs = completion_logprobs(parts, offsets)
+            of_echo, entries = choice.prompt_logprobs if self.body.echo else (), choice.logprobs
+            offsets = prompt_offsets(choice.echo, of_echo) + _offsets(choice, entries)
+            logprobs = completion_logprobs([*of_echo, *entries], offsets)
         whole: dict[str, Any] = {"index": choice.index, "text": choice.echo + choice.text}
         if self.body.prompt_logprobs is not None:
             whole["prompt_logprobs"] = prompt_logprobs(choice.prompt_logprobs)
         return {**whole, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+
+
+def _offsets(choice: Choice, entries: Sequence[TokenLogprob]) -> list[int]:
+    """Where tokens of the answer begin in a completion's text, which begins with the echo."""
+    return [len(choice.echo) + entry.begin for entry in entries]
 
 
 def _scores(value: object) -> str:
