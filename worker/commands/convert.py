@@ -21,14 +21,7 @@ from worker.arguments import Parser, add_command, whole_number
 from worker.commands import open_standard_files
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
-from worker.errors import (
-    ConfigError,
-    ModelError,
-    WorkerError,
-    not_utf8,
-    system_words,
-    told_by_system,
-)
+from worker.errors import ConfigError, ModelError, WorkerError, not_utf8, told_by_system
 from worker.installation import default_cache_dir, own_version
 
 _MOST_THREADS = 1024
@@ -53,12 +46,11 @@ def run(arguments: Sequence[str]) -> int:
     except UnicodeEncodeError as error:
         report.failed(not_utf8(error))
         return ConfigError.exit_code
-    except OSError as error:
-        report.failed(ModelError(f"{options.command} failed: {system_words(error)}"))
-        return ModelError.exit_code
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         if (told := told_by_system(error)) is None:
             raise
+        if isinstance(error, OSError):
+            told = ModelError(f"{options.command} failed: {told.message}")
         report.failed(told)
         return told.exit_code
     except KeyboardInterrupt:
