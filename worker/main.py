@@ -102,7 +102,15 @@ def _prepared(
         return partial(command.run, settings, as_json=as_json)
     from worker.lifecycle import run
 
-    return partial(run, settings, engine, partial(_room_bytes, settings))
+    return partial(_until_the_end, partial(run, settings, engine, partial(_room_bytes, settings)))
+
+
+def _until_the_end(serve: Callable[[], None]) -> None:
+    try:
+        serve()
+    finally:
+        for number in stop_signals():  # one that comes now would change the exit code
+            signal.signal(number, signal.SIG_IGN)
 
 
 def _room_bytes(settings: Settings) -> int:

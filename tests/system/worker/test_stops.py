@@ -197,6 +197,14 @@ def test_a_second_signal_ends_a_conversion_now(start_worker: StartWorker, tmp_pa
     assert not psutil.pid_exists(int((worker.folder / "converting").read_text()))
 
 
+def test_signals_up_to_the_last_moment_change_no_exit_code(start_worker: StartWorker) -> None:
+    process = start_worker().process
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.005)
+    assert process.returncode == 0
+
+
 def test_a_reader_that_does_not_read_holds_nothing_up(start_worker: StartWorker) -> None:
     worker = start_worker("--drain-timeout", "1")
     with worker.streaming("One day", **LONG):
