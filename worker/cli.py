@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import importlib
+import io
 import os
 import signal
 import sys
@@ -46,6 +47,7 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
     """Run a function of a module with `first` and the command line, and exit with the code that it
     returns. A reader that leaves, as `head` does, ends the command without a word. A command whose
     output cannot be written has failed."""
+    _open_standard_files()
     sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook, _thread.get_ident())
     os.environ["PYTHONSAFEPATH"] = "1"  # what lies where this is started is no module of a child
     # NumPy would have one for each core and use none. Where the system gives it too few, it sends
@@ -57,8 +59,7 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
         try:
             code = run(*first, sys.argv[1:])
         finally:
-            if sys.stdout is not None:  # which a parent may have closed
-                sys.stdout.flush()
+            sys.stdout.flush()
         sys.exit(code)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
@@ -73,10 +74,28 @@ def _command(module: str, function: str, *first: str) -> NoReturn:
         sys.exit(1)
     finally:
         try:
-            if sys.stderr is not None:
-                sys.stderr.flush()
+            sys.stderr.flush()
         except OSError:  # Python would try again, and exit with 120
             stop_writing(2)
+
+
+def _open_standard_files() -> None:
+    """Open standard files that the parent closed; otherwise a socket, or a file that is written,
+    would take their numbers."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+            os.set_inheritable(number, True)  # the engine process logs there, too
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding != "utf-8":
+        sys.stdout.reconfigure(errors="replace")  # a plan's bars are no reason to show no plan
 
 
 def _interrupt_again(

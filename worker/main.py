@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from worker.cli import interrupted_later, stop_signals
-from worker.commands import SUBCOMMANDS, open_standard_files
+from worker.commands import SUBCOMMANDS
 from worker.devices.cpu import instructions
 from worker.errors import WorkerError, escaped, not_utf8, told_by_system
 from worker.supervisor.engine_process import EngineProcess
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 def main(backend: BackendName, argv: Sequence[str]) -> int:
     """Run one command to its end; returns the exit code."""
-    open_standard_files()
     gc.disable()  # until all is imported: that makes no garbage, and to look for it takes a tenth
     name = argv[0] if argv and argv[0] in SUBCOMMANDS else None
     serves = name is None and not {"-h", "--help", "--version"}.intersection(argv)

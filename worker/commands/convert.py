@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import get_args
 
 from worker.arguments import Parser, add_command, whole_number
-from worker.commands import open_standard_files
 from worker.commands.progress import Reporter, Style
 from worker.convert.output_types import FORMATS
 from worker.errors import ConfigError, ModelError, WorkerError, not_utf8, told_by_system
@@ -30,7 +29,6 @@ _COMMANDS = ("convert", "verify", "inspect", "list", "cache", "adapter")
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit code. The fault is on stderr, or in the last JSON line."""
-    open_standard_files()
     if arguments and arguments[0] not in (*_COMMANDS, "-h", "--help", "--version"):
         arguments = ["convert", *arguments]
     options = _parser().parse_args(arguments)

@@ -67,6 +67,12 @@ def test_a_fault_that_nobody_can_be_told(command: str, code: int, warm_cache: Pa
     assert done.returncode == code
 
 
+@pytest.mark.parametrize("program", ["cpu", "convert", "ray", "worker"])
+def test_whose_parent_has_closed_all_output(program: str, warm_cache: Path) -> None:
+    line = ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", *installed(program), "--nothing"]
+    assert subprocess.run(line, env=environment(warm_cache), timeout=120).returncode == 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
