@@ -120,6 +120,7 @@ def _judge_beats(
             yield Breach("sequence", f"{after.payload['sequence']} came twice")
         if was in FINAL_STATUSES and status not in FINAL_STATUSES:
             yield Breach("last beat", f"{status} after {was}")
+    for before, after in pairwise(received):
         gap = after.received_at - before.received_at
         if (gap - GRACE_SECONDS) / 2 > before.payload["interval_seconds"]:
             yield Breach("interval", f"{gap:.1f} s between beats {before.payload['sequence']} "

@@ -61,6 +61,7 @@ def test_a_good_life_has_no_breaches() -> None:
         beat(7, 3.1, status="draining"),
         beat(6, 3.2, status="busy"),  # its worker had given it up
         beat(8, 3.3, status="draining"),  # an answer came too late
+        beat(4, 9.2),  # nor did the network give this one up
         beat(1, 9.0, incarnation="another"),
     ]
     assert judge(life) == []
