@@ -90,7 +90,7 @@ class Answers:
             piece = known.encode() if known else self._runner.piece(token, request.shown_tokens)
             text = sequence.characters.decode(piece)
         text, stop = sequence.match_stops(text)
-        _emit(sequence, text, events, is_cut=stop is not None or sequence.lines.is_over)
+        _emit(sequence, text, events, is_last=stop is not None or sequence.lines.is_over)
         sequence.holds_nothing = not (
             sequence.pending_ids
             or sequence.characters.buffer
@@ -137,7 +137,7 @@ class Answers:
                 text += sequence.stops.finish()
             else:
                 reason = "STOP_SEQUENCE"
-            _emit(sequence, sequence.lines.feed(text), events)
+            _emit(sequence, sequence.lines.feed(text), events, is_last=True)
         # What is pending then is what a stop or the end of a line has cut off.
         is_cut = stop is not None or sequence.lines.is_over
         ended_by = () if sequence.end_token is None else (sequence.end_token,)
@@ -157,12 +157,13 @@ class Answers:
         )
 
 
-def _emit(sequence: Sequence, text: str, events: list[Event], *, is_cut: bool = False) -> None:
-    """Emit a text with the tokens that were held back; where it is cut, without those behind it."""
+def _emit(sequence: Sequence, text: str, events: list[Event], *, is_last: bool) -> None:
+    """Emit a text with the tokens from which it follows; the last one without those behind it."""
     if not text:
         return
+    sequence.n_sent += len(text)
     ids, logprobs = sequence.pending_ids, sequence.pending_logprobs
-    n = bisect_left(sequence.begins, sequence.n_sent) if is_cut else len(ids)
+    n = bisect_left(sequence.begins, sequence.n_sent) if is_last else len(ids)
     learned = sequence.sampler.chain.last.state if sequence.request.sampling.learns else ()
     events.append(Token(sequence.request_id, text, tuple(ids[:n]), tuple(logprobs[:n]), learned))
     del ids[:n], logprobs[:n], sequence.begins[:n]

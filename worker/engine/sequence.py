@@ -87,7 +87,7 @@ class Sequence:
     n_read: int = 0
     """Characters of the text so far, those that are held back or cut off too."""
     n_sent: int = 0
-    """Those of them that can be sent."""
+    """Those of them that were sent."""
     end_token: int | None = None
     """The end-of-generation token that was drawn."""
     is_scored: bool = False
@@ -103,7 +103,8 @@ class Sequence:
         """Go on behind the tokens that an earlier engine has sent."""
         for token in self.request.produced:
             self.tokens.append(token)
-            self.match_stops(self.characters.decode(piece(token, self.request.shown_tokens)))
+            text = self.characters.decode(piece(token, self.request.shown_tokens))
+            self.n_sent += len(self.match_stops(text)[0])
         self.begins.clear()
 
     def match_stops(self, text: str) -> tuple[str, str | None]:
@@ -111,12 +112,10 @@ class Sequence:
         `min_tokens`."""
         self.begins.append(self.n_read)
         self.n_read += len(text)
-        stop = None
-        if self.n_out >= self.request.sampling.min_tokens:
-            text, stop = self.stops.feed(text)
-            text = self.lines.feed(text)
-        self.n_sent += len(text)
-        return text, stop
+        if self.n_out < self.request.sampling.min_tokens:
+            return text, None
+        text, stop = self.stops.feed(text)
+        return self.lines.feed(text), stop
 
     @property
     def prompt_ids(self) -> bytes:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from tests.support.byte_runner import ByteRunner, make_sequence
 from tests.unit.engine.test_loop import Engine
+from worker.engine.answers import Answers
+from worker.wire.messages import Event, Finished, Token
 
 
 def test_a_stream_with_stops_looks_each_token_up_once() -> None:
@@ -19,3 +22,19 @@ def test_a_stream_with_stops_looks_each_token_up_once() -> None:
     engine.run()
     assert len(engine.text(1)) > 26, "some letters came twice"
     assert len(looked_up) == len(set(looked_up))
+
+
+def test_a_stop_that_the_end_completes_takes_its_own_tokens_along() -> None:
+    """The answer ends within a character; another stop has held back the text before."""
+    sequence = make_sequence(1, b"hello", stop=("abc", "b\ufffd"), logprobs=0)
+    sequence.n_most, sequence.started_at, sequence.first_token_at = 100, 0.0, 0.0
+    answers, events = Answers(ByteRunner(1, 100, 100, 10)), list[Event]()
+    for token in b"ab\xe2":
+        assert answers.take(sequence, 0, token, events) is None
+    answers.finish(sequence, "EOS", None, 1.0, events)
+    told, end = events
+    assert isinstance(told, Token)
+    assert isinstance(end, Finished)
+    assert (told.text, told.token_ids, end.token_ids) == ("a", tuple(b"a"), tuple(b"b\xe2"))
+    assert len(told.logprobs) == 1
+    assert not end.logprobs
