@@ -171,7 +171,8 @@ def test_a_killed_download_resumes_where_it_was(hub: Hub, tmp_path: Path) -> Non
     (asked,) = [h.get("range") for path, h in hub.bodies() if path.startswith("/blobs/")]
     assert asked is not None and int(asked[6:-1]) >= 10 * 2**20
     assert [p.name for p in blobs.iterdir()] == [hashlib.sha256(content).hexdigest()]
-    assert max(p.percent for p in told) == 100.0
+    percents = [p.percent for p in told if p.phase == "download"]
+    assert percents[0] > 40 and percents[-1] == 100.0
 
 
 def test_the_library_itself_does_not_resume(hub: Hub, tmp_path: Path) -> None:

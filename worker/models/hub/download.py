@@ -94,7 +94,6 @@ class _Download:
 
     def run(self) -> Downloaded:
         """The files that the hub has now, or those of the last complete download."""
-        self.transfer.on_progress(Progress("download", 0.0))
         known = self.in_cache(self.revision) if self.ref.is_pinned else None
         if known is not None:
             return known

@@ -239,6 +239,7 @@ def _progress_bar(counter: _Counter) -> Any:
             self.counts = not (name or "").endswith(".transfer")
             if self.counts:
                 counter.file_bytes = int(kwargs.get("initial") or 0)
+                counter.transfer.on_progress(Progress("download", counter.percent))
             kwargs["disable"] = True
             super().__init__(*args, name=name, **kwargs)  # type: ignore[no-untyped-call]
 
