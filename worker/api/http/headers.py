@@ -114,7 +114,8 @@ WORKER = Header(
     told=_text("of a fleet's gateway: the worker that has answered"),
 )
 IGNORED_FIELDS = Header(
-    "X-Ignored-Fields", told=_text("the body's fields that had no effect, with commas between")
+    "X-Ignored-Fields",
+    told=_text("the body's fields that had no effect, percent-encoded, with commas between"),
 )
 RETRY_AFTER = Header(
     "Retry-After",
