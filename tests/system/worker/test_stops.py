@@ -160,6 +160,7 @@ CONVERTER = """\
 #!/bin/sh
 trap '%s' TERM
 echo $$ > converting
+echo '{"phase": "as told", "percent": 1}'
 while :; do sleep 0.1; done
 """
 CONVERTS_BY = """\
@@ -176,7 +177,8 @@ def converting(start_worker: StartWorker, folder: Path, at_sigterm: str) -> Work
     converter.chmod(0o700)
     command = [sys.executable, "-c", CONVERTS_BY, str(converter)]
     worker = start_worker(command=command, cache_dir=folder, wait_ready=False)
-    until((worker.folder / "converting").exists, lambda: worker.stderr)
+    # It is followed then: a process that is still being started is killed with the start.
+    until(lambda: worker.get("/ready").json()["phase"] == "as told", lambda: worker.stderr)
     return worker
 
 
