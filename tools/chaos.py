@@ -1,9 +1,9 @@
-"""Chaos: clients that reset and send nonsense, kills, stops, aborts, a disk that fills up and a
-manager that restarts, all at once, for a while.
+"""Chaos: clients that reset connections and send nonsense, kills, stops, aborts, a disk that fills
+up and a manager that restarts, all at the same time.
 
 `python -m tools.chaos --seconds 600` (`make chaos`) prints the figures; `test_survival` runs a
-quarter of a minute of the same. Every request carries something that tells it from the others, so
-that an answer which belongs to another one is seen.
+quarter of a minute of the same. Every request carries a unique mark, so that an answer to another
+request is detected.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ FLAGS = (
 )
 STORE_MIB = 24
 PATIENCE_S = 120.0
-"""In which the last request ends. Before, no client has a limit: a machine may suspend the run."""
+"""Time for the last requests to end. Until then clients have no timeout, because the machine may
+suspend the run."""
 N_MEMORY_SAMPLES = 24
 MOST_GROWTH_MIB = 10
 BAD_BODIES: tuple[dict[str, Any], ...] = (
@@ -66,35 +67,35 @@ BAD_BODIES: tuple[dict[str, Any], ...] = (
     {"json_schema": {"type": "nothing"}},
     {"prompt": "a " * 5000},
 )
-"""Fields over a good body's, each of which makes it a bad one."""
+"""Fields that override those of a good body, each of which makes it invalid."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """What a run found; `lost`, `wrong` and `twice` must be empty."""
+    """The findings of a run; `lost`, `wrong` and `twice` must be empty."""
 
     seconds: float = 0
     requests: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     lost: list[str] = field(default_factory=list)
-    """Requests without exactly one terminal event or coded refusal."""
+    """Requests without exactly one terminal event or refusal with a code."""
     wrong: list[str] = field(default_factory=list)
-    """Answers that were not the asked one's, and bad bodies that were not refused as such."""
+    """Answers to another request, and bad bodies that were not refused as such."""
     twice: list[str] = field(default_factory=list)
-    """Answers with another number of tokens than the engine counted."""
+    """Answers whose number of tokens differs from the engine's count."""
     survivors: int = 0
-    """Streams that went on with another engine and ended well."""
+    """Streams that another engine continued and that ended well."""
     attacks: Counter[str] = field(default_factory=Counter)
     recovery_seconds: dict[str, list[float]] = field(default_factory=dict)
-    """By attack; after a SIGSTOP the stall timeout is part of it."""
+    """Recovery times by attack; after a SIGSTOP they include the stall timeout."""
     disk_troubles: Counter[str] = field(default_factory=Counter)
-    """None where nobody may mount."""
+    """None if the disk cannot be mounted."""
     manager_restarts: int = 0
     heartbeat_breaches: list[str] = field(default_factory=list)
     fds: tuple[int, int] = (0, 0)
     rss_mib: tuple[float, float] = (0, 0)
     memory_mib: list[float] = field(default_factory=list)
-    """Of the API process, at equal distances."""
+    """Resident memory of the API process, at equal intervals."""
     engines: int = 0
     ready_at_the_end: bool = False
     accepted_by_worker: float = 0
@@ -102,7 +103,7 @@ class Figures:
 
     @property
     def growth_mib(self) -> float:
-        """Of the API process, from the second quarter of the time to the last."""
+        """Growth of the API process from the second quarter of the run to the last."""
         quarter = len(self.memory_mib) // 4
         second, last = self.memory_mib[quarter : 2 * quarter], self.memory_mib[-quarter:]
         return max(last) - max(second) if quarter else 0.0
@@ -163,13 +164,13 @@ class Chaos:
         return "bad body" if answer.status_code == 400 else f"refused {code}"
 
     def _one_reset(self, http: httpx.Client, dice: random.Random) -> str:
-        """A connection that is reset in its request or in its answer."""
+        """Reset a connection during its request or its answer."""
         body = {"job_id": new_job_id(), "prompt": "Once upon a time", "max_tokens": 200}
         content = json.dumps(body | {"ignore_eos": True}).encode()
         head = f"POST /execute HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n"
         head += "Content-Type: application/json\r\n"
-        # A short answer, as a refusal is, would otherwise be waited on for as long as an idle
-        # connection is kept.
+        # Otherwise a short answer, such as a refusal, would take until the idle connection is
+        # closed.
         whole = f"{head}Connection: close\r\n\r\n".encode() + content
         with socket.create_connection(("127.0.0.1", self.worker.port)) as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -185,14 +186,14 @@ class Chaos:
         job_id = new_job_id()
         question = dice.choice(QUESTIONS) if dice.random() < 0.5 else None
         name = dice.choice(NAMES)
-        # The stop string never comes; it makes the request one of a kind, so that no crash at
-        # which it happened to be there puts the next one into quarantine.
+        # The stop string never comes; it makes the request unique, so that a crash during this
+        # request does not put the next one into quarantine.
         body: dict[str, Any] = {"job_id": job_id, "stop": [f"#{job_id}#"]}
         if question is not None:
             body |= {"prompt": chat(question), "temperature": 0}
         else:
             story = f"Once upon a time, there was a gentle fox named {name}. {name} loved to"
-            # Cool enough that the hero's name comes: at 1.0 one story in a thousand loses it.
+            # Cool enough that the hero's name appears: at 1.0 one story in a thousand loses it.
             body |= {"prompt": story, "max_tokens": dice.randint(20, 300), "ignore_eos": True}
             body |= {"temperature": 0.4}
         give_up_after = dice.randint(1, 30) if dice.random() < 0.2 else None
@@ -223,7 +224,7 @@ class Chaos:
         if not ended:
             return f"error {stream.error['code']}"
         n_ids, n_out = len(stream.ids), stream.end["tokens_out"]
-        # What a story ends with behind its end may be control tokens: no text, and so no event.
+        # The last tokens of a story may be control tokens: they have no text and thus no event.
         if not n_out - 2 <= n_ids <= n_out:
             self._note(self.figures.twice, f"{job_id}: {n_ids} ids of {n_out} tokens")
         with self._lock:
@@ -253,7 +254,7 @@ class Chaos:
             self._measure_recovery(name, engines[0], before)
 
     def _measure_recovery(self, name: str, engine: psutil.Process, before: float) -> None:
-        """Until another engine serves."""
+        """Wait until another engine serves, and record the time."""
         while time.monotonic() - before < 60:
             pids = {child.pid for child in self.worker.engines()}
             if pids and engine.pid not in pids and self.worker.is_ready():
@@ -264,7 +265,7 @@ class Chaos:
             time.sleep(0.05)
 
     def disk(self, store: Path) -> None:
-        """The store's disk is full, then read-only, then neither."""
+        """The store's disk is full, then read-only, then normal."""
         dice = random.Random(self._seed)
         while not self.stop.wait(dice.uniform(1, 5)):
             with filled(store):
@@ -284,7 +285,7 @@ class Chaos:
 
 
 def run(seconds: float, folder: Path, cache_dir: Path, seed: int, n_attacks: int = 0) -> Figures:
-    """One run against a worker of its own, until so many attacks were made; its figures."""
+    """Run against a worker of its own until the attacks are made; returns the figures."""
     messages: list[PoolMessage] = []
     store: Path | None = folder.with_name("store")
     with ExitStack() as stack:
@@ -350,7 +351,7 @@ def _run(
         for outcome in ("success", "error", "cancelled", "timeout")
     )
     figures.accepted_by_worker = len(worker.logs("request.accepted"))
-    # Gaps between beats are the restarts' doing; everything else counts.
+    # Gaps between heartbeats are caused by the restarts; everything else counts.
     figures.heartbeat_breaches = [
         f"{breach.rule}: {breach.detail}" for breach in judge(messages) if breach.rule != "interval"
     ]
@@ -359,7 +360,7 @@ def _run(
 
 
 def sizes(worker: WorkerProcess) -> tuple[int, float]:
-    """Open files and resident MiB of the API process."""
+    """Return the number of open files and the resident MiB of the API process."""
     process = psutil.Process(worker.pid)
     return process.num_fds(), round(process.memory_info().rss / 2**20, 1)
 

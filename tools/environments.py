@@ -1,4 +1,4 @@
-"""Environments of packages from PyPI that run beside the worker and not with it."""
+"""Environments of packages from PyPI that are not installed in the worker's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 
 def python_with(requirements: Path, venv: Path) -> Path:
-    """The interpreter of `venv`, which has these requirements; made anew where they changed."""
+    """Return the interpreter of `venv` with these requirements; it is recreated when they
+    change."""
     python, stamp = venv / "bin" / "python", venv / "requirements.txt"
     wanted = requirements.read_text("utf-8")
     if not stamp.exists() or stamp.read_text("utf-8") != wanted:

@@ -1,20 +1,20 @@
 """Mutation testing: changes one place at a time, of the scheduler and the cache unless another
-subject is named, and counts the changes that the tests notice.
+subject is named, and counts the changes that the tests catch.
 
     python -m tools.mutants                    all places, about ten minutes
-    python -m tools.mutants --sample 100       a hundred of them, drawn with --seed
+    python -m tools.mutants --sample 100       a random hundred of them, by --seed
     python -m tools.mutants --only Cache.match the places of some functions
     python -m tools.mutants --of stops parsers those of the stops and of the answers' parsers
 
 A *mutant* is a function with one change: a comparison, an operator, a condition, a constant or a
-returned value is another one, or a statement is gone. Only functions are changed, without asserts
-and without what is computed when a module is imported. The tests are those of the subject that need
-no engine. All run once, which tells the functions that each calls; then each mutant is put in place
-in a process of its own, and the tests of its function run, the quickest first, until one fails. A
-mutant with which a test takes much longer counts as noticed.
+returned value is replaced, or a statement is removed. Only functions are changed, without their
+asserts and without module-level code. The tests are those of the subject that need no engine. All
+run once, to record which functions each calls; then each mutant is installed in a process of its
+own, and the tests that call its function run, the quickest first, until one fails. A mutant also
+counts as caught if a test takes much longer.
 
-Written here because the libraries for this collect pytest's tests again for each mutant, which
-takes several times as long. Exit status: 0 if at least `--least` percent were noticed.
+Written here because the libraries for this let pytest collect the tests again for each mutant,
+which takes several times as long. Exit status: 0 if at least `--least` percent were caught.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _ENGINE, _UNIT = "worker.engine", "tests/unit"
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is changed, and the tests that should notice."""
+    """Modules to change, and the tests that should catch the changes."""
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
@@ -90,11 +90,11 @@ SUBJECTS = {
     "connection": Subject(("worker.api.http.connection",), (f"{_UNIT}/api/test_connection.py",)),
 }
 NEEDS_AN_ENGINE = ("RealEngine", "vocabulary", "llama_cpp")
-"""Names in a test, or of its fixtures, that mean one."""
+"""Names in a test, or of its fixtures, that mean that it needs an engine."""
 PATIENCE, LEAST_SECONDS = 5, 0.5
-"""A test of a mutant may take so many times its processor time, and so many seconds more."""
+"""A test of a mutant may take this many times its processor time, plus this many seconds."""
 MOST_SECONDS = 60
-"""The longest time of one test, which may wait for ever."""
+"""The time limit of one test, which may wait for ever."""
 
 _SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -120,7 +120,8 @@ class Mutant:
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], Any]]]:
-    """What can be changed at a node: a description, and what makes the new node of a copy."""
+    """Yield the possible changes of a node: a description, and a function that changes a copy of
+    it."""
 
     def swap(name: str) -> Callable[[Any], Any]:
         def swapped(node: Any) -> Any:
@@ -174,7 +175,7 @@ class _Change(ast.NodeTransformer):
 
 
 def _places(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that may be changed: no annotations, asserts and nested definitions."""
+    """Yield the nodes that may be changed: no annotations, asserts or nested definitions."""
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
             continue
@@ -208,7 +209,7 @@ def mutants_of(module: str) -> Iterator[Mutant]:
 def _compiled(
     name: str, function: ast.FunctionDef, place: ast.AST, make: Callable[[Any], Any]
 ) -> CodeType:
-    """The function with one change, alone in its class."""
+    """Compile the function with one change, alone in its class."""
     memo: dict[int, Any] = {}
     twin = copy.deepcopy(function, memo)
     body: list[ast.stmt] = [_Change(memo[id(place)], make).visit(twin)]
@@ -245,7 +246,7 @@ def function_of(module: str, qualname: str) -> FunctionType:
 
 @dataclass
 class Mutation:
-    """A plugin of pytest that runs the collected tests on each mutant instead of once."""
+    """A pytest plugin that runs the collected tests on each mutant instead of once."""
 
     options: argparse.Namespace
     tests_of: dict[CodeType, list[tuple[float, pytest.Item]]] = field(
@@ -254,7 +255,7 @@ class Mutation:
     share: float = 0.0
 
     def pytest_configure(self) -> None:
-        from hypothesis import HealthCheck, Phase, settings  # pytest wants to import it first
+        from hypothesis import HealthCheck, Phase, settings  # pytest must import it first
 
         settings.register_profile(
             "mutants",
@@ -299,7 +300,7 @@ class Mutation:
         return True
 
     def _watch(self, item: pytest.Item, functions: set[CodeType]) -> None:
-        """Run a test on the code as it is, and note which functions it calls."""
+        """Run a test on the unchanged code, and record which functions it calls."""
         called: set[CodeType] = set()
 
         def note(frame: FrameType, event: str, _: object) -> None:
@@ -327,8 +328,8 @@ class Mutation:
         function: FunctionType | None = None,
         code: CodeType | None = None,
     ) -> bool:
-        """Whether one of the tests fails in a process of its own, where a function may have other
-        code."""
+        """Run tests in a process of its own, optionally with a mutant; returns whether one
+        fails."""
         if not (pid := os.fork()):
             faulthandler.disable()
             null = os.open(os.devnull, os.O_WRONLY)
@@ -349,7 +350,7 @@ class Mutation:
 
 
 def _passes(item: pytest.Item) -> bool:
-    # What the session has made stays: it is needed again, and it is not this process's alone.
+    # Keep what the session has made: other processes use it, too.
     reports = runtestprotocol(item, log=False, nextitem=cast(Any, item.session))
     return not any(report.failed for report in reports)
 
@@ -364,12 +365,12 @@ def _needs_an_engine(item: pytest.Item) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument(
-        "--of", nargs="+", choices=[*SUBJECTS], default=["scheduler"], help="what is changed"
+        "--of", nargs="+", choices=[*SUBJECTS], default=["scheduler"], help="subjects to change"
     )
-    parser.add_argument("--only", nargs="+", help="functions, by the beginning of their names")
-    parser.add_argument("--sample", type=int, help="only so many mutants, drawn at random")
-    parser.add_argument("--seed", type=int, default=0, help="of that draw")
-    parser.add_argument("--least", type=float, default=85.0, help="percent that must be noticed")
+    parser.add_argument("--only", nargs="+", help="only functions whose names begin with this")
+    parser.add_argument("--sample", type=int, help="only this many mutants, chosen at random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choice")
+    parser.add_argument("--least", type=float, default=85.0, help="percentage that must be caught")
     options = parser.parse_args()
     mutation = Mutation(options)
     tests = [each for name in options.of for each in SUBJECTS[name].tests]

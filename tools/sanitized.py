@@ -1,8 +1,8 @@
 """The engine's suites on llama.cpp under the address and undefined-behaviour sanitizers.
 
 `python -m tools.sanitized` (`make asan`, which makes the venv that it needs) runs each suite in a
-process of its own, counts its tests and what the sanitizers said, and fails if they said anything
-that is not among `SUPPRESSED`. Arguments are those of pytest.
+process of its own, counts its tests and the sanitizers' reports, and fails if there is a report
+that is not in `SUPPRESSED`. Arguments are those of pytest.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ SUITES = (
 )
 """Hybrids and windows, cancels, both models' real engines, grammars, samplers, hostile GGUFs."""
 SUPPRESSED: dict[str, str] = {}
-"""What llama.cpp does and no processor minds: UBSan's check and the function or file, by reason."""
+"""Undefined behaviour in llama.cpp that is harmless on all processors: by reason, UBSan's check and
+the function or file."""
 SAID = re.compile(r"^(.*: runtime error: .*|.*ERROR: AddressSanitizer.*)$", re.MULTILINE)
 ADDRESSES = re.compile(r"0x[0-9a-f]+|==\d+==")
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Python itself is not built for the sanitizers, so their libraries come first."""
+    """Preload the sanitizers' libraries, because Python itself is not built with them."""
     (suppressions := folder / "suppressions").write_text("\n".join(SUPPRESSED) + "\n")
     log = f"log_path={folder}/said"
-    # Damaged files ask for any amount of memory, which an allocator refuses and no fault is.
+    # Damaged files request any amount of memory; that the allocator refuses is not a fault.
     address = f"detect_leaks=0:allocator_may_return_null=1:max_allocation_size_mb=8192:{log}"
     undefined = f"print_stacktrace=1:suppressions={suppressions}:{log}"
     libraries = ":".join(map(library, ("libasan.so", "libubsan.so", "libstdc++.so.6")))
@@ -45,7 +46,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def library(name: str) -> str:
-    """Its path, as the compiler knows it."""
+    """Return the path of a library, according to the compiler."""
     command = [*os.environ.get("CXX", "c++").split(), f"-print-file-name={name}"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 

@@ -1,4 +1,4 @@
-"""`python -m tools.settings_page` writes docs/settings.md, made from the settings themselves."""
+"""`python -m tools.settings_page` writes docs/settings.md from the settings themselves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Kills the engine in mid-stream, round by round, and measures what eight streams notice of it.
+"""Kills the engine in mid-stream, round by round, and measures the effect on eight streams.
 
-`python -m tools.survival --rounds 200` prints the figures; `test_survival` runs as many.
-Cells that are computed beside others may differ in their last bits, so a text may leave the one
-that was computed alone where the two best tokens were that close: there, and nowhere else.
+`python -m tools.survival --rounds 200` prints the figures; `test_survival` runs as many. Cells that
+are computed in one batch with others may differ in their last bits, so a text may diverge from the
+one computed alone only where the two best tokens are that close.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ N_TOKENS = 240
 FIELDS: dict[str, Any] = {"max_tokens": N_TOKENS, "ignore_eos": True, "temperature": 0}
 NAMES = ("Otto", "Lily", "Max", "Ruby", "Ella", "Sam", "Zoe", "Tom")
 N_FLOWING = 3
-"""Tokens of each stream that come before the engine is killed."""
+"""Tokens of each stream before the engine is killed."""
 ROUNDING = 0.02
-"""Two log-probabilities that are nearer than this may change places."""
+"""Two log-probabilities that are closer than this may swap places."""
 EXACT = ("--kv-type", "f32", "--flash-attention", "off")
-"""With these, tokens that are computed in one batch have the log-probabilities that they have one
-by one. With the defaults they differ by up to 0.16 in batches of more than 60 tokens, which is what
-a stream goes on with when its engine is killed late, as on a busy machine."""
+"""With these, tokens that are computed in one batch have the same log-probabilities as one by one.
+With the defaults they differ by up to 0.16 in batches of more than 60 tokens, with which a stream
+continues when its engine is killed late, as on a busy machine."""
 DEFAULT_ROUNDING = 0.2
 DEVICE_ROUNDING = 0.3
-"""On a GPU: it rounds otherwise than a CPU, and otherwise for each size of a batch."""
+"""The same for a GPU, whose rounding depends on the size of the batch."""
 FLAGS = (
     *("--slots", "8", "--crash-limit", "1000", "--threads", "1"),
     *("--speculate", "auto"),
@@ -51,19 +51,20 @@ class Figures:
     rounds: int = 0
     streams: int = 0
     broken: list[str] = field(default_factory=list)
-    """Streams without an `end`, or with another number of tokens than was asked for."""
+    """Streams without an `end`, or with a wrong number of tokens."""
     wrong: list[str] = field(default_factory=list)
-    """Texts that leave the one computed alone where that was clear about its token."""
+    """Texts that diverge from the one computed alone without a near tie."""
     equal: int = 0
-    """Texts equal to the one computed alone, to their last token."""
+    """Texts equal to the one computed alone, up to their last token."""
     margins: list[float] = field(default_factory=list)
-    """Between the two best log-probabilities, where the other texts first differ."""
+    """Difference of the two best log-probabilities where the other texts diverge."""
     before: int = 0
-    """Of those, texts that differ before the crash: they were computed beside others too."""
+    """Those of these texts that diverge before the crash, because they were computed with
+    others."""
     gap_seconds: list[float] = field(default_factory=list)
     """The longest silence of each stream."""
     restart_seconds: list[float] = field(default_factory=list)
-    """From the kill to the next engine's readiness."""
+    """Time from the kill until the next engine is ready."""
 
 
 @dataclass(slots=True)
@@ -72,15 +73,15 @@ class Alone:
 
     ids: list[int]
     margins: list[float]
-    """Of each token's log-probability over that of the next best that might be chosen."""
+    """Margin of each token's log-probability over the next best token that may be chosen."""
 
     def parting(self, ids: list[int]) -> int | None:
-        """Where as many ids first differ; `None` if nowhere."""
+        """Return the index of the first different id; `None` if there is none."""
         pairs = enumerate(zip(ids, self.ids, strict=True))
         return next((index for index, (own, other) in pairs if own != other), None)
 
     def is_told_by(self, ids: list[int], rounding: float = ROUNDING) -> bool:
-        """Whether the ids are the same, or differ first where rounding may choose the other."""
+        """Whether the ids are equal, or diverge at a near tie."""
         first = self.parting(ids)
         return first is None or self.margins[first] < rounding
 
@@ -90,7 +91,7 @@ class Read:
     stream: sse.Stream
     gap_seconds: float
     n_before: int
-    """Tokens that had come when the engine was killed."""
+    """Tokens that had arrived when the engine was killed."""
 
 
 class Survival:
@@ -166,7 +167,7 @@ def alone(worker: WorkerProcess, text: str, n_tokens: int = N_TOKENS, **more: An
     shown = answer["choices"][0]["logprobs"]
     margins = []
     for chosen, top in zip(shown["token_logprobs"], shown["top_logprobs"], strict=True):
-        # What is likelier than the chosen token is an end of the text, which may not be chosen.
+        # Only an end of the text, which may not be chosen, is likelier than the chosen token.
         below = sorted((each for each in top.values() if each <= chosen), reverse=True)
         margins.append(chosen - below[1])
     assert len(margins) == len(ids) == n_tokens
@@ -180,7 +181,7 @@ def prompt(name: str) -> str:
 def run(
     rounds: int, folder: Path, cache_dir: Path, seconds: float = math.inf, *, exact: bool = True
 ) -> Figures:
-    """So many rounds, or as many as begin within the seconds."""
+    """Run `rounds` rounds, or as many as begin within the time limit."""
     end = time.monotonic() + seconds
     flags = (*FLAGS, *EXACT) if exact else FLAGS
     worker = WorkerProcess.start(*flags, folder=folder, cache_dir=cache_dir)
@@ -206,7 +207,9 @@ def shown(figures: Figures) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.survival")
     parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no round after them")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="start no round after this many seconds"
+    )
     parser.add_argument("--defaults", action="store_true", help="with the default KV settings")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -1,10 +1,10 @@
-"""Lists the functions and objects that one streamed chat passes in the API process.
+"""Lists the functions and objects that one streamed chat uses in the API process.
 
-`python -m tools.walk` prints them. A real supervisor and the real HTTP surface serve
-one streamed chat of the scripted engine, in one thread with a client that has no code of the
-worker's. What is counted is code and classes of `worker/`: each function once, however often it
-runs, and each object; a comprehension belongs to its function. The records of `worker/wire`, which
-native code makes, are not counted.
+`python -m tools.walk` prints them. A real supervisor and the real HTTP surface serve one streamed
+chat of the scripted engine, in one thread with a client that shares no code with the worker. Only
+code and classes of `worker/` count: each function once, however often it runs, and each object; a
+comprehension belongs to its function. The records of `worker/wire`, which native code creates, are
+not counted.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Walk(NamedTuple):
     """From the request's first byte to the first chunk of its answer, which has no token yet."""
     objects_in: Counter[str]
     functions_out: Counter[str]
-    """Of one frame with one token, from the pipe to the socket."""
+    """For one frame with one token, from the pipe to the socket."""
     objects_out: Counter[str]
 
 
 class _Pipe(AsyncChannel):
-    """The pipe to the engine, into which a test may put frames of its own."""
+    """The pipe to the engine, into which a test can put frames of its own."""
 
     open_ones: ClassVar[list[_Pipe]] = []
     last_id = 0
@@ -72,7 +72,7 @@ class _Pipe(AsyncChannel):
 
 
 class _Profile:
-    """Counts what the thread calls while it is set."""
+    """Counts the thread's calls while it is set."""
 
     def __init__(self) -> None:
         self.functions: Counter[str] = Counter()
@@ -95,8 +95,8 @@ class _Profile:
 
 
 def _made(frame: FrameType) -> str | None:
-    """The class of the worker's whose instance this call makes. A pydantic model is made by native
-    code, which calls the one validator that all of them have."""
+    """Return the worker's class whose instance this call creates. A pydantic model is created by
+    native code, which calls the one validator that all of them have."""
     code, back = frame.f_code, frame.f_back
     if not code.co_varnames:
         return None
@@ -113,7 +113,7 @@ def _made(frame: FrameType) -> str | None:
 
 @asynccontextmanager
 async def served() -> AsyncIterator[tuple[int, _Pipe]]:
-    """The port of a surface over the scripted engine, and the pipe to that."""
+    """Serve an API over the scripted engine; yields its port and the pipe to the engine."""
     settings = Settings()
     async_channel.AsyncChannel = _Pipe  # type: ignore[misc]
     async with supervised() as supervisor:
@@ -142,9 +142,9 @@ async def served() -> AsyncIterator[tuple[int, _Pipe]]:
 
 
 async def walk() -> Walk:
-    """What each of three chats passes: what runs by the clock is of none."""
+    """Return what three chats have in common, which leaves out code that runs by the clock."""
     async with served() as (port, pipe):
-        for _ in range(3):  # what is made once only is made
+        for _ in range(3):  # the first makes everything that is made only once
             await _one_chat(port, pipe)
         chats = [await _one_chat(port, pipe) for _ in range(3)]
         return Walk(*(reduce(operator.and_, counters) for counters in zip(*chats, strict=True)))
@@ -164,7 +164,7 @@ async def _one_chat(port: int, pipe: _Pipe) -> Walk:
         found_in = profile.taken()
         request_id = pipe.last_id
         token = encode([Token(request_id, "word", (7,))])
-        for _ in range(2):  # the second: the first token of an answer is counted otherwise
+        for _ in range(2):  # the second token: the first one of an answer is counted differently
             profile.taken()
             pipe.data_received(token)
             chunk = await reader.readuntil(b"\n\n\r\n")

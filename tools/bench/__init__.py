@@ -1,1 +1,1 @@
-"""The benchmark: the worker beside llama.cpp's own servers, on one machine, in one run."""
+"""The benchmark: the worker against llama.cpp's own servers, on one machine, in one run."""

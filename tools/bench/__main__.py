@@ -36,18 +36,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--before",
         type=Path,
         metavar="CHECKOUT",
-        help="this worker against the worker of another checkout, in turn, and against nothing "
-        f"else unless --only says so; without --loads: {', '.join(SHORT)} (about 3 minutes)",
+        help="compare this worker only with that of another checkout, in turn, "
+        f"unless --only adds servers; without --loads: {', '.join(SHORT)} (about 3 minutes)",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
         help="each load once with a quarter of its tokens, random models of two layers, worker and "
-        "llama-server alone (five minutes): shows what has become slow",
+        "llama-server only (five minutes): shows regressions",
     )
     parser.add_argument("--backend", choices=[*BACKENDS], default="cpu")
     parser.add_argument("--rounds", type=int, help="3; 1 with --quick")
-    parser.add_argument("--repeats", type=int, default=1, help="of each load within a round")
+    parser.add_argument("--repeats", type=int, default=1, help="runs of each load within a round")
     parser.add_argument(
         "--arrivals", type=int, help="requests of each open load: 60; 5 with --quick"
     )
@@ -55,14 +55,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
         "--patience",
         type=float,
         default=1.0,
-        help="times what starts, loads and waits may take, and a worker's --stall-timeout",
+        help="factor for the time limits of starts, loads and waits, and for --stall-timeout",
     )
     parser.add_argument("--quant", default="Q4_K_M", help="Q4_K_M, Q8_0, F16 …")
     parser.add_argument(
         "--size",
         choices=sorted(SIZES),
         default="usual",
-        help="of the random models: 190 M parameters, or 8 B, which a GPU is for",
+        help="size of the random models: 190 M parameters, or 8 B for a GPU",
     )
     parser.add_argument("--sampling", choices=sorted(SAMPLINGS), default="greedy")
     parser.add_argument("--worker-flags", default="", help="more flags for the worker")
@@ -71,16 +71,18 @@ def parse(argv: list[str]) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="NAME=FLAGS",
-        help="a second worker with flags of its own, to compare settings; may be repeated; "
-        "{draft} in them is the draft model beside the load's model, where that is a random one",
+        help="another worker with these flags, to compare settings; repeatable; "
+        "{draft} in them stands for the draft model of the load's random model",
     )
     parser.add_argument("--llama-server-flags", default="", help="more flags for llama-server")
-    parser.add_argument("--json", type=Path, help="where the figures go (default: the cache)")
+    parser.add_argument("--json", type=Path, help="folder for the figures (default: the cache)")
     parser.add_argument(
-        "--chart", type=Path, metavar="SVG", help="draw the worker beside llama-server"
+        "--chart", type=Path, metavar="SVG", help="draw a chart of the worker against llama-server"
     )
-    parser.add_argument("--sdist", type=Path, help="the pinned sdist, when it is not to be fetched")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="for the build")
+    parser.add_argument("--sdist", type=Path, help="the pinned sdist, to avoid fetching it")
+    parser.add_argument(
+        "--jobs", type=int, default=os.cpu_count() or 1, help="parallel jobs of the build"
+    )
     options = parser.parse_args(argv)
     options.rounds = options.rounds if options.rounds is not None else 1 if options.quick else 3
     if options.arrivals is None:

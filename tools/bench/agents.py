@@ -1,7 +1,7 @@
-"""Agents: conversations of some turns with tools, as many at a time as there are slots, or more.
+"""Agents: conversations of several turns with tools, as many at a time as there are slots, or more.
 
-Each turn sends all that was said before, the model's own words included, as agents do; so what
-counts is how much of a conversation a server has not to compute again.
+Like agents, each turn sends the whole conversation, including the model's own words; so the result
+depends on how much of a conversation a server need not compute again.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Talk:
     n_first_words: int = 40
     n_words: int = 40
     n_long_words: int = 0
-    """Of one more prompt, which comes `LONG_AT_S` after the others have begun; 0 for none."""
+    """Words of an additional prompt, sent `LONG_AT_S` after the others have begun; 0 for none."""
 
     def make(self, rng: random.Random, words: Sequence[str]) -> list[Prompt]:
-        """The users' words, turn by turn."""
+        """Return the users' words, turn by turn."""
         counts = [self.n_first_words, *[self.n_words] * (self.n_turns - 1)] * self.n_conversations
         prompts = [Prompt(text_of(rng, words, count), TOKENS_A_TURN) for count in counts]
         if self.n_long_words:
@@ -85,7 +85,7 @@ class Talk:
 
 
 class _Turn:
-    """Makes the body of one turn when the turn before has been answered."""
+    """Makes the body of one turn once the previous turn has been answered."""
 
     def __init__(
         self, prompts: list[Prompt], first: int, index: int, fields: dict[str, Any]
@@ -133,7 +133,7 @@ LOADS = by_name(
     _load("agents6", _OF_EIGHT_HUNDRED, None, INSTRUCT),
     _load("agents6-long", replace(_OF_EIGHT_HUNDRED, n_long_words=5400), None, INSTRUCT),
 )
-"""`agents20` has more conversations than slots; those behind it are on each kind of memory.
+"""`agents20` has more conversations than slots; the ones after it cover each kind of memory.
 
-`agents6` are SmolLM2's on defaults: 800 words each to begin with and four turns of 120; beside them
-`agents6-long` has a prompt of some 6,000 tokens."""
+`agents6` runs SmolLM2 on defaults: 800 words each at the beginning and four turns of 120;
+`agents6-long` adds a prompt of some 6,000 tokens."""

@@ -1,5 +1,5 @@
-"""Random models of MiniLM's shape (BERT, 22 M parameters) with BERT's vocabulary: one embeds texts,
-one ranks them. Runs in the benchmark's process.
+"""Random models with MiniLM's shape (BERT, 22 M parameters) and BERT's vocabulary: one embeds, one
+ranks texts. Runs in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from tools.bench.gguf_files import copy_tokenizer, describe
 
 N_LAYERS, N_EMBD, N_FF, N_HEADS, CONTEXT_LENGTH = 6, 384, 1536, 12, 512
 _ADDED = ("position_embd", "token_types")
-"""Are added to each token's row, which llama.cpp does in F32 alone."""
+"""Tensors that llama.cpp adds to each token's row, which it can do only in F32."""
 
 
 def embedder(vocabulary: Path, path: Path) -> None:
-    """Write it in F16, as such models are served, with the tokenizer of another GGUF."""
+    """Write the model in F16, as such models are served, with the tokenizer of another GGUF."""
     _generate(vocabulary, path, ranks=False)
 
 
 def ranker(vocabulary: Path, path: Path) -> None:
-    """The same trunk with a head that ranks."""
+    """Write the same trunk with a ranking head."""
     _generate(vocabulary, path, ranks=True)
 
 
@@ -65,7 +65,7 @@ def _matrices(n_vocab: int, *, ranks: bool) -> Iterator[tuple[str, tuple[int, in
 
 
 def _vectors(*, ranks: bool) -> Iterator[tuple[str, int, bool]]:
-    """Names, widths, and whether it is a norm, which has a weight beside its bias."""
+    """Yield names, widths, and whether it is a norm, which has a weight in addition to its bias."""
     yield "token_embd_norm", N_EMBD, True
     for layer in range(N_LAYERS):
         for part in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_down"):

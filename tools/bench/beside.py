@@ -1,5 +1,5 @@
-"""What comes beside text and weights: pictures that join a running stream, a second question on a
-picture, and streams with adapters of their own.
+"""Loads with more than text: pictures that join a running stream, a second question about a
+picture, and streams with different adapters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tools.bench.stats import percentile
 from tools.bench.streams import TokenStream
 
 SIDE = 256
-"""Pixels of a picture's sides: 1,024 patches, which become 272 rows of a prompt."""
+"""Side length of a picture in pixels: 1,024 patches, which become 272 rows of a prompt."""
 N_PICTURES, N_OUT, N_IDLE = 4, 16, 64
 LORAS: tuple[list[dict[str, Any]], ...] = (
     [],
@@ -37,20 +37,20 @@ LORAS: tuple[list[dict[str, Any]], ...] = (
 
 
 def _shown(rng: random.Random, words: Sequence[str], seed: int, start: tuple[int, int]) -> Prompt:
-    """A question on the picture of that seed."""
+    """A question about the picture with that seed."""
     shown = question(picture(seed, (SIDE, SIDE)), text_of(rng, words, 16))
     return Prompt("", N_OUT, start_after=start, fields={"messages": shown["messages"]})
 
 
 def _joining(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
-    """A running stream, and pictures one after another when it has sent some tokens."""
+    """A running stream, and pictures that come one after another once it has sent some tokens."""
     running = Prompt(text_of(rng, words, 128), 900, end_with=N_PICTURES)
     starts = [(0, N_IDLE), *((n, N_OUT) for n in range(1, N_PICTURES))]
     return [running, *(_shown(rng, words, rng.getrandbits(32), start) for start in starts)]
 
 
 def _twice(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
-    """Two questions on each picture, one after another."""
+    """Two questions about each picture, one after another."""
     begin = Prompt(text_of(rng, words, 16), N_OUT)
     seeds = [seed for _ in range(N_PICTURES) for seed in [rng.getrandbits(32)] * 2]
     return [begin, *(_shown(rng, words, seed, (n, N_OUT)) for n, seed in enumerate(seeds))]

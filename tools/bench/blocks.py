@@ -1,9 +1,9 @@
-"""Random weights that are made as they lie in a quantised file: 8 billion of them in seconds.
+"""Random weights generated directly in their quantised format: 8 billion of them in seconds.
 
 The layouts are ggml's (`block_q4_K`, `block_q6_K` of ggml-common.h): 256 weights a block. All
-blocks have the same scales, so chosen that the weights have mean 0 and the deviation of the usual
-initialisation, 1 / sqrt(columns). Matrices of one shape are one matrix: what a step costs does not
-depend on what the weights are. Runs in the benchmark's process.
+blocks have the same scales, chosen so that the weights have mean 0 and the standard deviation of
+the usual initialisation, 1 / sqrt(columns). Matrices of the same shape are the same matrix: the
+cost of a step does not depend on the values of the weights. Runs in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 QUANT = "Q4_K_M"
 BLOCK = 256
 SCALE_4 = 32
-"""Of all eight parts of a block of Q4_K, and of their offsets."""
+"""Scale of all eight sub-blocks of a Q4_K block, and of their offsets."""
 SCALE_6 = 8
 DEVIATION_4, DEVIATION_6 = (16**2 - 1) ** 0.5 / 12**0.5, (64**2 - 1) ** 0.5 / 12**0.5
-"""Of numbers drawn evenly from 16 and from 64."""
+"""Standard deviations of uniform integers below 16 and below 64."""
 TALL = 8
-"""A matrix of so many times as many rows as columns is a vocabulary's, which Q4_K_M has in Q6_K."""
+"""A matrix with this many times as many rows as columns belongs to the vocabulary, which Q4_K_M
+stores in Q6_K."""
 
 
 class Blocks:
@@ -36,7 +37,7 @@ class Blocks:
         self.tensor = cache(self._tensor)
 
     def _tensor(self, rows: int, columns: int) -> tuple[np.ndarray, GGMLQuantizationType]:
-        """Bytes, a row of the array for a row of the matrix, and their type."""
+        """Return the bytes, one row of the array for each row of the matrix, and their type."""
         from gguf import GGMLQuantizationType
 
         tall = rows > TALL * columns

@@ -1,7 +1,7 @@
-"""How long the worker's cells stay taken after a cancel or a disconnect, as /metrics tells it.
+"""How long the worker's cells stay in use after a cancel or a disconnect, according to /metrics.
 
-Only the worker is asked: it is the one with a promise to keep. Prefix reuse is off here, since
-kept cells are not taken ones. Runs in the benchmark's process.
+Only the worker is measured, because only it makes a promise. Prefix reuse is off here, since
+cached cells would count as used. Runs in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gauges:
         return {name: float(value) for name, value in pairs}
 
     def wait(self, name: str, wanted: Callable[[float], bool]) -> float:
-        """Poll until the gauge is as wanted; returns the moment it was seen so."""
+        """Poll until the gauge has the wanted value; returns the time at which it was seen."""
         deadline = time.perf_counter() + self._limit_s
         while time.perf_counter() < deadline:
             if wanted(self.read()[name]):
@@ -52,7 +52,7 @@ class Gauges:
 
 @dataclass(slots=True)
 class Jobs:
-    """Streams that were started and are not read further than needed."""
+    """Streams that were started and are read no further than needed."""
 
     port: int
     limit_s: float
@@ -90,7 +90,7 @@ class Jobs:
 
 
 def measure_cancel(server: RunningServer, rng: random.Random, words: Sequence[str]) -> Metrics:
-    """One sample of each phase and each way to leave; milliseconds until the room is free."""
+    """One sample of each phase and each way to leave: milliseconds until the cells are free."""
     metrics: Metrics = {}
     for phase in PHASES:
         for way in ("cancel", "disconnect"):

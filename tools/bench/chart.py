@@ -1,9 +1,9 @@
 """Draws how the worker compares with llama-server: `python -m tools.bench.chart SVG FIGURES...`,
-or a run's own with `--chart SVG`.
+or `--chart SVG` for the figures of a run.
 
-A row for each load and metric of the figures, longer is better for the worker: tokens a second are
-ours over theirs, times theirs over ours. The thin line of a row is the standard error. The picture
-follows its reader's light or dark.
+There is a bar for each load and metric; longer is better for the worker: tokens a second are
+ours over theirs, times theirs over ours. The thin line of a bar is the standard error. The picture
+follows the reader's light or dark colour scheme.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ METRICS = {
     "ttft_p50_ms": ("first token", -1),
     "itl_p99_ms": ("slowest token of 100", -1),
 }
-"""What a row is called, and the power of ours / theirs that grows as the worker gets better."""
+"""A row's label, and the exponent of ours / theirs that makes larger mean better for the worker."""
 LOADS = {
     "streams1": "1 stream",
     "streams4": "4 streams",
@@ -42,7 +42,7 @@ LOADS = {
     "embed32": "embeddings, batches of 32",
     "rank32": "32 texts ranked",
 }
-"""Their names for readers; others have the bench's own."""
+"""Loads with a label of their own; all others use the benchmark's name."""
 ROW, TOP, LEFT, WIDTH, RIGHT = 20, 44, 330, 420, 70
 STYLE = """\
 text{font:13px system-ui,sans-serif;fill:#1f2328}.grey{fill:#59636e}
@@ -56,9 +56,9 @@ class Row(NamedTuple):
     name: str
     metric: str
     ratio: float
-    """1 is llama-server's."""
+    """Ratio to llama-server's figure, which is 1."""
     error: float
-    """The standard error of the ratio's logarithm; 0 where it is not known."""
+    """The standard error of the ratio's logarithm; 0 if it is unknown."""
 
 
 def rows_of(summary: Mapping[str, Any]) -> Iterator[Row]:
@@ -112,6 +112,6 @@ def draw(path: Path, *summaries: Mapping[str, Any]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tools.bench.chart", description=__doc__)
     parser.add_argument("svg", type=Path)
-    parser.add_argument("figures", type=Path, nargs="+", help="what runs wrote with --json")
+    parser.add_argument("figures", type=Path, nargs="+", help="figures that runs wrote with --json")
     options = parser.parse_args()
     draw(options.svg, *(json.loads(file.read_bytes())["summary"] for file in options.figures))

@@ -34,18 +34,18 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One stream of a load. It starts `at_s` after the load, or when its turn comes."""
+    """One stream of a load. It starts `at_s` after the load begins, or when its turn comes."""
 
     path: str
     body: Body | Callable[[Sequence[Recording]], Body]
-    """Made of the recordings so far where a request depends on an answer."""
+    """Makes the body from the recordings so far, if the request depends on an answer."""
     at_s: float = 0.0
     start_after: tuple[int, int] | None = None
-    """After a number of events on another stream."""
+    """Starts after this number of events on another stream."""
     after_end: int | None = None
-    """When another stream has ended."""
+    """Starts when another stream has ended."""
     end_with: int | None = None
-    """Closed when another stream has ended."""
+    """The connection is closed when another stream has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class _Run:
     def __init__(self, host: str, port: int, requests: Sequence[Request]) -> None:
         self.address = (host, port)
         self.requests = requests
-        # What can be written before the load is not written while it runs.
+        # Written before the load where possible, so that this costs nothing while it runs.
         self.wires = [None if callable(r.body) else self._wire(r.path, r.body) for r in requests]
         self.began_s = 0.0
         self.recordings = [Recording() for _ in requests]

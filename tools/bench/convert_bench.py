@@ -3,8 +3,8 @@
     python -m tools.bench.convert_bench --peer-python VENV/bin/python
 
 The peer's Python needs PyTorch, transformers and sentencepiece; the script comes from the pinned
-sources. Runs alternate, so that a busy machine slows both, and begin with nothing left to write to
-the disk. Reported are the medians of wall time and of processor time, and the largest sum of
+sources. Runs alternate, so that a busy machine slows both, and begin after all dirty pages have
+been written. The report has the medians of wall time and of processor time, and the largest sum of
 resident memory over all processes of a run; tensors are compared bit for bit.
 """
 
@@ -34,7 +34,7 @@ from tests.unit.convert import rebuild
 
 LAYERS, WIDTH, FFN, HEADS, KV_HEADS, VOCAB, SHARDS = 22, 2048, 5632, 32, 4, 32000, 3
 SAMPLE_SECONDS = 0.25
-"""Rarely: each look at all processes takes milliseconds, which a run with two threads lacks."""
+"""Rarely: each scan of all processes takes milliseconds away from a run with two threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,15 @@ OURS = [sys.executable, "-m", "worker.commands.convert"]
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="convert_bench", description=__doc__)
     parser.add_argument("--peer-python", type=Path, required=True)
-    parser.add_argument("--work", type=Path, help="where the checkpoint is kept (7 GB)")
+    parser.add_argument("--work", type=Path, help="folder for the checkpoint (7 GB)")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--outtypes", nargs="+", default=["f16", "bf16", "q8_0"])
-    parser.add_argument("--layers", type=int, default=LAYERS, help="fewer for a quick look")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        default=LAYERS,
+        help="fewer make a smaller checkpoint, for a quick run",
+    )
     options = parser.parse_args(arguments)
     sources = sdist.unpacked(pins()) / "vendor/llama.cpp"
     work = options.work or Path(tempfile.mkdtemp(prefix="convert-bench-"))
@@ -108,7 +113,7 @@ def compare(
 
 
 def measure(command: Sequence[str]) -> Run:
-    """Run to the end, adding up the resident memory of the process and its children."""
+    """Run the command to its end, summing the resident memory of the process and its children."""
     os.sync()
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
@@ -203,7 +208,7 @@ def _shapes(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _write_shard(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """BF16 values, normally distributed; drawn once and shifted from tensor to tensor."""
+    """Write normally distributed BF16 values, drawn once and shifted from tensor to tensor."""
     pool = np.random.default_rng(0).standard_normal(1 << 22, dtype=np.float32) * np.float32(0.02)
     pool = (pool.view(np.uint32) >> 16).astype(np.uint16)
     header, end = {}, 0

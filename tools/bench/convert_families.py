@@ -39,7 +39,7 @@ from worker.models.checkpoint_files import read_json
 README = Path(__file__).parents[2] / "worker/convert/README.md"
 MARK = "<!-- the table is written by tools/bench/convert_families.py -->"
 
-# The script knows pre-tokenizers by a hash of what they make of one text, and not this one.
+# The script recognises pre-tokenizers by a hash of their output for one text, and lacks this one.
 PEER = """
 import runpy, sys, traceback
 sources, outtype, *folders = sys.argv[1:]
@@ -75,10 +75,10 @@ PEER_CONFIG: dict[str, dict[str, object]] = {
         **{"rotary_emb_scale_base": None, "rotary_emb_base": 1000},
     },
 }
-"""Keys that the script asks for and newer configurations no longer have, or must not have (...)."""
+"""Keys that the script needs and newer configurations no longer have, or must not have (...)."""
 
 SENTENCEPIECE = ("ernie-4.5", "ernie-4.5-moe", "gemma", "gemma-2", "internlm-3", "nemotron")
-"""Families whose vocabulary the script reads from a `tokenizer.model` alone."""
+"""Families whose vocabulary the script reads only from a `tokenizer.model`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,9 @@ class Row:
     name: str
     architecture: str
     lines: int
-    """Of the family's description."""
+    """Lines of the family's description."""
     difference: float
-    """Largest difference of a logit, or of a vector's part, over the largest one."""
+    """Largest difference of a logit, or of a component of a vector, relative to the largest one."""
     tensors: str
 
 
@@ -123,7 +123,7 @@ def run_peer(names: list[str], work: Path, sources: Path, python: Path) -> None:
     folders = [work / name for name in names]
     for folder in folders:
         checkpoint(folder.name, work)
-        # The peer reads some families' vocabularies in one form each; weights are the same.
+        # The peer reads the vocabularies of some families in one format each; weights are the same.
         settings = folder / "tokenizer_config.json"
         kind = "GPT2Tokenizer" if folder.name.startswith("phi") else "PreTrainedTokenizerFast"
         values = json.loads(settings.read_text()) | {"tokenizer_class": kind}
@@ -159,7 +159,7 @@ def row(name: str, work: Path) -> Row:
 
 
 def n_lines(source: Path) -> int:
-    """The lines of the statement that describes the family of a checkpoint."""
+    """Count the lines of the statement that describes the family of a checkpoint."""
     family = architectures.family_of(Config(read_json(source / "config.json")))
     for module in pkgutil.iter_modules(architectures.__path__):
         described = import_module(f"{architectures.__name__}.{module.name}")
@@ -176,7 +176,7 @@ def _text_part(value: object) -> Family | None:
 
 
 def compared(mine: Path, theirs: Path) -> str:
-    """How many tensors have the same type, shape and bits, and what the others are."""
+    """Return how many tensors have equal type, shape and bits, and how the others differ."""
     ours = {t.name: t for t in gguf.GGUFReader(mine).tensors}
     peer = {t.name: t for t in gguf.GGUFReader(theirs).tensors}
     found: Counter[str] = Counter()

@@ -1,10 +1,10 @@
 """What sampling on the device would cost: `python -m tools.bench.device_sampling [--streams 1,16]`.
 
-llama.cpp can sample inside its compute graph (`llama_set_sampler`): for each stream some nodes of
-its own, behind the logits. This measures a step of the same streams both ways, with the same
-parameters: drawn on the host as the worker does, and by llama.cpp's samplers on the device. It also
-measures the step after a request with other parameters has come, for which llama.cpp lays out all
-graphs anew, and what the graphs take.
+llama.cpp can sample inside its compute graph (`llama_set_sampler`): each stream gets nodes of its
+own after the logits. This measures a step of the same streams both ways, with the same
+parameters: sampled on the host, as the worker does, and by llama.cpp's samplers on the device. It
+also measures the step after a request with other parameters has come, for which llama.cpp rebuilds
+all graphs, and the size of the graphs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _BUFFER = re.compile(r"(\w+) compute buffer size = +([\d.]+)")
 
 
 class Streams:
-    """So many sequences of a context, which decode one token each in a step."""
+    """A number of sequences of a context, which decode one token each in a step."""
 
     def __init__(self, model: Model, context: Context, n: int) -> None:
         self.context, self.n, self.length = context, n, 0
@@ -62,7 +62,7 @@ class Streams:
         self.length += 1
 
     def step_ms(self, n_steps: int, sample: Callable[[int], int]) -> tuple[float, float]:
-        """Medians of a step with its draws, and of the draws alone."""
+        """Return the medians of a step including sampling, and of the sampling."""
         whole, draws = [], []
         for _ in range(n_steps):
             began = time.perf_counter()
@@ -87,7 +87,7 @@ def on_the_device(streams: Streams) -> Callable[[int], int]:
 
 
 def attach(streams: Streams, slot: int, sampling: Sampling) -> Any:
-    """llama.cpp's samplers for a sequence; they must live until the next ones."""
+    """Set llama.cpp's samplers of a sequence; they must stay alive until they are replaced."""
     flat = library.load()
     chain = flat.llama_sampler_chain_init(flat.llama_sampler_chain_default_params())
     if sampling.temperature == 0:
@@ -107,7 +107,7 @@ def attach(streams: Streams, slot: int, sampling: Sampling) -> Any:
 
 
 def graph(lines: list[str]) -> str:
-    """What llama.cpp says of the graphs that it laid out last."""
+    """What llama.cpp reports about the graphs that it built last."""
     nodes = [match for line in lines if (match := _NODES.search(line))][-1]
     found = [match for line in lines if (match := _BUFFER.search(line))]
     buffers = {match[1]: match[2] for match in found}
@@ -155,10 +155,10 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--streams", default="1,16", help="comma-separated")
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--model", type=Path, help="without it the benchmark's of 151,936 tokens")
+    parser.add_argument("--model", type=Path, help="default: the benchmark's with 151,936 tokens")
     parser.add_argument("--backend", choices=[*BACKENDS], default="cpu")
     parser.add_argument(
-        "--size", choices=sorted(SIZES), default="usual", help="of the random model"
+        "--size", choices=sorted(SIZES), default="usual", help="size of the random model"
     )
     options = parser.parse_args(argv)
     path = options.model

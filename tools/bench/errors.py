@@ -1,4 +1,4 @@
-"""What a benchmark fails for, and how its commands end."""
+"""The errors of benchmarks, and the exit codes of their commands."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from builds.errors import BuildError
 
 
 class BenchError(Exception):
-    """What is wrong and what would be right, in one sentence; printed without a traceback."""
+    """Says in one sentence what is wrong and what would be right; printed without a traceback."""
 
 
 def exit_code(run: Callable[[], None]) -> int:
-    """Runs a command; what it fails for is a sentence on stderr.
+    """Run a command, and report a `BenchError` as a sentence on stderr.
 
-    SIGTERM ends it as Ctrl-C does, with the servers that it started.
+    SIGTERM ends it like Ctrl-C, together with the servers that it started.
     """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -1,7 +1,7 @@
-"""Makes llama-cpp-python's example server runnable: its packages and its bindings, in the cache.
+"""Installs llama-cpp-python's example server, its packages and its bindings into the cache.
 
-The worker's wheel has no multimodal library, without which the example does not start. So it gets
-what a default installation from the sdist has: the same Python files with native libraries.
+The example does not start without the multimodal library, which the worker's wheel lacks. So it
+gets a default installation from the sdist: the same Python files with native libraries.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LIBRARIES = ("libggml*", "libllama.*", "libmtmd.*")
 
 
 def example_packages(peers: Peers) -> Path:
-    """A folder for `PYTHONPATH` that holds all that the example imports."""
+    """Return a folder for `PYTHONPATH` with everything that the example imports."""
     tag = f"py{sys.version_info.major}{sys.version_info.minor}"
     folder = store.folder("bench") / f"example-{tag}-{peers.folder.name}"
     with store.lock("bench-example"):

@@ -1,7 +1,7 @@
-"""Answers whose text is known in part: a schema of ten keys, a forced call, a file that is edited,
-a document that is quoted; and a chat, whose text is not. Each server with its own defaults.
+"""Answers whose text is partly predictable: a schema of ten keys, a forced call, an edited file, a
+quoted document; and a chat, whose text is not. Each server runs with its own defaults.
 
-A trained model writes what it likes, so tokens a second are compared, and not seconds.
+A trained model writes answers of different lengths, so tokens a second are compared, not seconds.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FORMS: dict[str, dict[str, Any]] = {
     },
     "call": {"tools": [FORECAST], "tool_choice": "required"},
 }
-"""What is asked of an answer, by the name of the load."""
+"""The fields that constrain the answer, by the name of the load."""
 TOPICS = ("bread", "the sky", "a lighthouse", "a long walk", "learning a language", "old clocks")
 
 
@@ -118,7 +118,7 @@ def requests_with(form: dict[str, Any]) -> RequestsOf:
 
 
 def read_form(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
-    """Tokens a second behind the first events, which prompts take their time for."""
+    """Tokens a second after the first events, whose time includes the prompt."""
     first = min(stream.token_times_s[0] for stream in streams)
     last = max(stream.token_times_s[-1] for stream in streams)
     counts = [stream.n_tokens for stream in streams]

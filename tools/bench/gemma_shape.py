@@ -1,7 +1,7 @@
-"""A random model of Gemma 3 270M's shape with Gemma's 262,144 tokens, for starts on defaults.
+"""A random model with Gemma 3 270M's shape and Gemma's 262,144 tokens, for starts on defaults.
 
-Most of it is vocabulary, and its context is far longer than anybody needs: what a worker takes more
-than it has to shows here. Runs in the benchmark's process.
+Most of it is vocabulary, and its context is far longer than anybody needs, so it shows whether a
+worker takes more memory than it must. Runs in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CONTEXT_LENGTH, WINDOW = 32_768, 512
 
 
 def generate(vocabulary: Path, path: Path) -> None:
-    """Write it in Q8_0, with the tokenizer of another GGUF."""
+    """Write the model in Q8_0, with the tokenizer of another GGUF."""
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFWriter, quants
 

@@ -1,4 +1,4 @@
-"""What the benchmark's random models have in common as files."""
+"""What the GGUF files of the benchmark's random models have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def describe(
     n_ff: int,
     n_heads: int,
 ) -> None:
-    """Add what the header of every model has."""
+    """Add the metadata that every model has."""
     writer.add_name(name)
     writer.add_context_length(context_length)
     writer.add_embedding_length(n_embd)
@@ -29,7 +29,7 @@ def describe(
 
 
 def copy_tokenizer(writer: GGUFWriter, vocabulary: Path) -> int:
-    """Give a file the tokenizer of another GGUF; returns the number of its tokens."""
+    """Copy the tokenizer of another GGUF into a file; returns its number of tokens."""
     from gguf import GGUFReader, GGUFValueType
 
     fields = GGUFReader(str(vocabulary)).fields

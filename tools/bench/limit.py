@@ -1,4 +1,4 @@
-"""The limit: the same work by llama-batched-bench, without HTTP, scheduler or text.
+"""The limit: the same work in llama-batched-bench, without HTTP, scheduler or text.
 
 Runs in the benchmark's process and starts llama-batched-bench as a child.
 """
@@ -18,9 +18,9 @@ N_CELLS = STREAMS_SHAPE.slots * STREAMS_SHAPE.context_per_slot
 
 
 def limit_of(peers: Peers, model: Path, load: str) -> Metrics | None:
-    """Output tokens per second of a load's work; `None` for a load that has no such limit.
+    """Return output tokens per second for a load's work; `None` for a load without such a limit.
 
-    A prompt brings its first token: n tokens are a prefill and n - 1 steps.
+    The prefill yields the first token: n tokens are a prefill and n - 1 steps.
     """
     if load.startswith("streams"):
         n_streams = int(load.removeprefix("streams"))
@@ -32,10 +32,10 @@ def limit_of(peers: Peers, model: Path, load: str) -> Metrics | None:
 
 
 def _shared_limit(peers: Peers, model: Path) -> float:
-    """The common 461 tokens once, 16 tails of 51, then 31 steps of 16.
+    """The common 461 tokens once, 16 suffixes of 51, then 31 steps of 16.
 
-    With a unified cache the sequences share cells but each query scans all of them; the better
-    of both layouts is the limit.
+    With a unified cache the sequences share cells, but each query scans all of them; the limit is
+    the better of both layouts.
     """
     tails = _bench(peers, model, 51, 1, 16)["t_pp"]
     times = []
@@ -63,6 +63,6 @@ def _bench(
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if len(rows) != 2:
         raise BenchError("llama-batched-bench printed no result.")
-    # The first run touches the memory for the first time; a server has that behind it.
+    # The first run touches the memory for the first time, which a server has already done.
     warm: dict[str, float] = rows[1]
     return warm

@@ -1,8 +1,9 @@
-"""The closed loads: which streams are sent together, and what is read from their times.
+"""The closed loads: which streams are sent together, and which figures are computed from their
+times.
 
 Prompts are drawn from single-token words with a seed of round, load and stream: each server of a
-round gets the same text, and no text comes twice, so a server's prefix cache only helps within
-the loads that are about it.
+round gets the same text, and no text is repeated, so a server's prefix cache helps only in the
+loads that are meant to test it.
 """
 
 from __future__ import annotations
@@ -45,31 +46,31 @@ class Prompt:
     start_after: tuple[int, int] | None = None
     end_with: int | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
-    """More of the request's body, or in place of what the load has there."""
+    """Fields that are added to the body, or replace the load's."""
 
 
 RequestsOf = Callable[[list[Prompt], str, dict[str, Any]], list[Request]]
-"""Of prompts, a model's id and the fields of the sampling."""
+"""Makes the requests from prompts, a model's id and the fields of the sampling."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     name: str
     shape: Shape | None
-    """`None`: each server with its own defaults."""
+    """`None`: each server uses its own defaults."""
     make: Callable[[random.Random, Sequence[str]], list[Prompt]]
     reduce: Callable[[list[TokenStream], list[Prompt]], Metrics]
     timeout_s: float = 180.0
     model: str = RANDOM
     sampling: str | None = None
-    """One of SAMPLINGS where the load is about it."""
+    """One of SAMPLINGS, if the load tests sampling."""
     busy: bool = False
-    """Beside processes that burn half of the cores."""
+    """Whether other processes keep half of the cores busy."""
     requests_of: RequestsOf | None = None
-    """Of a load that is asked for in one way alone; otherwise each dialect has its own."""
+    """Makes the requests of a load that has only one form; otherwise each dialect has its own."""
     parse: Callable[[Recording], TokenStream] = token_stream
     divisible: bool = False
-    """A quarter of its prompts is a load of its kind, too."""
+    """Whether a quarter of its prompts is still a meaningful load."""
 
     def requests(
         self,
@@ -79,7 +80,7 @@ class Load:
         flavour: Flavour = "completions",
         tag: str = "",
     ) -> list[Request]:
-        """The requests to a server; jobs of `/execute` have ids that begin with the tag."""
+        """Return the requests to a server; jobs of `/execute` have ids that begin with the tag."""
         if self.requests_of is not None:
             return self.requests_of(prompts, model_id, sampling)
         return [
@@ -90,7 +91,7 @@ class Load:
         ]
 
     def quick(self) -> Load:
-        """The same with fewer tokens, sooner: it shows what has become slow, not by how much."""
+        """The same load with fewer tokens: it shows regressions, but not their size."""
 
         def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
             prompts = self.make(rng, words)
@@ -125,8 +126,8 @@ def shared(n_streams: int, n_words: int, share: float, n_out: int) -> Callable[.
 
 
 def repeating(n_words: int, n_times: int, n_out: int) -> Callable[..., list[Prompt]]:
-    """One stream whose text comes again and again, which a model goes on with: what speculation by
-    lookup is for."""
+    """One stream whose text repeats itself, and which the model continues: the case for speculation
+    by lookup."""
 
     def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
         return [Prompt(text_of(rng, words, n_words) * n_times, n_out)]
@@ -135,7 +136,7 @@ def repeating(n_words: int, n_times: int, n_out: int) -> Callable[..., list[Prom
 
 
 def joining(n_words: int, n_idle: int) -> Callable[..., list[Prompt]]:
-    """A running stream, and a long prompt that comes when the first has sent `n_idle` tokens."""
+    """A running stream, and a long prompt that joins when the first has sent `n_idle` tokens."""
 
     def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
         running = Prompt(text_of(rng, words, 128), 900, end_with=1)
@@ -146,7 +147,7 @@ def joining(n_words: int, n_idle: int) -> Callable[..., list[Prompt]]:
 
 
 def stranger(n_before: int, n_words: int) -> Callable[..., list[Prompt]]:
-    """Conversations one after another, and then a prompt that has nothing in common with them."""
+    """Conversations one after another, followed by an unrelated prompt."""
 
     def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
         before = [
@@ -161,7 +162,7 @@ def stranger(n_before: int, n_words: int) -> Callable[..., list[Prompt]]:
 SHORTEST, LONGEST, COMMON = 20, 1200, 200
 FEWEST_OUT, MOST_OUT = 16, 200
 SHARE_OF_LONG = math.log(LONGEST / SHORTEST) / math.log(LONGEST / COMMON) / 3
-"""Of the prompts that are longer than the common beginning; a third of all."""
+"""Fraction, of the prompts longer than the common prefix, that share it; a third of all."""
 
 
 def arriving(
@@ -169,8 +170,8 @@ def arriving(
 ) -> Callable[[random.Random, Sequence[str]], list[Prompt]]:
     """`count` requests, `rate` of them a second on average (Poisson); without a rate all at once.
 
-    Prompts of 20 to 1,200 words, uniform in the logarithm; a third begin alike; 16 to 200 tokens
-    out.
+    Prompts have 20 to 1,200 words, log-uniformly distributed, and a third share a prefix; answers
+    have 16 to 200 tokens.
     """
 
     def make(rng: random.Random, words: Sequence[str]) -> list[Prompt]:
@@ -216,7 +217,7 @@ def read_stranger(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
 
 
 def read_steady(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
-    """While all streams run: from the last one's first token to the first one's last."""
+    """Figures while all streams run: from the last one's first token to the first one's last."""
     began = max(stream.token_times_s[0] for stream in streams)
     ended = min(stream.token_times_s[-1] for stream in streams)
     if ended <= began:
@@ -228,7 +229,7 @@ def read_steady(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
 
 def _check_length(stream: TokenStream, n_out: int) -> None:
     counted = stream.n_tokens if stream.n_tokens is not None else len(stream.token_times_s)
-    # Servers that send no usage are counted by events; one may hold a token back for its text.
+    # If a server sends no usage, events are counted; it may hold back a token of incomplete text.
     if counted < n_out * 0.95 or counted > n_out:
         raise BenchError(f"A stream brought {counted} tokens instead of {n_out}.")
 
@@ -241,7 +242,7 @@ def read_join(streams: list[TokenStream], prompts: list[Prompt]) -> Metrics:
     times = running.token_times_s
     pairs = list(zip(times, times[1:], strict=False))
     idle = [later - earlier for earlier, later in pairs[1:] if later <= joins[0][0]]
-    # A gap belongs to a join when it reaches into it, however early it began.
+    # A gap counts for a join if it overlaps it, however early it began.
     busy = [
         b - a for a, b in pairs if any(b > joined and a < answered for joined, answered in joins)
     ]
@@ -322,19 +323,19 @@ OPEN_SHAPE = Shape(slots=16, context_per_slot=1536)
 
 
 def capacity_load(count: int) -> Load:
-    """All at once: it tells how many requests a second a server can bear."""
+    """All requests at once, to measure how many a second a server can handle."""
     return Load("capacity", OPEN_SHAPE, arriving(count, None), read_throughput, timeout_s=600)
 
 
 def open_load(percent: int, count: int, capacity: float) -> Load:
-    """`percent` of a capacity in requests a second, which come whether or not others are done."""
+    """Requests at `percent` of a capacity a second, which come whether or not others are done."""
     make = arriving(count, capacity * percent / 100)
     return Load(f"open{percent}", OPEN_SHAPE, make, read_throughput, timeout_s=900)
 
 
 def _completion(prompt: Prompt, model_id: str, sampling: dict[str, Any]) -> Request:
     body = {"prompt": prompt.text, "max_tokens": prompt.n_out, **sampling, "model": model_id}
-    # A trained model would end where it likes, and the same work is to be measured.
+    # A trained model would end at different tokens, and the work must be the same.
     body |= {"stream": True, "stream_options": {"include_usage": True}, "ignore_eos": True}
     return request_of("/v1/completions", body, prompt)
 

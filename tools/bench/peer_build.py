@@ -1,9 +1,9 @@
 """Builds llama.cpp's own programs from the pinned sdist, once, into the user's cache.
 
 A peer is measured at its best: llama.cpp's default build, which is native to this machine's CPU,
-with the same repair of GCC's AMX code as the worker's wheel. On a GPU its plug-ins are those of the
-installed wheel, which are what is long to compile. Runs in the benchmark's process and starts CMake
-as a child.
+with the same fix of GCC's AMX code as the worker's wheel. On a GPU it uses the plug-ins of the
+installed wheel, because these take long to compile. Runs in the benchmark's process and starts
+CMake as a child.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ CMAKE_FLAGS = (
 NATIVE_FLAGS = ("-DGGML_NATIVE=ON",)
 PLUGIN_FLAGS = ("-DGGML_NATIVE=OFF", "-DGGML_BACKEND_DL=ON", "-DGGML_CPU=OFF")
 STAMP = "llorch-build.json"
-"""What a wheel was made of, beside its libraries."""
+"""File beside a wheel's libraries that records what it was made of."""
 BUILD_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """Where the pinned sources and the programs made of them lie, and how they came about."""
+    """The folders of the pinned sources and of the programs built from them, and how they were
+    built."""
 
     sources: Path
-    """The unpacked sdist; to read, never to write into."""
+    """The unpacked sdist; read-only."""
     folder: Path
     version: str
     commit: str
@@ -63,9 +64,9 @@ def build_peers(
     backend: str = "cpu",
     libraries: Path | None = None,
 ) -> Peers:
-    """Return the built programs; the first call takes minutes, later ones nothing.
+    """Return the built programs; the first call takes minutes, later ones no time.
 
-    For a GPU's `backend`, the plug-ins are those in `libraries`: without it the installed wheel's.
+    For a GPU's `backend`, the plug-ins are those in `libraries`, by default the installed wheel's.
     """
     peers = peers_of(pins, archive, backend=backend, libraries=libraries)
     with store.lock("bench-peers"):
@@ -79,11 +80,11 @@ def build_peers(
 def peers_of(
     pins: Pins, archive: Path | None = None, *, backend: str = "cpu", libraries: Path | None = None
 ) -> Peers:
-    """The programs, built or not."""
+    """Return the programs, which may not have been built yet."""
     sources = sdist.unpacked(pins, archive)
     compiler = toolchain.compiler()
     if backend == "cpu":
-        # A native build runs only on the CPU it was made for, so the CPU is part of the key.
+        # A native build runs only on its own CPU, so the CPU is part of the key.
         made_by = [compiler, processor.features()]
     else:
         made_by = [store.sha256((libraries or installed_libraries()) / STAMP)]
@@ -112,7 +113,7 @@ def _plugins(libraries: Path) -> list[Path]:
 
 
 def _build(pins: Pins, source: Path, peers: Peers, jobs: int, plugins: list[Path]) -> None:
-    # Kept after a failure: the next run goes on where this one stopped.
+    # Kept after a failure, so that the next run continues from here.
     folder = peers.folder
     tree = folder.with_name(f".{folder.name}.tree")
     tree.mkdir(parents=True, exist_ok=True)
@@ -125,7 +126,7 @@ def _build(pins: Pins, source: Path, peers: Peers, jobs: int, plugins: list[Path
         flags = [*peers.flags, compile.tile_config_flag()]
         _run([cmake, "-S", str(source), "-B", str(tree), *generator, *flags], out, log)
         _run([cmake, "--build", str(tree), "-j", str(jobs), "--target", *PROGRAMS], out, log)
-    # bin/ alone: a build tree holds ten times as much.
+    # Only bin/: the build tree is ten times as large.
     with store.replacing(folder) as partial:
         shutil.copytree(tree / "bin", partial / "bin", symlinks=True)
         for plugin in plugins:

@@ -20,7 +20,7 @@ Results = dict[str, dict[str, dict[int, Metrics]]]
 LIMIT = "limit"
 REFERENCE = "llama-server"
 BEFORE = "before"
-"""The worker of another checkout."""
+"""The name of another checkout's worker."""
 ROWS = {
     "startup_s": "start-up, s",
     "rss_peak_mib": "peak RSS, MiB",
@@ -54,7 +54,7 @@ ROWS = {
     "disconnect_decode_ms": "disconnect in decode → cells free, ms",
 }
 FOREIGN_LIMIT = 0.1
-"""Cores that others may use before the figures are called disturbed."""
+"""Number of cores that other programs may use before figures count as disturbed."""
 
 
 def machine() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def machine() -> dict[str, Any]:
 
 def summarise(results: Results, names: Sequence[str]) -> dict[str, Any]:
     """Per load and subject, in the order of `names`: medians, and ratios to llama-server (else to
-    the worker before, else to the first subject) and to the limit."""
+    the other checkout's worker, else to the first subject) and to the limit."""
     baseline = names[0] if names else None
     reference = next((name for name in (REFERENCE, BEFORE) if name in names), baseline)
     summary: dict[str, Any] = {}
@@ -92,10 +92,11 @@ def summarise(results: Results, names: Sequence[str]) -> dict[str, Any]:
 
 
 def table(summary: Mapping[str, Any]) -> str:
-    """Markdown: a row per load and metric, a column per subject, then ratios with their standard
-    errors, where there are pairs enough: the baseline's, or those to it if it is the reference.
+    """Markdown with a row per load and metric, a column per subject, then ratios with their
+    standard errors if there are enough pairs: the baseline's, or those to it if it is the
+    reference.
 
-    The shares of the cores stay in the JSON.
+    The shares of the cores are only in the JSON.
     """
     baseline, reference = summary["baseline"], summary["reference"]
     loads: Mapping[str, Any] = summary["loads"]
@@ -133,7 +134,7 @@ def _number(value: float | None) -> str:
 
 
 def disturbed(results: Results) -> list[str]:
-    """The loads during which something else took the machine's time."""
+    """The loads during which other programs used the machine."""
     names = []
     for load, subjects in results.items():
         shares = [

@@ -1,9 +1,9 @@
 """Runs the chosen loads on the chosen servers in turn, round by round.
 
-All servers of a round are up together and idle but for the one under load, so that runs which are
-compared lie seconds apart; the order rotates from round to round. Start-up and memory are taken
-from a server that is alone. Server, client and runner share the machine's cores: it is the same
-client for every server and its share is reported. Runs in the benchmark's process.
+All servers of a round run at the same time, idle except for the one under load, so that compared
+runs are seconds apart; the order rotates from round to round. Start-up and memory are measured with
+a server that runs alone. Server, client and runner share the machine's cores: the client is the
+same for every server, and its share is reported. Runs in the benchmark's process.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ from tools.bench.servers import HOST, RunningServer, ServerKind, Shape
 MIB = 1 << 20
 SETTLE_S, QUICK_SETTLE_S = 0.3, 0.05
 STARTS = {"start-instruct": INSTRUCT, "start-gemma": GEMMA}
-"""Loads that are a start on defaults, and the model of each."""
+"""Loads that measure a start on defaults, and the model of each."""
 ALL = LOADS | agents.LOADS | forms.LOADS | beside.LOADS | texts.LOADS
-"""The closed loads. Beside them there are starts, open arrivals and cancels."""
+"""The closed loads. There are also starts, open arrivals and cancels."""
 OPEN = ("open50", "open80", "open110")
 WARM_UPS = {EMBEDDER: texts.LOADS["embed1"], RANKER: texts.LOADS["rank32"]}
-"""For models that write nothing."""
+"""Loads for models that generate no text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A column of the table: a server, and the dialect in which it is asked."""
+    """A column of the table: a server, and the dialect in which it gets requests."""
 
     name: str
     kind: ServerKind
@@ -77,7 +77,7 @@ class Runner:
     quick: bool = False
     results: Results = field(default_factory=dict)
     capacities: list[float] = field(default_factory=list)
-    """Requests a second that llama-server bore, as measured in each round."""
+    """llama-server's capacity in requests a second, as measured in each round."""
 
     def run_round(self, number: int) -> None:
         order = self._rotated(self.subjects, number)
@@ -122,7 +122,7 @@ class Runner:
                             self._keep(load.name, LIMIT, run, limit)
 
     def _run_open(self, shares: list[int], order: list[Subject], number: int) -> None:
-        """What the reference can bear is found out first; then all get shares of that."""
+        """Measure the capacity of the reference first; then all servers get shares of that."""
         order = [subject for subject in order if subject.flavour == "completions"]
         reference = next((s for s in order if s.name == REFERENCE), order[0])
         with self._servers(order, RANDOM, OPEN_SHAPE) as servers:
@@ -141,7 +141,7 @@ class Runner:
     def _servers(
         self, order: list[Subject], model: str, shape: Shape | None
     ) -> Iterator[dict[str, RunningServer]]:
-        """All subjects' servers, up together."""
+        """The servers of all subjects, running at the same time."""
         with contextlib.ExitStack() as stack:
             servers: dict[str, RunningServer] = {}
             for subject in order:
@@ -197,7 +197,7 @@ class Runner:
         return metrics
 
     def _random(self, load: str, subject: Subject, run: int) -> random.Random:
-        # Both dialects of one server get different texts: else the second finds the first's cache.
+        # The dialects of a server get different texts, or the second would hit the first's cache.
         return random.Random(f"{load}/{subject.flavour}/{run}")
 
     def _engine_gauges(self, subject: Subject, server: RunningServer) -> dict[str, float]:
@@ -218,7 +218,8 @@ class Runner:
             return _start_of(server)
 
     def _default_start(self, subject: Subject, model: str) -> Metrics:
-        """A server on its own defaults, once it is ready: its time and its memory."""
+        """Start a server on its own defaults; returns its start time and its memory once it is
+        ready."""
         server = RunningServer(subject.kind, self.models(model).path, None, self.scratch)
         try:
             time.sleep(QUICK_SETTLE_S if self.quick else SETTLE_S)
@@ -253,7 +254,7 @@ class Runner:
 
 
 def _start_of(server: RunningServer) -> Metrics:
-    """The time of a start, and the memory that the server has taken since."""
+    """Return the time of a start, and the memory that the server uses."""
     memory = server.memory()
     metrics = {"startup_s": server.startup_s, "rss_peak_mib": memory.peak_rss_bytes / MIB}
     return metrics | ({} if memory.pss_bytes is None else {"pss_mib": memory.pss_bytes / MIB})
@@ -261,7 +262,7 @@ def _start_of(server: RunningServer) -> Metrics:
 
 @contextlib.contextmanager
 def burning() -> Iterator[None]:
-    """Half of the cores (one at least) are taken by others, as on most machines."""
+    """Keep half of the cores (at least one) busy, as they are on most machines."""
     count = max(1, (os.cpu_count() or 2) // 2)
     others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
     try:
@@ -274,7 +275,8 @@ def burning() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Clocks:
-    """CPU clocks at one moment: the server's main process, its children, this one, the machine."""
+    """CPU times at one moment: of the server's main process, its children, this process, the
+    machine."""
 
     at_s: float
     main_s: float
@@ -288,7 +290,7 @@ class _Clocks:
         main_s = per_process.pop(server.process.pid, 0.0)
         times = psutil.cpu_times()
         busy_s = sum(times) - times.idle - getattr(times, "iowait", 0.0)
-        # Linux counts guests' time in `user` as well.
+        # Linux includes guests' time in `user`.
         busy_s -= getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
         children_s = sum(per_process.values())
         return cls(time.perf_counter(), main_s, children_s, time.process_time(), busy_s)

@@ -35,7 +35,7 @@ STOP_TIMEOUT_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Room of a server: the same number of sequences of the same length for each peer."""
+    """Number and length of a server's sequences, the same for each peer."""
 
     slots: int
     context_per_slot: int
@@ -43,7 +43,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """One server to compare: how to start it, and which path says that it is ready."""
+    """A server to compare: how to start it, and which path reports that it is ready."""
 
     name: str
     ready_path: str
@@ -52,7 +52,7 @@ class ServerKind:
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     patience: float = 1.0
-    """Times what its starts, loads and waits may take on a machine of usual speed."""
+    """Factor for the time limits of its starts, loads and waits."""
 
     def with_flags(self, more: Sequence[str]) -> ServerKind:
         return replace(self, flags=(*self.flags, *more))
@@ -60,14 +60,14 @@ class ServerKind:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes over all processes of a server. RSS counts pages that processes share once in each."""
+    """Bytes of all processes of a server. RSS counts shared pages once in each process."""
 
     pss_bytes: int | None
     peak_rss_bytes: int
 
 
 def patient(patience: float) -> list[str]:
-    """The flags of a worker whose engine may take so many times as long for a step."""
+    """Return the flags of a worker whose engine may take `patience` times as long for a step."""
     usual_s = Settings.model_fields["stall_timeout"].default
     return [] if patience == 1 else ["--stall-timeout", str(usual_s * patience)]
 
@@ -75,7 +75,7 @@ def patient(patience: float) -> list[str]:
 def worker_kind(
     name: str, flags: list[str], backend: str = "cpu", checkout: Path = CHECKOUT
 ) -> ServerKind:
-    """The worker of a checkout, on the wheel and the packages of this Python."""
+    """The worker of a checkout, with the wheel and the packages of this Python."""
     entry = Path(sys.executable).with_name(f"llorch-{backend}")
     if not entry.is_file():
         raise BenchError(f"{entry} is missing; `make setup` installs the worker.")
@@ -86,7 +86,7 @@ def worker_kind(
             line += ["--slots", str(shape.slots), "--context-length", str(shape.context_per_slot)]
         return line
 
-    # The checkout's own code, whatever is installed, and compiled as an installation's is.
+    # Run the checkout's own code, whatever is installed, with byte code as in an installation.
     env = (("PYTHONPATH", str(checkout)), ("PYTHONDONTWRITEBYTECODE", ""))
     return ServerKind(name, "/ready", command, tuple(flags), env)
 
@@ -103,7 +103,7 @@ def llama_server_kind(peers: Peers, flags: list[str]) -> ServerKind:
 
 
 def example_kind(peers: Peers) -> ServerKind:
-    """llama-cpp-python's example server, with its own defaults but for the shape."""
+    """llama-cpp-python's example server, with its own defaults except for the shape."""
     packages = example_packages(peers)
     script = peers.sources / "examples" / "server" / "server.py"
 
@@ -223,14 +223,15 @@ class RunningServer:
             try:
                 self.process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                # The group was made for this server: it holds nothing else.
+                # The group was made for this server and has no other processes.
                 os.killpg(self.process.pid, signal.SIGKILL)
                 self.process.wait(STOP_TIMEOUT_S)
         self._log.close()
 
 
 def _peak_rss_bytes(pid: int) -> int | None:
-    """The kernel's own high-water mark, where it keeps one: no sampling while a load runs."""
+    """Return the kernel's own peak, if it keeps one, so that nothing is sampled while a load
+    runs."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     except OSError:

@@ -1,12 +1,12 @@
 """Open arrivals on a clock of processor time: `python -m tools.bench.simulate [--rate 0.3] …`.
 
-The engine's loop with llama.cpp on one thread. Its clock counts that thread's time and jumps over
-the time without work, so other programs on the machine change little, and settings can be compared
-where a wall clock could not. There is no HTTP, no client and no second thread: what the API
-process costs is not in these figures.
+Runs the engine's loop with llama.cpp on one thread. The clock counts that thread's time and skips
+idle time, so other programs on the machine have little effect, and settings can be compared when a
+wall clock would be too noisy. There is no HTTP, no client and no second thread: the figures do not
+include the cost of the API process.
 
-`--like-llama-server` schedules as llama-server does on defaults: four slots in one pool, and each
-prompt computed whole.
+`--like-llama-server` schedules as llama-server does by default: four slots in one pool, and each
+prompt computed as a whole.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from worker.wire.sampling import Sampling
 from worker.wire.work import InferenceRequest
 
 N_IN, N_OUT = (27, 1080), (16, 200)
-"""Tokens of a prompt and of an answer: 20 to 800 words, as the load `arrivals` has them."""
+"""Tokens of a prompt and of an answer: 20 to 800 words, as in the load `arrivals`."""
 _MEMORY_BYTES, _COPY_RATE = 4 << 30, 4e9
 _WHOLE = 3600.0
 
 
 class Clock:
-    """Seconds of this thread, and those that were jumped over."""
+    """Seconds of this thread's CPU time, plus the skipped ones."""
 
     def __init__(self) -> None:
         self._jumped = 0.0
@@ -57,7 +57,7 @@ class Clock:
 
 
 def layouts_of(options: argparse.Namespace) -> tuple[Limits, ...]:
-    """As `limits_of` makes them for a worker with these settings."""
+    """Return the layouts that `limits_of` makes for a worker with these settings."""
     pool = Limits(
         n_slots=options.slots,
         n_cells=options.cells,
@@ -143,15 +143,15 @@ def simulated(options: argparse.Namespace, path: Path) -> dict[str, float]:
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.simulate", description=__doc__)
-    parser.add_argument("--model", type=Path, help="a GGUF; without it the benchmark's SmolLM2")
+    parser.add_argument("--model", type=Path, help="a GGUF file; default: the benchmark's SmolLM2")
     parser.add_argument("--rate", type=float, default=0.3, help="requests a second")
     parser.add_argument("--count", type=int, default=20, help="requests")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--cells", type=int, default=8192)
-    parser.add_argument("--cell-bytes", type=int, default=23_040, help="SmolLM2's without it")
-    parser.add_argument("--budget", type=int, default=512, help="prompt tokens in a step at most")
-    parser.add_argument("--target", type=float, default=1.0, help="seconds of such a step at most")
+    parser.add_argument("--cell-bytes", type=int, default=23_040, help="default: SmolLM2's")
+    parser.add_argument("--budget", type=int, default=512, help="maximum prompt tokens in a step")
+    parser.add_argument("--target", type=float, default=1.0, help="maximum seconds of such a step")
     parser.add_argument("--like-llama-server", action="store_true")
     return parser.parse_args(argv)
 

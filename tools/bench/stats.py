@@ -28,13 +28,14 @@ def medians(runs: Sequence[Metrics]) -> dict[str, float]:
 
 
 def paired_ratios(ours: Mapping[int, Metrics], theirs: Mapping[int, Metrics]) -> dict[str, float]:
-    """The median over rounds of ours / theirs in the same round: drift of the machine cancels."""
+    """The median over rounds of ours / theirs in the same round, so that drift of the machine
+    cancels."""
     return {name: median(ratios) for name, ratios in _pairs(ours, theirs).items()}
 
 
 def paired_errors(ours: Mapping[int, Metrics], theirs: Mapping[int, Metrics]) -> dict[str, float]:
-    """The standard error of the mean logarithm of these ratios, from four pairs on: near 1, what
-    the ratio itself may be off by."""
+    """The standard error of the mean logarithm of these ratios, if there are four pairs: for ratios
+    near 1 this is the error of the ratio itself."""
     return {
         name: stdev(map(log, ratios)) / sqrt(len(ratios))
         for name, ratios in _pairs(ours, theirs).items()

@@ -1,10 +1,10 @@
 """Where a step's time goes: `python -m tools.bench.step_profile [--streams 1,16] [--model GGUF]`.
-With `--walls`, what the confinement costs: each also in a process inside its walls, by turns.
+With `--walls`, the cost of the confinement: also runs each in a confined process, alternating.
 
-The engine's loop as the worker runs it, with its sender thread and a process that reads what it
-sends, but without HTTP. Each part of a step is timed by a wrapper around it, in steps in which all
-streams decode. Between two passes over the weights everything runs cold: the same code is several
-times faster in a loop of its own.
+Runs the engine's loop as the worker does, with its sender thread and a process that reads its
+messages, but without HTTP. A wrapper times each part of a step, in steps in which all streams
+decode. Between two passes over the weights all code runs with cold caches: in a loop of its own it
+would be several times faster.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Profile:
         self._now: defaultdict[str, float] = defaultdict(float)
 
     def timed(self, owner: Any, name: str, part: str) -> None:
-        """Have a method of an object counted as a part."""
+        """Count a method of an object as a part."""
         inner: Callable[..., Any] = getattr(owner, name)
         seconds, clock = self._now, time.perf_counter
 
@@ -131,7 +131,7 @@ def profiled(
         decoding = [each.is_decoding for each in scheduler.running]
         profile.end_step(keep=len(decoding) == n_streams and all(decoding))
     outbox.flush()  # a sender that loses its reader ends the process
-    own.shutdown(socket.SHUT_WR)  # inside the walls no other process may be signalled
+    own.shutdown(socket.SHUT_WR)  # a confined process may not signal others
     reader.join()
     context.close()
     model.close()
@@ -139,7 +139,7 @@ def profiled(
 
 
 def table(profiles: dict[str, Profile]) -> str:
-    """Medians in µs; the own cost is all of a step but decode and sample."""
+    """Medians in µs; the own cost is everything in a step except decoding and sampling."""
     lines = ["| part, µs | " + " | ".join(profiles) + " |"]
     lines.append("| --- |" + " ---: |" * len(profiles))
     parts = next(iter(profiles.values())).parts
@@ -164,12 +164,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.bench.step_profile", description=__doc__)
     parser.add_argument("--streams", default="1,16", help="comma-separated")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--model", type=Path, help="without it the benchmark's random one")
+    parser.add_argument("--model", type=Path, help="default: the benchmark's random model")
     parser.add_argument("--backend", choices=[*BACKENDS], default="cpu")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--walls", action="store_true", help="with and without them, four times")
     parser.add_argument(
-        "--size", choices=sorted(SIZES), default="usual", help="of the random model"
+        "--walls", action="store_true", help="run confined and unconfined, four times"
+    )
+    parser.add_argument(
+        "--size", choices=sorted(SIZES), default="usual", help="size of the random model"
     )
     options = parser.parse_args(argv)
     path = options.model

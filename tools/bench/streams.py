@@ -22,7 +22,7 @@ class TokenStream:
     n_tokens: int | None
     n_prompt: int = 0
     n_cached: int = 0
-    """Of the prompt's tokens, those that were not computed again, where the server tells."""
+    """Prompt tokens that were reused from a cache, if the server reports them."""
 
     @property
     def ttft_s(self) -> float:
@@ -100,7 +100,7 @@ def events(recording: Recording) -> Iterator[tuple[float, str, str]]:
 
 
 def token_stream(recording: Recording) -> TokenStream:
-    """Read an OpenAI completion stream or an `/execute` stream; the events tell which it is."""
+    """Read an OpenAI completion stream or an `/execute` stream, which the events distinguish."""
     arrivals: list[float] = []
     texts: list[str] = []
     finish: str | None = None

@@ -1,5 +1,5 @@
-"""Texts that are embedded or ranked: batches, callers who meet, and one alone. Each server on its
-own defaults.
+"""Texts that are embedded or ranked: in batches, by concurrent callers, and by a single one. Each
+server runs on its own defaults.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from tools.bench.stats import percentile
 from tools.bench.streams import TokenStream, body_pieces
 
 SHORTEST, LONGEST = 10, 120
-"""Words of a text, which are a token each or little more."""
+"""Words of a text, hardly more than a token each."""
 N_BATCH = 32
 TOP = 3
-"""Documents that come back from a ranking."""
+"""Documents that a ranking returns."""
 
 
 def _batches(n_calls: int, n_texts: int) -> Callable[[random.Random, Sequence[str]], list[Prompt]]:
@@ -37,7 +37,7 @@ def _batches(n_calls: int, n_texts: int) -> Callable[[random.Random, Sequence[st
 
 
 def _calls_by(n_callers: int, model: str) -> RequestsOf:
-    """Each caller sends its next call when the one before is answered."""
+    """Each caller sends its next call when the previous one is answered."""
 
     def requests_of(
         prompts: list[Prompt], model_id: str, sampling: dict[str, Any]
@@ -56,7 +56,7 @@ def _calls_by(n_callers: int, model: str) -> RequestsOf:
 
 
 def whole_answer(recording: Recording) -> TokenStream:
-    """An answer in JSON, which is there when its last byte has come; counted are its items."""
+    """Read an answer in JSON, which is complete with its last byte; counts its items."""
     pieces = list(body_pieces(recording))
     if not pieces:
         raise BenchError("A call ended without an answer.")

@@ -1,4 +1,5 @@
-"""`python -m tools.clients`: a worker for each model, all actions, and a count of what worked."""
+"""`python -m tools.clients`: starts a worker for each model, runs all actions and counts what
+worked."""
 
 from __future__ import annotations
 
@@ -30,15 +31,15 @@ ENVIRONMENTS = {
     "aider": ("aider_command",),
     "ollama": ("ollama_python",),
 }  # fmt: skip
-"""The modules of actions by the environment of their clients, which `requirements/` describes."""
+"""The modules of actions, by the environment of their clients (see `requirements/`)."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.clients")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv-clients")
     parser.add_argument("--only", default="", help="clients or actions whose name contains this")
-    parser.add_argument("--url", help="a server that is running already, with SmolLM2")
-    parser.add_argument("--failures", action="store_true", help="list what failed, with why")
+    parser.add_argument("--url", help="URL of a running server with SmolLM2")
+    parser.add_argument("--failures", action="store_true", help="list failures and their reasons")
     given = parser.parse_args()
     pythons = {
         name: python_with(HERE / "requirements" / f"{name}.txt", given.venv / name)
@@ -62,7 +63,7 @@ def main() -> int:
 
 
 def clients_node(folder: Path) -> Path | None:
-    """The runner of the clients for Node, beside what it needs from npm; none without Node."""
+    """The runner of the clients for Node, in a folder with its npm packages; None without Node."""
     if shutil.which("npm") is None:
         print("npm is not installed: the clients for Node are left out", file=sys.stderr)
         return None
@@ -78,7 +79,7 @@ def clients_node(folder: Path) -> Path | None:
 
 @contextmanager
 def served(model: str, scratch: Path, url: str | None) -> Iterator[str]:
-    """The URL of a worker on that model, with its default settings."""
+    """Run a worker with default settings on that model; yields its URL."""
     if url is not None:
         yield url
         return
@@ -96,7 +97,7 @@ def served(model: str, scratch: Path, url: str | None) -> Iterator[str]:
 
 
 def run(command: list[str]) -> list[dict[str, Any]]:
-    """The actions' outcomes, which the runner prints one a line."""
+    """Yield the outcomes of the actions, which the runner prints one per line."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "NO_PROXY": "*"}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,

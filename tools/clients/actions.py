@@ -1,6 +1,6 @@
 """The table of actions: a client's name, what its user does, and the function that does it.
 
-Imported by the runner in the clients' own environment, so nothing here knows the worker.
+Imported by the runner in the clients' own environment, so nothing here may import the worker.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Model = Literal["instruct", "bundled", "exact"]
-"""`instruct`: SmolLM2-135M-Instruct · `bundled`: the tiny model, which knows answers · `exact`: the
-same in single precision throughout."""
+"""`instruct`: SmolLM2-135M-Instruct · `bundled`: the tiny model, which can answer questions ·
+`exact`: the same in single precision throughout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where the worker listens (without a path), and the model's name as its user has it from
+    """The worker's base URL (without a path), and the model's name as users get it from
     `/v1/models`."""
 
     url: str
@@ -33,7 +33,7 @@ class Action:
     name: str
     model: Model
     run: Callable[[Server], None]
-    """Raises where the action fails."""
+    """Raises if the action fails."""
 
 
 ACTIONS: list[Action] = []

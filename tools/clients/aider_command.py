@@ -1,4 +1,5 @@
-"""aider on a small repository: the protocol completes; what a small model edits is not judged."""
+"""aider on a small repository: tests that the protocol completes, but not what a small model
+edits."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ def asked(form: str, *flags: str) -> None:
             subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
             (folder / "add.py").write_text("def add(a, b):\n    return a - b\n", "utf-8")
             model = f"openai/{server.model}"
-            # A sentence is enough: aider calls an answer that ends by its length an error.
+            # A sentence is enough: aider reports an answer that was cut by its length as an error.
             settings = [{"name": model, "extra_params": {"max_tokens": 400, "stop": ["."]}}]
             (folder / "models.yml").write_text(json.dumps(settings), "utf-8")
             command = ["aider", "--model", model, "--edit-format", form, "add.py"]

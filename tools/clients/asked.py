@@ -1,4 +1,4 @@
-"""What several clients are asked, and how a refusal is told from an answer."""
+"""Requests that several clients share, and how to check for a refusal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WEATHER: Any = {
         },
     },
 }
-"""A tool as OpenAI's protocol has it."""
+"""A tool in OpenAI's format."""
 
 
 class City(BaseModel):
@@ -49,7 +49,7 @@ def get_weather(city: str) -> str:
 
 @contextmanager
 def refused(kind: type[Refusal], is_right: Callable[[Refusal], bool]) -> Iterator[None]:
-    """Passes where the block raises such an error, and the right one."""
+    """Passes if the block raises an error of this type with the right message."""
     try:
         yield
     except kind as error:

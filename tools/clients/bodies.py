@@ -1,6 +1,6 @@
-"""Bodies as editors, home hubs, routers and evaluators send them, over plain HTTP.
+"""Bodies as sent by editors, home hubs, routers and evaluators, over plain HTTP.
 
-Written after the public sources of each; a body here holds what that client sends unasked.
+Written after the public source of each; a body has the fields that the client sends by default.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the clients that are commands are run: in a folder of their own, without your settings."""
+"""Runs clients that are commands, in a folder of their own and without the user's settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def ran(command: Sequence[str], folder: Path, variables: Mapping[str, str] | None = None) -> str:
-    """What a command of this environment prints, once it has ended well."""
+    """Return the output of a command of this environment; raises if it fails."""
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TZ") if name in os.environ}
     environment = {**kept, "HOME": str(folder), "NO_PROXY": "*", **(variables or {})}
     tool = Path(sys.executable).parent / command[0]

@@ -1,6 +1,6 @@
 """Frameworks over OpenAI's and Anthropic's protocols.
 
-Each is imported by its own actions, so that one that is missing fails those alone.
+Each is imported by its own actions, so that a missing one fails only those.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""guidellm, which puts a load on a server."""
+"""guidellm, which benchmarks a server."""
 
 from __future__ import annotations
 

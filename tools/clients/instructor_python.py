@@ -1,4 +1,4 @@
-"""instructor, which takes an older openai than the others."""
+"""instructor, which needs an older openai than the others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LlamaIndex over OpenAI's protocol, as its OpenAILike has it."""
+"""LlamaIndex over OpenAI's protocol, by its OpenAILike."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Starts a worker in place of llama-server: its flags translated, as far as the worker has them.
+"""Starts a worker in place of llama-server, with its flags translated.
 
-The suite of llama-server's own tests runs this as the binary. What the worker does not have is
-left out, and the tests of it fail.
+The suite of llama-server's own tests runs this as the binary. Flags that the worker lacks are
+dropped, and their tests fail.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CHATML = (
     " + '<|im_end|>\\n' -}}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
-"""llama-server's own where a model carries no template; the worker refuses to guess."""
+"""llama-server's default template for models without one; the worker refuses to guess."""
 
 SAME = {
     "--host": "--host", "--port": "--port", "--threads": "--threads", "--parallel": "--slots",
@@ -28,7 +28,7 @@ SAME = {
 
 
 def flags_of(given: list[str], models: Path, scratch: Path) -> list[str]:
-    """The worker's flags for llama-server's."""
+    """Translate llama-server's flags into the worker's."""
     parser = argparse.ArgumentParser(allow_abbrev=False)
     for name in (*SAME, "--model", "--hf-repo", "--hf-file", "--alias", "--lora"):
         parser.add_argument(name)
@@ -63,7 +63,8 @@ def flags_of(given: list[str], models: Path, scratch: Path) -> list[str]:
 
 
 def _model(known: argparse.Namespace, models: Path, scratch: Path) -> list[str]:
-    """A file of `models` by the name of the hub's repository or file, else the bundled model."""
+    """The file in `models` with the name of the hub's repository or file, else the bundled
+    model."""
     wanted = known.model or known.hf_file or (known.hf_repo or "").rpartition("/")[2]
     stem = wanted.partition(":")[0].replace("/", "-").removesuffix(".gguf")
     found = models / f"{stem}.gguf"

@@ -1,8 +1,8 @@
 """`python -m tools.clients.llama_server_suite`: llama-server's own tests, run against the worker.
 
-They are in the pinned sdist; nothing of them is kept here. Their models are on a hub: a folder
-with some of them is given by `--models` (a file is called as on the hub, folders joined by `-`),
-and the bundled model stands in for the others, so tests that expect a text of theirs fail.
+The tests are in the pinned sdist; none are copied here. Their models are on a hub: `--models` names
+a folder with some of them (files are named as on the hub, with folders joined by `-`), and the
+bundled model replaces the others, so tests that expect their text fail.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.clients.llama_server_suite")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv-clients" / "llama-server")
     parser.add_argument("--models", type=Path, default=Path("/nonexistent"))
-    parser.add_argument("--only", default="", help="tests that this expression of pytest -k takes")
-    parser.add_argument("--failures", action="store_true", help="list what failed, with why")
+    parser.add_argument(
+        "--only", default="", help="only tests that match this expression (pytest -k)"
+    )
+    parser.add_argument("--failures", action="store_true", help="list failures and their reasons")
     given = parser.parse_args()
     source = sdist.unpacked(pins()) / "vendor/llama.cpp"
     with tempfile.TemporaryDirectory() as folder:
@@ -50,15 +52,15 @@ def main() -> int:
 
 
 def copied(source: Path, scratch: Path) -> Path:
-    """The suite where it may write, beside what it reads by relative paths."""
+    """Copy the suite to a writable place, with the files that it reads by relative paths."""
     tests = scratch / "tools/server/tests"
     shutil.copytree(source / "tools/server/tests", tests)
     (scratch / "models").symlink_to(source / "models")
-    # The worker's port answers while the model loads; that it takes work is told by /ready.
+    # The worker's port answers during the load; only /ready says whether it accepts work.
     _change(tests / "utils.py", '"GET", "/health", headers', '"GET", "/ready", headers')
     with (tests / "requirements.txt").open("a", encoding="utf-8") as requirements:
         requirements.write("\npytest-timeout\n")
-    # There is nothing to download, so no need to start every model once.
+    # There is nothing to download, so the models need not all be started once.
     _change(tests / "conftest.py", "ServerPreset.load_all()", "pass")
     return tests
 

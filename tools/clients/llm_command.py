@@ -15,7 +15,7 @@ NAME = "llm"
 
 
 def llm(server: Server, *commands: Sequence[str], **settings: Any) -> list[str]:
-    """What each command prints; they share their log."""
+    """Returns the output of each command; the commands share a log."""
     entry = {"model_id": "here", "model_name": server.model, "api_base": server.v1, **settings}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

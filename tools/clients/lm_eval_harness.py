@@ -1,6 +1,6 @@
-"""lm-evaluation-harness: a task of its own, its figures held against those of transformers.
+"""lm-evaluation-harness: a custom task, whose figures are compared with those of transformers.
 
-The worker computes in single precision here; `make_loglikelihoods` has made the expectations.
+The worker computes in single precision here; `make_loglikelihoods` makes the expected values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_OFF = 1e-3
 
 
 def evaluated(model: str, arguments: dict[str, Any], task: dict[str, Any]) -> list[dict[str, Any]]:
-    """The samples of a task on `tests/data/loglikelihoods.json`, in order."""
+    """Return the samples of a task on `tests/data/loglikelihoods.json`, in order."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         items = json.loads(DATA.read_text("utf-8"))

@@ -38,7 +38,7 @@ def client(server: Server) -> ollama.Client:
 
 
 def ollama_refuses(word: str) -> AbstractContextManager[None]:
-    """A fault of the request, in a sentence with this word."""
+    """Check that the request is refused, with this word in the message."""
     return refused(
         ollama.ResponseError, lambda error: error.status_code == 400 and word in error.error
     )

@@ -18,7 +18,7 @@ ONE_SENTENCE: dict[str, Any] = {
     "stop": ["."],
     "temperature": 0,
 }
-"""With its template's own system message SmolLM2 may never come to an end."""
+"""With its template's default system message SmolLM2 may never end."""
 FLAT_WEATHER: Any = {"type": "function", **WEATHER["function"], "strict": True}
 
 
@@ -38,7 +38,7 @@ def chat(server: Server, **fields: Any) -> Any:
 
 
 def accepted(name: str, needs: Any = "instruct", **fields: Any) -> None:
-    """An action that passes when the chat with these fields is answered."""
+    """Return an action that passes if a chat with these fields is answered."""
 
     @action(NAME, f"chat: {name}", needs)
     def run(server: Server) -> None:

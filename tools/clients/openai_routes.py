@@ -107,7 +107,7 @@ def responses_stream_helper(server: Server) -> None:
 
 @action(NAME, "responses: stream helper's final response", "bundled")
 def responses_final(server: Server) -> None:
-    """The helper has one after `response.completed` alone."""
+    """The SDK's helper has a final response only after `response.completed`."""
     given: Any = {"model": server.model, "input": USER, "temperature": 0}
     with client(server).responses.stream(**given, max_output_tokens=100) as stream:
         assert "Paris" in stream.get_final_response().output_text

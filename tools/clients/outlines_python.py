@@ -1,4 +1,4 @@
-"""outlines, which holds answers to types over OpenAI's and vLLM's protocols."""
+"""outlines, which constrains answers to types over OpenAI's and vLLM's protocols."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from tools.clients.actions import Server, action
 from tools.clients.asked import City
 
 EXACTLY: Any = {"max_tokens": 200, "temperature": 0}
-"""A tiny model that draws its tokens may write a name without end."""
+"""Greedy, because a tiny model that samples may write an endless name."""
 
 
 def pydantic_model(server: Server) -> Any:

@@ -1,6 +1,6 @@
 """Runs the actions of one model, in the clients' environment: `python -m tools.clients.run`.
 
-Prints one JSON line an action: client, name, and the first line of what went wrong, if anything.
+Prints one JSON line per action: client, name, and the first line of the error, if any.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--url", required=True)
     parser.add_argument("--model", required=True, help="instruct, bundled or exact")
-    parser.add_argument("--modules", required=True, nargs="+", help="of this package, with actions")
+    parser.add_argument(
+        "--modules", required=True, nargs="+", help="modules of this package with actions"
+    )
     parser.add_argument("--only", default="", help="clients or action names that contain this")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -43,11 +45,11 @@ def main() -> None:
 
 
 def outcome(action: Action, server: Server) -> str | None:
-    """What went wrong, in one line; `None` for nothing."""
+    """Return the error in one line, or `None`."""
     signal.alarm(ACTION_SECONDS)
     try:
         action.run(server)
-    except Exception as error:  # whatever a client raises is this action's failure
+    except Exception as error:  # whatever a client raises is a failure of this action
         text = f"{type(error).__name__}: {error}"
         return " ".join(text.split())[:300]
     finally:

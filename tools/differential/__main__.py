@@ -1,4 +1,4 @@
-"""`python -m tools.differential`: the same requests to llama-server and to the worker."""
+"""`python -m tools.differential`: sends the same requests to llama-server and to the worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Asks a server and reads its answer as one value, streamed or whole. Pure but for the request."""
+"""Sends a request and reads the answer, streamed or whole, as one value. Pure except for the
+request."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ class Asked:
 
     path: str
     body: Any = None
-    """`None` is a GET."""
+    """The body; `None` makes it a GET."""
 
     def __str__(self) -> str:
         return self.path if self.body is None else f"{self.path} {json.dumps(self.body)}"
@@ -25,7 +26,7 @@ class Asked:
 @dataclass(frozen=True, slots=True)
 class Answered:
     status: int | str
-    """Of HTTP; `ended` for a server that is not there any more."""
+    """The HTTP status; `ended` if the server has exited."""
     whole: Any = None
     """The answer's JSON, or its text."""
     events: list[Any] = field(default_factory=list)
@@ -33,7 +34,7 @@ class Answered:
 
     @property
     def comparable(self) -> dict[str, Any]:
-        """The answer in one form: of a stream, the sum of its events."""
+        """Normalise an answer: a stream becomes the sum of its events."""
         if self.events:
             return {"status": self.status, "stream": summed(self.events)}
         return {"status": self.status, "answer": self.whole}
@@ -57,7 +58,7 @@ def answered(client: httpx.Client, url: str, asked: Asked) -> Answered:
 
 
 def _events_of(text: str) -> Iterator[Any]:
-    """The data of each event; keep-alive comments are none."""
+    """Yield the data of each event, without keep-alive comments."""
     for line in text.splitlines():
         if line.startswith("data: "):
             data = line.removeprefix("data: ").strip()
@@ -68,12 +69,13 @@ GROWING = {
     "content", "text", "delta", "arguments", "thinking", "partial_json", "reasoning_content",
     "tokens", "completion_probabilities", "name",
 }  # fmt: skip
-"""Fields whose values in the events of a stream follow each other; of the others, the last counts.
+"""Fields whose values in the events of a stream are concatenated; for all others the last one
+counts.
 """
 
 
 def summed(events: Iterable[Any]) -> dict[str, Any]:
-    """The events of each kind added up: where a stream is cut into pieces is each server's own."""
+    """Sum the events of each kind, because each server cuts a stream into its own pieces."""
     sums: dict[str, Any] = {}
     for event in events:
         if not isinstance(event, dict):

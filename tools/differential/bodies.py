@@ -1,7 +1,7 @@
-"""Made-up requests: for each path its plain and odd fields, greedy. Pure functions.
+"""Random requests: common and unusual fields of each path, greedy. Pure functions.
 
-The same numbers make the same requests. What is drawn is in the form that clients send, nulls and
-empty lists included, and now and then a value that no server should take.
+The same seeds make the same requests. The fields have the form that clients send, including nulls
+and empty lists, and occasionally a value that no server should accept.
 """
 
 from __future__ import annotations
@@ -89,14 +89,15 @@ DRAWING: _Fields = {
         *SAMPLING["samplers"], ["temperature", "min_p", "top_k"], "tpkxy", "kdey", ["xtc"] * 2, [],
     ),
 }  # fmt: skip
-"""Of one token, of which all odds are told: the same for both, whichever each of them draws."""
+"""Fields for one token with all probabilities, which are the same on both servers whatever each
+draws."""
 
 
 def drawn(rng: Random, least: int, *pools: _Fields) -> dict[str, Any]:
-    """Some of the fields of these pools; often only a few.
+    """Draw some fields of these pools, often only a few.
 
-    With a penalty on what was said comes how much of it counts: without that, llama-server counts
-    the last 64 tokens, and the worker an answer's own, as OpenAI.
+    Penalties come with the number of tokens to count: without it, llama-server counts the last 64
+    tokens, and the worker those of the answer, like OpenAI.
     """
     fields = {name: values for pool in pools for name, values in pool.items()}
     n_fields = min(len(fields), rng.choice((least, least + 1, least + 3, least + 8)))
@@ -112,11 +113,11 @@ WORDS = ("yes", "no ", "fox", " the", '"', "é", "\\", "\n", "1", ".")
 SETS = ("[a-z]", "[0-9_]", "[A-Za-z ]", '[^"\\n]', "[.,!-]")
 TIMES = ("", "", "?", "{2}", "{1,3}", "{0,4}")
 ENOUGH = 400
-"""Tokens for the longest text of a form: one that is cut says nothing of what would follow."""
+"""Tokens for the longest text of a constraint, because a cut text cannot be compared."""
 
 
 def grammar(rng: Random) -> str:
-    """One in GBNF, of bounded texts; its last line has the same texts' regular expression."""
+    """Make a GBNF grammar of bounded texts; its last line has an equivalent regular expression."""
     rules: list[str] = []
 
     def part(depth: int) -> tuple[str, str]:
@@ -142,7 +143,7 @@ def grammar(rng: Random) -> str:
 
 
 def schema(rng: Random, depth: int = 2) -> dict[str, Any]:
-    """One whose texts are bounded."""
+    """Make a schema whose texts are bounded."""
     small: Sequence[dict[str, Any]] = (
         {"type": "string", "maxLength": rng.choice((1, 8))},
         {"type": "string", "pattern": "^[a-c]{1,3}$"},
@@ -184,8 +185,8 @@ def tools(rng: Random, schema_field: str = "parameters") -> list[dict[str, Any]]
 
 
 def formed(rng: Random, most: str, *others: Mapping[str, Any]) -> dict[str, Any]:
-    """Now and then a grammar, a schema or one of the `others`, with the tokens that its texts take
-    in the field `most` and without what would cut them."""
+    """Occasionally add a grammar, a schema or one of the `others`, with enough tokens for its texts
+    in the field `most` and without fields that would cut them."""
     forms: Sequence[Mapping[str, Any]] = (
         {"grammar": grammar(rng)}, {"json_schema": schema(rng)}, *others,
     )  # fmt: skip
@@ -458,7 +459,7 @@ OF_THE_SDKS: Mapping[str, Callable[[Random], Any]] = {
     "/api/generate": ollama_text,
     "/api/show": lambda rng: {"model": "any"},
 }
-"""Those whose answers the SDKs' own types read."""
+"""Paths whose answers the SDKs' own types can parse."""
 _STATES = ("/health", "/v1/health", "/props", "/slots", "/models", "/v1/models", "/lora-adapters")
 
 
@@ -498,4 +499,4 @@ def ranking(rng: Random) -> Iterator[Asked]:
 
 
 OF_POOLING = {"mean": embedding, "last": embedding, "none": embedding, "rank": ranking}
-"""What is asked of a model whose outputs are pooled so."""
+"""The requests for a model with this pooling."""

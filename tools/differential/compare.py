@@ -1,4 +1,4 @@
-"""Compares two answers field by field; what is known to differ is in `known.py`."""
+"""Compares two answers field by field; known differences are in `known.py`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 class Difference(NamedTuple):
     path: str
-    """Of the field, without the indices of lists."""
+    """The field's path, without the indices of lists."""
     theirs: Any
-    """`ABSENT` where only the worker has the field."""
+    """`ABSENT` if only the worker has the field."""
     ours: Any
     answer: Any = None
-    """The worker's, whole."""
+    """The worker's whole answer."""
 
 
 def differences(theirs: Any, ours: Any, path: str = "") -> Iterator[Difference]:
@@ -46,14 +46,15 @@ def differences(theirs: Any, ours: Any, path: str = "") -> Iterator[Difference]:
 
 
 class _Odds(dict[str, float]):
-    """By token; one that is not told has next to none, and those of equal odds are in any order."""
+    """Probabilities by token; missing ones are almost 0, and the order of equal ones is
+    arbitrary."""
 
     def get(self, name: str, default: object = None) -> float:
         return super().get(name, 0.0)
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A vector in base64 as its numbers, and the odds of a draw by token."""
+    """Decode vectors from base64, and key the probabilities of a draw by token."""
     if name == "top_probs":
         return _Odds({str(each["id"]): each["prob"] for each in value})
     if name == "embedding" and isinstance(value, str):
@@ -74,7 +75,7 @@ class Report:
     n_asked: int = 0
     n_same: int = 0
     known: Counter[str] = field(default_factory=Counter)
-    """How often each reason of a difference was met."""
+    """How often each known reason for a difference occurred."""
     faults: dict[tuple[str, str], list[tuple[Asked, Difference]]] = field(default_factory=dict)
 
     def add(self, pair: Pair, n_requests: int, seed: int, only: str = "") -> None:

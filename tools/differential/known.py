@@ -1,7 +1,7 @@
-"""What differs from llama-server, each with its reason; all else is a fault.
+"""The known differences from llama-server, with their reasons; any other difference is a fault.
 
-A field is named by its path in the answer, with `*` for any part of it; items of a list have its
-name. A stream is named by the sum of its events of each kind.
+A field is named by its path in the answer, with `*` for any part of it; items of a list have the
+list's name. In a stream, fields are those of the sum of its events of each kind.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class Known(NamedTuple):
     why: str
     fields: tuple[str, ...]
     has: Has | None = None
-    """Who has the field."""
+    """Which server has the field."""
     paths: tuple[str, ...] = ("*",)
     when: Callable[[Asked, Difference], bool] = always
 
 
 def _two_forms(asked: Asked, found: Difference) -> bool:
-    """Whether the request has two of a grammar, a schema and a forced call."""
+    """Whether the request has two of: a grammar, a schema, a forced call."""
     forms = ("grammar", "json_schema", "response_format", "tools")
     return len({*forms} & set(asked.body or ())) > 1
 
 
 def _typical_of_forbidden(asked: Asked, found: Difference) -> bool:
-    """Whether typical_p comes where some tokens have no odds any more."""
+    """Whether typical_p is applied while some tokens already have probability 0."""
     body = asked.body or {}
     forbids = body.get("ignore_eos") or "false" in json.dumps(body.get("logit_bias"))
     return body.get("typical_p", 1) < 1 and bool(body.get("top_n_sigma", 0) > 0 or forbids)
@@ -54,7 +54,7 @@ def _is_drawn(asked: Asked, found: Difference) -> bool:
 
 
 def _keeps_the_end(asked: Asked, found: Difference) -> bool:
-    """Whether there are stops, and the worker has llama-server's text and a little more."""
+    """Whether there are stops, and the worker's text is llama-server's plus a little more."""
     stops = asked.body.get("stop") or asked.body.get("stop_sequences")
     texts = isinstance(found.theirs, str) and isinstance(found.ours, str)
     return bool(stops) and texts and found.ours.startswith(found.theirs)
@@ -66,14 +66,14 @@ def _equal_documents(asked: Asked, found: Difference) -> bool:
 
 
 _BEGINNINGS = ("content_block_start*", "*.added", "response.created", "response.in_progress")
-"""Events whose texts and calls are still empty."""
+"""Events that have no text or call yet."""
 _CUTS = ("length", "incomplete", "limit", "max_tokens")
-"""What the dialects call the end of such an answer."""
+"""The dialects' names for the end of such an answer."""
 _ECHOES = ("generation_settings", "tools", "prompt")
 
 
 def _texts(answer: Any, name: str = "") -> Iterator[str]:
-    """The texts of an answer, but not its calls."""
+    """Yield the texts of an answer, without its calls."""
     if isinstance(answer, str) and answer and name in ("content", "text"):
         yield answer
     for key, value in _parts(answer):
@@ -81,7 +81,7 @@ def _texts(answer: Any, name: str = "") -> Iterator[str]:
 
 
 def _calls(answer: Any) -> Iterator[tuple[str | None, str]]:
-    """The calls of an answer: a name, if it stands beside them, and arguments."""
+    """Yield the calls of an answer: the arguments, and the name if it is beside them."""
     if isinstance(answer, dict):
         for field in "arguments", "partial_json", "input":
             if isinstance(given := answer.get(field), str | dict) and given:
@@ -102,7 +102,7 @@ def _parts(answer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_cut(answer: Any) -> bool:
-    """Whether the most tokens that were asked for have ended it."""
+    """Whether the token limit of the request has ended the answer."""
     return any(f'"{word}"' in json.dumps(answer) for word in _CUTS)
 
 
@@ -118,8 +118,8 @@ def _is_of(schema: Any, text: str, *, is_cut: bool = False) -> bool:
 
 
 def _fits(asked: Asked, found: Difference) -> bool:
-    """Whether the request has a form, and the worker's texts and calls are wholly of it: of two
-    forms, of one."""
+    """Whether the request has a constraint that the worker's texts and calls fully match; of two
+    constraints, one must match."""
     body = asked.body or {}
     texts, calls = list(_texts(found.answer)), list(_calls(found.answer))
     fits = []
@@ -139,13 +139,13 @@ def _fits(asked: Asked, found: Difference) -> bool:
             any(_is_of(of, text) for called, of in schemas.items() if name in (None, called))
             for name, text in calls
         )
-        # Where no call is forced, another text is right: a template without tools is told of them.
+        # Without a forced call another text is right: the prompt describes tools in other words.
         fits.append(are_of and (body.get("tool_choice") == "auto" or bool(calls) and not texts))
     return any(fits)
 
 
 def _is_of_nothing(asked: Asked, found: Difference) -> bool:
-    """Whether llama-server's event is without a text, also where its last has other fields."""
+    """Whether llama-server's event has no text, even if its last one has other fields."""
     if isinstance(found.theirs, dict):
         return not found.theirs.get("content")
     return (
@@ -164,7 +164,7 @@ def _numbers(asked: Asked, found: Difference) -> bool:
 
 
 def _says(*names: str) -> Callable[[Asked, Difference], bool]:
-    """Whether the request has one of these fields, or such a text somewhere."""
+    """Whether the request has one of these fields, or contains such a text."""
 
     def check(asked: Asked, found: Difference) -> bool:
         text = json.dumps(asked.body, ensure_ascii=False)
@@ -174,7 +174,7 @@ def _says(*names: str) -> Callable[[Asked, Difference], bool]:
 
 
 def _several(*names: str) -> Callable[[Asked, Difference], bool]:
-    """Whether the request has several of these: texts to embed, prompts, choices."""
+    """Whether the request has several texts to embed, prompts or choices."""
 
     def check(asked: Asked, found: Difference) -> bool:
         given = [asked.body.get(name) for name in names]
@@ -197,11 +197,11 @@ _OF_TEXT = (
     "*.content*", "*.text", "*.tokens*", "*.delta*", "*finish_reason", "*.usage.*", "*.stop_type",
     "*.timings.*", "*completion_probabilities*", "*.tokens_*", "*.has_new_line", "*.message*",
 )  # fmt: skip
-"""What is another where the text is."""
+"""Fields that differ if the text differs."""
 CONTROL = "<|im_start|>"
 
 KNOWN = (
-    # --- what is each server's own ---
+    # --- each server's own values ---
     Known(
         "made anew for each answer",
         ("*.id", "*.created", "*.created_at", "*.item_id", "*.call_id", "*.correlation_id"),
@@ -256,7 +256,7 @@ KNOWN = (
     Known("a page's or a proxy's, which are not here", ("answer.ui_settings",
           "answer.cors_proxy_enabled"), "theirs"),
     Known("what a template takes, each message is made to fit", ("*.chat_template_caps",)),
-    # --- forms ---
+    # --- structured output ---
     Known(
         "/completions is OpenAI's, as with /v1: clients send there whose base URL is without it",
         ("answer*", "stream*"),
@@ -337,7 +337,7 @@ KNOWN = (
         ("stream.*.delta.content",),
         when=lambda asked, found: (found.theirs, found.ours) == (None, ""),
     ),
-    # --- what is computed ---
+    # --- computed values ---
     Known(
         "of the texts that a form allows it has another: what must come is written in the "
         "tokenizer's own tokens, JSON may have white space, and Responses and Messages force calls",
@@ -414,7 +414,7 @@ KNOWN = (
         paths=("/v1/messages",),
         when=lambda asked, found: (found.theirs, found.ours) == ("end_turn", "stop_sequence"),
     ),
-    # --- what is taken ---
+    # --- what is accepted ---
     Known(
         "of two forms for an answer one counts: a forced call, else the first",
         ("status",),
@@ -441,7 +441,7 @@ KNOWN = (
 
 
 def reason_of(asked: Asked, found: Difference) -> str | None:
-    """Why it differs; `None` for a fault."""
+    """Return why it differs; `None` for a fault."""
     path = found.path.replace("[]", "")
     has = "theirs" if found.ours == ABSENT else "ours" if found.theirs == ABSENT else "both"
     return next(

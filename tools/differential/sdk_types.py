@@ -1,7 +1,7 @@
-"""The worker's answers read strictly by the types of the SDKs that its clients have.
+"""Parses the worker's answers strictly with the types of its clients' SDKs.
 
-The SDKs' models take a field that they do not know; here each such field must be one of those that
-other clients read, which `EXTRA` lists.
+The SDKs' models accept unknown fields; here each of these must be in `EXTRA`, which lists the
+fields that other clients read.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ EXTRA = {
     "timings", "prompt_progress", "reasoning_content", "prompt_logprobs", "name",
     "aliases", "tags", "root", "parent", "meta", "architecture", "status", "store",
 }  # fmt: skip
-"""OpenAI's own that its SDK lacks, such as the name of a call whose arguments are done;
-llama-server's and vLLM's, which llama-swap, llama.cpp's page,
-routers and chat pages read."""
+"""Fields of OpenAI that its SDK lacks, such as the name of a call whose arguments are done, and
+fields of llama-server and vLLM, which llama-swap, llama.cpp's page, routers and chat pages read."""
 
 WHOLE: dict[str, Any] = {
     "/chat/completions": openai.types.chat.ChatCompletion,
@@ -53,7 +52,7 @@ STREAMED: dict[str, Any] = {
 
 
 def faults(asked: Asked, answer: Answered) -> Iterator[str]:
-    """What the SDK of the path does not take; nothing for a refusal and for other paths."""
+    """Yield what the path's SDK does not accept; nothing for a refusal and for other paths."""
     path = asked.path.removeprefix("/v1")
     kind = (STREAMED if answer.events else WHOLE).get(path)
     in_their_form = bool({"content", "encoding_format"} & set(asked.body or ()))

@@ -1,6 +1,7 @@
-"""The pairs of servers that are asked the same: llama-server and the worker, on one model each.
+"""The pairs of servers that get the same requests: llama-server and the worker, with the same
+model.
 
-Both compute in single precision, so that the last bits of a sum decide nothing.
+Both compute in single precision, so that rounding decides nothing.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ PATIENCE_S = 60.0
 
 @dataclass
 class Pair:
-    """Two servers on one model, and the requests that are asked of them."""
+    """Two servers with the same model, and the requests for them."""
 
     name: str
     model: Path
     scratch: Path
     requests: Callable[[Random], Iterator[Asked]]
-    """One for each path, over and over."""
+    """Makes a request for each path in turn."""
     flags: tuple[str, ...] = ()
-    """More flags of both."""
+    """Additional flags for both."""
     theirs: tuple[str, ...] = ()
     ours: tuple[str, ...] = ()
-    """More flags of one."""
+    """Additional flags for one server."""
     kv_types: tuple[str, str] = ("f32", "f32")
-    """Of keys and values."""
+    """Types of keys and values."""
 
     def __enter__(self) -> Pair:
         peers = build_peers(pins(), jobs=2)
@@ -68,7 +69,7 @@ class Pair:
         return RunningServer(kind, self.model, SHAPE, self.scratch)
 
     def answers(self, asked: Asked) -> tuple[Answered, Answered]:
-        """llama-server's and the worker's. One that ended over it is started anew."""
+        """Return both servers' answers. A server that exits because of a request is restarted."""
         theirs, ours = (self._answer(index, asked) for index in range(2))
         return theirs, ours
 
@@ -98,14 +99,14 @@ def pairs(scratch: Path) -> Iterator[Pair]:
 
 
 def _with_gap_tokens(scratch: Path) -> Path:
-    """The bundled model with three of its tokens declared as those for a gap in a text."""
+    """The bundled model with three of its tokens declared as fill-in-the-middle tokens."""
     path = scratch / "generates.gguf"
     names = ("fim_pre", "90"), ("fim_suf", "91"), ("fim_mid", "92")
     return _edited(path, [each for pair in names for each in ("--special-token-by-id", *pair)])
 
 
 def _with_a_head(scratch: Path) -> Path:
-    """A small random model whose head says "yes" or "no" to a document."""
+    """A small random model whose head classifies a document as "yes" or "no"."""
     source = reranker(scratch, "Qwen3-Reranker-0.6B")
     config = source / "config.json"
     lengthened = json.loads(config.read_text()) | {"max_position_embeddings": 1024}

@@ -1,1 +1,1 @@
-"""The half hour on a GPU: what is built, tried and measured there, written before it begins."""
+"""The half hour on a GPU: the builds, tests and measurements to run there, prepared beforehand."""

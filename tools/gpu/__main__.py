@@ -4,7 +4,7 @@ python -m tools.gpu pack FILE --arch 90-real   # here: what a bare machine needs
 python -m tools.gpu --backend cuda             # there
 python -m tools.gpu --backend cpu              # the rehearsal, on any machine
 
-Where a call may take ten minutes, --within 580 runs what fits, and the next call what is left.
+If a call may take only ten minutes, --within 580 runs what fits, and the next call the rest.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tools.gpu.machine import Bench, Limit
 from worker.wire.backends import BACKENDS
 
 LONGEST_S = 540.0
-"""Of a step, however patient: it must fit into a call of ten minutes."""
+"""Maximum time of a step, whatever the patience: it must fit into a call of ten minutes."""
 LEAST_SHARE = 0.1
-"""Of its limit that is left of a call, for a step to be begun."""
+"""A step starts only if the call has this fraction of the step's limit left."""
 EXPECTED = Path(__file__).with_name("expected.json")
 
 STEPS: list[tuple[str, float, Callable[[Bench], Any]]] = [
@@ -58,7 +58,9 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.gpu", description=__doc__)
     parser.add_argument("--backend", choices=[*BACKENDS], default="cuda")
     parser.add_argument(
-        "--only", default="", help="steps whose name contains this, also those that failed before"
+        "--only",
+        default="",
+        help="steps whose name contains this, including those that failed before",
     )
     parser.add_argument("--out", type=Path, default=Path("gpu-report"))
     parser.add_argument("--short", action="store_true", help="small models and loads: a rehearsal")
@@ -66,11 +68,13 @@ def main(argv: list[str]) -> int:
         "--within",
         type=float,
         default=math.inf,
-        help="seconds: a step that is cut by their end is one for the next call",
+        help="seconds; a step that does not finish in them is left for the next call",
     )
-    parser.add_argument("--patience", type=float, default=1.0, help="times the steps' own limits")
+    parser.add_argument(
+        "--patience", type=float, default=1.0, help="factor for the steps' own limits"
+    )
     options = parser.parse_args(argv)
-    # Behind `nohup … &` it is ignored, also by the children whose time a step ends with it.
+    # After `nohup … &` SIGINT is ignored, also by the children that a step ends with it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     options.out.mkdir(parents=True, exist_ok=True)
     expected = json.loads(EXPECTED.read_text("utf-8"))
@@ -96,7 +100,8 @@ def main(argv: list[str]) -> int:
 
 
 def recorded(bench: Bench) -> dict[str, dict[str, Any]]:
-    """What was found by the steps that were run in this folder, in this call or an earlier one."""
+    """Return the findings of the steps that were run in this folder, in this call or an earlier
+    one."""
     try:
         lines = (bench.out / "steps.jsonl").read_text("utf-8").splitlines()
     except FileNotFoundError:
@@ -107,9 +112,10 @@ def recorded(bench: Bench) -> dict[str, dict[str, Any]]:
 def run(
     bench: Bench, name: str, limit_s: float, step: Callable[[Bench], Any], end: float = math.inf
 ) -> bool:
-    """Record one step: its outcome, its seconds and what it found. A failure ends the step alone.
+    """Run and record one step: its outcome, its seconds and its findings. A failure ends only the
+    step.
 
-    Returns false if it could not have all its time before `end`, and did not do with less.
+    Returns false if the time before `end` was too short for the step's limit and for the step.
     """
     began = time.monotonic()
     left_s = end - began

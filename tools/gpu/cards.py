@@ -1,9 +1,9 @@
-"""GPUs for tests on any machine: Mesa's software device, which `layer.c` makes look like cards.
+"""GPUs for tests on any machine: Mesa's software device, which `layer.c` disguises as cards.
 
-`Cards.environment()` has all that a process needs to see them;
-`python -m tools.gpu.cards discrete:2000 COMMAND…` runs a command with it. On Debian a loader and
-a driver of a known age are unpacked into the build cache, and nothing is installed; elsewhere the
-system's are taken.
+`Cards.environment()` has the variables that a process needs to see them;
+`python -m tools.gpu.cards discrete:2000 COMMAND…` runs a command with them. On Debian a loader and
+a driver of known versions are unpacked into the build cache, and nothing is installed; elsewhere
+the system's are used.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from builds.errors import BuildError
 LAYER = "VK_LAYER_TEST_cards"
 _SOURCE = Path(__file__).with_name("layer.c")
 _SHARE = struct.Struct("8Q")
-"""`Share` of `layer.c`: a process's bytes on each card."""
+"""`Share` in `layer.c`: a process's bytes on each card."""
 _LAST_SHARE = 255
-"""Of the state file; processes with a GPU take the first that are free."""
+"""Entries of the state file; a process with a GPU takes the first free ones."""
 
 
 class NoCards(Exception):
-    """What this machine lacks."""
+    """This machine lacks something; the message says what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +44,18 @@ class Cards:
 
     described: str
     state: Path
-    """A file by which processes share the cards' memory."""
+    """A file through which processes share the cards' memory."""
 
     def environment(self) -> dict[str, str]:
-        """The variables that a process needs to see these cards alone."""
+        """Return the variables that a process needs to see only these cards."""
         loader, driver = drivers()
         folder = self.state.parent
         self.state.touch()
         files = [folder / f"card{n}.json" for n in range(len(self.described.split(",")))]
-        for file in files:  # the loader takes each as a driver with a device of its own
+        for file in files:  # the loader treats each as a driver with a device of its own
             icd = {"library_path": str(driver), "api_version": "1.3.0"}
             file.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
-        # Named first, the system's folder would also give its libpython to another Python.
+        # If the system's folder came first, another Python would also load its libpython.
         is_found = loader.is_relative_to("/usr")
         libraries = ["" if is_found else str(loader.parent), os.environ.get("LD_LIBRARY_PATH", "")]
         shaders = store.folder("vulkan") / "shaders"
@@ -67,12 +67,12 @@ class Cards:
             "MESA_SHADER_CACHE_DIR": str(shaders),
             "LP_NUM_THREADS": "2",
             "VK_TEST_CARDS": self.described,
-            "VK_TEST_CACHE": str(self.state),  # the engine's walls let it write to caches alone
+            "VK_TEST_CACHE": str(self.state),  # the engine's walls allow it to write only to caches
         }
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """While this lasts, no card has memory for anything more."""
+        """Within this context, no card has memory left."""
         with self.state.open("r+b") as state:
             state.seek(_LAST_SHARE * _SHARE.size)
             state.write(_SHARE.pack(*[1 << 40] * 8))
@@ -83,7 +83,7 @@ class Cards:
 
 @cache
 def layer() -> Path:
-    """The compiled layer, beside its manifest."""
+    """Return the compiled layer, beside its manifest."""
     key = store.key({"source": store.sha256(_SOURCE), "machine": platform.machine()})
     home = store.folder("vulkan") / f"layer-{key}"
     if not home.is_dir():
@@ -107,7 +107,7 @@ def layer() -> Path:
 
 @cache
 def drivers() -> tuple[Path, Path]:
-    """The loader and Mesa's software driver; raises `NoCards` if they are not to be had."""
+    """Return the loader and Mesa's software driver; raises `NoCards` if they are not available."""
     try:
         root = _unpacked()
     except NoCards:
@@ -146,7 +146,8 @@ def _unpacked() -> Path:
 
 
 def _unpack_newest(release: str, target: Path) -> None:
-    """The driver from the release's backports, where they have it: a memory budget came late."""
+    """Unpack the driver, from backports if they have it, because memory budgets are a late
+    feature."""
     try:
         vulkan.unpack_debian(f"{release}-backports", ["mesa-vulkan-drivers"], target)
     except BuildError:

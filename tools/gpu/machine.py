@@ -21,30 +21,31 @@ from worker.wire.engine_settings import EngineSettings
 
 @dataclass
 class Bench:
-    """What all steps share. Workers are started one at a time, with the backend's own command."""
+    """State that all steps share. Workers are started one at a time, with the backend's own
+    command."""
 
     backend: BackendName
     out: Path
     expected: dict[str, Any]
     short: bool
     patience: float = 1.0
-    """Times what a quiet machine with a GPU may take."""
+    """Factor for the time limits, which are for a quiet machine with a GPU."""
 
     @cached_property
     def cache(self) -> Path:
-        """Of all calls, so that what drivers have compiled is compiled once."""
+        """The cache of all calls, so that drivers compile only once."""
         folder = self.out / "cache"
         folder.mkdir(exist_ok=True)
         return folder
 
     def look(self) -> preflight.Findings:
-        """The device as another process finds it now."""
+        """The device as another process currently sees it."""
         asked = preflight.Questions(EngineSettings(backend=self.backend))
         return preflight.ask(asked, timeout_seconds=preflight.SECONDS * self.patience)
 
     @property
     def used_bytes(self) -> int | None:
-        """What the driver says is used on the device; `None` for a CPU."""
+        """Memory in use on the device according to the driver; `None` for a CPU."""
         used = [
             each.total_bytes - each.free_bytes
             for each in self.look().device or ()
@@ -54,7 +55,7 @@ class Bench:
 
     @property
     def device(self) -> str:
-        """The device's name, and its driver's versions."""
+        """Return the device's name and its driver's versions."""
         found = self.look()
         chosen = {each.name for each in found.device or ()}
         names = found.library.devices if found.library else ()
@@ -82,7 +83,7 @@ class Bench:
 
 
 class Limit:
-    """Raises `TimeoutError` in the main thread when the block takes longer."""
+    """Raises `TimeoutError` in the main thread if the block takes longer."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds

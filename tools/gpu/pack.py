@@ -1,6 +1,7 @@
-"""Compiles here, where there is nvcc, and packs what a bare machine with a GPU needs to report.
+"""Compiles on this machine, which has nvcc, and packs what a bare machine with a GPU needs for the
+report.
 
-FILE then holds wheels, and llama.cpp's programs in a cache. On that machine, in the checkout:
+FILE then contains wheels, and llama.cpp's programs in a cache. On that machine, in the checkout:
 
     mkdir .pack && tar -xf FILE -C .pack
     python3 -m venv --without-pip .pack/venv
@@ -26,13 +27,13 @@ from tools.bench.model import VOCAB_FILES
 from tools.bench.peer_build import build_peers
 
 GLIBC = range(17, 40)
-"""Minor versions of those C libraries that the other machine may have at least: pip takes each by
+"""Minor versions of the C libraries that the other machine may have at least; pip needs each by
 name."""
 OLD_NAMES = ("manylinux2014", "manylinux1")
 DICTIONARY = 1 << 28
-"""Bytes that xz looks back: the plug-ins lie in the wheel and beside llama.cpp's programs, and are
-stored once."""
-# Of the test tools only this one is needed.
+"""Size of xz's dictionary in bytes: the plug-ins are in the wheel and beside llama.cpp's programs,
+and are stored once."""
+# The only one of the test tools that is needed.
 TEST_TOOLS = ("psutil", "httpx", "httpcore", "h11", "anyio", "idna", "certifi")
 
 
@@ -69,14 +70,14 @@ def main(argv: list[str]) -> int:
 
 
 def stored(unpacked: Path, wheel: Path) -> None:
-    """The wheel again, uncompressed: what compresses it later then sees its files."""
+    """Rewrite the wheel without compression, so that xz sees its files."""
     with zipfile.ZipFile(wheel, "w", zipfile.ZIP_STORED) as archive:
         for path in sorted(unpacked.rglob("*")):
             archive.write(path, path.relative_to(unpacked))
 
 
 def programs(cache: Path, libraries: Path, jobs: int) -> None:
-    """llama.cpp's programs and the vocabularies of the random models, as the cache has them."""
+    """Copy llama.cpp's programs and the vocabularies of the random models in the cache's layout."""
     peers = build_peers(pins.pins(), jobs, backend="cuda", libraries=libraries)
     here = store.folder()
     target = cache / here.name
@@ -89,7 +90,7 @@ def programs(cache: Path, libraries: Path, jobs: int) -> None:
 
 
 def downloaded(target: Path, python: str) -> None:
-    """The locked packages as wheels for that machine's Python."""
+    """Download the locked packages as wheels for that machine's Python."""
     tools = toolchain.python(pins.pins())
     locked = locks.TEST.read_text()
     entries = [re.search(rf"(?m)^{name}==(?:.*\\\n)*.*$", locked) for name in TEST_TOOLS]

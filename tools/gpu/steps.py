@@ -1,4 +1,4 @@
-"""The steps, in their order. Each returns what it found and raises where something is wrong."""
+"""The steps, in their order. Each returns its findings and raises if something is wrong."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GREEDY = {"temperature": 0, "max_tokens": 48}
 
 
 def installed_wheel(bench: Bench) -> str:
-    """What llama.cpp is compiled from, with what, for which GPUs."""
+    """The sources, the compiler and the GPUs of the llama.cpp build."""
     stamp = json.loads((installed_libraries() / STAMP).read_text("utf-8"))
     told = [stamp["llama_cpp_commit"][:9], stamp["compiler"], stamp.get("nvcc", "")]
     return ", ".join(filter(None, [*told, stamp["flags"].get("CMAKE_CUDA_ARCHITECTURES")]))
@@ -46,9 +46,9 @@ def doctor(bench: Bench) -> str:
 
 
 def first_tokens(bench: Bench) -> dict[str, float]:
-    """Seconds of a start and of streams before and after the driver has compiled what they run.
+    """Seconds of a start and of streams, before and after the driver has compiled their kernels.
 
-    Streams of many lengths end one after another, so steps of each width are among them.
+    Streams of many lengths end one after another, so there are steps of each width.
     """
     found = {}
     for name in ("first", "second"):
@@ -67,7 +67,7 @@ def first_tokens(bench: Bench) -> dict[str, float]:
 
 
 def plan_and_memory(bench: Bench) -> dict[str, Any]:
-    """The plan's total, and how much more the driver says is used while the worker is there."""
+    """The plan's total, and the additional memory in use while the worker runs, by the driver."""
     before = bench.used_bytes
     with bench.worker() as worker:
         resident = int(worker.get("/health").json()["vram_bytes_used"])
@@ -90,7 +90,7 @@ def plan_and_memory(bench: Bench) -> dict[str, Any]:
 
 
 def confined(bench: Bench) -> dict[str, str]:
-    """Which walls hold around the engine; the driver computes inside them, and without them too."""
+    """The engine's walls; checks that the driver computes inside and without them."""
     found = {}
     for flags in ((), ("--no-confine",)):
         with bench.worker(*flags) as worker:
@@ -104,7 +104,7 @@ def confined(bench: Bench) -> dict[str, str]:
 
 
 def must_not_fit(bench: Bench) -> str:
-    """More cells than any device holds."""
+    """Check that more cells than any device can hold are refused."""
     flags = ("--slots", "256", "--context-length", "16000000")
     limit_s = 50 * bench.patience
     left = run_to_exit(*flags, cache_dir=bench.cache, backend=bench.backend, timeout_s=limit_s)
@@ -122,7 +122,7 @@ def greedy_text(bench: Bench) -> str:
 
 
 def _as_expected(bench: Bench, text: str) -> str:
-    """How far a text is the CPU's: its first half at least."""
+    """Return how much of a text equals the CPU's; it must be at least the first half."""
     expected = bench.expected["greedy"]
     same = len(os.path.commonprefix([text, expected]))
     assert same >= len(expected) // 2, f"after {same} of {len(expected)} characters: {text!r}"
@@ -130,9 +130,9 @@ def _as_expected(bench: Bench, text: str) -> str:
 
 
 def streams_as_alone(bench: Bench) -> dict[str, int]:
-    """How many of sixteen streams side by side say what they say alone.
+    """How many of sixteen concurrent streams have the same text as alone.
 
-    Rounding depends on the batch, so a near tie may fall the other way, and nothing else.
+    Rounding depends on the batch, so texts may differ only after a near tie.
     """
     n_tokens = GREEDY["max_tokens"]
     fields = survival.FIELDS | GREEDY
@@ -161,7 +161,7 @@ def deterministic(bench: Bench) -> str:
 
 
 def draft_model(bench: Bench) -> dict[str, Any]:
-    """The model guesses for itself: planned, resident, and right but for near ties."""
+    """The model is its own draft model: planned, resident, and right except for near ties."""
     with bench.worker("--no-mmap", "--draft", "tiny-model") as worker:
         text = worker.execute(STORY, **GREEDY).text
         info = worker.get("/info").json()
@@ -176,7 +176,7 @@ def draft_model(bench: Bench) -> dict[str, Any]:
 
 
 def engine_comes_back(bench: Bench) -> dict[str, Any]:
-    """After SIGKILL, and after a stop that makes it count as stalled; memory is given back."""
+    """Recovery after SIGKILL, and after a SIGSTOP that counts as a stall; memory is released."""
     found: dict[str, Any] = {}
     wait_s = 60 * bench.patience
     with bench.worker("--stall-timeout", str(10 * bench.patience)) as worker:
@@ -201,14 +201,15 @@ def engine_comes_back(bench: Bench) -> dict[str, Any]:
 
 
 def _ask_in_vain(worker: WorkerProcess) -> None:
-    """A request that the stopped engine cannot answer: only then is it missed."""
+    """Send a request that the stopped engine cannot answer: without work it does not count as
+    stalled."""
     pool = concurrent.futures.ThreadPoolExecutor(1)
     pool.submit(worker.execute, STORY, max_tokens=4)
     pool.shutdown(wait=False)
 
 
 def step_profile(bench: Bench) -> str:
-    """Where a step's time goes, and what of it the host takes."""
+    """Where a step's time goes, and how much of it is spent on the host."""
     command = [*_measured(bench, "step_profile", 20 if bench.short else 200), *_large(bench)]
     if not bench.short:
         _kept(bench, "profile-drawn", [*command, "--temperature", "0.8"])
@@ -216,7 +217,8 @@ def step_profile(bench: Bench) -> str:
 
 
 def device_sampling(bench: Bench) -> str:
-    """Steps that draw on the host, as the worker's do, and steps of llama.cpp's own samplers."""
+    """Steps that sample on the host, as the worker does, and steps with llama.cpp's own
+    samplers."""
     command = _measured(bench, "device_sampling", 5 if bench.short else 100)
     if bench.short:
         model = bench.cache / "bundled.gguf"
@@ -232,7 +234,7 @@ def _measured(bench: Bench, module: str, n_steps: int) -> list[str]:
 
 
 def other_settings(bench: Bench) -> str:
-    """One pool of cells, and larger steps, against the defaults: what these should be."""
+    """One pool of cells, and larger steps, against the defaults, to check the latter."""
     loads = "streams1" if bench.short else "streams16,join"
     variants = ["--variant", "unified=--kv-unified"]
     variants += ["--variant", "large=--micro-batch 2048 --prefill-budget 2048"]
@@ -241,14 +243,14 @@ def other_settings(bench: Bench) -> str:
 
 
 def speculation(bench: Bench) -> str:
-    """Guesses by a draft model that is right, and none, against lookup as by default."""
+    """Guesses by a draft model that is always right, and no guesses, against the default lookup."""
     loads = "guessed1" if bench.short else "guessed1,guessed4,guessed16"
     variants = ["--variant", "draft=--draft {draft}", "--variant", "plain=--speculate off"]
     return _table(bench, "speculation", "--only", "worker", *variants, *_large(bench), loads=loads)
 
 
 def speed(bench: Bench) -> str:
-    """The benchmark's table for a model of 8 B; its figures lie beside the report."""
+    """The benchmark's table for an 8 B model; its figures are saved beside the report."""
     loads = "streams1"
     if not bench.short:
         loads += ",streams4,streams16,streams64,shared,join,open80,steady"
@@ -256,8 +258,8 @@ def speed(bench: Bench) -> str:
 
 
 def small_model(bench: Bench) -> str:
-    """The same for 190 M, of whose steps the host takes most. A rehearsal cancels nothing: its
-    prompts are too long for a software device."""
+    """The same for 190 M parameters, where the host takes most of a step. A rehearsal omits
+    cancels: their prompts are too long for a software device."""
     loads = "streams1"
     if not bench.short:
         loads += ",cancel,start,streams16,streams64,vocabulary,temperature"

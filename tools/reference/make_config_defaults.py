@@ -1,12 +1,12 @@
-"""Makes what classes of configurations say for absent keys: the converter's table, and its test's.
+"""Makes the tables of the configuration classes' defaults, for the converter and for its test.
 
     python -m tools.reference.make_config_defaults
 
 Needs transformers. `worker/convert/family/classes.json` has for each `model_type` the defaults of
 the keys that the converter reads, other names of keys, and keys that may be `null`. For
-`tests/data/definitions/defaults.json` each key is taken out of each checkpoint's text configuration
-in turn, and the class says what it then is: `{checkpoint: {key: value}}`; a key that the class
-wants or does not know is left out.
+`tests/data/definitions/defaults.json` each key is removed from each checkpoint's text configuration
+in turn, and the class provides its default: `{checkpoint: {key: value}}`; a key that the class
+requires or does not have is left out.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ import transformers  # type: ignore[import-not-found]
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/data"
 OF_FILES = {"architectures", "model_type", "transformers_version", "dtype", "use_cache"}
-"""What says nothing of how the model computes."""
+"""Keys that do not affect how the model computes."""
 FURTHER = ("qwen2_5_vl_text", "roberta")
-"""Types of models that no checkpoint of `tests/data/parity` is of."""
+"""Types of models without a checkpoint in `tests/data/parity`."""
 UNUSED = {"bos_token_id", "eos_token_id"}
-"""The tokenizer's files say them."""
+"""Keys that the tokenizer's files define."""
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def defaults(config: dict[str, Any]) -> dict[str, Any]:
         others = {k: v for k, v in config.items() if k != key}
         try:
             said = kind.from_dict(others).to_dict()
-        except Exception:  # Of the class's own, where another key does not go with its default.
+        except Exception:  # Values of the class, for keys whose default does not fit another key.
             continue
         if key in said:
             found[key] = said[key]
@@ -82,7 +82,7 @@ def of_class(model_type: str) -> dict[str, Any]:
         key: value
         for key, value in known.items()
         if key in read - UNUSED and isinstance(value, int | float | str) and value != "auto"
-        # Older releases left `true` out, whatever the class had: the tensors say it.
+        # Older releases omitted `true`, whatever the class's default: the tensors decide.
         if (key, value) != ("tie_word_embeddings", False)
     }
     return {

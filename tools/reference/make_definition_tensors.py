@@ -30,7 +30,7 @@ REFUSED = (
     "Qwen-72B-Chat",
     "openPangu-7B",
 )
-"""What is not converted, and transformers has in part no model of."""
+"""Parts that are not converted, some of which transformers has no model for."""
 Groups = dict[str, list[list[Any]]]
 
 
@@ -47,7 +47,7 @@ def main() -> None:
 def shapes(values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     kind = getattr(transformers, values["architectures"][0])
     values = {key: value for key, value in values.items() if key != "quantization_config"}
-    values["model_type"] = kind.config_class.model_type  # Of Kimi, whose code is DeepSeek-V3's.
+    values["model_type"] = kind.config_class.model_type  # For Kimi, whose code is DeepSeek-V3's.
     config = kind.config_class.from_dict(values)
     with torch.device("meta"):
         model = kind(config)
@@ -59,7 +59,7 @@ def shapes(values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def compact(found: Mapping[str, tuple[int, ...]]) -> Groups:
-    """Names by pattern, and which numbers they have with which shape."""
+    """Group names by pattern, with the numbers that each shape has."""
     groups: defaultdict[tuple[str, tuple[int, ...]], list[tuple[int, ...]]] = defaultdict(list)
     for name, shape in found.items():
         numbers = tuple(int(n) for n in re.findall(r"(?<=\.)\d+(?=\.)", name))

@@ -1,4 +1,4 @@
-"""Makes `tests/data/loglikelihoods.json`: what transformers says of 50 continuations.
+"""Makes `tests/data/loglikelihoods.json`: transformers' log-likelihoods of 50 continuations.
 
     python -m tools.reference.make_loglikelihoods        (or `make parity-data`)
 

@@ -2,9 +2,9 @@
 
     python -m tools.reference.make_parity_data [NAME…]        (or `make parity-data`)
 
-Needs PyTorch and transformers, which nothing else does; the data is committed. Weights are drawn
-wider than models are initialised, so that every part of a model shows in its logits. They are
-rounded to the stored type first, and the logits are computed in float32 from the rounded ones.
+Needs PyTorch and transformers, which nothing else does; the data is committed. Weights have a
+larger deviation than usual initialisations, so that every part of a model affects its logits. They
+are rounded to the stored type first, and the logits are computed in float32 from the rounded ones.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def make_tokenizer(folder: Path) -> None:
-    """The one that all checkpoints share: byte-level BPE with three special tokens."""
+    """Make the tokenizer that all checkpoints share: byte-level BPE with three special tokens."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -83,7 +83,7 @@ def make_model(folder: Path, kind: str, settings: dict[str, Any], dtype: str, se
         kind_of_model = transformers.AutoModelForImageTextToText
     if ranks:
         kind_of_model = transformers.AutoModelForSequenceClassification
-    if kind == "Mistral4Config":  # No Auto class has it.
+    if kind == "Mistral4Config":  # Not in any Auto class.
         model = transformers.Mistral4ForCausalLM(config).float().eval()
     else:
         model = kind_of_model.from_config(config).float().eval()
@@ -117,7 +117,7 @@ def pooled(rows: torch.Tensor, pooling: str) -> torch.Tensor:
 
 
 def write_pooling(folder: Path, pooling: str) -> None:
-    """As sentence-transformers has it."""
+    """Write the pooling as sentence-transformers does."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
         {"path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -133,7 +133,8 @@ def write_pooling(folder: Path, pooling: str) -> None:
 def write_dense(
     folder: Path, vector: torch.Tensor, stored: torch.dtype, generator: torch.Generator
 ) -> torch.Tensor:
-    """Two modules that widen a vector and bring it back; returns what becomes of `vector`."""
+    """Write two modules that widen a vector and narrow it again; returns the transformed
+    `vector`."""
     modules = json.loads((folder / "modules.json").read_text())
     n = len(vector)
     widths = {"2_Dense": (n, 4 * n), "3_Dense": (4 * n, n)}
@@ -155,7 +156,7 @@ def random_values(
 ) -> torch.Tensor:
     drawn = torch.randn(parameter.shape, generator=generator)
     if "norm" in name.lower() or "ln_" in name:
-        # Gemma's norms are stored less one; a spread around the stored value suits all.
+        # Gemma stores its norms minus one; random values around the stored one suit all.
         return parameter + 0.2 * drawn
     if parameter.dim() == 1:
         return 0.2 * drawn
@@ -164,7 +165,7 @@ def random_values(
 
 
 def make_shards(source: Path, folder: Path) -> None:
-    """The same checkpoint in several files with an index."""
+    """Write the same checkpoint in several files with an index."""
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype="auto")
     model.save_pretrained(folder, max_shard_size="80KB")
     (folder / "generation_config.json").unlink(missing_ok=True)

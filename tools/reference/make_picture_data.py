@@ -32,7 +32,7 @@ VISION |= {"num_attention_heads": 2, "image_size": SIDE, "patch_size": PATCH}
 QWEN: dict[str, Any] = {"depth": 3, "num_heads": 2, "patch_size": PATCH}
 DEEPER = {"num_position_embeddings": N_PATCHES**2, "deepstack_visual_indexes": [0, 1]}
 WINDOWS = {"intermediate_size": 48, "fullatt_block_indexes": [1], "patch_size": 14}
-"""With windows of 8 patches a side, as llama.cpp has them, whatever a configuration says."""
+"""A processor with windows of 8 patches a side, which llama.cpp always uses."""
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma-3": (
         "Gemma3Config",
@@ -83,8 +83,8 @@ def main() -> None:
 
 
 def make(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Write a checkpoint; returns a picture, (height, width, 3), and what its projector makes of
-    it: a row for each token, with what later layers get beside the first behind it."""
+    """Write a checkpoint; returns a picture, (height, width, 3), and its embeddings: a row for each
+    token, followed by the inputs of later layers."""
     kind, settings = MODELS[name]
     config = getattr(transformers, kind)(**settings)
     config._attn_implementation = "eager"
@@ -96,7 +96,7 @@ def make(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
             parameter.copy_(drawn.to(torch.bfloat16).float())
     model.to(torch.bfloat16).save_pretrained(folder)
     model.float()
-    if name == "gemma-3":  # as it is published; transformers drops a part of the names
+    if name == "gemma-3":  # as published; transformers drops a part of the names
         path = folder / "model.safetensors"
         before, after = "vision_tower.", "vision_tower.vision_model."
         stored = {label.replace(before, after): each for label, each in load_file(path).items()}
@@ -120,7 +120,7 @@ def make(name: str, folder: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _inputs(name: str, scaled: torch.Tensor, patch: int) -> dict[str, Any]:
-    """What a projector takes of a picture: (3, height, width), from -1 to 1."""
+    """Return the projector's input for a picture: (3, height, width), from -1 to 1."""
     _, height, width = scaled.shape
     if not name.startswith("qwen"):
         more = {"image_sizes": torch.tensor([[height, width]])} if name == "pixtral" else {}

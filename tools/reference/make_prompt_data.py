@@ -3,9 +3,9 @@
     python -m tools.reference.make_prompt_data        (or `make parity-data`)
 
 llama-server of the pinned sources renders with `--jinja --chat-template-file`, transformers with
-`render_jinja_template`. transformers is given arguments as objects and, where that makes another
-prompt, as text too: its callers choose. Needs transformers, which nothing else does, and builds
-llama-server (minutes, once); the data is committed.
+`render_jinja_template`. transformers gets arguments as objects and, if that makes a different
+prompt, also as text, because its callers do either. Needs transformers, which nothing else does,
+and builds llama-server (minutes, once); the data is committed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ START_S = 60.0
 
 
 def by_transformers(source: str, chat: dict[str, Any]) -> list[str | None]:
-    """The renderings with arguments as objects and as text, equal ones once."""
+    """Return the renderings with arguments as objects and as text, without duplicates."""
     texts = []
     for parses in (True, False):
         messages = json.loads(json.dumps(chat["messages"]))
@@ -49,7 +49,7 @@ def by_transformers(source: str, chat: dict[str, Any]) -> list[str | None]:
                 **SPECIAL,
                 **chat.get("chat_template_kwargs", {}),
             )
-        except Exception:  # whatever it is, transformers gives no prompt
+        except Exception:  # whatever the error, transformers renders no prompt
             text = None
         if text not in texts:
             texts.append(text)
@@ -62,7 +62,7 @@ def by_llama_server(program: str, model: Path, template: Path) -> dict[str, str 
         port = free.getsockname()[1]
     command = [program, "--model", str(model), "--port", str(port), "--ctx-size", "128"]
     command += ["--jinja", "--chat-template-file", str(template), "--threads", "1", "--no-warmup"]
-    # llama-server takes a BOS from the prompt's beginning if it would add one itself.
+    # llama-server removes a BOS from the prompt's beginning if it would add one itself.
     command += ["--override-kv", "tokenizer.ggml.add_bos_token=bool:false"]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -79,7 +79,7 @@ def by_llama_server(program: str, model: Path, template: Path) -> dict[str, str 
 
 
 def _asked(port: int, path: str, body: dict[str, Any] | None) -> Any:
-    """The answer's body; `None` if there is none or it tells an error."""
+    """Return the answer's body; `None` if there is none or it is an error."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data)
     try:

@@ -1,11 +1,11 @@
-"""Makes `tests/data/quantised`: small weights as quantisers store them, and the values that the
-same package makes of what it stored.
+"""Makes `tests/data/quantised`: small weights as quantisers store them, and the values to which the
+same package dequantises them.
 
 `python -m tools.reference.make_quantised_data` in an environment with PyTorch, transformers,
 compressed-tensors 0.20 and nvidia-modelopt; the tests need none of them. With `int4-order` it makes
-that case alone, by compressed-tensors 0.11: later releases have no order of columns. With `gptq`,
-`awq`, `bnb` or `mlx` it makes the cases of GPTQModel 7.7, AutoAWQ 0.2.9, bitsandbytes 0.50 or MLX
-0.32 alone; the last needs no PyTorch.
+only that case, by compressed-tensors 0.11: later releases do not support an order of columns. With
+`gptq`, `awq`, `bnb` or `mlx` it makes only the cases of GPTQModel 7.7, AutoAWQ 0.2.9, bitsandbytes
+0.50 or MLX 0.32; the last needs no PyTorch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if sys.argv[1:] != ["mlx"]:
 
 FOLDER = Path(__file__).parents[2] / "tests/data/quantised"
 SHAPE = (36, 64)
-"""The rows are no whole number of I32 with eight numbers in each."""
+"""The length of a row is not a multiple of the eight numbers in an I32."""
 PACKED = "pack-quantized"
 FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
     "int4": (PACKED, {"num_bits": 4, "group_size": 32}),
@@ -45,10 +45,10 @@ FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 ORDERED: dict[str, Any] = {"num_bits": 4, "group_size": 32, "actorder": "group"}
 EXACT = ("int4-zero", "int4-order")
-"""With scales in float32; the package computes in their type."""
+"""Cases with scales in float32; the package computes in the scales' type."""
 
 WIDE = (64, 96)
-"""Whole numbers of I32s, with eight numbers in each or 32 in three, in both directions."""
+"""A size that fills whole I32s in both directions, with eight numbers in one or 32 in three."""
 GPTQ: dict[str, dict[str, Any]] = {
     "gptq": {"bits": 4, "group_size": 32, "sym": True},
     "gptq-zero": {"bits": 4, "group_size": 16, "sym": False},
@@ -67,7 +67,7 @@ BITSANDBYTES: dict[str, dict[str, Any]] = {
     "bnb-nf4-float": {"quant_type": "nf4", "compress_statistics": False},
 }
 STORED = {"bnb-nf4-half": "bfloat16", "bnb-nf4-float": "float32"}
-"""The types of those whose values or bytes have another than float16."""
+"""Types of the cases whose values or bytes are not float16."""
 
 Tensors = dict[str, Any]
 
@@ -158,8 +158,8 @@ def modelopt(algorithm: str) -> tuple[dict[str, Any], Tensors]:
 
 
 def fbgemm() -> tuple[dict[str, Any], Tensors]:
-    """What transformers' layer gives for the columns of a unit matrix, by the way that needs no GPU
-    but is taken for one of Intel's."""
+    """Return transformers' layer applied to a unit matrix, by the path for Intel GPUs, which works
+    without a GPU."""
     from transformers.integrations import fbgemm_fp8  # type: ignore[import-not-found]
 
     scale = weight().abs().amax(1, keepdim=True) / 448
@@ -180,8 +180,8 @@ def fbgemm() -> tuple[dict[str, Any], Tensors]:
 
 
 def limits(values: Any, settings: dict[str, Any]) -> tuple[Any, Any]:
-    """A scale and a zero for each group, in a row for each row of the weight; some rows have no
-    number below zero, so that zero itself stands for it."""
+    """Return a scale and a zero point for each group, in a row for each row of the weight; some
+    rows have no negative numbers, so that their zero point is 0."""
     n_bits, size = settings["bits"], settings["group_size"]
     parts = [part.aminmax(dim=1) for part in values.split(size if size > 0 else WIDE[1], 1)]
     least, most = (torch.stack(each, 1) for each in zip(*parts, strict=True))
@@ -245,8 +245,8 @@ def awq() -> tuple[dict[str, Any], Tensors]:
 
 
 def bitsandbytes(name: str) -> tuple[dict[str, Any], Tensors]:
-    """Without scales of scales, in rows that are no whole number of blocks. The package's way for
-    CPUs takes wrong scales for these: twice as far from the weight as its way for any device."""
+    """Without double quantisation, in rows that are not a multiple of a block. The package's CPU
+    path uses wrong scales for these: its error is twice that of the path for any device."""
     from bitsandbytes import functional  # type: ignore[import-not-found]
     from bitsandbytes.backends.default import ops  # type: ignore[import-not-found]
 

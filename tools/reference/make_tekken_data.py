@@ -1,10 +1,10 @@
-"""Makes `tests/data/tekken`: the beginning of Mistral's vocabulary and the ids that texts get.
+"""Makes `tests/data/tekken`: the beginning of Mistral's vocabulary and the ids of some texts.
 
     python -m tools.reference.make_tekken_data
 
 Needs mistral-common (Apache-2.0), which ships the whole `tekken_240911.json` and its own tokenizer.
-The first ranks of a vocabulary are a vocabulary too. `expected.json` holds what the small one gives
-the texts of `corpus`, `expected_whole.json` what the whole one gives them.
+The first ranks of a vocabulary are a vocabulary too. `expected.json` has the ids of the texts of
+`corpus` with the small one, `expected_whole.json` those with the whole one.
 """
 
 from __future__ import annotations

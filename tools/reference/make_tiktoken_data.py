@@ -1,4 +1,4 @@
-"""Makes `tests/data/tiktoken`: a small `tiktoken.model` and the ids that tiktoken gives texts.
+"""Makes `tests/data/tiktoken`: a small `tiktoken.model` and tiktoken's ids for some texts.
 
     python -m tools.reference.make_tiktoken_data
 

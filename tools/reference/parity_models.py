@@ -420,6 +420,6 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "bfloat16",
     ),
 }
-"""New ones at the end: the position is the seed. `pooling` makes an embedding model, `dense` two
-matrices behind it, `ranks` a model that ranks; `saved_as` is what
-published configurations call an architecture that transformers has under another name."""
+"""Add new ones at the end, because the position is the seed. `pooling` makes an embedding model,
+`dense` adds two matrices after it, `ranks` makes a ranking model; `saved_as` is the name in
+published configurations of an architecture that transformers has under another name."""

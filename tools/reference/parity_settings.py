@@ -94,7 +94,7 @@ QWEN3_VL_MOE: dict[str, Any] = {
         **{"norm_topk_prob": True, "moe_intermediate_size": 48},
     },
 }
-# llama.cpp looks GELU up in a half-precision table; small activations keep that out of sight.
+# llama.cpp looks up GELU in a half-precision table; small activations hide the difference.
 GAIN = {
     "GPT2Config": 0.2,
     "GemmaConfig": 0.9,

@@ -1,8 +1,8 @@
 """`python -m tools.reference.trim FOLDER OUT`: a tokenizer's definition without its bulk.
 
-What defines it stays as published: normalizer, pre-tokenizer, post-processor, decoder, the model's
-flags, added tokens and all ids. Of the vocabulary the byte alphabet and the first merges stay, of
-numbered placeholders (`<|reserved_special_token_7|>`) the first.
+Its definition stays as published: normalizer, pre-tokenizer, post-processor, decoder, the model's
+flags, added tokens and all ids. The vocabulary keeps the byte alphabet and the first merges, and
+the first of numbered placeholders (`<|reserved_special_token_7|>`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def trimmed(tokenizer: dict[str, Any]) -> dict[str, Any]:
 
 
 def trimmed_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """`tokenizer_config.json` without the same placeholders."""
+    """Return `tokenizer_config.json` without the same placeholders."""
     added = settings.get("added_tokens_decoder")
     if added is None:
         return settings

@@ -1,6 +1,6 @@
 """Synthetic corpus: short stories and short ChatML dialogues.
 
-A story keeps its hero, place, object and ending, so that a small model can learn to.
+A story keeps its hero, place, object and ending, so that a small model can learn consistency.
 """
 
 import random

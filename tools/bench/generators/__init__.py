@@ -1,1 +1,1 @@
-"""Load generators of others, aiperf and guidellm, before the worker and llama-server."""
+"""Runs the load generators aiperf and guidellm against the worker and llama-server."""

@@ -1,9 +1,9 @@
-"""`python -m tools.bench.generators`: what aiperf and guidellm measure of worker and llama-server.
+"""`python -m tools.bench.generators`: measures worker and llama-server with aiperf and guidellm.
 
-SmolLM2 on each server's own defaults, both up together, closed loops of some streams; prompts and
-answers of a fixed length. The numbers of a run are the generator's own, with its own clock and its
-own meaning of them; medians and ratios over the rounds are this benchmark's. Runs in a process of
-its own; the generators are its children, in environments of theirs (`.venv-generators`).
+Both servers run at the same time, with SmolLM2 and their own defaults, under closed loops of some
+streams with prompts and answers of a fixed length. The numbers of a run are the generator's, by its
+own clock and definitions; medians and ratios over the rounds are this benchmark's. Runs in its own
+process; the generators are its children, in separate environments (`.venv-generators`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tools.environments import python_with
 
 HERE = Path(__file__).parent
 TOKENIZER = ROOT / "worker" / "assets" / "tiny-model"
-"""What the generators count prompts with: they take a folder as transformers write it."""
+"""A tokenizer's folder as transformers saves it, with which the generators count prompts."""
 PROMPT_TOKENS, ANSWER_TOKENS = 128, 64
 REQUESTS_PER_STREAM = 6
 TIMEOUT_S = 500.0
@@ -38,7 +38,7 @@ TIMEOUT_S = 500.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One closed loop: `n_requests` in all, `n_streams` at a time."""
+    """One closed loop: `n_requests` in total, `n_streams` at a time."""
 
     url: str
     model: str
@@ -48,7 +48,7 @@ class Run:
 
 
 def aiperf_command(run: Run, folder: Path) -> list[str]:
-    """A chat for each request, over `/v1/chat/completions`."""
+    """Each request is a chat, on `/v1/chat/completions`."""
     return [
         *("aiperf", "profile", "--url", run.url, "--model", run.model, "--streaming"),
         *("--endpoint-type", "chat", "--tokenizer", str(TOKENIZER)),
@@ -76,7 +76,7 @@ def aiperf_metrics(folder: Path) -> dict[str, float]:
 
 
 def guidellm_command(run: Run, folder: Path) -> list[str]:
-    """A text to go on with for each request, over `/v1/completions`."""
+    """Each request is a text to continue, on `/v1/completions`."""
     lengths = f"prompt_tokens={PROMPT_TOKENS},output_tokens={ANSWER_TOKENS}"
     return [
         *("guidellm", "benchmark", "--target", run.url, "--model", run.model),
@@ -171,7 +171,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", choices=sorted(GENERATORS), default=list(GENERATORS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 4])
-    parser.add_argument("--jobs", type=int, default=2, help="for the build of llama-server")
+    parser.add_argument("--jobs", type=int, default=2, help="parallel jobs of llama-server's build")
     options = parser.parse_args(argv)
     if min(options.rounds, *options.streams) < 1:
         parser.error("--rounds and --streams are 1 or more.")
