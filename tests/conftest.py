@@ -25,7 +25,7 @@ from tests.support.worker import PATIENCE_S, WorkerProcess
 
 LONG_TIMEOUT_S = 3600
 OFFLINE = "HF_HUB_OFFLINE"
-# How long an example takes tells of the machine and its other work, not of the code.
+# How long an example takes depends on the machine and its other work, not on the code.
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -40,15 +40,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     shared_folder()
-    # Behind `&` or `nohup` these are ignored. The commands to which tests send them would inherit
-    # that, and not heed them.
+    # After `&` or `nohup` these are ignored. Commands that tests send them to would inherit
+    # that and ignore them, too.
     for number, handler in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, lambda *_: None),
     ):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, handler)
-    # A traceback that rich draws takes a third of a second.
+    # rich takes a third of a second to render a traceback.
     structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
     if config.getoption("--no-skips"):
         config.pluginmanager.register(NoSkips())
@@ -62,8 +62,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Modules and tests stay to the end: no collection of garbage need go over them, at 0.3 s each,
-    while they come or later."""
+    """Modules and tests live until the end, so keep garbage collections, at 0.3 s each, from
+    visiting them."""
     gc.disable()
     result = yield
     gc.collect()
@@ -75,7 +75,7 @@ def pytest_collection() -> Iterator[None]:
 class StartWorker(Protocol):
     """`start_worker("--slots", "2", env={…})` → a ready worker, stopped when the test ends.
 
-    The engines of one that `can_be_held` wait while there is its file `hold`."""
+    The engines of a worker that `can_be_held` wait while its file `hold` exists."""
 
     def __call__(
         self,
@@ -91,7 +91,8 @@ class StartWorker(Protocol):
 
 @pytest.fixture(scope="session", autouse=True)
 def one_certificate_store() -> Iterator[None]:
-    """For all HTTP clients of the tests: to load it takes each of them 50 ms of computing."""
+    """One store for all HTTP clients of the tests, because loading it takes 50 ms of CPU time
+    each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", cache(ssl.create_default_context))
         yield
@@ -99,7 +100,7 @@ def one_certificate_store() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def patient_clients() -> Iterator[None]:
-    """What a busy machine answers late is no fault: httpx gives up after five seconds."""
+    """Late answers of a busy machine are no fault, but httpx gives up after five seconds."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("connect", "read", "write", "pool"):
             patch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, name, PATIENCE_S)
@@ -108,13 +109,13 @@ def patient_clients() -> Iterator[None]:
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """Coroutines are tests by anyio's plug-in for pytest."""
+    """anyio's pytest plug-in runs coroutine tests."""
     return "asyncio"
 
 
 @pytest.fixture(autouse=True)
 def logs_of_its_own() -> Iterator[None]:
-    """A command that runs in this process sets the logs up; the next test has the defaults."""
+    """Restore the log defaults after a test that runs a command in this process."""
     yield
     if structlog.is_configured():
         structlog.reset_defaults()
@@ -122,7 +123,7 @@ def logs_of_its_own() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def downloads_of_its_own() -> Iterator[None]:
-    """A doctor that runs in this process turns them off; the next test has what the user says."""
+    """Restore the user's setting after a test that runs the doctor, which turns downloads off."""
     given = os.environ.get(OFFLINE)
     yield
     os.environ.pop(OFFLINE, None)
@@ -132,7 +133,7 @@ def downloads_of_its_own() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def warm_cache() -> Path:
-    """One cache folder a run, so that the bundled model is converted once."""
+    """One cache folder per run, so that the bundled model is converted once."""
     folder = shared_folder() / "cache"
     folder.mkdir(exist_ok=True)
     return folder
@@ -143,7 +144,7 @@ def worker(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """The worker that most tests share: `llorch-cpu` on the bundled model, 16 slots.
 
     It computes on one thread: two that wait for each other at every layer take three times the
-    processor time, and crawl when the machine has other work. What `chat` starts has the default,
+    CPU time, and are very slow on a busy machine. Workers that `chat` starts have the default,
     which is the CPU budget.
     """
     folder = tmp_path_factory.mktemp("worker")
@@ -193,7 +194,7 @@ def starting(folder: Path, warm_cache: Path, *, ends_well: bool) -> Iterator[Sta
 
 @pytest.fixture
 def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
-    """A factory of workers with flags and variables of their own, on one thread as well."""
+    """A factory of workers with their own flags and variables, also on one thread."""
     with starting(tmp_path, warm_cache, ends_well=False) as start:
         yield start
 
@@ -202,8 +203,8 @@ def start_worker(warm_cache: Path, tmp_path: Path) -> Iterator[StartWorker]:
 def share_worker(
     warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[StartWorker]:
-    """As `start_worker`, for workers that a file's tests share: who asks for one of the same
-    settings gets the same one, idle. They are stopped in the end, and end well."""
+    """Like `start_worker`, for workers that the tests of a file share: the same settings return the
+    same worker, idle. They are stopped at the end, and must exit cleanly."""
     shared: dict[str, WorkerProcess] = {}
     with starting(tmp_path_factory.mktemp("shared"), warm_cache, ends_well=True) as start:
 
@@ -219,7 +220,7 @@ def share_worker(
 
 @pytest.fixture(scope="session")
 def counts() -> Iterator[list[str]]:
-    """Lines that are shown at the end of the run: what worked, of how many."""
+    """Lines to show at the end of the run: how many of how many worked."""
     lines: list[str] = []
     yield lines
     print()

@@ -1,6 +1,6 @@
-"""Which tests may be skipped where `--no-skips` is given, as `.ci/run` does, and why.
+"""The tests that may be skipped with `--no-skips`, which `.ci/run` sets, and why.
 
-A skip outside this list fails the run: a check that silently stops running is a check that is gone.
+Any other skip fails the run, because a check that silently stops running is lost.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ ALLOWED = {
     "tests/system/worker/test_differential.py::test_made_up": "llama-server takes minutes to build",
     "tests/process/api/test_curl.py::": "curl comes from a mirror, which may be away",
 }
-"""The beginning of a test's name → the reason."""
+"""Prefix of a test's name → the reason."""
 
 
 class NoSkips:
-    """Collects the skips that nobody allowed and fails the run for them."""
+    """Collects skips that are not allowed, and fails the run because of them."""
 
     def __init__(self) -> None:
         self.found: list[str] = []

@@ -1,4 +1,4 @@
-"""What the pages of docs/ and the README show, list and link to is there."""
+"""The commands, lists and links of the README and of docs/ are correct."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ WAYS = ("One request, in order:", "One cancel, in order:", "| what is decided | 
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_way_leads_through_what_is_there(way: str) -> None:
-    """Each step is a room, a file, or a method of one."""
+    """Each step is a room, a file, or a method in one."""
     text = TEXTS["docs/architecture.md"].partition(way)[2]
     steps = re.findall(r"`([\w/.]+?)(?:/…)?`", text.partition("\n\n")[0])
     assert len(steps) > 8
@@ -117,12 +117,12 @@ def test_each_sentence_of_the_contract_has_its_test() -> None:
 
 
 BLOCK = re.compile(r"(?:^ {4}.*\n)(?:(?:^ *\n)*^ {4}.*\n)*", re.MULTILINE)
-"""Lines that are indented, and empty ones between them."""
+"""Indented lines, and empty ones between them."""
 OUR_ADDRESS = re.compile(r"127\.0\.0\.1:80[08]0")
 
 
 def blocks() -> list[tuple[str, str]]:
-    """What is shown as code, each with its page."""
+    """Return the code blocks, each with its page."""
     return [
         (page, textwrap.dedent(block))
         for page, text in TEXTS.items()
@@ -169,7 +169,7 @@ def test_messages_that_are_shown_are_taken(worker: WorkerProcess) -> None:
 
 
 def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
-    """And those of a clean stop and of Ctrl-C; `--help` leaves the last one out."""
+    """Plus those of a clean stop and of Ctrl-C; `--help` omits the latter."""
     rows = re.findall(r"^\| (\d+) \|", section("docs/operations.md", "Exit codes"), re.MULTILINE)
     listed = set(map(int, rows))
     assert listed == {0, 130, *(each.exit_code for each in WorkerError.__subclasses__())}
@@ -180,7 +180,7 @@ def test_the_exit_codes_that_are_listed_are_those_of_errors() -> None:
 
 
 def test_a_stream_that_is_shown_is_what_comes(worker: WorkerProcess) -> None:
-    """But for the times, and how much of the prompt is known already."""
+    """Except for the times and the number of cached tokens."""
     [shown] = [block for _, block in blocks() if block.startswith("event: started")]
     [body] = re.findall(r'`(\{"job_id":.*?\})`', TEXTS["docs/api.md"])
     come = worker.post("/execute", json.loads(body)).text
@@ -201,8 +201,8 @@ def test_each_header_of_ours_is_on_a_page() -> None:
 
 
 def test_each_code_of_an_error_is_listed() -> None:
-    """With its status where a request meets it, with its exit code where a start does; what only
-    llorch-ray meets is none of a worker's."""
+    """With its status if a request can cause it, and its exit code if a start can; errors only of
+    llorch-ray are not a worker's."""
     every = WorkerError.__subclasses__()
     kinds = {each.code: each for each in every if each.__module__ == WorkerError.__module__}
     refusals = re.findall(
@@ -241,7 +241,7 @@ def test_each_row_of_a_plan_is_explained(tmp_path: Path) -> None:
 
 
 def test_messages_that_an_operator_sees_are_the_codes() -> None:
-    """What the page of operations quotes; `…` stands for what differs."""
+    """Messages quoted by the page of operations; `…` stands for variable parts."""
     quoted = re.findall(r'"([^"]+)"', section("docs/operations.md", "When something is wrong"))
     assert quoted
     said = {
@@ -276,7 +276,7 @@ def test_the_paths_that_need_no_token_are_listed() -> None:
 
 
 def test_each_path_is_on_the_page_of_the_api() -> None:
-    """By itself, or as what stands behind `/v1`, or before `/input_tokens`."""
+    """By itself, after `/v1`, or before `/input_tokens`."""
     shown = section("docs/api.md", "Paths")
     named = set(re.findall(r"`(?:[A-Z]+ )?(/[^`]*)`", shown))
     assert "`/input_tokens`" in shown
@@ -294,8 +294,7 @@ def test_make_targets_that_are_named_exist() -> None:
 
 
 def test_flags_that_the_worker_is_shown_with_exist() -> None:
-    """In lines that call a command of the worker, and in settings that stand in code by
-    themselves."""
+    """In lines that call a command of the worker."""
     ours = {each for name in BACKENDS for each in _parser(name, None)._option_string_actions}
     ours |= {each for name in BACKENDS for each in _parser(name, "plan")._option_string_actions}
     for page, text in TEXTS.items():
@@ -313,7 +312,7 @@ def test_the_page_of_settings_is_the_settings() -> None:
 
 
 def test_each_flag_of_llama_server_has_an_answer() -> None:
-    """As the sources that the wheel is built from declare them."""
+    """As declared in the sources that the wheel is built from."""
     source = (sdist.unpacked(pins.pins()) / "vendor/llama.cpp/common/arg.cpp").read_text("utf-8")
     source = re.sub(r"^\s*//.*$", "", source, flags=re.MULTILINE)
     declared: set[str] = set()
@@ -356,15 +355,15 @@ def test_a_flag_of_llama_server_that_is_none_here_is_not_taken_for_another() -> 
 
 
 INTERNAL = {"caps", "elem", "err", "error_data", "event_obj", "rank"}
-"""Variables of llama-server that hold no request."""
+"""Variables of llama-server's sources that do not hold a request."""
 
 
 def test_each_field_of_llama_servers_routes_has_an_answer() -> None:
-    """As its sources read them: in the schema of completions, and by name out of bodies."""
+    """As its sources read them: in the schema of completions, and by name from bodies."""
     declared: set[str] = set()
     for path in (sdist.unpacked(pins.pins()) / "vendor/llama.cpp/tools/server").glob("*.cpp"):
         if path.name in ("server-models.cpp", "server-mcp.cpp", "server-tools.cpp"):
-            continue  # of several models, and of tools: by decision not
+            continue  # several models and tools are deliberately not supported
         source = re.sub(r"//.*$", "", path.read_text("utf-8"), flags=re.MULTILINE)
         source = re.sub(r"^#if 0$.*?^#endif$", "", source, flags=re.MULTILINE | re.DOTALL)
         declared |= set(re.findall(r'(?:\(new field_\w+|add_alias)\("(\w+)"', source))
@@ -384,7 +383,7 @@ BODIES = (
 
 
 def test_a_field_that_is_said_to_be_the_same_is_one() -> None:
-    """Of the bodies that the routes read, by name or another of its names."""
+    """A field of the bodies that the routes read, by one of its names."""
     known: set[str] = set()
     for body in BODIES:
         known |= _properties(body.model_json_schema())
@@ -395,7 +394,7 @@ def test_a_field_that_is_said_to_be_the_same_is_one() -> None:
 
 
 def _properties(schema: Any) -> set[str]:
-    """All names of properties in a JSON schema, however deep."""
+    """Return all names of properties in a JSON schema, at any depth."""
     if isinstance(schema, list):
         return set().union(*map(_properties, schema))
     if not isinstance(schema, dict):
@@ -407,7 +406,7 @@ LEVELS = {"debug", "info", "warning", "error", "critical", "exception"}
 
 
 def _is_log_call(function: ast.expr) -> bool:
-    """`log.info(…)`, or `write(…)` and `getattr(log, …)(…)` where the level is chosen first."""
+    """`log.info(…)`, or `write(…)` and `getattr(log, …)(…)` if the level is chosen before."""
     if isinstance(function, ast.Attribute):
         return function.attr in LEVELS
     if isinstance(function, ast.Call):
@@ -416,7 +415,7 @@ def _is_log_call(function: ast.expr) -> bool:
 
 
 def test_the_page_lists_each_log_event_and_no_other() -> None:
-    """Their names are an interface: `room.step`, in small letters."""
+    """Their names are an interface: `room.step`, in lower case."""
     logged: dict[str, str] = {}
     for path in sources():
         for node in ast.walk(parsed(path)):

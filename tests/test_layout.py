@@ -1,4 +1,4 @@
-"""The house rules that can be read off the source: who imports whom, and what no file may hold."""
+"""Rules that the source itself can show: who imports whom, and what no file may contain."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ ALLOWED: dict[str, set[str]] = {
     "flags": LEAVES | {"commands"},
     "main": LEAVES | {"cli", "flags", "lifecycle", "supervisor", "commands", "devices"},
 }
-"""Room → the rooms it may import, besides itself."""
+"""Room → the rooms that it may import, besides itself."""
 
 ONLY_LLAMA = "llama_cpp"
 ONLY_BY: dict[str, set[str]] = {
@@ -71,12 +71,12 @@ ONLY_BY: dict[str, set[str]] = {
     ),
     **dict.fromkeys(("pickle", "marshal", "shelve", "dill", "cloudpickle"), set[str]()),
 }
-"""Module → the rooms that may import it: the pipe's two ends, and nobody what unpickles, because
-whoever wrote a pickle owns the process that reads it."""
+"""Module → the rooms that may import it: the pipe's two ends; and nobody may import unpickling
+modules, because the author of a pickle controls the process that reads it."""
 IN_RAYS_PROCESSES = {"worker/fleet/replica.py"}
-"""The files that import Ray, which only a fleet has; Ray imports them by name."""
+"""The files that import Ray, which only a fleet needs; Ray imports them by name."""
 LAZY = {"huggingface_hub", "gguf", "tokenizers", "numpy", "httpx"}
-"""Too heavy for the moment between the command and the open port."""
+"""Modules that take too long to import before the port is open."""
 
 
 def sources(folder: Path = WORKER) -> list[Path]:
@@ -133,7 +133,8 @@ IN_THE_API = {
     "pooling": {"pooling", "chat", "http"},
     "dialects": {"pooling", "chat", "http"},
 }
-"""Room of `worker/api` → the rooms of it that it may import; a dialect, its own folder too."""
+"""Room of `worker/api` → the rooms in it that it may import; a dialect may also import its own
+folder."""
 
 
 def test_the_rooms_of_the_api_look_one_way() -> None:
@@ -162,7 +163,7 @@ def test_some_modules_are_imported_by_some_rooms_only() -> None:
 
 
 def test_only_what_runs_in_rays_processes_imports_ray() -> None:
-    """Ray is an extra: a worker, and `llorch-ray` itself, start without it."""
+    """Ray is optional: a worker, and `llorch-ray` itself, start without it."""
     strangers, asked_for = [], []
     for path in sources():
         for module, line in imports(path):
@@ -175,7 +176,7 @@ def test_only_what_runs_in_rays_processes_imports_ray() -> None:
 
 
 def loaded_by(*modules: str) -> set[str]:
-    """The packages that importing the modules loads, in a fresh interpreter."""
+    """Return the packages that importing the modules loads, in a fresh interpreter."""
     script = f"import sys, {', '.join(modules)}; print(*sorted(sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
@@ -201,7 +202,8 @@ def test_every_module_says_what_it_owns() -> None:
 
 
 BROAD = re.compile(r"\bexcept\s*(:|\(?\s*(Base)?Exception\b)")
-"""What a file holds that `_swallows` may find; most hold none, and need no parsing."""
+"""A text that a file must contain for `_swallows` to find anything; most have none and are not
+parsed."""
 
 
 def test_nothing_is_left_for_later_or_swallowed() -> None:
@@ -225,11 +227,11 @@ def _swallows(handler: ast.ExceptHandler) -> bool:
 
 
 WHOLE_HEADS = {"worker/api/http/connection.py", "worker/fleet/gateway.py"}
-"""The files that see all headers: one reads how a body is framed, one passes them on."""
+"""The files that see all headers: one reads the framing of a body, one forwards them."""
 
 
 def test_headers_of_requests_are_read_through_their_entries() -> None:
-    """Each header that is read has an entry in `headers.py`, from which it is described."""
+    """Each header that is read has an entry in `headers.py`, which also describes it."""
     found = []
     for path in [*sources(WORKER / "api"), *sources(WORKER / "fleet")]:
         if path.name == "headers.py" or name_of(path) in WHOLE_HEADS:

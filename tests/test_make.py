@@ -1,4 +1,4 @@
-"""The make targets: what each test is run by, and what stops a run."""
+"""The make targets: which target runs each test, and what stops a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_of(target: str) -> list[list[str]]:
-    """The arguments of each pytest that `make TARGET` would start."""
+    """Return the arguments of each pytest that `make TARGET` would start."""
     shown = subprocess.run(
         ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -58,7 +58,7 @@ def test_clean_leaves_nothing_that_was_built(tmp_path: Path) -> None:
     assert len(venvs) > 3 and len(ignored) > 3
     for name in (".venv", "dist", *venvs, *ignored):
         (tmp_path / name).mkdir()
-    # An outer make would hand its own VENV down, which must live.
+    # An outer make would pass on its own VENV, which must not be touched.
     environment = {name: text for name, text in os.environ.items() if "MAKE" not in name}
     command = ["make", "--file", str(ROOT / "Makefile"), "VENV=.venv", "clean"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
@@ -79,7 +79,7 @@ def test_a_skip_that_nobody_allowed_fails_the_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(plugin)
     (tmp_path / "test_it.py").write_text("import pytest\ndef test_it(): pytest.skip('no reason')\n")
     command = [sys.executable, "-m", "pytest", "-q", "--rootdir", str(tmp_path), str(tmp_path)]
-    # The inner run has a plugin of its own and does not know this run's flags.
+    # The inner run has its own plugins and does not have this run's flags.
     outer_flags = {"PYTEST_ADDOPTS", "PYTEST_PLUGINS"}
     environment = {name: text for name, text in os.environ.items() if name not in outer_flags}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Settings: where a value may come from, which one wins, and what a wrong one is answered."""
+"""Settings: sources of values, their precedence, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ VALID = {
     "chat_template_kwargs": '{"a": 1}',
 }
 TOGETHER = {"ssl_certfile", "ssl_keyfile", "control_vector_layer_range"}
-"""Each goes only with another one."""
+"""Settings that require another one."""
 
 
 def within_limits(info: FieldInfo) -> str:
-    """The number nearest to 1 that a setting takes."""
+    """Return the number nearest to 1 that a setting accepts."""
     least = max([1, *(getattr(each, "ge", 1) for each in info.metadata)])
     return str(min([least, *(getattr(each, "le", least) for each in info.metadata)]))
 
@@ -143,7 +143,11 @@ def test_the_aliases_are_read_and_lose_to_our_own_names(monkeypatch: pytest.Monk
         monkeypatch.setenv("BIND_ADDR", wrong)
         assert "BIND_ADDR" in refusal()
     monkeypatch.delenv("BIND_ADDR")
-    for unknown in ("FOO", "TOKENX", "CACHE_REUSE"):  # "LLORCH_" is no likeness
+    for unknown in (
+        "FOO",
+        "TOKENX",
+        "CACHE_REUSE",
+    ):  # the common "LLORCH_" does not count as similarity
         with monkeypatch.context() as patch:
             patch.setenv(f"LLORCH_{unknown}", "1")
             end = f"LLORCH_{unknown} is not a setting; llorch-cpu --help lists them."
@@ -164,7 +168,7 @@ def test_a_host_is_told_to_others_as_it_is_given(host: str) -> None:
 
 
 def test_the_default_effort_is_the_templates_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model's template would be told the word otherwise."""
+    """Otherwise a model's template would get the word."""
     assert load("--reasoning-effort", "default").reasoning_effort is None
     monkeypatch.setenv("LLORCH_REASONING_EFFORT", "high")
     assert load().reasoning_effort == "high"
@@ -233,7 +237,7 @@ TEXTS = [name for name in FLAGS if not is_switch(FIELDS[name])]
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_what_is_no_text_and_no_number_is_no_value(name: str) -> None:
-    """An empty text is one where it is the default, and for no samplers."""
+    """An empty text is a value only if it is the default, and for no samplers."""
     flag = f"--{name.replace('_', '-')}"
     if FIELDS[name].default == "" or name == "samplers":
         load(flag, "")
@@ -363,7 +367,7 @@ def test_a_variable_in_small_letters_is_told_as_it_is_given(
 def test_an_empty_variable_is_no_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLORCH_MODEL", "")
     monkeypatch.setenv("LLORCH_PORT", "")
-    monkeypatch.setenv("LLORCH_CUDA_DEVICE", "")  # another command's, too
+    monkeypatch.setenv("LLORCH_CUDA_DEVICE", "")  # also those of another command
     assert (load().model, load().port) == (None, 8080)
 
 
@@ -590,7 +594,7 @@ def test_each_command_tells_its_version(
 ) -> None:
     monkeypatch.setattr("sys.argv", [name, "--version"])
     for variable in ("PYTHONSAFEPATH", "OPENBLAS_NUM_THREADS"):
-        monkeypatch.setenv(variable, "")  # which each sets, and these tests leave as it was
+        monkeypatch.setenv(variable, "")  # which each sets, and these tests restore
     module, _, function = SCRIPTS[name].partition(":")
     with pytest.raises(SystemExit) as ended:
         getattr(importlib.import_module(module), function)()

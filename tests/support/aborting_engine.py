@@ -1,7 +1,7 @@
-"""The engine process, with a llama.cpp that meets a failed assertion: in its load, or with
-`LLAMA_ABORTS_FROM` in the first batch of so many rows.
+"""The engine process, with a llama.cpp whose assertion fails: during the load, or with
+`LLAMA_ABORTS_FROM` in the first batch with this many rows.
 
-Files that fail one are refused before they get there, as far as they are known.
+Files that are known to fail an assertion are refused earlier.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The quantiser's process, with a llama.cpp that meets a failed assertion."""
+"""The quantiser's process, with a llama.cpp whose assertion fails."""
 
 from __future__ import annotations
 

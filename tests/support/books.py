@@ -1,4 +1,4 @@
-"""The books of the engine's cache, compared with what the backend has."""
+"""Compares the bookkeeping of the engine's cache with the backend's state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from worker.engine.cache.cache import Cache
 
 
 def check(cache: Cache, last_position: Callable[[int], int]) -> None:
-    """For use between two steps."""
+    """Check the books; for use between two steps."""
     assert not cache.moves, "all moves were carried out"
     for slot in cache.slots:
         last = last_position(slot.index)

@@ -28,8 +28,8 @@ def bundled_gguf(target: Path, outtype: str = "f32") -> None:
 def bundled_with(
     target: Path, changes: Mapping[str, str | int | None], outtype: str = "q8_0"
 ) -> Path:
-    """The bundled model's weights in `target`, with other metadata: a text, an unsigned number or
-    nothing for each key."""
+    """Write the bundled model's weights to `target` with changed metadata: a text, an unsigned
+    number or nothing for each key."""
     source = gguf.GGUFReader(bundled_gguf(outtype))
     writer = gguf.GGUFWriter(target, "llama")
     for name, field in source.fields.items():
@@ -48,10 +48,10 @@ def bundled_with(
 
 
 def bundled_with_template(target: Path, template: str | None) -> Path:
-    """With another chat template, or with none."""
+    """Write it with another chat template, or without one."""
     return bundled_with(target, {"tokenizer.chat_template": template})
 
 
 def bundled_pooling(target: Path) -> Path:
-    """With pooling declared: the same weights, another use."""
+    """Write it with pooling declared: the same weights for embeddings."""
     return bundled_with(target, {"llama.pooling_type": int(gguf.PoolingType.MEAN)}, "f32")

@@ -1,11 +1,11 @@
-"""A runner whose token is a byte: a model without weights for the loop and the scheduler.
+"""A runner whose tokens are bytes: a model without weights for the loop and the scheduler.
 
-It answers a prompt with a text that depends on every token of the prompt, so that a wrong cell, a
-lost token or another sequence's text shows. It keeps the cells as llama.cpp does: in one pool,
-slots share what was copied; between the parts of a split pool, a copy is made by the next batch. It
-refuses what llama.cpp would refuse: a batch without room, with `recurrent` memory every cut that
-leaves a part and has no snapshot, with a `window` one that needs cells which have given way. A
-batch that fails leaves garbage behind until it is rolled back.
+Its answer to a prompt depends on every token of the prompt, so that a wrong cell, a lost token or
+another sequence's text is detected. It keeps cells as llama.cpp does: in one pool, slots share
+copied cells; between the parts of a split pool, the next batch makes the copy. It refuses what
+llama.cpp would refuse: a batch without room, with `recurrent` memory a partial cut without a
+snapshot, with a `window` a cut that needs overwritten cells. A failed batch leaves garbage behind
+until it is rolled back.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ EOG = 256
 
 
 def under(adapters: Applied, tokens: Rows[int]) -> list[int]:
-    """What cells hold of tokens that were computed with these adapters."""
+    """Return the cell contents of tokens that were computed with these adapters."""
     mark = zlib.crc32(repr(adapters).encode()) % 100 + 1 if adapters else 0
     return [token + 512 * mark for token in tokens]
 
 
 def answer_byte(tokens: Rows[int]) -> int:
-    """The token that follows cells: a function of all of them. Rarely the end."""
+    """Return the token that follows the cells, a function of all of them; rarely the end."""
     digest = hashlib.blake2b(b"".join(t.to_bytes(2, "big") for t in tokens), digest_size=2)
     value = int.from_bytes(digest.digest(), "big")
     return EOG if value % 97 == 0 else ord("a") + value % 26
@@ -64,15 +64,14 @@ GARBAGE = 257
 
 
 class ByteSampler(Sampler):
-    """As a constraint does, it gives up to `most` further tokens of the answer behind one that was
-    drawn."""
+    """Like a constraint, it yields up to `most` forced tokens of the answer after a sampled one."""
 
     _may_force = False
 
     def __init__(self, most: int = 0) -> None:
         self.may_give, self._most = most > 0, most
         self.cells: list[int] = []
-        """Those from which the last token was drawn."""
+        """The cells from which the last token was drawn."""
 
     def take_given(self, most: int) -> list[int]:
         mark, given = self.cells[-1] // 512 * 512, list[int]()
@@ -91,28 +90,27 @@ class ByteRunner(ModelRunner):
     batch: int
     recurrent: bool = False
     most_back: int = 0
-    """How many tokens of the last batch a recurrent memory can take back."""
+    """Number of tokens of the last batch that a recurrent memory can remove."""
     window: int = 0
     unified: bool = False
     contents: dict[int, int] = field(default_factory=dict)
-    """The token in each cell. The part of a slot in a split pool are the cells from
-    `slot * part` on."""
+    """The token in each cell. In a split pool the part of a slot begins at cell `slot * part`."""
     held: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
     """The cells of each slot, in order."""
     states: dict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """The tokens that a recurrent state or a window has taken in; equal to the cells'."""
+    """The tokens that a recurrent state or a window has consumed; equal to those of the cells."""
     longest: dict[int, int] = field(default_factory=dict)
-    """How far each slot has been: what is more than a window behind it has given way."""
+    """The furthest position of each slot; cells more than a window before it are overwritten."""
     outcomes: list[DecodeOutcome] = field(default_factory=list)
-    """Outcomes to force, the next one first; `ok` when empty."""
+    """Outcomes to force, in order; `ok` when empty."""
     batches: list[list[tuple[int, int, int]]] = field(default_factory=list)
     """(request, start, tokens) of each computed batch."""
     layouts: list[Divide] = field(default_factory=list)
-    """Those in which the cells were divided anew."""
+    """Layouts to which the division of the cells was changed."""
     part: int = 0
     """The cells of one slot in a split pool."""
     copies: list[tuple[int, int]] = field(default_factory=list)
-    """Between parts of a split pool, as (from, to), which the next batch makes."""
+    """Pending copies between parts of a split pool, as (from, to), which the next batch makes."""
     _chunks: Rows[Chunk] = ()
     _drafts: Drafts = field(default_factory=dict)
     _sampled_from: list[list[list[int]]] = field(default_factory=list)
@@ -227,7 +225,7 @@ class ByteRunner(ModelRunner):
     def copy(self, source: int, target: int, length: int, snapshot: bytes | None = None) -> bool:
         assert not self.held[target], "a copy goes into an empty slot"
         assert len(self.held[source]) >= length, "only computed cells are copied"
-        if snapshot is not None and self.window and not self.unified:  # by way of a state
+        if snapshot is not None and self.window and not self.unified:  # through a state
             restored = self.restore(
                 target, memoryview(self.state(source, self.state_bytes(source)))
             )

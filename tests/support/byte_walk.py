@@ -18,7 +18,7 @@ BLANKS = frozenset(b" \t\n\r")
 
 
 class _Bytes:
-    """What llguidance asks of a vocabulary: token i is the byte i, and one more ends the text."""
+    """The vocabulary that llguidance needs: token i is the byte i, and one more ends the text."""
 
     eos_token_id = EOS
     bos_token_id = None
@@ -35,10 +35,10 @@ def byte_tokenizer() -> Any:
 
 
 def answer(grammar: str, seed: int, max_bytes: int = 400, field: str = "s") -> str | None:
-    """A text that follows `grammar`; `None` where the walk did not come to an end.
+    """Return a text that follows `grammar`; `None` if the walk did not end.
 
     Raises:
-        InvalidRequest: as the engine does, at the same place.
+        InvalidRequest: like the engine, at the same point.
     """
     matcher = compile_grammar(byte_tokenizer(), grammar, field)
     draw = random.Random(seed)
@@ -50,7 +50,7 @@ def answer(grammar: str, seed: int, max_bytes: int = 400, field: str = "s") -> s
         assert allowed, "there is always a way to go on or to end"
         if EOS in allowed and (len(allowed) == 1 or draw.random() < 0.5):
             return out.decode()
-        # What closes things is taken often, blanks seldom, or few walks would end.
+        # Prefer closing characters and avoid blanks, or few walks would end.
         weights = [40 if t in CLOSING else 0.02 if t in BLANKS else 1 for t in allowed]
         weights = [0 if t == EOS else w for t, w in zip(allowed, weights, strict=True)]
         token = draw.choices(allowed, weights)[0]
@@ -60,6 +60,6 @@ def answer(grammar: str, seed: int, max_bytes: int = 400, field: str = "s") -> s
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether `text` as a whole follows the grammar."""
+    """Whether the whole `text` follows the grammar."""
     matcher = compile_grammar(byte_tokenizer(), grammar, "s")
     return all(matcher.try_consume_tokens([b]) for b in text.encode()) and matcher.is_accepting()

@@ -1,4 +1,4 @@
-"""A certificate that no authority vouches for."""
+"""A self-signed certificate."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 
 def own_certificate(folder: Path, key: tuple[str, ...] = ("rsa:2048",)) -> Path:
-    """A file with the key and the certificate of 127.0.0.1, made now."""
+    """Write a new key and certificate for 127.0.0.1 into one file."""
     openssl = shutil.which("openssl")
     if openssl is None:
         pytest.skip("needs openssl")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 SPECIAL = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
-"""Those of the bundled model, which llama-server is asked with."""
+"""Those of the bundled model, with which llama-server is run."""
 TEMPLATES = Path(__file__).parents[1] / "data/templates"
 PROMPTS = Path(__file__).parents[1] / "data/prompts.json.xz"
 
@@ -33,7 +33,7 @@ def function(name: str, of: str) -> dict[str, Any]:
 
 
 def call(n: int, name: str, **arguments: Any) -> dict[str, Any]:
-    """A call as clients send it; with an id that the strictest templates take."""
+    """A call as clients send it, with an id that the strictest templates accept."""
     written = json.dumps(arguments, ensure_ascii=False)
     return {
         "id": f"call0000{n}",
@@ -123,14 +123,14 @@ CHATS: dict[str, dict[str, Any]] = {
 
 
 def recorded() -> dict[str, Any]:
-    """What `make_prompt_data` has written: `day`, `llama-server` and `transformers`, the last two
-    by template and chat; `None` is a chat that was refused."""
+    """The data of `make_prompt_data`: `day`, `llama-server` and `transformers`, the last two by
+    template and chat; `None` stands for a refused chat."""
     data: dict[str, Any] = json.loads(lzma.decompress(PROMPTS.read_bytes()))
     return data
 
 
 def fixed_date(day: str) -> type[datetime]:
-    """A `datetime` whose now is noon of that day: templates may ask for the date."""
+    """A `datetime` whose `now` is noon of that day, for templates that ask for the date."""
 
     class Fixed(datetime):
         @classmethod

@@ -1,4 +1,4 @@
-"""The commands of `llorch-cpu` in the test's own process: a process of theirs takes a second."""
+"""Runs the commands of `llorch-cpu` in the test's own process, because a new one takes a second."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from worker.settings import Settings
 from worker.supervisor.engine_process import EngineProcess
 
 DEAF = ("true",)
-"""A child that answers none of the doctor's questions about the library and the device, for what it
-finds without them; to ask takes more than a second."""
+"""A child that answers none of the doctor's questions about library and device, for tests that need
+no answers, which take more than a second."""
 
 
 def loaded(cache: Path, **settings: Any) -> Settings:
@@ -41,5 +41,5 @@ def plan_refused(cache: Path, **settings: Any) -> WorkerError:
 
 
 def start_refused(cache: Path, **settings: Any) -> WorkerError:
-    """By what a start asks before it waits for its engine."""
+    """Return the refusal by the checks that a start makes before it waits for its engine."""
     return raised(lambda: lifecycle.run(loaded(cache, **settings), EngineProcess(), int))

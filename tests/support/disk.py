@@ -1,4 +1,4 @@
-"""A file system in memory, which fills up and becomes read-only when a test wants it to."""
+"""A file system in memory that a test can fill up or make read-only."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 class MountRefused(Exception):
-    """Only root may mount."""
+    """Mounting is not permitted; only root may mount."""
 
 
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[None]:
-    """`options` are those of tmpfs, such as `size=1m`; `folder` is made."""
+    """Mount a tmpfs with `options` such as `size=1m` on `folder`, which is created."""
     folder.mkdir()
     line = ["mount", "-t", "tmpfs", "-o", f"{options},mode=700", "tmpfs", str(folder)]
     if os.geteuid() != 0 or subprocess.run(line, capture_output=True).returncode != 0:
@@ -35,7 +35,7 @@ def remount(folder: Path, options: str) -> None:
 
 @contextmanager
 def filled(folder: Path) -> Iterator[None]:
-    """Without room for one more byte, as far as nobody else removes any."""
+    """Fill the disk to its last byte."""
     filler = folder / "filler"
     try:
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:

@@ -1,4 +1,5 @@
-"""What the engines of tests share: a loop that a test turns, and what it has sent by request."""
+"""Base of the tests' engines: a loop that the test drives, and the events it has sent, by
+request."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from worker.wire.messages import Event, Failed, Finished, Started, Stats, Token
 
 
 def opened(disk: Disk) -> Disk:
-    """The disk tier, when it knows its files: a start on a busy machine does not wait for that."""
+    """Return the disk tier once it has listed its files, which a start on a busy machine does not
+    await."""
     disk._writer.submit(int).result()
     return disk
 
@@ -30,12 +32,12 @@ class Driven:
                 self.events[event.request_id].append(event)
 
     def turn(self) -> None:
-        self.loop.call(lambda: None)  # a turn on an idle loop would wait for work
+        self.loop.call(lambda: None)  # a step of an idle loop would wait for work
         self.loop.turn()
         self.check()
 
     def check(self) -> None:
-        """The books say what the backend has."""
+        """Check that the books match the backend."""
         raise NotImplementedError
 
     def text(self, request_id: int) -> str:

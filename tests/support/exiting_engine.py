@@ -1,4 +1,5 @@
-"""The engine process, in whose load a library ends it, as libgomp does that gets no thread."""
+"""The engine process, which a library ends during the load, as libgomp does if it gets no
+thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A fleet's gateway in a thread of the test's process, before workers that run already."""
+"""A fleet's gateway in a thread of the test's process, in front of running workers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from worker.sockets import listen
 
 
 def token_of(id: str) -> str:
-    """The token with which a test starts the worker of that id."""
+    """Return the token with which a test starts the worker with that id."""
     return f"secret of {id}"
 
 
 def gateway_before(groups: Mapping[str, list[WorkerProcess]], **fleet: Any) -> Gateway:
-    """Workers are called by their group and their place in it, as `one-0`."""
+    """Run a gateway; workers are named after their group and index in it, such as `one-0`."""
     gateway = Gateway(table_of(groups))
     given = {"workers": [{"name": group, "settings": {"slots": 4}} for group in groups], **fleet}
     gateway.use(Fleet.model_validate(given))

@@ -1,4 +1,4 @@
-"""How each made-up GGUF file comes onto the disk."""
+"""Writes generated GGUF files to disk."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gguf import GGUFWriter
 
 
 def finish(writer: GGUFWriter) -> None:
-    """Write all that was added, and close the file."""
+    """Write everything that was added, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

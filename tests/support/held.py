@@ -1,6 +1,6 @@
-"""Processes that stand still at a chosen moment, so that a test need not hit that moment in time.
+"""Processes that stop at a chosen point, so that a test need not hit that moment by timing.
 
-Python itself runs the code at its start; no code of the product knows of it.
+Python itself runs the hook at its start; no code of the product knows of it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.support import sse
 from tests.support.worker import ROOT, WorkerProcess
 
 N_STEPS = 8
-"""Batches that a held engine still computes: a prompt's, and some tokens that a stream shows. Who
-touches the file lets it compute as many more."""
+"""Batches that a held engine still computes: the prompt's, and some tokens of the stream. Touching
+the file lets it compute as many more."""
 
 _ENGINE = """\
 import os, sys, time
@@ -53,16 +53,17 @@ sys.addaudithook(hook)
 
 
 def engines_held_by(path: Path) -> dict[str, str]:
-    """Variables of a worker whose engines wait while there is such a file.
+    """Variables of a worker whose engines wait while this file exists.
 
-    None begins to start, and one that runs computes `N_STEPS` batches more: what happens to a
-    stream in its middle can so be tested on any machine, however fast it computes.
+    No engine starts, and a running one computes only `N_STEPS` more batches: this way tests can
+    act in the middle of a stream on any machine, however fast it is.
     """
     return _running(_ENGINE, path, path.parent)
 
 
 def stopped_before_renaming_to(path: Path, folder: Path) -> dict[str, str]:
-    """Variables of a process that stops itself, as by SIGSTOP, before it gives a file that name.
+    """Variables of a process that stops itself, as by SIGSTOP, before it renames a file to that
+    name.
 
     The hook is kept in the folder.
     """
@@ -75,14 +76,13 @@ class Reading:
     seen: bytes = b""
 
     def rest(self) -> sse.Stream:
-        """The whole stream, read to its end."""
+        """Read the rest of the stream."""
         return sse.collect([self.seen, *self.chunks])
 
 
 @contextmanager
 def holding(hold: Path) -> Iterator[None]:
-    """Engines compute `N_STEPS` batches from now on, and more when the file is gone: at the latest
-    when the block ends."""
+    """Within this block engines compute only `N_STEPS` batches, unless the file is removed."""
     hold.touch()
     try:
         yield
@@ -92,9 +92,9 @@ def holding(hold: Path) -> Iterator[None]:
 
 @contextmanager
 def mid_stream(worker: WorkerProcess, prompt: str, **fields: Any) -> Iterator[Reading]:
-    """A stream of more than `N_STEPS` tokens whose first has come and whose last is not computed.
+    """A stream of more than `N_STEPS` tokens, between its first and its last token.
 
-    The worker has the variables of `engines_held_by(worker.hold)`. It goes on when the file is
+    The worker needs the variables of `engines_held_by(worker.hold)`. It continues when the file is
     removed, at the latest after the block.
     """
     with holding(worker.hold), worker.streaming(prompt, **fields) as response:

@@ -21,7 +21,7 @@ def set_endpoint(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
     with running_hub() as running:
-        # For child processes; this one has read its environment already.
+        # For child processes; this one has already read its environment.
         monkeypatch.setenv("HF_ENDPOINT", running.url)
         monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
         for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):

@@ -1,7 +1,7 @@
 """A local server that speaks the hub's protocol: metadata, redirects, ranges, listings, faults.
 
-Two origins, as in life: the hub itself, which answers HEAD and redirects large files away, and a
-storage host that must never see the user's token. Each runs in a thread of the test process.
+Two origins, as in reality: the hub itself, which answers HEAD and redirects to large files, and a
+storage host that must never get the user's token. Each runs in a thread of the test process.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ class Hub:
     fail_with: tuple[int, dict[str, str]] | None = None
     fail_times: int = 10**6
     cut_after_bytes: int | None = None
-    """Break the connection after this much of a body, once for each `cut_times`."""
+    """Break the connection after this many bytes of a body, `cut_times` times."""
     cut_times: int = 0
     ignore_ranges: bool = False
     storage_fails: bool = False
     listing: bytes | None = None
-    """The body of each listing, in place of a true one."""
+    """Replaces the body of each listing."""
     lie_about: dict[str, str] = field(default_factory=dict)
-    """File name → an ETag that is not its content's."""
+    """File name → a wrong ETag."""
     size: str | None = None
-    """What is told as the size of each large file, in place of the true one."""
+    """Replaces the reported size of each large file."""
     stored_instead: dict[str, bytes] = field(default_factory=dict)
-    """File name → what the storage has of it, where that is not what the hub announces."""
+    """File name → the storage's content, if it differs from what the hub announces."""
     chunk_delay_seconds: float = 0.0
     requests: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
-    """(method, path, headers) as they came, of both origins."""
+    """(method, path, headers) of the requests to both origins, in order."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     url: str = ""
     storage_url: str = ""
@@ -68,7 +68,7 @@ class Hub:
         return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
     def bodies(self, method: str = "GET") -> list[tuple[str, dict[str, str]]]:
-        """The requests for bytes that came, without listings."""
+        """Return the requests for file contents, without listings."""
         return [
             (path, headers)
             for verb, path, headers in self.requests
@@ -120,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_body(body)
 
     def find(self, repo_id: str, revision: str) -> tuple[Repo, str] | None:
-        """The repository and commit, or `None` after an error was sent."""
+        """Return the repository and commit, or `None` after sending an error."""
         repo = self.hub.repos.get(repo_id)
         allowed = self.headers.get("authorization") == f"Bearer {TOKEN}"
         if repo is None or (repo.private and not allowed):
@@ -213,12 +213,12 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away mid-body is part of the tests."""
+        """Ignore clients that disconnect within a body, which is part of the tests."""
 
 
 @contextmanager
 def running_hub() -> Iterator[Hub]:
-    """Both origins, up until the block ends. `localhost` and `127.0.0.1` are two hosts."""
+    """Run both origins until the block ends. `localhost` and `127.0.0.1` count as two hosts."""
     hub = Hub()
     servers = []
     for is_storage in (False, True):

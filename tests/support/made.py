@@ -1,4 +1,4 @@
-"""Files that take long to make and are always the same: a test run's processes share them."""
+"""Files that are slow to make and always the same, which the processes of a test run share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _FOLDER = "FOLDER_OF_THE_TEST_RUN"
 
 
 def shared_folder() -> Path:
-    """Of this run. Who asks first makes it, and removes it at the end, or else the next run does;
-    the processes that it starts find it in their environment."""
+    """Return the folder of this run. The first process that asks creates it, and removes it at the
+    end (or else the next run does); its child processes find it in their environment."""
     if _FOLDER not in os.environ:
         scratch = Scratch(None)
         os.environ[_FOLDER] = str(scratch.path)
@@ -33,9 +33,9 @@ def shared_folder() -> Path:
 def made_once(
     name: str,
 ) -> Callable[[Callable[Concatenate[Path, P], object]], Callable[P, Path]]:
-    """Of a function that writes a file: a run calls it once for the same arguments, in whichever
-    process needs the file first. Nobody may change it. `name`: the file's, with the names of
-    arguments in braces."""
+    """Decorate a function that writes a file: a run calls it once for the same arguments, in the
+    first process that needs the file, which nobody may change. `name` is the file's name, with the
+    names of arguments in braces."""
 
     def once(write: Callable[Concatenate[Path, P], object]) -> Callable[P, Path]:
         signature = inspect.signature(write)

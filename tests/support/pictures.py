@@ -1,4 +1,4 @@
-"""Pictures of noise, and requests that show them."""
+"""Pictures of noise, and requests with them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Reply = Callable[[BaseHTTPRequestHandler], int]
 
 
 class PoolManager(Manager):
-    """`serving()` runs it; `reply` takes one of the functions below."""
+    """`serving()` runs it; `reply` is one of the functions below."""
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
@@ -43,7 +43,7 @@ class PoolManager(Manager):
         return [message.payload["status"] for message in self.beats]
 
     def verdict(self) -> list[Breach]:
-        """But for the beats' punctuality, which is the machine's."""
+        """Return the verdict, ignoring late heartbeats, which depend on the machine."""
         return [breach for breach in super().verdict() if breach.rule != "interval"]
 
     def wait_for(self, n_callbacks: int = 0, n_beats: int = 0) -> None:
@@ -76,11 +76,11 @@ def serving(
         thread.join(10)
 
 
-# --- what a manager may answer; each returns the status that counts ---
+# --- answers of a manager; each returns the status that counts ---
 
 
 def answers(*statuses: int) -> Reply:
-    """Each status once, in order, then 200."""
+    """Answer with each status once, in order, then with 200."""
     waiting = list(statuses)
 
     def reply(handler: BaseHTTPRequestHandler) -> int:
@@ -102,7 +102,7 @@ def answers_garbage(handler: BaseHTTPRequestHandler) -> int:
 
 
 def hangs(handler: BaseHTTPRequestHandler) -> int:
-    """For longer than any test lasts."""
+    """Hang for longer than any test lasts."""
     assert isinstance(handler.server, PoolManager)
     handler.server.has_ended.wait()
     handler.close_connection = True

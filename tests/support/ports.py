@@ -6,12 +6,12 @@ import secrets
 import socket
 
 PORTS = range(20_000, 32_768)
-"""Below those that kernels give to clients, and to servers that ask for any: what is free here is
-taken by nobody while the server starts."""
+"""Below the ports that kernels assign to clients and to servers that ask for any, so that a free
+one is not taken while the server starts."""
 
 
 def free_port() -> int:
-    """Free on the loopback address now, and most likely in a moment."""
+    """Return a port that is free on the loopback address, and most likely stays so."""
     while True:
         try:
             with socket.create_server(("127.0.0.1", secrets.choice(PORTS))) as probe:

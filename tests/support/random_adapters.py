@@ -1,4 +1,4 @@
-"""Random LoRA adapters and control vectors, as GGUF files, that change what a model says."""
+"""Random LoRA adapters and control vectors, as GGUF files, that change a model's answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.support.gguf_file import finish
 from tests.support.made import made_once
 
 MOST_ROWS = 512
-"""Of a matrix, which tell the size of its weights."""
+"""Rows of a matrix from which the size of its weights is estimated."""
 
 
 def random_adapters(base: Path, rank: int = 4) -> tuple[Path, ...]:
-    """Two adapters of `base`."""
+    """Write two adapters for `base`."""
     return tuple(_adapter(base, seed, rank) for seed in range(2))
 
 
@@ -27,7 +27,7 @@ def _adapter(target: Path, base: Path, seed: int, rank: int) -> None:
 
 
 def random_adapter(base: Path, target: Path, seed: int, *, rank: int = 4) -> Path:
-    """Write an adapter of all matrices in the layers of `base`, whose changes are about twice as
+    """Write an adapter for all matrices in the layers of `base`, whose changes are about twice as
     large as the weights themselves."""
     model = GGUFReader(str(base))
     architecture = model.fields["general.architecture"].contents()
@@ -52,7 +52,8 @@ def random_adapter(base: Path, target: Path, seed: int, *, rank: int = 4) -> Pat
 
 
 def random_control_vector(base: Path, target: Path, seed: int, *, width: int | None = None) -> Path:
-    """Write a direction for each layer of `base` that may have one; another `width` is wrong."""
+    """Write a direction for each layer of `base` that may have one; a different `width` is
+    invalid."""
     fields = GGUFReader(str(base)).fields
     architecture = fields["general.architecture"].contents()
     n_layers = fields[f"{architecture}.block_count"].contents()

@@ -1,15 +1,14 @@
 """Small random models of each kind of memory that llama.cpp keeps, with the bundled vocabulary.
 
-`dense` keeps every token's cells, `windowed` those of its last tokens in three of four layers,
-`hybrid` a recurrent state beside the cells, `recurrent` the state alone; `experts` has windows in
-every other layer and attention sinks, as gpt-oss, `convolved` short convolutions there, as LFM2,
-from which tokens can be taken back. `predicting` is a dense one with a layer for multi-token
-prediction, as GLM 4.5, that is often right: what a token is followed by depends little on those
-before it. They differ in what the engine may do with a
-sequence: cut it anywhere, or only go on with it.
+`dense` keeps every token's cells, `windowed` only those of the last tokens in three of four layers,
+`hybrid` a recurrent state beside the cells, `recurrent` only the state; `experts` has windows in
+every other layer and attention sinks, like gpt-oss; `convolved` has short convolutions there, like
+LFM2, from which tokens can be removed. `predicting` is a dense one with a layer for multi-token
+prediction, like GLM 4.5, that is often right, because the next token depends little on earlier
+ones. They differ in what the engine may do with a sequence: cut it anywhere, or only continue it.
 
-All experts are used. A router that chooses some of them has steps: where two experts are equally
-likely the last bits of a sum decide which one speaks, and the logits jump.
+All experts are used. A router that chooses some of them is discontinuous: if two experts are
+equally likely, the last bits of a sum decide between them, and the logits jump.
 """
 
 from __future__ import annotations
@@ -46,15 +45,15 @@ WINDOW = 24
 CONTEXT_LENGTH = 8192
 N_LAYERS, STATE, CONV = 4, 16, 4
 N_DEEPSTACK = 2
-"""First layers to which qwen3vl adds what a projector's own layers have seen."""
+"""Number of first layers to which qwen3vl adds the features of a projector's layers."""
 N_EXPERTS = 4
 Q4_0_BLOCK = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Channels and heads, of which there are `width` times as many as in the smallest; `head` is
-    the number of channels of an attention head."""
+    """Channels and heads, `width` times as many as in the smallest; `head` is the number of
+    channels of an attention head."""
 
     width: int = 1
     head: int = 16
@@ -102,11 +101,10 @@ def random_model(
     architecture: str | None = None,
     packed: bool = False,
 ) -> None:
-    """A model of that kind, always the same. With another `width` it has so many times the channels
-    and heads, with another `head` fewer and larger heads. The last tokens of the vocabulary are
-    `renamed`. One that is `packed` has quantised matrices, and one of them as both embedding and
-    output.
-    With `architecture` it is one of the same tensors, and those that qwen3vl has more."""
+    """Return a model of that kind, always the same. `width` multiplies its channels and heads,
+    `head` makes fewer and larger heads. The last tokens of the vocabulary are `renamed`. A `packed`
+    one has quantised matrices, one of which is both embedding and output. With `architecture` it
+    has the same tensors, and the additional ones of qwen3vl."""
     writer = GGUFWriter(str(path), architecture or ARCHITECTURES[kind])
     size = Size(width, head)
     n_vocab = _copy_vocabulary(writer, template, renamed)
@@ -128,8 +126,8 @@ def random_model(
 
 
 def _copy_vocabulary(writer: GGUFWriter, template: str | None, renamed: tuple[str, ...]) -> int:
-    """The bundled model's tokenizer, and its chat template or the one that is given; returns the
-    number of its tokens."""
+    """Copy the bundled model's tokenizer, and its chat template or the given one; returns the
+    number of tokens."""
     fields = GGUFReader(str(bundled_gguf("f32"))).fields
     for name, field in fields.items():
         if not name.startswith("tokenizer."):
@@ -190,7 +188,7 @@ def _write_metadata(writer: GGUFWriter, kind: Kind, size: Size) -> None:
 
 
 def _normal(random: np.random.Generator, *shape: int) -> npt.NDArray[np.float32]:
-    """Weights that keep the size of what they are applied to."""
+    """Weights that preserve the norm of their input."""
     return random.standard_normal(shape, dtype=np.float32) * np.float32(shape[-1] ** -0.5)
 
 
@@ -250,7 +248,7 @@ def _tensors(kind: Kind, n_vocab: int, size: Size, random: np.random.Generator) 
 
 
 def _experts(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:
-    """gpt-oss's block but for the attention's matrices: everything has a bias."""
+    """gpt-oss's block except the attention's matrices: everything has a bias."""
     normal = partial(_normal, random)
     return {
         "attn_norm.weight": np.ones(size.n_embd, dtype=np.float32),
@@ -272,8 +270,8 @@ def _experts(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[n
 
 
 def _next_token(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:
-    """What GLM 4.5's layer for multi-token prediction has beside its attention: experts, and a
-    mixture of the token with the hidden state before it, which here is mostly the token."""
+    """GLM 4.5's layer for multi-token prediction, except its attention: experts, and a mixture of
+    the token with the preceding hidden state, which here is mostly the token."""
     normal = partial(_normal, random)
     token = np.eye(size.n_embd, dtype=np.float32)
     one = np.ones(size.n_embd, dtype=np.float32)
@@ -297,7 +295,7 @@ def _next_token(size: Size, random: np.random.Generator) -> dict[str, npt.NDArra
 
 
 def _state_space(size: Size, random: np.random.Generator) -> dict[str, npt.NDArray[np.float32]]:
-    """A Mamba 2 mixer whose state decays slowly: what was read long ago still counts."""
+    """A Mamba 2 mixer whose state decays slowly, so that early tokens still matter."""
     width, normal = size.inner + 2 * STATE, partial(_normal, random)
 
     def uniform(low: float, high: float, *shape: int) -> npt.NDArray[np.float32]:

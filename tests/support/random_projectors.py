@@ -16,21 +16,21 @@ ProjectorKind = Literal["gemma3", "idefics3", "qwen3vl_merger", "pixtral", "qwen
 WIDTH, HEAD, N_LAYERS = 32, 16, N_DEEPSTACK
 IMAGE, PATCH, MERGE = 96, 8, 2
 N_TOKENS = (IMAGE // PATCH // MERGE) ** 2
-"""Of a picture for gemma3, or of a tile for idefics3."""
+"""Side length of a picture for gemma3, or of a tile for idefics3."""
 MEL_BINS = 80
 LONGEST_EDGE = 2 * IMAGE
-"""To which idefics3 scales a picture, before it cuts it into tiles."""
+"""Size to which idefics3 scales a picture before it cuts it into tiles."""
 
 AROUND_TILES = ("ĊĊ", "<fake_token_around_image>", "<global-img>")
-"""Tokens that idefics3 looks for in the model's vocabulary, as the vocabulary writes them."""
+"""Tokens that idefics3 needs in the model's vocabulary, as the vocabulary spells them."""
 
 
 @made_once("mmproj-{kind}.gguf")
 def random_projector(path: Path, kind: ProjectorKind, n_embd: int = 64, width: int = WIDTH) -> None:
-    """`gemma3`: one part a picture, whose rows see each other; `idefics3`: an overview and tiles;
-    `qwen3vl_merger`: one part, whose rows have positions in time and space, and more for the
-    model's first layers; `pixtral`: one part of as many rows as the picture's shape wants. All but
-    `qwen2a`, which hears, may have another `width`."""
+    """`gemma3`: one part per picture, whose rows attend to each other; `idefics3`: an overview and
+    tiles; `qwen3vl_merger`: one part, whose rows have positions in time and space, and additional
+    input for the model's first layers; `pixtral`: one part, whose rows depend on the picture's
+    shape. All but `qwen2a`, which is for audio, accept another `width`."""
     if kind == "qwen2a":
         _write_ear(path, n_embd)
         return

@@ -39,7 +39,8 @@ CONTEXT = 512
 
 
 class RealEngine(Driven):
-    """The bundled model, or the one of `path`; `n_cells` for all slots, or `CONTEXT` for each."""
+    """The bundled model, or the one at `path`, with `n_cells` for all slots, or `CONTEXT` for
+    each."""
 
     running: ClassVar[set[RealEngine]] = set()
 
@@ -114,7 +115,7 @@ class RealEngine(Driven):
         if layouts:
             self.context.divide(best.n_cells, best.n_slots, best.unified)
         self.cache = self.scheduler.cache
-        # What is worth its time is that on a busy machine, too.
+        # Decisions by cost must be the same on a busy machine.
         clock = time.thread_time
         self.loop = Loop(
             self.runner, self.scheduler, self.receive, clock, disk=disk, drafter=drafter
@@ -162,7 +163,7 @@ class RealEngine(Driven):
         books.check(self.cache, self.context.last_position)
 
     def run(self) -> None:
-        """Until nothing is left to do, and all that is to be stored is stored."""
+        """Run until nothing is left to do and everything is stored."""
         self.turn()
         while not self._is_done():
             if self.scheduler.has_work:
@@ -203,5 +204,5 @@ class RealEngine(Driven):
 
 
 def random_tokens(dice: random.Random, count: int) -> tuple[int, ...]:
-    """Words of every vocabulary that the tests have."""
+    """Words that are in every vocabulary of the tests."""
     return tuple(dice.randrange(300, 1000) for _ in range(count))

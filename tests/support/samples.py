@@ -23,7 +23,7 @@ def write_gguf(
     without: frozenset[str] = frozenset(),
     tensors: bool = True,
 ) -> Path:
-    """A one-layer model's metadata and a few tensors; `without` leaves keys out."""
+    """Write a one-layer model's metadata and a few tensors; `without` omits keys."""
     tokens = VOCAB if vocab is None else vocab
     writer = gguf.GGUFWriter(path, architecture)
     values: dict[str, Any] = {
@@ -68,7 +68,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
 
 
 def write_split(folder: Path, count: int = 2) -> list[Path]:
-    """A model split in `count` parts by llama.cpp's naming; the first part has the metadata."""
+    """Write a model in `count` parts with llama.cpp's naming; the first part has the metadata."""
     paths = [folder / f"split-{n:05}-of-{count:05}.gguf" for n in range(1, count + 1)]
     for number, path in enumerate(paths):
         writer = gguf.GGUFWriter(path, "llama")

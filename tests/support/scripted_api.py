@@ -1,7 +1,7 @@
-"""A supervisor that plays what a test writes down, for states a real engine cannot be brought to.
+"""A supervisor that plays a test's script, for states that a real engine cannot be brought into.
 
-It feeds real jobs; everything from the socket to the event encoding is the real
-thing. Tests of what a healthy worker answers use the real process instead.
+It feeds real jobs; everything from the socket to the event encoding is real. Tests of a healthy
+worker use the real process instead.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from worker.wire.work import InferenceRequest, Work
 Step = (
     list[StreamEvent] | float | threading.Event | WorkerError | Callable[[Job], list[StreamEvent]]
 )
-"""A frame to feed, or a function that makes one, seconds or what is to be waited for, or the error
-that the stream ends with."""
+"""A frame to feed, a function that makes one, seconds or something else to wait for, or the error
+that ends the stream."""
 
 
 def story(*texts: str) -> list[Step]:
@@ -57,7 +57,7 @@ def story(*texts: str) -> list[Step]:
 
 
 class ScriptedSupervisor:
-    """Implements what the HTTP surface uses of `Supervisor`."""
+    """Implements the part of `Supervisor` that the HTTP API uses."""
 
     def __init__(self, metrics: Metrics, info: EngineInfo | None = None) -> None:
         self.metrics = metrics
@@ -140,12 +140,12 @@ class ScriptedSupervisor:
 
 
 def of(request_id: int, event: StreamEvent) -> StreamEvent:
-    """The event as that request's own."""
+    """Return the event with that request's id."""
     return replace(event, request_id=request_id)
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's own looks ten times a second whether it is to end."""
+    """Unlike uvicorn's own server, does not check ten times a second whether it must stop."""
 
     async def main_loop(self) -> None:
         await self.on_tick(0)
@@ -154,7 +154,7 @@ class _Server(uvicorn.Server):
 
 
 class ScriptedWorker:
-    """The HTTP surface around a scripted supervisor, on a real socket, in a thread."""
+    """The HTTP API around a scripted supervisor, on a real socket, in a thread."""
 
     def __init__(self, settings: Settings, info: EngineInfo | None) -> None:
         self.metrics = Metrics("scripted")
@@ -209,7 +209,7 @@ ScriptedFactory = Callable[..., ScriptedWorker]
 
 @pytest.fixture
 def scripted() -> Iterator[ScriptedFactory]:
-    """Starts HTTP surfaces around scripted supervisors; keyword arguments are settings."""
+    """Starts HTTP APIs around scripted supervisors; keyword arguments are settings."""
     with ExitStack() as stack:
 
         def start(info: EngineInfo | None = None, **settings: Any) -> ScriptedWorker:

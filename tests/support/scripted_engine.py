@@ -1,21 +1,21 @@
-"""A child that speaks the engine's protocol and misbehaves on demand.
+"""A child process that speaks the engine's protocol and misbehaves on demand.
 
 For states that the real engine cannot be brought into at will: dying between two frames, never
 answering, failing its second start. It reads its orders from the prompt of a request, or from a
 chat's last message:
 
     say WORD*      one token per word, then EOS
-    tell WORD*     the next word alone, then nothing; with the last one, EOS
+    tell WORD*     only the next word, then nothing; after the last one, EOS
     hold           accept and start, then nothing until it is cancelled
     queue          accept, never start
     ignore         not even accept
     abort          accept, start, then die of SIGABRT
     abort-unread   die of SIGABRT before accepting
-    nonsense       accept, then send what is no message
+    nonsense       accept, then send an invalid message
     refuse         reject with CONTEXT_LENGTH_EXCEEDED
 and from the file `--script`, one line per incarnation:
     ok | fail | die | kill | hang
-A file of that name with ".gone" behind it says that the device has vanished.
+A file of that name with ".gone" appended means that the device has vanished.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def answer(command: Command, script: Path, black_box: BlackBox) -> list[Event]:
 
 def play(request_id: int, text: str, n_produced: int) -> list[Event]:
     order, *words = text.split()
-    # A prompt's token ids are its characters, so that an order comes back after a crash.
+    # A prompt's token ids are its characters, so that the order survives a crash.
     accepted: list[Event] = [Accepted(request_id, 3, array("i", map(ord, text)).tobytes())]
     started: list[Event] = [*accepted, Started(request_id, 0)]
     match order:

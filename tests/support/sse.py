@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(slots=True)
 class Stream:
-    """Everything that one `/execute` answered, checked against the contract's order."""
+    """The whole answer of one `/execute`, checked against the contract's order."""
 
     events: list[dict[str, Any]] = field(default_factory=list)
     comments: int = 0
@@ -39,7 +39,7 @@ class Stream:
         return self.events[-1]
 
     def check(self) -> Stream:
-        """`started` → `token`* with `metrics`* between → exactly one of `end` / `error`."""
+        """Check `started` → `token`* mixed with `metrics`* → exactly one of `end` / `error`."""
         names = [event["type"] for event in self.events]
         assert names, "an empty stream"
         assert names[-1] in ("end", "error"), f"no terminal event: {names[-3:]}"
@@ -54,7 +54,7 @@ class Stream:
 
 
 def parse(lines: Iterable[str]) -> Iterator[dict[str, Any] | None]:
-    """Events as dicts, each checked for `event:` = `type`; `None` for a comment."""
+    """Yield events as dicts, each checked for `event:` = `type`; `None` for a comment."""
     name: str | None = None
     data: list[str] = []
     for line in lines:
@@ -76,7 +76,7 @@ def parse(lines: Iterable[str]) -> Iterator[dict[str, Any] | None]:
 
 
 def lines_of(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Lines cut at \\n alone, decoded strictly: a split character is an error of the sender."""
+    """Lines split only at \\n, decoded strictly: a split character is an error of the sender."""
     rest = b""
     for chunk in chunks:
         *whole, rest = (rest + chunk).split(b"\n")

@@ -1,4 +1,4 @@
-"""A worker's status for tests of what reads it."""
+"""A worker's status, for tests of its readers."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ _READY = WorkerStatus(
 
 
 def ready_status(**fields: Any) -> WorkerStatus:
-    """That of an idle worker, but for the given fields."""
+    """The status of an idle worker, except for the given fields."""
     return replace(_READY, **fields)

@@ -1,4 +1,4 @@
-"""A supervisor over the scripted engine, for tests of what it does when things go wrong."""
+"""A supervisor over the scripted engine, for tests of failures."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def scripted() -> tuple[str, ...]:
-    """The command of the scripted engine. The engine inherits no variable of the test's."""
+    """The command of the scripted engine, which inherits no variables of the test."""
     command = (sys.executable, "-m", "tests.support.scripted_engine")
     return (*command, "--script", os.environ["SCRIPTED_ENGINE"])
 
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What each incarnation of the engine does at its start."""
+    """Write the script of what each incarnation of the engine does at its start."""
     path = tmp_path / "script"
     monkeypatch.setenv("SCRIPTED_ENGINE", str(path))
     monkeypatch.chdir(ROOT)
@@ -51,7 +51,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
 
 
 async def submit(supervisor: Supervisor, work: InferenceRequest) -> Job:
-    """A job that the engine has accepted; raises its refusal."""
+    """Return a job that the engine has accepted; raises its refusal."""
     job = supervisor.open(work)
     try:
         await job.accepted()
@@ -62,7 +62,7 @@ async def submit(supervisor: Supervisor, work: InferenceRequest) -> Job:
 
 
 async def ask(supervisor: Supervisor, work: Work) -> Any:
-    """The answer to work that generates no text."""
+    """Return the answer to work that generates no text."""
     job = supervisor.open(work)
     try:
         return await job.answer()
@@ -74,7 +74,7 @@ async def ask(supervisor: Supervisor, work: Work) -> Any:
 async def unstarted(
     command: Sequence[str] | None = None, **settings: Any
 ) -> AsyncIterator[Supervisor]:
-    """A supervisor without an engine yet; `command` starts another than the scripted one."""
+    """A supervisor without an engine yet; `command` replaces the scripted engine."""
     engine = EngineProcess(command or scripted())
     supervisor = Supervisor(Settings(**settings), Metrics("w"), engine)
     try:
@@ -87,7 +87,7 @@ async def unstarted(
 async def supervised(
     *, engine_slots: int | None = None, **settings: Any
 ) -> AsyncIterator[Supervisor]:
-    """`engine_slots`: of the engine that starts, where it has others than the settings say."""
+    """`engine_slots`: slots of the engine, if they differ from the settings."""
     async with unstarted(**settings) as supervisor:
         engine = Settings(**settings).engine
         engine = replace(engine, slots=engine_slots or engine.slots)
@@ -96,13 +96,13 @@ async def supervised(
 
 
 async def kill_engine(supervisor: Supervisor) -> None:
-    """Kill it, and wait until another is to replace it."""
+    """Kill the engine, and wait until a new one is being started."""
     os.kill(engine_pid(supervisor), signal.SIGKILL)
     await until(lambda: supervisor.state == "recovering")
 
 
 def engine_pid(supervisor: Supervisor) -> int:
-    """Of the engine that serves, or of the last one that did."""
+    """Process id of the current engine, or of the last one."""
     assert supervisor.info is not None
     return supervisor.info.pid
 

@@ -1,4 +1,4 @@
-"""The engine process, on a system that has no thread left for it."""
+"""The engine process, on a system without a thread left for it."""
 
 from __future__ import annotations
 

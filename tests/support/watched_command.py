@@ -1,7 +1,7 @@
-"""`llorch-cpu` whose event loop writes down how long it is held.
+"""`llorch-cpu` whose event loop records for how long it is blocked.
 
-A timer is due every few milliseconds. What it comes too late is a hold: a line of milliseconds in
-the file that `LOOP_HOLDS` names.
+A timer is due every few milliseconds. Its delay is a hold, which is written as a line of
+milliseconds to the file that `LOOP_HOLDS` names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.support.clock import HoldClock
 
 PERIOD_SECONDS = 0.002
 SHORTEST_MS = 5.0
-"""A hold that is written down; shorter ones are many."""
+"""Minimum length of a recorded hold; shorter ones are too many."""
 
 
 async def write_down(path: str) -> None:

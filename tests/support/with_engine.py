@@ -1,4 +1,4 @@
-"""`llorch-BACKEND` whose engine process is another module: `… with_engine MODULE BACKEND …`."""
+"""`llorch-BACKEND` with another module as its engine process: `… with_engine MODULE BACKEND …`."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ from tests.support import sse
 ROOT = Path(__file__).resolve().parents[2]
 _counter = itertools.count()
 PATIENCE_S = 240.0
-"""How long to wait for what comes in a moment on a quiet machine; costs nothing when it comes."""
+"""How long to wait for what is immediate on a quiet machine; costs nothing once it happens."""
 _ALIASES = {"MODEL_PATH", "BIND_ADDR", "CUDA_DEVICE"}
 
 
 def installed(backend: str = "cpu") -> list[str]:
-    """The installed entry point, or the same function where the package is not installed."""
+    """The installed entry point, or the same function if the package is not installed."""
     entry_point = Path(sys.executable).parent / f"llorch-{backend}"
     if entry_point.exists():
         return [str(entry_point)]
@@ -37,8 +37,8 @@ def installed(backend: str = "cpu") -> list[str]:
 
 
 def environment(cache_dir: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The caller's environment without any setting of a worker, plus `extra`. Python's output is
-    buffered, as it is for users."""
+    """Return the caller's environment without settings of a worker, plus `extra`. Python's output
+    is buffered, as for users."""
     clean = {
         name: value
         for name, value in os.environ.items()
@@ -69,10 +69,10 @@ class WorkerProcess:
         command: Sequence[str] | None = None,
         wait_ready: bool = True,
     ) -> WorkerProcess:
-        """`command` stands in for the installed one of `backend`.
+        """`command` replaces the installed one of `backend`.
 
-        Nothing is guessed unless flags or `env` say so: guesses follow from earlier requests, rows
-        that are computed together round otherwise, and tests compare texts.
+        Nothing is guessed unless flags or `env` say so: guesses depend on earlier requests, rows
+        that are computed together round differently, and tests compare texts.
         """
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
@@ -88,7 +88,7 @@ class WorkerProcess:
         try:
             worker.port = int(worker.wait_log("worker.listening")["port"] or 0)  # 0: a Unix socket
             if wait_ready:
-                worker.wait_log("engine.ready")  # who asks again and again takes its time from it
+                worker.wait_log("engine.ready")  # polling would take time from the worker
                 worker.wait_ready()
         except BaseException:
             worker.kill()
@@ -105,16 +105,16 @@ class WorkerProcess:
 
     @property
     def hold(self) -> Path:
-        """While there is such a file its engine waits, if it was started so: see `held`."""
+        """While this file exists the engine waits, if it was started accordingly: see `held`."""
         return self.folder / "hold"
 
     @property
     def engine_pid(self) -> int:
-        """Of the engine process that serves now."""
+        """Process id of the current engine."""
         return int(self.logs("engine.spawned")[-1]["pid"])
 
     def client(self, timeout: float | None = PATIENCE_S) -> httpx.Client:
-        """Over plain HTTP, and so without the certificates, which take 30 ms to load."""
+        """A client over plain HTTP, without certificates, which take 30 ms to load."""
         return httpx.Client(base_url=self.base_url, trust_env=False, verify=False, timeout=timeout)
 
     # --- requests ---
@@ -160,7 +160,7 @@ class WorkerProcess:
         until(idle, lambda: str(self.get("/health").json()), self)
 
     def metric(self, name: str) -> float:
-        """The value of a series; labels go into `name` as they are written."""
+        """Return the value of a series; labels are part of `name`, as written in the metrics."""
         for line in self.get("/metrics").text.splitlines():
             if line.startswith(name + " "):
                 return float(line.rsplit(" ", 1)[1])
@@ -170,7 +170,7 @@ class WorkerProcess:
         until(lambda: self.metric(name) == value, lambda: self.get("/metrics").text)
 
     def wait_for_free_cells(self) -> None:
-        """Until no cells are left of sequences that are gone, but those that are kept for reuse."""
+        """Wait until finished sequences have no cells except those that are kept for reuse."""
 
         def are_free() -> bool:
             return self.metric("worker_kv_cells_used") == self.metric("worker_kv_cells_cached")
@@ -178,7 +178,7 @@ class WorkerProcess:
         until(are_free, lambda: self.get("/metrics").text)
 
     def engines(self) -> list[psutil.Process]:
-        """The engine processes; each has two more that render its templates."""
+        """Return the engine processes; each has two more that render its templates."""
         return [each for each in self.children() if _is_engine(each)]
 
     def children(self) -> list[psutil.Process]:
@@ -186,11 +186,11 @@ class WorkerProcess:
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """The API process, then all others."""
+        """Return the API process, then all others."""
         return [psutil.Process(self.pid), *self.children()]
 
     def freeze_engine(self) -> None:
-        """Nothing is computed, answered or read until `thaw_engine`."""
+        """Freeze the engine until `thaw_engine`: it computes, answers and reads nothing."""
         freeze(self.engine_pid)
 
     def thaw_engine(self) -> None:
@@ -207,7 +207,7 @@ class WorkerProcess:
         return (self.folder / "stdout").read_text("utf-8", "replace")
 
     def logs(self, event: str | None = None) -> list[dict[str, Any]]:
-        """The JSON lines of stderr so far, of one event or all."""
+        """Return the JSON lines of stderr so far, of one event or all."""
         return [line for line in json_lines(self.stderr) if event in (None, line.get("event"))]
 
     def wait_log(self, event: str) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class WorkerProcess:
         return self.process.wait(timeout_s)
 
     def stop(self) -> int:
-        """SIGTERM and wait; the exit code."""
+        """Send SIGTERM and wait; returns the exit code."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
         try:
@@ -245,10 +245,10 @@ class WorkerProcess:
 def asking(
     port: int, path: str, body: Any, headers: Mapping[str, str] | None = None
 ) -> Iterator[None]:
-    """A client that has sent this and reads nothing; it leaves when the block ends.
+    """A client that has sent these bytes and reads nothing; it disconnects when the block ends.
 
-    A client library's time-out would end it at a moment that a busy machine moves: before its
-    request was sent, or behind its answer.
+    With a client library's timeout, a busy machine could move the disconnect before the request or
+    after the answer.
     """
     content = json.dumps(body).encode()
     lines = {"Host": "localhost", "Content-Type": "application/json", **(headers or {})}
@@ -260,14 +260,14 @@ def asking(
 
 
 def computed_s(processes: Iterable[psutil.Process]) -> float:
-    """The seconds that these have computed so far."""
+    """Return the CPU seconds of these processes so far."""
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def _is_engine(process: psutil.Process) -> bool:
     try:
         return "worker.engine.process" in process.cmdline()
-    except psutil.NoSuchProcess:  # or it has ended and nobody has looked
+    except psutil.NoSuchProcess:  # or it has ended and nobody has waited for it
         return False
 
 
@@ -279,7 +279,7 @@ class Exit:
 
     @property
     def sentence(self) -> str:
-        """What a human is told: the last line of stderr."""
+        """Return the message for humans: the last line of stderr."""
         return self.stderr.strip().splitlines()[-1]
 
     @property
@@ -298,7 +298,7 @@ def run_to_exit(
     command: Sequence[str] | None = None,
     timeout_s: float = PATIENCE_S,
 ) -> Exit:
-    """Start a worker that is expected to leave by itself."""
+    """Start a worker that is expected to exit by itself."""
     done = subprocess.run(
         [*(command or installed(backend)), *flags],
         stdin=subprocess.DEVNULL,
@@ -316,7 +316,7 @@ def shown(
     *flags: str,
     env: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What a subcommand prints as JSON."""
+    """Return the JSON that a subcommand prints."""
     done = subprocess.run(
         [*installed(), command, "--json", "--port", "0", *flags],
         env=environment(cache_dir, env),
@@ -329,13 +329,13 @@ def shown(
 
 
 def json_lines(text: str) -> list[dict[str, Any]]:
-    """Native code may print plain lines between ours; those are left out."""
+    """Return the JSON lines, without the plain lines that native code may print between them."""
     found = []
     for line in text.splitlines():
         if line.startswith("{"):
             try:
                 found.append(json.loads(line))
-            except ValueError:  # the last line, half written
+            except ValueError:  # an incomplete last line
                 continue
     return found
 
@@ -347,8 +347,8 @@ def new_job_id() -> str:
 def freeze(pid: int) -> None:
     """SIGSTOP a process and wait until all its threads have stopped.
 
-    The kernel stops each thread on its own, and the call returns before: on a busy machine the
-    process would answer one more request.
+    The kernel stops each thread separately, and the call returns earlier: on a busy machine the
+    process could answer one more request.
     """
     os.kill(pid, signal.SIGSTOP)
 
@@ -366,7 +366,7 @@ def until(
     worker: WorkerProcess | None = None,
     seconds: float = PATIENCE_S,
 ) -> None:
-    """Poll `condition`; fails with `trouble()` when the time is over or the worker has left."""
+    """Poll `condition`; fails with `trouble()` if the time is over or the worker has exited."""
     deadline = time.monotonic() + seconds
     while not condition():
         left = worker is not None and worker.process.poll() is not None

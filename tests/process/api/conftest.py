@@ -1,4 +1,4 @@
-"""HTTP surfaces around scripted supervisors, these over a scripted engine, OpenAI's client."""
+"""HTTP APIs over scripted supervisors or a scripted engine, and OpenAI's client."""
 
 from __future__ import annotations
 

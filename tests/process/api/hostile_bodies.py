@@ -1,6 +1,6 @@
-"""Bodies of requests that were made to take long, one for each way.
+"""Request bodies that try to take long, one of each kind.
 
-Bodies of megabytes are bytes, so that encoding them holds nobody up who watches.
+Bodies of megabytes are bytes, so that encoding them does not delay the observers.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tests.unit.api.test_hostile_schemas import HOSTILE
 from worker.api.chat.constrain.keywords import NOT_ENFORCED
 
 MEBIBYTES_4 = 4 * 2**20 - 4096
-"""The default of `--max-body-bytes`, less what stands around a long text."""
+"""The default of `--max-body-bytes`, minus the text around a long string."""
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 CHAT = "/v1/chat/completions"
 EMOJI = "\\ud83d\\ude00"
 
 
 Bodies = Iterator[tuple[str, str, Any]]
-"""Names, paths and bodies, which are encoded where they are no bytes."""
+"""Names, paths and bodies; bodies that are not bytes are encoded."""
 
 
 def encoded(value: Any) -> bytes:
@@ -42,7 +42,7 @@ def filled_chat(before: str, unit: str, after: str) -> bytes:
 
 
 def forced(schemas: list[Any]) -> dict[str, Any]:
-    """A chat that must call a tool; the schemas are of the tools' parameters."""
+    """A chat that must call a tool; the schemas are those of the tools' parameters."""
     tools = [
         {"type": "function", "function": {"name": f"f{i}", "parameters": schema}}
         for i, schema in enumerate(schemas)
@@ -212,6 +212,6 @@ HOSTILE_BODIES = {
 
 
 def hostile_bodies(group: str) -> Iterator[tuple[str, str, bytes]]:
-    """They are made when they are needed: together they have 200 MB."""
+    """Yield them one by one, because together they have 200 MB."""
     for name, path, body in HOSTILE_BODIES[group]():
         yield name, path, body if isinstance(body, bytes) else encoded(body)

@@ -1,8 +1,8 @@
-"""A process of its own that times small HTTP requests, so that no test's own load is measured.
+"""A separate process that times small HTTP requests, so that a test's own load is not measured.
 
 `python -m tests.process.api.latency_probe PORT` asks `/health` on a kept connection until its stdin
-ends and prints the times in milliseconds as JSON. `… serve` is the control: a server that does
-nothing but answer, whose times show what the machine itself adds.
+ends and prints the times in milliseconds as JSON. `… serve` is the control: a server that
+only answers, whose times show the delay of the machine itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PAUSE_SECONDS = 0.004
 
 
 def probe(port: int) -> list[float]:
-    """Milliseconds of each request until stdin ends."""
+    """Return the milliseconds of each request until stdin ends."""
     took_ms: list[float] = []
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.settimeout(120)

@@ -13,7 +13,7 @@ from anthropic import Anthropic
 from tests.support.worker import WorkerProcess
 
 FRANCE: Any = [{"role": "user", "content": "What is the capital of France?"}]
-# The client knows no temperature any more; what it does not know goes through.
+# The client no longer has a temperature, but passes on unknown fields.
 ASKED: Any = {
     "model": "any",
     "messages": FRANCE,
@@ -66,7 +66,7 @@ def test_the_client_knows_a_request_by_its_name_in_the_log(client: Anthropic) ->
 
 @pytest.mark.parametrize("kind", [{"type": "create"}, {"type": "continue"}], ids=str)
 def test_a_thread_is_refused_so_that_the_client_sends_all(client: Anthropic, kind: Any) -> None:
-    """Its tool runner keeps threads by itself, and then sends a call's result alone."""
+    """Its tool runner uses threads by default, and then sends only the result of a call."""
     with pytest.raises(anthropic.BadRequestError) as refused:
         ask(client, extra_body={"thread": {**kind, "previous_message_id": "msg_1"}})
     body: Any = refused.value.body
@@ -105,7 +105,7 @@ def test_an_answer_goes_on_where_the_last_message_ends(client: Anthropic) -> Non
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
 def test_a_forced_call_comes_whole_and_streamed(client: Anthropic, choice: Any) -> None:
     fields: Any = {"tools": [WEATHER], "tool_choice": choice, "max_tokens": 200}
-    ask(client, **fields)  # from now on both go on from the same cells, and round alike
+    ask(client, **fields)  # from now on both continue from the same cells, and round alike
     answer = ask(client, **fields)
     [call] = answer.content
     assert call.type == "tool_use" and call.name == "get_weather"

@@ -30,7 +30,7 @@ MODULE = [sys.executable, "-m", "tests.process.api.latency_probe"]
 
 @contextmanager
 def health_times(worker: WorkerProcess) -> Iterator[dict[str, list[float]]]:
-    """Times of `/health` and of a server that does nothing, while the block runs."""
+    """Measure `/health` and a server that does nothing, while the block runs."""
 
     def spawn(argument: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -58,7 +58,7 @@ def p99(times: list[float]) -> float:
 
 
 async def one_of_the_crowd(port: int, number: int) -> bytes:
-    """A whole answer, over a connection of its own and without a client library's weight."""
+    """A whole answer, over a connection of its own and without the overhead of a client library."""
     body = json.dumps(
         {"job_id": f"crowd-{port}-{number}", "prompt": "Once upon a time", "max_tokens": 4}
         | {"temperature": 0}
@@ -93,18 +93,18 @@ async def crowd(port: int) -> list[bytes]:
 @pytest.mark.parametrize(
     "limit_ms",
     [
-        # What a blocked event loop exceeds also on a machine that does other work meanwhile.
+        # A blocked event loop exceeds this even on a busy machine.
         200,
-        # The target, for a machine that is left alone.
+        # The target, for an idle machine.
         pytest.param(10, marks=pytest.mark.long),
     ],
 )
 def test_a_thousand_connections_at_once(worker: WorkerProcess, limit_ms: float) -> None:
     process = psutil.Process(worker.pid)
-    asyncio.run(crowd(worker.port))  # once for warmth: allocators keep what they got
+    asyncio.run(crowd(worker.port))  # a first round, because allocators keep memory
     worker.wait_idle()
     before = process.memory_info().rss
-    for _ in range(3):  # on a machine that is shared, the best of three rounds is the worker's
+    for _ in range(3):  # on a shared machine, the best of three rounds shows the worker's cost
         with health_times(worker) as times:
             time.sleep(0.5)
             answers = asyncio.run(crowd(worker.port))
@@ -117,7 +117,7 @@ def test_a_thousand_connections_at_once(worker: WorkerProcess, limit_ms: float) 
         print(f"{dict(outcomes)}, {grown / 2**20:.1f} MiB more, {told}")
         assert grown < 50 * 2**20, f"{grown} bytes more"
         worker.wait_idle()
-        # What the machine adds for any server is not the worker's.
+        # Delay that the machine adds to any server does not count.
         late_ms = p99(times["health"]) - p99(times["control"])
         if clock.within(late_ms, limit_ms, time.monotonic):
             return
@@ -125,7 +125,7 @@ def test_a_thousand_connections_at_once(worker: WorkerProcess, limit_ms: float) 
 
 
 def check_answers(answers: list[bytes]) -> Counter[str]:
-    """Each of the crowd got the right text or a 503 that says when to come again."""
+    """Each client got the right text or a 503 that says when to retry."""
     outcomes: Counter[str] = Counter()
     for answer in answers:
         head, _, body = answer.partition(b"\r\n\r\n")
@@ -190,7 +190,7 @@ def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for_nor_refused
         wait_for(1)
     with asking(worker.port, *asked[0]):
         wait_for(2)
-    wait_for(1)  # whoever left behind it is gone; its own reader may come back
+    wait_for(1)  # the clients that left after it are gone; its own reader may come back
     worker.thaw_engine()
     for path, body in asked[3:]:
         assert worker.post(path, {**body, "max_tokens": 4}).status_code == 200
@@ -199,7 +199,7 @@ def test_who_leaves_before_the_engine_has_taken_it_is_not_waited_for_nor_refused
 
 def test_a_reader_that_stops_is_cut_and_costs_nobody(scripted: ScriptedFactory) -> None:
     worker = scripted(slow_reader_timeout=0.5)
-    # Megabytes of each of two choices: more than buffers take.
+    # Megabytes for each of two choices: more than buffers hold.
     much: list[Step] = [[Token(0, "x" * 2**16, (1,))]] * 200
     worker.supervisor.script = [[Started(0, 0)], *much, 60.0]
     body = json.dumps({"prompt": "Once", "stream": True, "n": 2}).encode()

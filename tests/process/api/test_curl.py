@@ -1,4 +1,4 @@
-"""curl, as a person types it: the events are there as they happen, and the stream ends."""
+"""curl, as a person types it: events arrive as they happen, and the stream ends."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(CURL is None, reason="curl is not installed")
 
 @contextmanager
 def curl(url: str, body: object, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`curl -N` with a JSON body; its output is a pipe that is read as it fills."""
+    """Run `curl -N` with a JSON body; its output is a pipe that is read as it fills."""
     assert CURL
     command = [CURL, "--silent", "--show-error", "--fail-with-body", "-N", *flags]
     command += ["-H", "Content-Type: application/json", "-d", json.dumps(body), url]
@@ -40,7 +40,7 @@ NDJSON = ("-H", "Accept: application/x-ndjson")
 def test_each_event_is_there_when_it_happens(
     scripted: ScriptedFactory, path: str, flags: tuple[str, ...]
 ) -> None:
-    """Nothing on the way waits for more: each comes when the one before it was read."""
+    """Nothing on the way buffers: each event comes once the previous one was read."""
     worker, frames = scripted(), story(*"abcd")
     gates = [threading.Event() for _ in frames]
     worker.supervisor.script = [part for each in zip(gates, frames, strict=True) for part in each]

@@ -42,7 +42,7 @@ def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def test_models_are_listed_for_anthropics_clients_and_openais(worker: WorkerProcess) -> None:
-    """Both ask at one path, and get one answer."""
+    """Both use the same path and get the same answer."""
     url, key = worker.base_url, "none"
     with (
         Anthropic(base_url=url, api_key=key, _strict_response_validation=True) as anthropic,
@@ -73,7 +73,7 @@ def test_a_fleets_models_are_one_page() -> None:
 
 
 def test_neighbouring_messages_of_one_role_are_one_turn() -> None:
-    """As Anthropic has it; many templates take no other."""
+    """As at Anthropic; many templates accept nothing else."""
     said = [{"type": "text", "text": "B"}, {"type": "image", "source": PICTURE}]
     thought = {"type": "thinking", "thinking": "Hm.", "signature": ""}
     given = [
@@ -140,7 +140,7 @@ class Person(BaseModel):
 
 
 def test_log_probabilities_of_a_response(client: OpenAI) -> None:
-    """The chat's own, whole and streamed, in OpenAI's models."""
+    """They equal the chat's, whole and streamed, in OpenAI's models."""
     said: Any = user(FRANCE)
     chat = client.chat.completions.create(
         model="m", messages=said, temperature=0, logprobs=True, top_logprobs=2
@@ -151,7 +151,7 @@ def test_log_probabilities_of_a_response(client: OpenAI) -> None:
     [part] = part.content
     assert chat.choices[0].logprobs and chat.choices[0].logprobs.content
     told = [each.model_dump() for each in chat.choices[0].logprobs.content]
-    # A chat has the token that ends it, too.
+    # A chat also has the token that ends it.
     assert [each.model_dump() for each in part.logprobs] == told[: len(part.logprobs)]
     assert "".join(each.token for each in part.logprobs) == PARIS
     with client.responses.stream(**asked) as stream:
@@ -209,7 +209,7 @@ def test_a_function_is_called_and_its_output_read(client: OpenAI) -> None:
 
 
 def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
-    """Without the turns that these name, an answer would be to another question."""
+    """Without the turns to which these refer, an answer would be wrong."""
     asked = {"previous_response_id": "resp_1", "conversation": "conv_1", "prompt": {"id": "pmpt_1"}}
     for name, given in asked.items():
         answer = worker.post("/v1/responses", {"model": "m", "input": "a", name: given})
@@ -226,7 +226,7 @@ def test_what_needs_a_memory_is_refused(worker: WorkerProcess) -> None:
 
 
 def test_a_message_s_failure_has_anthropic_s_type_for_its_status(worker: WorkerProcess) -> None:
-    """Its clients tell by the type whether to ask again."""
+    """Its clients decide by the type whether to retry."""
     body = {"model": "m", "max_tokens": 1, "messages": user("a")}
     url, past = f"{worker.base_url}/v1/messages", {"X-Deadline": "1"}
     late = httpx.post(url, json=body, headers=past)
@@ -424,7 +424,7 @@ LLAMA_SERVERS: list[tuple[str, dict[str, Any], str]] = [
 def test_a_clients_fault_is_named(
     worker: WorkerProcess, path: str, fields: dict[str, Any], named: str
 ) -> None:
-    """By the field, or in the message of a form that has no place for it."""
+    """By its field, or in the message if the format has no place for a field."""
     refused = worker.post(path, {"model": "m", **RIGHT.get(path, {}), **fields})
     assert refused.status_code == 400, refused.text
     error = refused.json()["error"]
@@ -439,8 +439,8 @@ def test_a_clients_fault_is_named(
 
 
 def test_a_turn_is_put_together_as_the_model_wrote_it(worker: WorkerProcess) -> None:
-    """Reasoning, text and calls that follow each other are one message of the assistant. Between a
-    call and its result some templates refuse another one, and Gemma's then lose the result."""
+    """Consecutive reasoning, text and calls are one message of the assistant. Some templates refuse
+    another message between a call and its result, and Gemma's then lose the result."""
     call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
     said = {"type": "message", "role": "assistant", "content": "I look."}
     result = {"type": "function_call_output", "call_id": "1", "output": "A star."}
@@ -462,7 +462,7 @@ def test_a_turn_is_put_together_as_the_model_wrote_it(worker: WorkerProcess) -> 
 
 
 def test_documents_and_search_results_are_read_as_text(worker: WorkerProcess) -> None:
-    """Each is a paragraph, with its title and what is told of it on lines before it."""
+    """Each becomes a paragraph, after lines with its title and its context."""
 
     def counted(content: Any) -> tuple[int, str]:
         answer = worker.post(

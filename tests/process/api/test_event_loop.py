@@ -1,4 +1,4 @@
-"""No request holds the API process's event loop for longer than others can wait."""
+"""No request blocks the API process's event loop for long."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from tests.support.clock import HoldClock
 from tests.support.worker import WorkerProcess
 
 LONGEST_MS = 20.0
-"""On an idle machine. On a busy one, whatever computes takes longer; then twice the time that the
-parser itself takes for a text of escapes, the longest native call that there is."""
+"""Limit on an idle machine. On a busy one it is twice the time that the parser itself takes for a
+text of escapes, which is the longest native call."""
 N_TRIES = 5
-"""A hold of the request's own comes again in each; one of the machine's does not."""
+"""Number of tries: a hold by the request recurs in each, one by the machine does not."""
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 WATCHED = [sys.executable, "-m", "tests.support.watched_command"]
 
@@ -39,11 +39,11 @@ class Watched(NamedTuple):
     holds: Path
 
     def longest_ms(self, sent: bytes) -> tuple[int, float]:
-        """The status that the request gets, and the longest hold until then, in ms."""
+        """Return the status of the request, and the longest hold until then, in ms."""
         with self.holds.open() as holds:
             holds.seek(0, 2)
             status = self._status(sent)
-            for _ in range(2):  # a hold that has ended is written down before the second is read
+            for _ in range(2):  # a finished hold is recorded before the second request is read
                 self._status(HEALTH)
             return status, max(map(float, holds.read().split()), default=0.0)
 
@@ -52,7 +52,7 @@ class Watched(NamedTuple):
             try:
                 client.sendall(sent)
             except OSError:
-                pass  # refused before it was read whole; the answer lies there
+                pass  # refused before it was read completely; the answer is already there
             answer = b""
             while part := client.recv(2**20):
                 answer += part
@@ -87,7 +87,7 @@ ANSWERS = frozenset({200, 400, 403, 404, 413, 415, 431, 503})
 
 
 def excess_ms(watched: Watched, sent: bytes, answers: frozenset[int] = ANSWERS) -> float:
-    """By how much the longest hold is too long, in the try in which it was shortest."""
+    """Return by how much the longest hold exceeds the limit, in the best try."""
     longest: list[float] = []
     while not longest or (min(longest) >= 0 and len(longest) < N_TRIES):
         status, held_ms = watched.longest_ms(sent)
@@ -133,9 +133,10 @@ def test_no_answer_of_many_log_probabilities_holds_the_event_loop(
 TINY_CHUNKS = b'{"prompt":"' + b"a" * 200_000 + b'","max_tokens":1}'
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who had the processor")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not report it")
 def test_a_wait_for_a_processor_is_no_hold() -> None:
-    """On a busy machine, the loop waited for a processor that a thread of its own process had."""
+    """On a busy machine, the loop may wait for a processor that another thread of its process
+    uses."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:

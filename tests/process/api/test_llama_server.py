@@ -23,7 +23,7 @@ def completed(worker: WorkerProcess, path: str = "/completion", **fields: Any) -
 
 
 def streamed(worker: WorkerProcess, path: str = "/completion", **fields: Any) -> list[Any]:
-    """The values of a stream's events."""
+    """Return the values of a stream's events."""
     answer = worker.post(path, {"prompt": PROMPT, "stream": True, **fields})
     assert answer.status_code == 200, answer.text
     return [json.loads(each) for each in re.findall(r"^data: ({.*)", answer.text, re.MULTILINE)]
@@ -67,7 +67,7 @@ def test_a_token_that_the_end_of_a_line_cuts_off_has_no_odds(worker: WorkerProce
 
 
 def test_the_tokens_of_an_answer_are_all_that_were_drawn(worker: WorkerProcess) -> None:
-    """With the end-of-generation token, and with those of a stop, as llama-server has them."""
+    """Including the end-of-generation token and those of a stop, as in llama-server."""
     ended = completed(worker, return_tokens=True, grammar='root ::= "a"')
     assert (ended["content"], ended["stop_type"]) == ("a", "eos")
     assert len(ended["tokens"]) == ended["tokens_predicted"] == 2
@@ -82,7 +82,7 @@ def test_the_tokens_of_an_answer_are_all_that_were_drawn(worker: WorkerProcess) 
 
 @pytest.mark.parametrize("is_after", [False, True])
 def test_each_token_of_an_answer_has_its_odds(worker: WorkerProcess, is_after: bool) -> None:
-    """The one that ends it, too, on llama-server's own paths; on OpenAI's it has none."""
+    """Including the one that ends it on llama-server's own paths; on OpenAI's that has none."""
     fields: dict[str, Any] = {"grammar": 'root ::= "ab"', "post_sampling_probs": is_after}
     answer = completed(worker, return_tokens=True, n_probs=1, **fields)
     told = [entry["id"] for entry in answer["completion_probabilities"]]
@@ -96,7 +96,7 @@ def test_each_token_of_an_answer_has_its_odds(worker: WorkerProcess, is_after: b
 
 
 def test_every_dialect_counts_the_token_that_ends_an_answer(worker: WorkerProcess) -> None:
-    """As llama-server, vLLM and Ollama do."""
+    """Like llama-server, vLLM and Ollama."""
     asked: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 3 plus 4?"}]}
     text = "3 plus 4 is 7."
     body = {"model": "m", "temperature": 0, **asked}
@@ -128,7 +128,8 @@ def test_why_a_completion_ended(worker: WorkerProcess) -> None:
 
 @pytest.fixture(scope="module")
 def small(share_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> WorkerProcess:
-    """A worker of 64 tokens; three tokens of its model are declared as those for a gap."""
+    """A worker of 64 tokens; three tokens of its model are declared as fill-in-the-middle
+    tokens."""
     marks = {"fim_pre": 90, "fim_suf": 91, "fim_mid": 92}
     changes = {f"tokenizer.ggml.{name}_token_id": token for name, token in marks.items()}
     model = bundled_with(tmp_path_factory.mktemp("infill") / "infill.gguf", changes)
@@ -227,7 +228,7 @@ def test_tokens_with_their_texts(worker: WorkerProcess) -> None:
 
 
 def test_of_nothing_there_is_nothing(worker: WorkerProcess) -> None:
-    """A text that is absent is an empty one, and no beginning stands before it."""
+    """A missing text is an empty one, without a BOS before it."""
     texts: list[Any] = [{}, {"add_special": True}, {"content": ""}]
     for body in texts:
         assert worker.post("/tokenize", body).json()["tokens"] == []
@@ -237,7 +238,7 @@ def test_of_nothing_there_is_nothing(worker: WorkerProcess) -> None:
 
 
 def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
-    """`min_tokens` holds off the end, stops and `stop_token_ids`; later they count."""
+    """`min_tokens` delays the end, stops and `stop_token_ids`; later they count."""
     first = completed(worker, return_tokens=True)
     ids, text = first["tokens"], first["content"]
     stopped = completed(worker, stop_token_ids=[ids[2]], return_tokens=True)
@@ -257,7 +258,8 @@ def test_nothing_ends_an_answer_too_soon(worker: WorkerProcess) -> None:
 
 
 def test_the_text_in_a_gap(small: WorkerProcess) -> None:
-    """A suffix and `/infill` are the same prompt: prefix, suffix and middle, each by its token."""
+    """A suffix and `/infill` make the same prompt: prefix, suffix and middle, each after its
+    token."""
     worker = small
 
     def ids(text: str) -> list[int]:
@@ -307,7 +309,7 @@ def test_the_part_of_a_prompt_that_is_at_fault_is_named(
 
 
 def test_a_model_without_gaps_says_where_a_text_goes_without_one(worker: WorkerProcess) -> None:
-    """`/infill` itself takes no text without a gap."""
+    """`/infill` itself requires a gap."""
     gap = {"input_prefix": "a", "input_suffix": "b"}
     for path, body in (("/infill", gap), ("/v1/completions", {"prompt": "a", "suffix": "b"})):
         told = worker.post(path, body).json()["error"]["message"]
@@ -355,7 +357,7 @@ def test_timings_of_each_token_have_the_prompts_time(worker: WorkerProcess) -> N
 
 
 def test_the_first_token_comes_with_the_prompt_and_is_in_no_pace(worker: WorkerProcess) -> None:
-    """As with llama-server: of two tokens, one has taken the answer's time."""
+    """As in llama-server: of two tokens, only one took the time of the answer."""
     two, one = (completed(worker, n_predict=n, ignore_eos=True)["timings"] for n in (2, 1))
     assert two["predicted_per_token_ms"] == two["predicted_ms"] > 0
     assert two["predicted_per_second"] == pytest.approx(1000 / two["predicted_ms"], rel=0.01)
@@ -401,7 +403,7 @@ def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: Worke
 
 
 def test_a_tool_of_any_name_is_none(worker: WorkerProcess) -> None:
-    """As its page calls one at its start."""
+    """Its page calls one at its start."""
     told = worker.post("/tools", {"tool": "a" * 70_000}).json()["error"]
     assert "no tool 'aaa" in told and "nor any other" in told and len(told) < 2000
 
@@ -420,7 +422,7 @@ def test_answers_name_llama_cpp_s_build_first(worker: WorkerProcess) -> None:
 
 
 def test_a_prompt_mixes_tokens_and_texts(worker: WorkerProcess) -> None:
-    """BOS stands before a text that comes first; a list with a number in it is one prompt."""
+    """A leading text gets a BOS; a list that contains a number is one prompt."""
 
     def tokens(content: Any, **fields: Any) -> list[int]:
         found: list[int] = worker.post("/tokenize", {"content": content, **fields}).json()["tokens"]

@@ -1,4 +1,4 @@
-"""`/metrics`, `/status` and `/slots`: names that dashboards rely on, and figures that add up."""
+"""`/metrics`, `/status` and `/slots`: names that dashboards rely on, and consistent figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.held import holding, mid_stream
 from tests.support.scripted_api import ScriptedFactory
 from tests.support.worker import ROOT, WorkerProcess, asking, until
 
-# Renaming or removing one of these breaks somebody's dashboard; one that is added is kept, too.
+# Renaming or removing one of these breaks somebody's dashboard; added ones must be kept, too.
 FROZEN = {
     "counter": """worker_requests_total worker_requests_rejected_total worker_tokens_in_total
         worker_tokens_cached_total worker_tokens_generated_total worker_slow_readers_total
@@ -39,7 +39,7 @@ FROZEN = {
         vllm:gpu_prefix_cache_hit_rate vllm:lora_requests_info worker_engine_media_encoded
         worker_engine_encode_seconds""",
 }
-"""By kind; those of vLLM are read by routers."""
+"""Names by kind; routers read those of vLLM."""
 FOX = "Once upon a time, there was a brave fox named"
 CACHED, REUSED = "worker_tokens_cached_total", "worker_tokens_reused_total"
 REFUSED = "worker_requests_rejected_total"
@@ -83,7 +83,7 @@ def test_a_request_is_counted_once_everywhere(worker: WorkerProcess) -> None:
 
 
 def test_what_a_request_has_cut_or_joined_is_no_request(worker: WorkerProcess) -> None:
-    """An embedding of texts that are to be cut was one for each, and their times an inference's."""
+    """An embedding with texts to truncate counted once for each, and its time as an inference's."""
     worker.wait_idle()
     names = ['worker_requests_total{outcome="success"}', "worker_inference_duration_ms_count"]
     before = [worker.metric(name) for name in names]
@@ -121,7 +121,7 @@ def test_tokens_are_counted_as_usage_tells_them(
 
 
 def sum_of(name: str, exposition: str) -> float:
-    """Of all series of a metric."""
+    """Sum all series of a metric."""
     lines = [line for line in exposition.splitlines() if line.partition("{")[0].split()[0] == name]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
@@ -187,7 +187,7 @@ def test_each_refused_request_is_counted_once_by_its_code(
 
 
 def test_a_refusal_is_counted_from_none(scripted: ScriptedFactory, tmp_path: Path) -> None:
-    """A series that begins at 1 has no rise: the first refusal of each code was missed."""
+    """A rate misses the first refusal if the series begins at 1."""
     page = (ROOT / "docs/api.md").read_text("utf-8")
     codes = re.findall(r"^\| `([A-Z_]+)` \| \d{3} \|", page, re.MULTILINE)
     names = [f'{REFUSED}{{code="{code}"}}' for code in codes]
@@ -210,7 +210,7 @@ def test_a_request_that_the_engine_refuses_is_counted_once_by_its_code(
 
 
 def test_the_log_has_why_a_request_was_refused(worker: WorkerProcess) -> None:
-    """Its status alone does not tell a prompt that is too long from a field that is wrong."""
+    """The status does not distinguish a prompt that is too long from a wrong field."""
     told: dict[str, str | None] = {}
     asked: list[tuple[str | None, dict[str, Any]]] = [
         ("CONTEXT_LENGTH_EXCEEDED", {"prompt": "x" * 50_000}),
@@ -224,7 +224,7 @@ def test_the_log_has_why_a_request_was_refused(worker: WorkerProcess) -> None:
         lines = {each["correlation_id"]: each["code"] for each in worker.logs("request.answered")}
         return {id: code for id, code in lines.items() if id in told}
 
-    # A line comes behind its answer.
+    # A log line comes after its answer.
     until(lambda: len(logged()) == len(told), lambda: worker.stderr[-2000:], worker)
     assert logged() == told
 
@@ -236,14 +236,14 @@ def test_the_log_has_which_part_of_a_request_took_long(worker: WorkerProcess) ->
 
 
 def refusals(client: httpx.Client) -> dict[str, float]:
-    """Those that there were."""
+    """Return the nonzero counts."""
     lines = client.get("/metrics").text.splitlines()
     series = (each.rsplit(" ", 1) for each in lines if each.startswith(REFUSED))
     return {name: float(n) for name, n in series if float(n)}
 
 
 def test_who_asks_whether_a_stream_or_job_is_there_is_not_refused(worker: WorkerProcess) -> None:
-    """A fleet's gateway asks all workers: those without it counted a refusal each time."""
+    """A fleet's gateway asks all workers; those without it used to count a refusal each time."""
     with worker.client() as client:
         before, told = refusals(client), client.get("/status").json()["refusals"]
         for path in ("/execute/no-such-job", "/v1/stream?conv_id=none"):
@@ -260,12 +260,12 @@ def test_a_request_that_fails_once_it_is_accepted_was_not_refused(
     timeouts = 'worker_requests_total{outcome="timeout"}'
     with worker.client() as client, ThreadPoolExecutor(1) as pool:
         is_accepted, seconds = False, 1.5
-        while not is_accepted:  # a machine that is busy now needs more time
+        while not is_accepted:  # a busy machine needs more time
             seconds *= 2
             told = client.get("/status").json()["refusals"]
             before, refused_before = worker.metric(timeouts), refusals(client)
             soon = {"X-Deadline": str(int((time.time() + seconds) * 1000))}
-            with holding(worker.hold):  # or the answer may be whole in time
+            with holding(worker.hold):  # otherwise the answer may be complete in time
                 asked = pool.submit(client.post, "/v1/completions", json=body, headers=soon)
                 while not (asked.done() or is_accepted):
                     is_accepted = client.get("/health").json()["running"] == 1
@@ -290,12 +290,12 @@ def test_an_answer_whose_first_token_ends_it_has_had_a_first_token(worker: Worke
 
 @pytest.fixture
 def narrow(share_worker: StartWorker) -> WorkerProcess:
-    """For one request at a time, with two that wait."""
+    """A worker for one request at a time, with a queue of two."""
     return share_worker("--slots", "1", "--max-queued-requests", "2", can_be_held=True)
 
 
 def test_who_asks_for_an_idle_slot_hears_that_there_is_none(narrow: WorkerProcess) -> None:
-    """As llama-server has it, for balancers."""
+    """As in llama-server, for load balancers."""
     worker = narrow
     asked = "/slots?fail_on_no_slot=1"
     assert worker.get(asked).json()[0]["is_processing"] is False
@@ -308,7 +308,7 @@ def test_who_asks_for_an_idle_slot_hears_that_there_is_none(narrow: WorkerProces
 def test_choices_that_the_queue_has_no_room_for_are_refused_together(
     narrow: WorkerProcess,
 ) -> None:
-    """Those before the one that did not fit were computed, and counted as cancelled."""
+    """Before, those before the first one without room were computed, and counted as cancelled."""
     worker, names = narrow, (CANCELLED, f'{REFUSED}{{code="QUEUE_FULL"}}', ENDED)
     before = [worker.metric(name) for name in names]
     with mid_stream(worker, FOX, max_tokens=900, ignore_eos=True):
@@ -332,7 +332,7 @@ def test_choices_that_the_queue_has_no_room_for_are_refused_together(
 def test_a_request_of_more_prompt_tokens_than_may_wait_is_answered(
     share_worker: StartWorker, stream: bool
 ) -> None:
-    """It was refused in its middle, also by an idle worker, and so whenever it came again."""
+    """It used to be refused midway, even by an idle worker, and at every retry."""
     worker = share_worker("--slots", "1", "--max-queued-prompt-tokens", "1000")
     before = worker.metric("worker_tokens_in_total")
     prompts = [f"{number} foxes ran " * 40 for number in range(20)]
@@ -367,7 +367,7 @@ def test_a_running_request_is_told_in_counts(worker: WorkerProcess) -> None:
 
 
 def test_a_preempted_request_counts_as_one_that_waits(start_worker: StartWorker) -> None:
-    """It counted as one that runs, so a router saw no queue where a request stood still."""
+    """It used to count as running, so routers saw no queue although a request was waiting."""
     flags = ("--slots", "2", "--kv-unified", "--kv-cells", "256", "--context-length", "200")
     worker = start_worker(*flags, can_be_held=True)
     names = ("worker_requests_running", "vllm:num_requests_running", "worker_queue_depth",

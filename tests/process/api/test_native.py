@@ -25,7 +25,7 @@ def test_execute_streams_in_contract_order(worker: WorkerProcess) -> None:
     stream = worker.execute(FRANCE, temperature=0, max_tokens=32)
     assert stream.text == "The capital of France is Paris."
     assert stream.end["stop_reason"] == "EOS"
-    assert stream.end["tokens_out"] == len(stream.ids)  # the end of generation is none of them
+    assert stream.end["tokens_out"] == len(stream.ids)  # without the end-of-generation token
     started = stream.events[0]
     assert started["model"] == worker.get("/health").json()["model"]
     assert started["prompt_tokens"] == 16 and started["started_at"].endswith("Z")
@@ -104,7 +104,7 @@ def test_a_running_job_id_is_taken(worker: WorkerProcess) -> None:
         begun = next(parts)
         second = worker.post("/execute", body | {"max_tokens": 1})
         assert second.status_code == 409 and second.json()["code"] == "DUPLICATE_JOB"
-        for _ in range(2):  # a second cancel is as good as one
+        for _ in range(2):  # a second cancel has the same answer
             assert worker.post("/cancel", {"job_id": job_id}).status_code == 202
         stream = collect([begun, *parts])
     assert stream.error["code"] == "CANCELLED" and stream.error["retriable"] is False
@@ -118,7 +118,7 @@ def test_metrics_events_flow_between_tokens(worker: WorkerProcess) -> None:
     def run(_: int) -> Stream:
         return worker.execute("Once", max_tokens=400, ignore_eos=True)
 
-    # Streams at once share the engine, so that each of them takes a while.
+    # Concurrent streams share the engine, so that each takes a while.
     with ThreadPoolExecutor(6) as pool:
         streams = [*pool.map(run, range(6))]
     metrics = [event for stream in streams for event in stream.named("metrics")]
@@ -135,7 +135,7 @@ def test_metrics_events_flow_between_tokens(worker: WorkerProcess) -> None:
 
 def test_a_deadline_that_is_past_ends_it_before_any_work(worker: WorkerProcess) -> None:
     tokens_before = worker.metric("worker_tokens_in_total")
-    in_seconds = time.time() + 60  # a mistake that the answer tells
+    in_seconds = time.time() + 60  # a mistake that the answer explains
     past = {"X-Deadline": str(int(in_seconds))}
     answer = httpx.post(f"{worker.base_url}/v1/inference", json=greedy(), headers=past)
     assert answer.status_code == 504 and "in milliseconds since 1970" in answer.json()["message"]

@@ -40,7 +40,7 @@ def test_the_model_is_listed_with_a_tag(worker: WorkerProcess) -> None:
     assert details["parameter_size"] == "2.62M"
     [running] = worker.get("/api/ps").json()["models"]
     assert running["name"] == NAME and running["digest"] == listed["digest"]
-    assert running["context_length"] == 1024 and running["size_vram"] == 0  # no GPU holds it
+    assert running["context_length"] == 1024 and running["size_vram"] == 0  # not on a GPU
     assert datetime.fromisoformat(running["expires_at"]).year > 2100, "it stays loaded"
 
 

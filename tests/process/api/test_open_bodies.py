@@ -1,4 +1,5 @@
-"""What OpenAI's clients send is taken: nulls, unknown fields, other servers' names, odd paths."""
+"""Bodies of OpenAI's clients are accepted: nulls, unknown fields, other servers' names, odd
+paths."""
 
 from __future__ import annotations
 
@@ -155,7 +156,8 @@ OLLAMAS: Any = {"prompt": "Hi", "stream": False, "options": {"num_predict": 1}}
 def test_what_has_no_effect_beside_another_field_is_named(
     worker: WorkerProcess, path: str, fields: dict[str, Any], ignored: str
 ) -> None:
-    """Of several forms the first counts; a forced call has its own; a raw prompt no reasoning."""
+    """Only the first of several formats counts; a forced call has its own; a raw prompt has no
+    reasoning."""
     answer = worker.post(path, {"model": "m", **fields})
     assert answer.status_code == 200, answer.text
     assert answer.headers.get("x-ignored-fields") == ignored
@@ -201,7 +203,7 @@ def test_a_byte_order_mark_and_a_trailing_slash_do_not_hurt(worker: WorkerProces
 
 @pytest.fixture(scope="module")
 def strict(share_worker: StartWorker) -> WorkerProcess:
-    """A worker that refuses what it does not know, and has two names."""
+    """A worker with `--strict` and two names."""
     return share_worker("--strict", "--served-model-name", "a", "--served-model-name", "b")
 
 
@@ -272,7 +274,7 @@ def test_what_ollamas_chat_says_comes_back_under_strict(strict: WorkerProcess) -
     ]
     body = {"model": "a", "messages": turns, "options": {"num_predict": 2}, "stream": False}
     taken(strict, "/api/chat", body)
-    used["index"] = "first"  # nothing is read of it
+    used["index"] = "first"  # none of it is read
     turns[-1] = {"role": "tool", "tool_call_id": "c", "content": "a"}
     taken(strict, "/v1/chat/completions", {"messages": turns, "max_tokens": 2})
 

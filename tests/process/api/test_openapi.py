@@ -52,7 +52,7 @@ NOT_OF_THIS_MODEL = (
     *("/v1/embeddings", "/embedding", "/v1/rerank", "/infill", "/lora-adapters"),
     "/v1/chat/completions/control",
 )
-"""What the bundled model has no good request for."""
+"""Operations for which the bundled model has no valid request."""
 
 
 @pytest.fixture(scope="module")
@@ -91,11 +91,11 @@ HEADERS_OF_HTTP = {
     "date", "server", "content-type", "content-length", "transfer-encoding", "cache-control",
     "x-accel-buffering",
 }  # fmt: skip
-"""Of answers; the last is nginx's."""
+"""Response headers; the last is nginx's."""
 
 
 def resolved(document: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """What a reference leads to."""
+    """Resolve a reference."""
     if "$ref" not in found:
         return found
     there: Any = document
@@ -105,7 +105,7 @@ def resolved(document: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 
 def conforms(document: dict[str, Any], path: str, answer: httpx.Response) -> None:
-    """The answer's status, headers and body are what the document promises."""
+    """Check that the answer's status, headers and body match the document."""
     operation = document["paths"][path][answer.request.method.lower()]
     promised = operation["responses"][str(answer.status_code)]
     media_type = answer.headers["content-type"].split(";")[0]
@@ -184,20 +184,20 @@ API = Path(__file__).resolve().parents[3] / "worker/api"
 NATIVE = ("/execute", "/v1/inference", "/v1/inference/stream")
 KEPT = ("/execute/{job_id}", "/v1/stream", "/v1/streams/lookup")
 OF_A_GATEWAY = {"x-llorch-worker"}
-"""A worker does not read it."""
+"""Headers that a worker does not read."""
 SOME = {
     "X-Llorch-Resume": "1", "X-Llorch-Late-Head": "1", "X-Deadline": "99999999999999",
     "Last-Event-ID": "0", "Accept": "application/x-ndjson",
 }  # fmt: skip
 HEADS: tuple[dict[str, str], ...] = ({}, SOME, SOME | {"X-Conversation-Id": "another"})
-"""A conversation's stream is kept whatever `X-Llorch-Resume` says."""
+"""Not read with a conversation id, whose stream is kept whatever `X-Llorch-Resume` says."""
 
 
 def test_what_an_operation_reads_of_a_head_is_described(
     scripted: ScriptedFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it looks up is noted: of that, what has a description is in the operation's own. Where
-    the request is a right one, nothing else is in it."""
+    """Record the headers that are read: those with a description must be in the operation. For a
+    valid request, there must be no others in it."""
     looked_up: set[headers.Header] = set()
 
     plain_all = headers.Header.all
@@ -234,7 +234,7 @@ def asked_with_each_head(client: httpx.Client, method: str, path: str) -> None:
             method, path.replace("{job_id}", "kept"), headers=head, params={"conv_id": "kept"},
             json=body if method == "post" else None,
         )  # fmt: skip
-        if answer.status_code == 500:  # no engine is played to it
+        if answer.status_code == 500:  # without an engine
             return
 
 
@@ -259,13 +259,13 @@ def test_what_is_read_of_an_address_is_described(document: dict[str, Any]) -> No
 
 
 def parameters_in(document: dict[str, Any], operation: dict[str, Any]) -> set[str]:
-    """The headers that the operation is said to read."""
+    """Return the headers in the operation's description."""
     parameters = (resolved(document, each) for each in operation["parameters"])
     return {each["name"].lower() for each in parameters if each["in"] == "header"}
 
 
 def test_a_form_of_another_project_is_linked(document: dict[str, Any]) -> None:
-    """An answer without a schema of its own has a link to who documents it."""
+    """An answer without a schema of its own has a link to its documentation."""
     for path, methods in document["paths"].items():
         for operation in methods.values():
             whole = operation["responses"].get("200", {}).get("content", {}).values()
@@ -277,7 +277,7 @@ def test_a_form_of_another_project_is_linked(document: dict[str, Any]) -> None:
 def test_what_is_asked_wrongly_conforms(
     document: dict[str, Any], worker: WorkerProcess, path: str
 ) -> None:
-    # As with llama-server, no text is an empty one.
+    # As in llama-server, a missing text is an empty one.
     nothing = () if path in ("/tokenize", "/detokenize") else (b"{}", b'{"unknown": 1}')
     for content in (*nothing, b"[1]", b"{"):
         answer = httpx.post(
@@ -310,7 +310,7 @@ def test_the_pooling_that_the_refusal_of_embeddings_names_makes_them(
 
 @pytest.mark.long
 def test_two_thousand_made_up_requests(start_worker: StartWorker, tmp_path: Path) -> None:
-    """Right and wrong ones, which schemathesis makes of the document."""
+    """Valid and invalid ones, which schemathesis generates from the document."""
     worker = start_worker("--max-tokens-out", "4")
     command = [
         str(Path(sys.executable).parent / "schemathesis"),
@@ -323,7 +323,7 @@ def test_two_thousand_made_up_requests(start_worker: StartWorker, tmp_path: Path
         "--phases=coverage,fuzzing",
         "--max-examples=60",
         "--seed=2",
-        # A deadline that is past is a 504 by contract, so none is made up.
+        # A deadline in the past is a 504 by contract, so none is generated.
         "--header=X-Deadline: 99999999999999",
         "--no-color",
     ]

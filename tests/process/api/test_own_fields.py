@@ -1,4 +1,4 @@
-"""What is told of a request in every dialect: its adapters, and what may be reused for it."""
+"""Fields that every dialect has: the request's adapters, and which prefixes it may reuse."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_the_chat_is_there_or_a_sentence_says_how_to_get_it(worker: WorkerProces
 
 
 def test_the_api_is_served_below_the_chat_too(worker: WorkerProcess) -> None:
-    """The page asks for it beside itself."""
+    """The page requests it relative to its own path."""
     assert worker.get("/chat/v1/models").json() == worker.get("/v1/models").json()
     assert worker.get("/chat/props").status_code == 200
     assert worker.post("/chat/v1/chat/completions", {}).status_code == 400

@@ -24,7 +24,7 @@ def completed(worker: WorkerProcess, **fields: Any) -> Any:
 
 
 def test_loglikelihoods_are_those_of_transformers(start_worker: StartWorker) -> None:
-    """Single precision on both sides; 50 texts, in one request and with one token more."""
+    """Single precision on both sides; 50 texts, in one request and with an additional token."""
     exact = ("--kv-type", "f32", "--flash-attention", "off")
     worker = start_worker("--model", str(bundled_gguf("f32")), *exact)
     items = json.loads(DATA.read_text("utf-8"))
@@ -48,7 +48,7 @@ def test_an_echo_begins_with_the_prompt(worker: WorkerProcess) -> None:
     assert choice["text"] == PROMPT and choice["finish_reason"] == "length"
     found = choice["logprobs"]
     assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
-    # The BOS in front of the prompt is a token of it, and no text.
+    # The BOS before the prompt is one of its tokens, but not text.
     assert "".join(found["tokens"][1:]) == PROMPT
     assert found["text_offset"] == [0, 0, 4, 9, 11]
     assert all(len(top) == 2 for top in found["top_logprobs"][1:])
@@ -87,7 +87,7 @@ def test_the_scores_of_a_long_prompt_are_all_there(worker: WorkerProcess) -> Non
 
 
 def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) -> None:
-    # After this prompt, the bundled model writes a mark of a turn in the middle.
+    # After this prompt, the bundled model writes a turn marker in the middle.
     body = {"prompt": "1", "max_tokens": 12, "temperature": 0, "logprobs": 0}
     body |= {"deterministic": True}
     [choice] = worker.post("/v1/completions", body).json()["choices"]
@@ -98,7 +98,7 @@ def test_a_token_that_is_not_shown_takes_no_characters(worker: WorkerProcess) ->
 
 
 def test_the_end_is_a_token_where_the_prompt_is_scored(worker: WorkerProcess) -> None:
-    """Harnesses ask for one token and cut it off: there has to be one."""
+    """Harnesses request one token and cut it off, so there must be one."""
     end = "<|im_end|>"
     [end_id] = worker.post("/tokenize", {"content": end}).json()["tokens"]
     fields = {"max_tokens": 1, "echo": True, "logprobs": 0, "logit_bias": {str(end_id): 100}}
@@ -121,7 +121,7 @@ def test_prompt_logprobs_in_the_form_of_vllm(worker: WorkerProcess) -> None:
 def test_a_step_scores_more_rows_than_a_micro_batch_has(
     worker: WorkerProcess, start_worker: StartWorker
 ) -> None:
-    """Which has fewer than there are slots."""
+    """The micro-batch has fewer rows than there are slots."""
     sizes = ("--slots", "8", "--micro-batch", "4", "--prefill-budget", "512")
     small = start_worker(*sizes, "--context-length", "256")
     found = [

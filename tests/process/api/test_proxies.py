@@ -1,4 +1,4 @@
-"""Streams through nginx and HAProxy, whose idle time-outs would cut a silent wait in the queue."""
+"""Streams through nginx and HAProxy, whose idle timeouts would cut a silent wait in the queue."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ http {{
   server {{ listen 127.0.0.1:{port}; location / {{ proxy_pass http://127.0.0.1:{worker}; }} }}
 }}
 """
-# The time-outs of Debian's own haproxy.cfg; HAProxy itself has none.
+# The timeouts of Debian's haproxy.cfg; HAProxy itself has none.
 HAPROXY = """
 defaults
   mode http
@@ -59,7 +59,7 @@ KINDS = [
 
 @contextmanager
 def proxy(kind: str, folder: Path, worker: WorkerProcess, timeout_s: int | None) -> Iterator[str]:
-    """A real proxy before the worker, with its default time-outs or a shorter one."""
+    """A real proxy in front of the worker, with its default timeouts or a shorter one."""
     folder.mkdir()
     port = free_port()
     config = folder / "proxy.conf"
@@ -94,7 +94,8 @@ def proxy(kind: str, folder: Path, worker: WorkerProcess, timeout_s: int | None)
 
 
 def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float) -> list[Stream]:
-    """What comes of jobs that waited `wait_s` seconds in the queue of a one-slot worker."""
+    """Return the outcome of jobs that waited `wait_s` seconds in the queue of a worker with one
+    slot."""
     bodies: dict[str, bytes] = {}
 
     def run(base_url: str) -> None:
@@ -109,14 +110,14 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
             bodies[base_url] += b""
 
     with ExitStack() as held:
-        # More than one, so that the slot does not get free before the engine is frozen.
+        # More than one, so that the slot is not free before the engine is frozen.
         for _ in range(3):
             held.enter_context(worker.streaming("Once", max_tokens=1000, ignore_eos=True))
         threads = [threading.Thread(target=run, args=(base_url,)) for base_url in base_urls]
         waiting = worker.metric("worker_queue_prompt_tokens")
         for thread in threads:
             thread.start()
-            # A prompt counts once the engine has accepted it; only then does the answer begin.
+            # A prompt counts once the engine has accepted it; only then the answer begins.
             until(
                 lambda before=waiting: worker.metric("worker_queue_prompt_tokens") > before,
                 lambda: worker.stderr,
@@ -125,7 +126,7 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
         worker.freeze_engine()
         time.sleep(wait_s)
         worker.thaw_engine()
-    # The jobs that held the slot are gone with their connections; now it is the waiting ones' turn.
+    # The jobs that held the slot ended with their connections; now the waiting ones run.
     for thread in threads:
         thread.join()
     assert set(bodies) == set(base_urls)
@@ -134,8 +135,8 @@ def stream_after_wait(worker: WorkerProcess, base_urls: list[str], wait_s: float
 
 @pytest.fixture(scope="module")
 def busy(share_worker: StartWorker) -> WorkerProcess:
-    """A worker whose one slot others wait for, with comments more often than usual: by what is
-    written to it, HAProxy learns that its client has left."""
+    """A worker with one busy slot and frequent comments: HAProxy notices that its client has left
+    only when something is written to it."""
     return share_worker("--slots", "1", "--keepalive", "0.25", can_be_held=True)
 
 
@@ -143,7 +144,7 @@ def busy(share_worker: StartWorker) -> WorkerProcess:
 def test_a_wait_longer_than_the_proxys_patience(
     busy: WorkerProcess, tmp_path: Path, kind: str
 ) -> None:
-    """Comments come as much more often than usual as the proxy is less patient."""
+    """Comments are more frequent in the same ratio as the proxy's timeout is shorter."""
     busy.wait_idle()
     with proxy(kind, tmp_path / kind, busy, timeout_s=2) as base_url:
         (stream,) = stream_after_wait(busy, [base_url], 3.0)
@@ -152,7 +153,7 @@ def test_a_wait_longer_than_the_proxys_patience(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_events_pass_a_proxy_one_by_one(busy: WorkerProcess, tmp_path: Path, kind: str) -> None:
-    """Nothing is held back until the end: the first token is there while the job runs."""
+    """Nothing is buffered until the end: the first token arrives while the job runs."""
     cancelled = 'worker_requests_total{outcome="cancelled"}'
     before = busy.metric(cancelled)
     with proxy(kind, tmp_path / kind, busy, timeout_s=None) as base_url, holding(busy.hold):
@@ -173,7 +174,7 @@ def test_ninety_seconds_in_the_queue_with_default_time_outs(
 ) -> None:
     kinds = [kind for kind in ("nginx", "haproxy") if shutil.which(kind, path=PATH)]
     assert kinds, "this test needs nginx or HAProxy"
-    # The engine is frozen to make the wait; it must not be taken for hung meanwhile.
+    # The engine is frozen to cause the wait, which must not count as a stall.
     worker = start_worker("--slots", "1", "--stall-timeout", "600")
     first, last = kinds[0], kinds[-1]
     with (

@@ -1,5 +1,5 @@
-"""Reasoning and calls as they leave a started worker. What the model says is forced by a pattern,
-so that the whole way from its tokens to the client is the real one."""
+"""Reasoning and calls as a started worker sends them. A pattern forces the model's output, so that
+the whole path from its tokens to the client is real."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CALL = '<tool_call>\n{"name": "look", "arguments": {"at": "the (sea)"}}\n</tool_
 
 
 def says(worker: WorkerProcess, text: str, **fields: Any) -> Any:
-    """The message of an answer that is this text."""
+    """Return the message of an answer whose output is this text."""
     pattern = re.escape(text).replace(r"\ ", " ").replace("\\\n", r"\n")
     body = {"messages": FRANCE, "max_tokens": 200, "guided_regex": pattern, **fields}
     (choice,) = worker.post("/v1/chat/completions", body).json()["choices"]
@@ -46,7 +46,7 @@ def test_calls_are_found_in_a_model_whose_template_takes_no_tools(worker: Worker
 
 
 def test_a_stop_counts_in_the_reasoning_too(worker: WorkerProcess) -> None:
-    """As with llama-server, which looks for it in all that the model writes."""
+    """As in llama-server, which looks for it in the model's whole output."""
     message = says(worker, "<think>one, two</think>three, four", stop=[","])
     assert (message["reasoning_content"], message["content"]) == ("one", "")
     assert message["finish_reason"] == "stop"
@@ -74,12 +74,12 @@ def test_an_answer_begun_by_the_template_is_reasoning_until_it_closes(
     (choice,) = worker.post("/v1/chat/completions", body).json()["choices"]
     thought = choice["message"]["reasoning_content"]
     assert thought and choice["message"]["content"] == ""
-    # An answer that is forced to a form comes behind the block, which is not closed here.
+    # A constrained answer comes after the block, which is not closed here.
     forced = body | {"response_format": {"type": "json_object"}}
     (choice,) = worker.post("/v1/chat/completions", forced).json()["choices"]
     assert choice["message"]["reasoning_content"] == thought
     assert choice["message"]["content"] == "" and choice["finish_reason"] == "length"
-    # Cut off in the middle, it goes on as if it had not been; also on the way to a forced form.
+    # After a cut in the middle it continues as if uncut, even before constrained output.
     for asked in (body, forced):
         (cut,) = worker.post("/v1/chat/completions", asked | {"max_tokens": 4}).json()["choices"]
         so_far = cut["message"] | {"content": ""}
@@ -90,11 +90,11 @@ def test_an_answer_begun_by_the_template_is_reasoning_until_it_closes(
         ]
         assert so_far["reasoning_content"] + rest["message"]["reasoning_content"] == thought
         assert rest["message"]["content"] == ""
-    # Where it is not split off, it is text, without a mark that the model did not write.
+    # If it is not separated, it is text, without a mark that the model did not write.
     asked = body | goes_on | {"max_tokens": 4, "reasoning_format": "none"}
     (rest,) = worker.post("/v1/chat/completions", asked).json()["choices"]
     assert so_far["reasoning_content"] + rest["message"]["content"] == thought
-    # A word says what goes on.
+    # A string selects what is continued.
     thought = so_far["reasoning_content"]
     both = {"messages": [*FRANCE, so_far | {"content": "Paris is"}]}
     for word, end in (("content", "Paris is"), (True, "Paris is"), ("reasoning_content", thought)):

@@ -1,6 +1,6 @@
 """How much a model reasons, in every dialect.
 
-The bundled model thinks on for ever where its end is forbidden, so a budget is what ends it.
+The bundled model thinks forever if its end is forbidden, so only a budget ends it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def chunks_of(lines: Iterable[str]) -> Iterator[Any]:
 
 
 def message_of(worker: WorkerProcess, **fields: Any) -> tuple[str, str]:
-    """The reasoning and the text of an answer."""
+    """Return the reasoning and the text of an answer."""
     answer = worker.post("/v1/chat/completions", BODY | fields)
     assert answer.status_code == 200, answer.text
     message = answer.json()["choices"][0]["message"]
@@ -49,7 +49,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def thinking(thinker: Path, share_worker: StartWorker) -> WorkerProcess:
-    """A worker without settings of how much it reasons, which the tests share."""
+    """A worker without reasoning settings, which the tests share."""
     flags = ("--model", str(thinker), "--context-length", "8192", *EXACT)
     return share_worker(*flags, can_be_held=True)
 
@@ -84,7 +84,7 @@ def test_every_dialect_has_its_own_words_for_it(thinking: WorkerProcess) -> None
         assert answer.status_code == 200 and answer.json()["message"]["thinking"], answer.text
 
     asked = {"model": "m", "input": "Tell a story.", "max_output_tokens": 30, "temperature": 0}
-    asked["ignore_eos"] = True  # else it may say nothing
+    asked["ignore_eos"] = True  # otherwise it may say nothing
     kinds = [
         [item["type"] for item in worker.post("/v1/responses", asked | more).json()["output"]]
         for more in ({}, {"reasoning": {"effort": "none"}})
@@ -112,7 +112,7 @@ def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
     longer, _ = message_of(worker, reasoning_budget=12, reasoning_budget_message="")
     assert len(longer) > len(thought) - len(" Enough.") and not longer.endswith("Enough.")
     assert message_of(worker, reasoning_budget=-1)[1] == ""
-    # What a response says it takes back, as OpenAI's documentation has it.
+    # A response's items may be sent back, as in OpenAI's documentation.
     body = {"input": ASKED, "max_output_tokens": 60}
     output = worker.post("/v1/responses", body).json()["output"]
     assert output[0]["type"] == "reasoning" and output[0]["content"]
@@ -125,10 +125,10 @@ def test_the_operator_s_words_count_where_a_request_has_none_and_come_back(
 def test_an_engine_that_dies_in_the_middle_changes_no_budget(
     thinking: WorkerProcess, is_ordered: bool
 ) -> None:
-    """By a budget of its own, or closed on command just before.
+    """With a budget of its own, or closed on command just before.
 
-    The engine is held where it dies: what the next one computes of the thought at once, and how it
-    rounds that, would otherwise depend on how far this one came meanwhile.
+    The engine is held where it dies, because the batch that the next one computes, and thus its
+    rounding, would otherwise depend on how far this one came.
     """
     worker = thinking
     n_engines = len(worker.logs("engine.ready"))
@@ -158,7 +158,7 @@ def test_an_engine_that_dies_in_the_middle_changes_no_budget(
             if is_ordered and text:
                 break
     assert is_killed and text and thought.endswith(said) and thought.count(said) == 1
-    # The text may have been on its way already; the next test is not to meet the dead engine.
+    # The text may already have been sent; the next test must not meet the dead engine.
     until(
         lambda: len(worker.logs("engine.ready")) > n_engines,
         lambda: worker.stderr,

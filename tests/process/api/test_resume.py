@@ -1,5 +1,5 @@
-"""Streams that outlive their readers: cut anywhere and gone on with, nothing is lost or comes
-twice."""
+"""Streams that outlive their readers: if they are cut anywhere and resumed, nothing is lost or
+repeated."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ CHAT: Any = {
 
 
 class Cut(Exception):
-    """The reader is gone."""
+    """The reader has disconnected."""
 
 
 def read(response: httpx.Response, most: int) -> Iterator[bytes]:
-    """Whole events, until so many bytes have come; then the connection is cut."""
+    """Yield whole events until `limit` bytes have come; then the connection is cut."""
     rest, n_bytes = b"", 0
     for chunk in response.iter_raw():
         chunk = chunk[: most - n_bytes]
@@ -135,7 +135,7 @@ def test_a_stream_cut_at_200_places_loses_no_token_and_repeats_none(
         assert "".join(token["t"] for token in tokens) == whole["text"]
         assert [id for token in tokens for id in token["ids"]] == whole["tokens"]
         assert len(ends) == 1 and ends[0]["tokens_out"] == 480
-        # What has ended is there too, from each of its events on.
+        # A finished stream is available, too, from each of its events on.
         for at in dice.sample(range(len(tokens)), 20):
             events, _ = gone_on(client, name, str(at), 10**9)
             found = [json.loads(data) for e in events if (data := field(e, "data"))]
@@ -244,7 +244,7 @@ def test_only_its_owner_may_read_a_stream(worker: WorkerProcess) -> None:
 def test_the_head_is_told_while_a_stream_runs_and_its_silence_is_kept(
     scripted: ScriptedFactory,
 ) -> None:
-    """Offsets count the bytes that a reader has seen, comments too."""
+    """Offsets count the bytes that a reader has seen, including comments."""
     worker = scripted(keepalive=0.05)
     worker.supervisor.script = [part for frame in story("a", "b") for part in (frame, 0.5)]
     with httpx.Client(base_url=worker.base_url) as client:
@@ -341,7 +341,7 @@ def test_what_is_dropped_is_told() -> None:
 
 
 async def kept(streams: Streams, *names: str, n_bytes: int) -> StreamLog:
-    """A stream of one event that has ended."""
+    """A finished stream of one event."""
 
     async def one_event() -> AsyncIterator[bytes]:
         yield b"data: " + b"x" * n_bytes + b"\n\n"

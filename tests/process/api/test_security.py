@@ -1,4 +1,4 @@
-"""The bearer token, correlation ids, and logs that keep what users wrote to themselves."""
+"""The bearer token, correlation ids, and logs without texts of users."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_a_token_stands_for_the_content_type(
 
 
 def test_the_printed_line_streams_a_story(guarded_worker: WorkerProcess) -> None:
-    """Its shell fills the token in, which the line does not show."""
+    """The shell inserts the token, which the line does not show."""
 
     def printed() -> list[str]:
         lines = map(str.strip, guarded_worker.stdout.splitlines())
         return [line for line in lines if line.startswith("curl")]
 
-    # `/ready` answers a moment before the lines are printed.
+    # `/ready` answers shortly before the lines are printed.
     until(lambda: bool(printed()), lambda: guarded_worker.stdout)
     (line,) = printed()
     done = subprocess.run(
@@ -160,7 +160,7 @@ def test_a_long_path_makes_no_long_line(worker: WorkerProcess) -> None:
     def longest() -> int:
         return max(len(each["path"]) for each in worker.logs("request.answered"))
 
-    # The line comes behind the answer.
+    # The log line comes after the answer.
     until(lambda: longest() > 200, lambda: worker.stderr[-2000:], worker)
     assert longest() == 256
 
@@ -180,5 +180,5 @@ def test_a_message_cannot_go_on_in_another_role(worker: WorkerProcess) -> None:
     assert trick in prompt
 
     recognised = worker.post("/tokenize", {"content": prompt, "add_special": True}).json()["tokens"]
-    # What would be one token each, four of them, is spelled with more.
+    # The four control tokens, one token each, are spelled with more.
     assert usage["prompt_tokens"] >= len(recognised) + 4

@@ -1,4 +1,4 @@
-"""Everything that tells the worker's state tells the same one, also after a fatal error."""
+"""Everything that reports the worker's state agrees, even after a fatal error."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("script")]
 
 
 async def told_by(supervisor: Supervisor) -> dict[str, Any]:
-    """What each door says, in one table."""
+    """Return what each path reports, in one table."""
     state = AppState(Settings(), supervisor, Metrics("w"), "w", "m", "i", lambda: None)
     transport = httpx.ASGITransport(create_app(state))
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
@@ -106,7 +106,7 @@ async def test_nothing_is_resident_between_two_engines(tmp_path: Path) -> None:
 
 
 async def test_each_head_is_answered_while_the_model_loads() -> None:
-    """A connection's next request waits for the end of the answer."""
+    """Otherwise the connection's next request would wait for the end of the answer."""
     supervisor = Supervisor(Settings(), Metrics("w"), EngineProcess())
     state = AppState(Settings(), supervisor, Metrics("w"), "w", "m", "i", lambda: None)
     paths = [each.path for all in DIALECTS for each in all.operations if each.method == "GET"]

@@ -1,4 +1,4 @@
-"""Chat templates of model files, as a started worker has them: odd, missing, endless, hostile."""
+"""Chat templates of model files in a started worker: odd, missing, endless, hostile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.worker import WorkerProcess
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 OWN = json.loads((ASSET / "tokenizer_config.json").read_text())["chat_template"]
-# BOS, which the model also wants from us; and two ways to fail, at a word in the chat.
+# BOS, which the model also wants from us; and two ways to fail, by a word in the chat.
 ODD = """{{ bos_token }}{% if messages[0].content == 'never end' %}
 {%- for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}
 {%- elif messages[0].content == 'refuse' %}{{ raise_exception('roles must alternate') }}
@@ -41,7 +41,7 @@ def test_a_model_without_a_template_takes_no_chats(
     assert worker.execute("Once upon a time", max_tokens=4, temperature=0).text == ", there was a"
 
 
-# An operator's, which has a role of its own and shows variables.
+# An operator's template, with a role of its own, that prints variables.
 NAMES = ("reasoning_effort", "enable_thinking", "verbosity", "thinking_budget")
 OPERATORS = """{% for m in messages if m.role == 'critic' %}{{ m.content }}{% else %}
 {%- for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %} {{ date_string | length }} """
@@ -64,7 +64,7 @@ def odd(share_worker: StartWorker, two_templates: Path) -> WorkerProcess:
 
 @pytest.fixture(scope="module")
 def replaced(share_worker: StartWorker, two_templates: Path) -> WorkerProcess:
-    """That model under an operator's template."""
+    """That model with an operator's template."""
     file = two_templates.with_name("own.jinja")
     file.write_text(OPERATORS)
     return share_worker("--model", str(two_templates), "--chat-template", str(file))
@@ -83,7 +83,7 @@ def test_a_template_s_own_bos_is_the_only_one_and_its_failures_are_told(
 
 
 def told(worker: WorkerProcess) -> tuple[str, str | None, bool]:
-    """The template, the one for tools, and whether the model's metadata have that."""
+    """Return the template, the one for tools, and whether the model's metadata has the latter."""
     props, info = worker.get("/props").json(), worker.get("/info").json()
     has_second = "tokenizer.chat_template.tool_use" in info["model"]["metadata"]
     return props["chat_template"], props.get("chat_template_tool_use"), has_second
@@ -106,7 +106,7 @@ def test_a_role_that_only_the_template_names_is_taken(replaced: WorkerProcess) -
 
 
 def test_a_prompt_is_shown_as_a_chat_of_the_same_fields_has_it(replaced: WorkerProcess) -> None:
-    """Clients that count or complete by themselves ask here for the prompt of a chat."""
+    """Clients that count tokens or use raw completions get a chat's prompt here."""
     worker = replaced
     for fields, prompt in (
         ({}, ",,,,"),

@@ -1,4 +1,4 @@
-"""Functions, end to end: the bundled model under a template that takes them, OpenAI's client."""
+"""Functions, end to end: the bundled model with a template for tools, and OpenAI's client."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ def allowed(mode: str, *names: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def worker(share_worker: StartWorker, tmp_path_factory: pytest.TempPathFactory) -> WorkerProcess:
-    """A worker on the bundled model's weights with a chat template that takes tools."""
+    """A worker with the bundled model's weights and a chat template for tools."""
     template = Path(__file__).with_name("tool_template.jinja").read_text()
     model = bundled_with_template(tmp_path_factory.mktemp("tools") / "tools.gguf", template)
     return share_worker("--model", str(model))
 
 
 def the_call(name: str, arguments: str) -> Any:
-    """The arguments of a call, which must be what the function's schema says."""
+    """Return the arguments of a call, which must match the function's schema."""
     found = json.loads(arguments)
     jsonschema.validate(found, PARAMETERS[name])
     return found
 
 
 def assembled(chunks: Iterable[Any]) -> dict[str, Any]:
-    """What a client makes of the deltas: ids and names come once, arguments in any pieces."""
+    """Assemble deltas like a client: ids and names come once, arguments in any pieces."""
     content, reason = "", None
     calls: dict[int, dict[str, str]] = {}
     for chunk in chunks:
@@ -125,7 +125,7 @@ def test_a_forced_call_keeps_its_schema(client: OpenAI, choice: Any, names: set[
 
 
 def test_several_forced_calls_come_in_one_stream(client: OpenAI) -> None:
-    """The model knows no functions, so how many it makes up is chance."""
+    """The model has not learned functions, so the number of calls is random."""
     fields: Any = {"model": "tools", "messages": FRANCE, "tools": [LOOK], "stream": True}
     several: Any = fields | {"tool_choice": "required", "parallel_tool_calls": True}
     for seed in range(4):
@@ -187,7 +187,7 @@ def test_a_forced_call_of_a_custom_tool_is_a_text_in_its_form(
     (call,) = found.message.tool_calls
     assert call.type == "custom" and call.custom.name == "patch"
     assert IN_LINE.fullmatch(call.custom.input)
-    # OpenAI's types of a chunk know no custom call, so it is read as a dict.
+    # OpenAI's types of a chunk have no custom call, so it is read as a dict.
     deltas = [
         delta.to_dict()
         for chunk in client.chat.completions.create(**fields, stream=True)
@@ -271,7 +271,7 @@ def test_auto_leaves_an_answer_in_words_as_it_is(client: OpenAI) -> None:
 
 @pytest.mark.parametrize(("name", "called"), [("look", True), ("jump", False)])
 def test_auto_finds_a_call_that_the_model_chose(client: OpenAI, name: str, called: bool) -> None:
-    """This model knows no functions; a grammar for its answer makes it write what others would."""
+    """This model has not learned functions; a grammar makes it write a call like others would."""
     written = json.dumps({"name": name, "arguments": {"where": "up"}})
     form = {"grammar": f"root ::= {json.dumps(written)}"}
     fields: Any = {"messages": FRANCE, "tools": [LOOK], "seed": 1, "extra_body": form}
@@ -281,7 +281,7 @@ def test_auto_finds_a_call_that_the_model_chose(client: OpenAI, name: str, calle
         assert found.message.tool_calls and found.message.content is None
         call = found.message.tool_calls[0]
         assert call.type == "function" and the_call("look", call.function.arguments)
-    else:  # not one of the functions that were offered
+    else:  # not one of the offered functions
         assert found.finish_reason == "stop" and found.message.tool_calls is None
         assert json.loads(found.message.content or "")["name"] == "jump"
 
@@ -297,7 +297,7 @@ def test_calls_and_results_are_in_the_prompt(client: OpenAI, worker: WorkerProce
     where = json.loads(call.function.arguments)["where"]
     turns: Any = [
         *FRANCE,
-        message.model_dump(),  # just as it came
+        message.model_dump(),  # unchanged
         {"role": "tool", "tool_call_id": call.id, "content": "a <blue> sky"},
         {"role": "user", "content": "What is the capital of France?"},
     ]
@@ -354,7 +354,7 @@ def test_the_model_is_told_only_of_tools_that_it_may_call(worker: WorkerProcess)
 
 
 def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> None:
-    """Clients send both that parse whatever comes."""
+    """Some clients send both and parse either."""
     answer = client.chat.completions.create(
         model="tools",
         messages=FRANCE,
@@ -369,7 +369,8 @@ def test_a_form_of_the_text_does_not_hold_for_a_forced_call(client: OpenAI) -> N
 
 
 def test_a_schema_of_the_text_leaves_room_for_a_call(client: OpenAI) -> None:
-    """Agents send both: the model calls until it answers, and the answer has the form."""
+    """Agents send both: the model makes calls until it answers, and the answer follows the
+    schema."""
     schema = {"type": "object", "properties": {"city": {"enum": ["Paris"]}}, "required": ["city"]}
     form = {"type": "json_schema", "json_schema": {"name": "city", "schema": schema}}
     fields: Any = {"messages": FRANCE, "tools": [LOOK], "response_format": form, "max_tokens": 64}

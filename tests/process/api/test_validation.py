@@ -1,4 +1,4 @@
-"""Bad requests: every fault at once, each by its field, and never a word of the prompt."""
+"""Bad requests: all faults at once, each with its field, and never a word of the prompt."""
 
 from __future__ import annotations
 

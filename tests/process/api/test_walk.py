@@ -1,4 +1,4 @@
-"""How much one streamed chat passes in the API process: bounds that a change may lower."""
+"""The functions and objects of one streamed chat in the API process: limits that may be lowered."""
 
 from __future__ import annotations
 

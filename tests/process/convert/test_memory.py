@@ -34,7 +34,7 @@ for source in map(Path, sources):
 
 
 def peaks(outtype: str, *sources: Path) -> list[tuple[str, int]]:
-    """In one child, whose peak only grows, so the first that takes too much is named."""
+    """Convert all in one child, whose peak only grows, so that the first excess is attributed."""
     command = [sys.executable, "-c", CHILD, outtype, *map(str, sources)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -49,7 +49,7 @@ def test_every_family_is_converted_in_little_memory(tmp_path: Path) -> None:
 
 
 _ROWS = 1_638_400
-"""As many of 64 values are 200 MiB in BF16."""
+"""This many rows of 64 values are 200 MiB in BF16."""
 LARGE: dict[str, tuple[dict[int, int], dict[str, int]]] = {
     "llama": ({96: _ROWS}, {"intermediate_size": _ROWS, "num_hidden_layers": 1}),
     "gpt-2": ({256: _ROWS}, {"n_inner": _ROWS, "n_positions": _ROWS, "n_layer": 1}),
@@ -58,9 +58,9 @@ LARGE: dict[str, tuple[dict[int, int], dict[str, int]]] = {
         {"moe_intermediate_size": _ROWS // 8, "num_hidden_layers": 1},
     ),
 }
-"""A family for each way from a source tensor to the file: rows as they are, a whole tensor that is
-turned, halves of each expert. Other extents than in the committed checkpoint, and the settings that
-say them. One layer has large tensors enough to show whether the last one is let go."""
+"""A family for each path from a source tensor to the file: unchanged rows, a whole transposed
+tensor, halves of each expert; with larger dimensions than in the committed checkpoint, and their
+settings. One layer has enough large tensors to show whether the previous one is released."""
 
 
 CASES = [

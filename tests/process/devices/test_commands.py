@@ -49,7 +49,7 @@ NOBODY = "http://127.0.0.1:9/ready"
 
 @pytest.fixture(scope="module")
 def own_gpu() -> Iterator[list[str]]:
-    """`llorch-cuda` on a device that plays the GPU, which the commands of this file share."""
+    """`llorch-cuda` on a device that stands in for a GPU, which the commands of this file share."""
     with rpc.serve(free_bytes=1 << 30) as (setting, _):
         yield rpc.cuda_command(setting)
 
@@ -79,7 +79,7 @@ def flags(model: Path, slots: int, context_length: int) -> list[str]:
 
 
 def test_plan_prints_a_table(models: dict[str, Path], warm_cache: Path, own_gpu: list[str]) -> None:
-    # The device's memory is known here: beside a large machine's, every other bar is too short.
+    # The device's memory is known here: on a large machine, all other bars would be too short.
     ended = run("plan", *flags(models["tied-q4"], 2, 512), cache=warm_cache, of=own_gpu)
     assert ended.returncode == 0, ended.stderr
     for words in (" on RPC0: ", "2 slots × 512 tokens", "on the host:"):
@@ -123,7 +123,7 @@ def test_a_plan_that_does_not_fit_exits_with_5_and_says_what_would(
 def test_a_model_that_llama_cpp_refuses_exits_with_3(
     models: dict[str, Path], warm_cache: Path, tmp_path: Path
 ) -> None:
-    """A header in order whose tensors do not have the shapes that it promises."""
+    """A valid header whose tensors have other shapes."""
     damaged = tmp_path / "damaged.gguf"
     content = models["grouped-q8"].read_bytes()
     key = b"llama.attention.head_count_kv"
@@ -135,7 +135,7 @@ def test_a_model_that_llama_cpp_refuses_exits_with_3(
 
 
 def told_alike(cache: Path, settings: dict[str, Any], start: WorkerError) -> None:
-    """The plan and the doctor end with the error of a start, and nothing is printed before."""
+    """Check that plan and doctor end with the error of a start, and print nothing before it."""
     planned = plan_refused(cache, **settings)
     assert (type(planned), planned.message) == (type(start), start.message)
     report = diagnose(cache, DEAF, **settings)
@@ -160,7 +160,7 @@ def told_alike(cache: Path, settings: dict[str, Any], start: WorkerError) -> Non
 def test_a_plan_refuses_each_file_with_which_a_start_fails(
     files: dict[str, str], tmp_path: Path, warm_cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With its sentence and its code, and so does the doctor."""
+    """With the same message and code, and so does the doctor."""
     (tmp_path / "a-file").touch()
     os.mkfifo(tmp_path / "a-pipe")
     (tmp_path / "a-link-to-nothing").symlink_to("nothing")
@@ -206,7 +206,7 @@ def test_a_template_with_which_a_start_fails_is_told_before(
     model.close()
     assert words in start.message
     told_alike(warm_cache, {"chat_template" if operators else "model": str(file)}, start)
-    if whose == "model":  # an engine asks for it in its start
+    if whose == "model":  # an engine needs it at its start
         ended = run("--model", str(file), "--port", "0", cache=warm_cache)
         assert ended.returncode == start.exit_code == 3 and "Traceback" not in ended.stderr
         assert ended.stderr.splitlines()[-1] == f"llorch-cpu: {start.message}"
@@ -299,7 +299,7 @@ def test_doctor_names_the_code_and_the_fault_of_a_start(
     name: str, value: str, warm_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (warm_cache / "a-file").touch()
-    monkeypatch.chdir(warm_cache)  # where the start looks, too
+    monkeypatch.chdir(warm_cache)  # where a start looks, too
     start = start_refused(warm_cache, **{name: value})
     report = diagnose(warm_cache, DEAF, **{name: value})
     assert report.exit_code == start.exit_code == 2
@@ -314,7 +314,8 @@ def test_doctor_tells_that_a_model_cannot_guess(warm_cache: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["model", "draft"])
 def test_doctor_downloads_nothing(setting: str, warm_cache: Path) -> None:
-    """In a process that has not yet loaded the hub's library, which asks at its import."""
+    """In a process that has not loaded the hub's library, which reads the environment at its
+    import."""
     arguments = ["--port", "0", f"--{setting}", "hf:someone/a-model@main::file=model.gguf"]
     ended = run("doctor", *arguments, cache=warm_cache, env={"HF_ENDPOINT": "http://127.0.0.1:9"})
     assert re.search(rf"^unknown +{setting} .*first start downloads it", ended.stdout, re.MULTILINE)
@@ -376,7 +377,7 @@ def test_doctor_makes_no_folder_where_there_is_no_engine(
 def test_a_cache_that_cannot_be_written_is_no_fault_of_a_file_that_needs_none(
     models: dict[str, Path], start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    """Nor does a start with the same settings ask for one."""
+    """A start with the same settings needs no cache, either."""
     cache = tmp_path / "cache"
     cache.write_text("not a folder")
     given = flags(models["tied-q4"], 2, 512)
@@ -407,7 +408,10 @@ def test_without_a_cache_nothing_can_be_downloaded(models: dict[str, Path], tmp_
     assert [check.status for check in report.checks if check.name == "cache"] == ["failed"]
     with running_hub() as hub:
         hub.repos["o/r"] = Repo({"m.gguf": models["wide-heads"].read_bytes()})
-        env = {"HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0"}  # else it is as the doctor left it
+        env = {
+            "HF_ENDPOINT": hub.url,
+            "HF_HUB_OFFLINE": "0",
+        }  # else it is as the doctor left it
         arguments = ["--model", model, "--port", "0", "--cache-dir", str(cache)]
         ended = run(*arguments, cache=tmp_path, env=env)
     assert ended.returncode == report.exit_code == 6
@@ -477,7 +481,7 @@ def test_bench_draws_a_table(
 def test_bench_serves_what_the_settings_say_and_joins_no_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each setting reaches the measured worker, or is one of the server's and the pool's."""
+    """Each setting reaches the measured worker, unless it is for the server or the pool."""
     given = {
         "lora": ("a,b.gguf", "b=b.gguf:2"),
         "samplers": "top_k;min_p",

@@ -1,4 +1,4 @@
-"""Whole workers: resident on a device that plays the GPU, or not started at all."""
+"""Whole workers: resident on a device that stands in for a GPU, or not started at all."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`--override-kv`, `--pooling` and `--control-vector` on the real process: what they change is told
-and planned, and what would change nothing is refused."""
+"""`--override-kv`, `--pooling` and `--control-vector` on the real process: their changes are
+reported and planned, and settings without an effect are refused."""
 
 from __future__ import annotations
 

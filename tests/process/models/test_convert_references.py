@@ -1,4 +1,4 @@
-"""`llorch-convert` with every form of reference, against the local hub where one is asked."""
+"""`llorch-convert` with every form of reference, against a local hub."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def found(ref: str) -> Path:
 
 
 def converted(ref: str) -> dict[str, object]:
-    """What the manifest says."""
+    """Convert, and return the manifest."""
     assert cli.run([ref, "out.gguf", "--overwrite", "--progress", "none"]) == 0
     metadata = read_header("out.gguf").metadata
     return {key: value for key, value in metadata.items() if key.startswith("llorch.convert.")}
@@ -94,7 +94,7 @@ def test_a_gguf_is_said_to_need_no_conversion(
 
 
 def test_a_folder_and_its_download_have_the_same_digest(here: Path) -> None:
-    """Also where a repository holds more than its checkpoint."""
+    """Even if the repository has more than the checkpoint."""
     assert manifest.digest(found("checkpoint")) == manifest.digest(found("hf:o/tiny"))
 
 
@@ -105,7 +105,7 @@ def test_verify_takes_the_same_references_and_then_needs_no_network(
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     for ref in ("mine", f"hf:o/tiny@{COMMIT}", "hf:o/tiny@v2"):
-        # A branch that was never asked for cannot be known without the network.
+        # A branch that was never requested is unknown without the network.
         expected = 6 if ref.endswith("v2") else 0
         assert cli.run(["verify", ref, "out.gguf", "--progress", "none"]) == expected
     assert hub.requests == []
@@ -167,7 +167,7 @@ def test_a_terminal_shows_the_download_and_the_conversion(here: Path) -> None:
     while True:
         try:
             piece = os.read(ours, 65536)
-        except OSError:  # Linux's way to say that the last writer has left.
+        except OSError:  # Linux reports this way that the last writer has left.
             break
         if not piece:
             break
@@ -209,7 +209,7 @@ def test_snapshots_are_known_by_their_place(tmp_path: Path) -> None:
 def test_what_names_no_model_is_told_what_can_be_converted(
     here: Path, ref: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the forms that the worker takes, those that the converter takes too."""
+    """The worker's forms of references that the converter also accepts."""
     assert cli.run([ref, "out.gguf", "--progress", "none"]) in (2, 3)
     told = capsys.readouterr().err
     assert "a folder of SafeTensors or hf:owner/repo@revision" in told and ".gguf" not in told

@@ -1,5 +1,5 @@
-"""`--draft` and `--speculate mtp` on the real process: planned, resident, named, the same text;
-what cannot guess is refused."""
+"""`--draft` and `--speculate mtp` on the real process: planned, resident, named, with the same
+text; unsuitable models are refused."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_draft_model_is_planned_resident_and_guesses(
 
 
 def pulses(worker: WorkerProcess) -> tuple[int, ...]:
-    """What the engine counts in its black box."""
+    """Return the engine's count of pulses in its black box."""
     opened = Path(f"/proc/{worker.engine_pid}/fd").iterdir()
     box = next(each for each in opened if "llorch-black-box" in os.readlink(each))
     file = os.open(box, os.O_RDWR)
@@ -55,7 +55,7 @@ def pulses(worker: WorkerProcess) -> tuple[int, ...]:
         os.close(file)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="nothing is counted elsewhere")
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not count")
 def test_the_same_model_guesses_right(start_worker: StartWorker) -> None:
     worker = start_worker("--draft", "tiny-model", "--speculate", "draft", wait_ready=True)
     before = pulses(worker)
@@ -65,7 +65,7 @@ def test_the_same_model_guesses_right(start_worker: StartWorker) -> None:
     for part in (MODEL, DRAFT):
         assert before[part] != after[part], "both are seen to move, whenever one looks"
     drafted = worker.metric("worker_engine_tokens_drafted")
-    # A model as large as its draft is not worth many guesses, but those that it makes are right.
+    # A draft as large as its model is not worth many guesses, but all are right.
     assert drafted > 0
     assert worker.metric("worker_engine_tokens_accepted") >= 0.9 * drafted
     assert worker.stop() == 0
@@ -91,7 +91,7 @@ def test_the_models_own_layers_are_planned_resident_and_guess(
     parts, before = info["engine"]["plan"], alone["engine"]["plan"]
     planned = shown("plan", warm_cache, *model, "--speculate", "mtp")["parts"]
     assert {planned[part] - parts[part] for part in ("weights", "compute", "draft")} == {0}
-    # The room for hidden states is taken with the first batches.
+    # The memory for hidden states is allocated with the first batches.
     more = parts["draft"] + parts["weights"] - before["weights"]
     taken = info["residency"]["device_bytes"] - alone["residency"]["device_bytes"]
     assert 0.5 * more < taken < more

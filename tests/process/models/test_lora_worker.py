@@ -1,5 +1,5 @@
-"""`--lora` on the real process: each request is computed with the adapters that it asks for, beside
-others; what is no adapter is refused."""
+"""`--lora` on the real process: each request is computed with its own adapters, beside others;
+files that are not adapters are refused."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_two_adapters_and_none_in_16_streams_are_each_as_alone(worker: WorkerPro
 
 
 def assert_same(ids: list[int], whole: Alone) -> None:
-    """Equal but for what rounding decides."""
+    """Check that they are equal except for rounding."""
     assert len(ids) == len(whole.ids)
     assert whole.is_told_by(ids)
 
@@ -150,7 +150,7 @@ def test_cells_of_other_adapters_are_not_reused(worker: WorkerProcess) -> None:
 
 
 def test_scales_of_requests_that_name_no_adapter(worker: WorkerProcess) -> None:
-    """llama-server's paths: what is listed is on, and all else is off."""
+    """llama-server's paths: listed adapters are on, all others are off."""
     plain, red = said(worker, STORY), said(worker, STORY, model="red")
     assert said(worker, STORY, lora=[{"id": 0, "scale": 0}]) == plain
     assert said(worker, STORY, lora=[{"id": 0, "scale": 1e-60}]) == plain, "no float32 holds it"
@@ -215,7 +215,7 @@ def test_routers_read_which_adapters_are_at_work(worker: WorkerProcess) -> None:
 
 
 def test_an_adapter_without_a_name_is_for_all(start_worker: StartWorker, warm_cache: Path) -> None:
-    """A folder of PEFT's is converted for the model that is served."""
+    """A PEFT folder is converted for the served model."""
     worker = start_worker("--lora", str(ADAPTER))
     assert said(worker, STORY) != said(worker, STORY, lora=[])
     info = worker.get("/info").json()
@@ -245,9 +245,9 @@ def test_what_the_converter_refuses_is_told(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_told_with_its_flag(
     tmp_path: Path, warm_cache: Path, flag: str, name: str
 ) -> None:
-    """By the engine and by the doctor, too."""
+    """By the engine, and by the doctor."""
     (tmp_path / "no-gguf").write_text("no GGUF")
-    child = DEAF if flag == "--lora" else CHILD  # it is native code that reads the vectors
+    child = DEAF if flag == "--lora" else CHILD  # native code reads the vectors
     given = (flag, str(tmp_path / name))
     ended = run_to_exit("--port", "0", *given, cache_dir=warm_cache)
     assert ended.code == 3 and f"llorch-cpu: {flag}: " in ended.sentence
@@ -260,7 +260,7 @@ def test_a_file_that_cannot_be_read_is_told_with_its_flag(
 def test_a_folder_is_converted_once_and_again_when_its_file_is_damaged(
     tmp_path: Path, warm_cache: Path
 ) -> None:
-    """As a checkpoint is: by one of the workers that start at once, and never half."""
+    """Like a checkpoint: by one of the workers that start at once, and never partially."""
 
     async def resolved() -> tuple[set[str], set[str]]:
         base = (await resolve(Settings(cache_dir=warm_cache), None)).header

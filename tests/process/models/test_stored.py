@@ -24,7 +24,7 @@ from worker.settings import Settings
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder with a conversion."""
+    """Return a cache folder with a conversion."""
     folder = tmp_path_factory.mktemp("converted")
     asyncio.run(resolve(Settings(cache_dir=folder), str(bundled_folder())))
     return folder
@@ -95,7 +95,7 @@ def test_what_was_not_used_for_long_goes(cache: Path, hub: Hub) -> None:
 def test_a_file_beside_the_conversions_is_none(
     cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the one that a Mac's Finder leaves in each folder that it has shown."""
+    """Such as the one that a Mac's Finder leaves in each folder it has shown."""
     for folder in ("converted", "hub"):
         (cache / folder / ".DS_Store").write_bytes(b"icons")
     assert run("--cache-dir", str(cache)) == 0

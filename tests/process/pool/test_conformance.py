@@ -1,4 +1,4 @@
-"""The conformance kit: it passes a worker that keeps the protocol and names each breach."""
+"""The conformance kit: it passes a conforming worker and names each violation."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def test_a_good_life_has_no_breaches() -> None:
         replace(beat(3, 2.0), accepted=False),
         beat(5, 3.0, status="busy"),
         beat(7, 3.1, status="draining"),
-        beat(6, 3.2, status="busy"),  # its worker had given it up
+        beat(6, 3.2, status="busy"),  # the worker had given up on it
         beat(8, 3.3, status="draining"),  # an answer came too late
-        beat(4, 9.2),  # nor did the network give this one up
+        beat(4, 9.2),  # the network delivered this one late
         beat(1, 9.0, incarnation="another"),
     ]
     assert judge(life) == []
@@ -113,7 +113,7 @@ def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWork
         url = url.rstrip(":")
         running = start_worker(
             *("--callback-url", f"{url}/ready", "--heartbeat-url", f"{url}/heartbeat"),
-            *("--heartbeat-interval", "60"),  # so that a busy machine breaks no rule
+            *("--heartbeat-interval", "60"),  # so that a busy machine violates no rule
             env={"LLORCH_CALLBACK_TOKEN": "t"},
         )
 
@@ -148,7 +148,7 @@ def test_the_kit_watches_a_real_worker_and_says_conforms(start_worker: StartWork
 def test_odd_bodies_are_answered(body: bytes) -> None:
     with serving() as manager:
         assert httpx.post(f"{manager.url}/ready", content=body).status_code == 200
-        # What a message says is judged once it is answered.
+        # A message is judged once it is answered.
         verdict = f"{manager.url}/verdict"
         until(lambda: not httpx.get(verdict).json()["conforms"], lambda: "it conforms")
 

@@ -1,4 +1,4 @@
-"""Heartbeats of a real worker: whole state each time, through bad days, with a last one."""
+"""Heartbeats of a real worker: the whole state each time, despite failures, with a final one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_life_in_beats(start_worker: StartWorker) -> None:
         assert manager.statuses[0] == "loading" and manager.statuses[-1] == "draining"
         assert manager.verdict() == []
         beats = [message.payload for message in manager.beats]
-    # One that is under way when the last is due is given up, and may not have arrived.
+    # One that is in flight when the last is due is given up, and may not have arrived.
     numbers = [beat["sequence"] for beat in beats if beat["status"] != "draining"]
     assert numbers == list(range(1, len(numbers) + 1))
     assert {beat["worker_id"] for beat in beats} == {"w-2"}
@@ -95,7 +95,7 @@ async def test_the_last_beat_is_repeated_until_it_is_taken() -> None:
 
 
 def test_what_changes_is_told_at_once(start_worker: StartWorker) -> None:
-    """A crash, the recovery and a drain, though the next beat is due in a minute."""
+    """A crash, the recovery and a drain, although the next heartbeat is due in a minute."""
     with serving() as manager:
         running = start_worker(*manager.heartbeat_flags(interval_s=60), can_be_held=True)
         manager.wait_for_status("ready")
@@ -119,18 +119,18 @@ def test_what_changes_is_told_at_once(start_worker: StartWorker) -> None:
 
 
 def troubles(running: WorkerProcess) -> list[str]:
-    """What the log has told of the manager, each time it changed; it is empty where all is well."""
+    """Return the logged failures of the manager, one for each change; empty if all is well."""
     events = ("heartbeat.failed", "heartbeat.recovered")
     return [each.get("reason", "") for each in running.logs() if each.get("event") in events]
 
 
 def wait_for_trouble(running: WorkerProcess, words: str) -> None:
-    """On a busy machine, an answer that comes too late may be told between."""
+    """Wait for a failure; on a busy machine there may be a late answer before it."""
     until(lambda: any(words in each for each in troubles(running)[-1:]), lambda: running.stderr)
 
 
 def test_another_trouble_of_the_manager_is_told_too(start_worker: StartWorker) -> None:
-    """The log went on telling the first one, as a 500 where the token was wrong by then."""
+    """The log used to keep only the first, such as a 500 although the token was wrong later."""
     with serving() as manager:
         running = start_worker(*manager.heartbeat_flags())
         manager.wait_for_status("ready")
@@ -138,12 +138,12 @@ def test_another_trouble_of_the_manager_is_told_too(start_worker: StartWorker) -
         for status in (500, 401):
             manager.reply = always(status)
             wait_for_trouble(running, f"it answered {status}")
-    wait_for_trouble(running, "[Errno 111]")  # not that all connection attempts failed
+    wait_for_trouble(running, "[Errno 111]")  # and not "all connection attempts failed"
     assert all(one != other for one, other in pairwise(troubles(running)))
 
 
 def test_a_manager_in_trouble_never_stops_serving(start_worker: StartWorker) -> None:
-    """Nor does it hold a stop up."""
+    """It does not delay a stop, either."""
     with serving() as manager:
         running = start_worker(*manager.heartbeat_flags())
         manager.wait_for_status("ready")
@@ -194,7 +194,7 @@ def test_a_manager_that_restarts_learns_everything_from_one_beat(
         manager.wait_for(n_callbacks=1, n_beats=2)
         manager.wait_for_status("ready")
         before = manager.beats[-1].payload
-    time.sleep(0.6)  # away for some intervals
+    time.sleep(0.6)  # away for several intervals
     assert running.execute("Once", max_tokens=3, ignore_eos=True).end["tokens_out"] >= 1
     with serving(port) as manager:
         manager.wait_for(n_beats=1)

@@ -61,7 +61,7 @@ def test_exactly_one_after_ready_with_the_whole_payload(start_worker: StartWorke
 
 
 async def announced(url: str, *, has_served: bool = False, **settings: Any) -> Metrics:
-    """What is counted of a callback by the client that the worker has for it."""
+    """Return the counts of the worker's own client for a callback."""
 
     async def payload() -> dict[str, Any]:
         return {"worker_id": "w"}
@@ -142,7 +142,7 @@ def test_a_refusal_is_final(warm_cache: Path) -> None:
 
 @pytest.mark.anyio
 async def test_a_manager_has_all_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Though a pause between two attempts may be longer than what is left of it."""
+    """Even if a pause between two attempts would be longer than the remaining time."""
     monkeypatch.setattr("random.uniform", lambda least, most: most)
     began = time.monotonic()
     with serving() as manager:
@@ -166,7 +166,7 @@ async def test_a_manager_that_is_away_is_given_up_in_time() -> None:
 
 @pytest.mark.anyio
 async def test_a_worker_that_was_paused_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pause is no time in which the manager has not answered."""
+    """The pause does not count as time without an answer of the manager."""
     now: float = 0.0
     plain, paused = PoolClient.post, [100.0]
     monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + now))

@@ -1,4 +1,4 @@
-"""The way to the manager: TLS is verified, proxies of the environment are honoured."""
+"""Connections to the manager: TLS is verified, proxies of the environment are honoured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from worker.settings import Settings
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """Of a manager that no authority knows."""
+    """A manager's self-signed certificate."""
     return own_certificate(tmp_path)
 
 
@@ -43,13 +43,13 @@ def no_proxy_but_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def certificates_are_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests of a session otherwise share a store, whatever the environment says."""
+    """Otherwise the tests of a session share a certificate store, whatever the environment."""
     plain = ssl.create_default_context
     monkeypatch.setattr(ssl, "create_default_context", getattr(plain, "__wrapped__", plain))
 
 
 async def sent(url: str) -> tuple[int | None, str]:
-    """What becomes of one message to a manager, by the worker's own client."""
+    """Return the outcome of one message to a manager, sent by the worker's own client."""
     client = PoolClient(Settings(), Metrics("w"))
     try:
         return await client.post(url, {"worker_id": "w"}, 60.0)
@@ -84,7 +84,7 @@ async def test_an_environment_without_a_way_to_the_manager_is_told(
 def test_certificates_and_proxies_of_the_environment_are_used(
     start_worker: StartWorker, certificate: Path
 ) -> None:
-    """By a whole worker, whose environment reaches its client."""
+    """In a whole worker, whose environment reaches its client."""
     asked: list[str] = []
 
     class Proxy(BaseHTTPRequestHandler):
@@ -94,7 +94,7 @@ def test_certificates_and_proxies_of_the_environment_are_used(
             send_json(self, 200, {})
 
         def log_message(self, format: str, *args: object) -> None:
-            """Not a word."""
+            """Log nothing."""
 
     with serving_tls(certificate) as manager, ThreadingHTTPServer(("127.0.0.1", 0), Proxy) as proxy:
         thread = threading.Thread(target=proxy.serve_forever, args=(0.05,), daemon=True)

@@ -1,4 +1,4 @@
-"""The script of the engine that is supervised."""
+"""The script of the supervised engine."""
 
 from tests.support.supervised import script
 

@@ -50,7 +50,7 @@ def text_of(events: list[StreamEvent]) -> str:
 
 
 async def next_token(job: Job) -> list[StreamEvent]:
-    """The job's events up to its next token."""
+    """Read the job's events up to its next token."""
     events: list[StreamEvent] = []
     while not any(isinstance(event, Token) for event in events):
         events += await anext(job.inbox)
@@ -143,7 +143,7 @@ async def test_a_deterministic_stream_is_computed_again_and_compared() -> None:
         events = await next_token(stream)
         await kill_engine(supervisor)
         await until(lambda: supervisor.state == "ready")
-        # The engine tells its first word again, which is not passed on.
+        # The engine repeats its first word, which is not forwarded.
         await until(lambda: stream.stage == Stage.PRODUCING)
         stream.cancel()
         events += await all_of(stream)
@@ -171,7 +171,7 @@ async def test_poison_ends_alone_and_is_refused_from_then_on() -> None:
 
 
 async def test_equal_requests_are_suspected_once_of_a_crash_and_end_together() -> None:
-    """As the choices of one request are, or what several clients ask."""
+    """Such as the choices of one request, or the same request of several clients."""
     async with supervised() as supervisor:
         twins = [await submit(supervisor, request("hold", name)) for name in "ab"]
         await until(lambda: supervisor.status().running == 2)
@@ -232,7 +232,7 @@ def test_what_a_sampler_has_learned_goes_to_the_next_engine_with_the_tokens() ->
 
 
 def test_a_start_that_arrives_late_was_no_wait_in_the_queue() -> None:
-    """Its prompt's whole time counted as that where the engine left this process no core."""
+    """The whole prompt used to count as waiting if the engine left this process no core."""
     metrics = Metrics("w")
     job = Job(1, request("say x"), metrics, lambda job, error: None)
     job.accept(Accepted(1, 9))

@@ -1,4 +1,4 @@
-"""A worker that sleeps has no engine, and the next request brings one."""
+"""A sleeping worker has no engine, and the next request starts one."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_worker_that_is_waking_does_not_sleep_and_says_why() -> None:
 
 
 async def test_a_worker_that_leaves_does_not_wake_and_says_why() -> None:
-    """It said that it wakes."""
+    """It used to report that it wakes."""
     async with supervised() as supervisor:
         supervisor.sleep()
         supervisor.begin_draining()
@@ -120,9 +120,9 @@ async def test_a_load_is_no_idleness() -> None:
     async with supervised(sleep_idle_seconds=5) as supervisor:
         supervisor.sleep()
         supervisor.wake()
-        supervisor._used_at -= 60  # as if the load took so long
+        supervisor._used_at -= 60  # as if the load took this long
         await until(lambda: supervisor.state == "ready")
-        await asyncio.sleep(1.1)  # it looks once a second
+        await asyncio.sleep(1.1)  # it checks once a second
         assert supervisor.state == "ready"
 
 

@@ -1,7 +1,7 @@
-"""The supervisor against a child process that misbehaves to order.
+"""The supervisor with a child process that misbehaves on demand.
 
-The real engine takes part in `tests/system/worker`; here are the moments it cannot be
-brought to at will.
+The real engine is in `tests/system/worker`; here are the states that it cannot be brought into at
+will.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ async def test_cancel_ends_the_stream_at_once_and_is_idempotent() -> None:
         assert supervisor.cancel("j") is False
         job = await submit(supervisor, request("hold"))
         assert supervisor.status().running == 1
-        os.kill(engine_pid(supervisor), signal.SIGSTOP)  # nobody waits for its word
+        os.kill(engine_pid(supervisor), signal.SIGSTOP)  # nobody waits for its answer
         assert supervisor.cancel("j") is True
         events = await all_of(job)
         os.kill(engine_pid(supervisor), signal.SIGCONT)
@@ -97,7 +97,7 @@ async def test_a_job_id_is_free_again_after_the_end_and_taken_before() -> None:
 
 @pytest.mark.parametrize("settings", [{"slots": 1}, {"slots": 8, "engine_slots": 1}])
 async def test_a_full_queue_says_when_to_come_back(settings: dict[str, int]) -> None:
-    """By the slots that the engine has: an embedder's is one, whatever the setting says."""
+    """By the number of the engine's slots: an embedder has one, whatever the setting."""
     async with supervised(max_queued_requests=1, **settings) as supervisor:
         await submit(supervisor, request("hold", "a"))
         await submit(supervisor, request("queue", "b"))
@@ -125,7 +125,7 @@ async def test_a_request_that_never_has_room_is_told_no_time_to_come_back() -> N
 
 
 async def test_room_for_a_requests_jobs_is_kept_until_they_come() -> None:
-    """Two requests of several jobs at once had room each, and one of them was refused midway."""
+    """Two simultaneous requests of several jobs each had room, and one was then refused midway."""
     async with supervised(slots=1, max_queued_requests=2) as supervisor:
         inbox = Inbox()
         supervisor.open(request("hold", "a"), inbox=inbox, n_more=1)
@@ -153,7 +153,7 @@ async def test_waiting_prompt_tokens_are_bounded_too() -> None:
 
 @pytest.mark.parametrize("order", ["hold", "queue", "ignore"])
 async def test_a_deadline_ends_what_the_engine_forgets(order: str) -> None:
-    """Also what it has not even accepted."""
+    """Even a request that it has not accepted."""
     async with supervised() as supervisor:
         deadline = time.monotonic() + 1
         job = supervisor.open(request(order, deadline=deadline))
@@ -200,7 +200,7 @@ async def test_a_failed_start_is_raised(
 async def test_an_engine_may_die_after_its_start_was_given_up(
     script: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As where a stop of all of a service's processes reaches both at once."""
+    """Such as when a stop of all processes of a service reaches both at once."""
     script("hang")
     async with unstarted() as supervisor:
         starting = asyncio.create_task(supervisor.start(CONFIG))
@@ -264,12 +264,12 @@ async def test_a_prompt_that_is_prepared_for_minutes_is_no_stall() -> None:
 
 
 async def test_native_code_that_moves_is_no_stall() -> None:
-    """As one batch of a large model on few processors. Its pulse is written here, so that a busy
-    machine which stops it stops the supervisor as well."""
+    """Such as a batch of a large model on few processors. The test writes the pulse itself, so that
+    a busy machine delays pulse and supervisor alike."""
     async with supervised(stall_timeout=0.5) as supervisor:
         job = await submit(supervisor, request("hold"))
         first = engine_pid(supervisor)
-        for beat in range(90):  # 1.5 s would be its end
+        for beat in range(90):  # it would end after 1.5 s
             with supervisor._guardian.engine._black_box.pulse_memory(MODEL) as pulse:
                 pulse[0] = beat
             assert not supervisor.status().is_stalled

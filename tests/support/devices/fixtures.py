@@ -1,9 +1,9 @@
 """Tiny models of several shapes and devices that play the GPU.
 
-llama.cpp's RPC plug-in registers a device of kind GPU whose memory and arithmetic are those of
-another process, so a machine without a GPU takes the real offload path. `support/rpc.py` starts
-such processes, `support/rpc_device.py` has the worker's code take them. The plug-in lies beside our
-CPU wheel (`<venv>/test-plugins`), never in one, and never in an image.
+llama.cpp's RPC plug-in registers a device of kind GPU whose memory and arithmetic belong to
+another process, so a machine without a GPU uses the real offload path. `rpc.py` starts such
+processes, and `rpc_device.py` makes the worker's code use them. The plug-in is beside our CPU wheel
+(`<venv>/test-plugins`), never in one, and never in an image.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a test wants to be loaded, and how."""
+    """The model that a test wants loaded, and its settings."""
 
     settings: EngineSettings
     model_path: str
@@ -69,9 +69,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def devices_of_this_process() -> Iterator[tuple[str, str]]:
-    """A device with all the memory it takes, and one with less than the tests' contexts take.
+    """A device with enough memory, and one with less than the tests' contexts need.
 
-    NOTE: ggml's registry cannot forget a device, and asking one that is gone ends the process. So
+    NOTE: ggml's registry cannot remove a device, and using one that is gone ends the process. So
     they live as long as the session.
     """
     with rpc.serve(free_bytes=8 << 30) as (large, _), rpc.serve(free_bytes=600 << 20) as (small, _):
@@ -80,13 +80,14 @@ def devices_of_this_process() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(autouse=True)
 def other_tests_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU command refuses a wheel with devices; here another test may have registered some."""
+    """Hide devices that other tests registered, because the CPU command refuses a wheel with
+    devices."""
     monkeypatch.setattr(select, "CPU_REGISTRIES", {*select.CPU_REGISTRIES, "RPC"})
 
 
 @pytest.fixture
 def gpu(devices_of_this_process: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """The number of the device with enough memory, which plays the GPU in this test."""
+    """The number of the device with enough memory, which stands in for a GPU."""
     rpc_device.play_gpu(monkeypatch.setattr)
     return rpc_device.register(devices_of_this_process[0])
 

@@ -1,4 +1,4 @@
-"""A child of `llorch-cuda` with a device that plays the GPU: `… gpu_child MODULE SETTING …`.
+"""A child of `llorch-cuda` with a device that stands in for a GPU: `… gpu_child MODULE SETTING …`.
 
 MODULE is the engine's process, or the child of `plan` and `doctor`; SETTING is `gpu_command`'s.
 """

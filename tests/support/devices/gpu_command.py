@@ -1,7 +1,7 @@
-"""`llorch-cuda` with a device that plays the GPU: `… gpu_command PLUG_IN@host:port FLAGS…`.
+"""`llorch-cuda` with a device that stands in for a GPU: `… gpu_command PLUG_IN@host:port FLAGS…`.
 
-This process is the real command; only the children that it starts are `gpu_child`.
-`LOOK_SECONDS` says how often it looks after its device.
+This process is the real command; only its children are `gpu_child`.
+`LOOK_SECONDS` is the interval at which it checks its device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A process that holds a model on a device and proves it again whenever it is asked.
+"""A process that holds a model on a device and proves its residency again on request.
 
 `python -m tests.support.devices.holder MODEL SETTING`: prints one JSON line after the load and one
 for each line on its standard input.

@@ -1,4 +1,4 @@
-"""A model planned and loaded as the engine does it, in the test's own process."""
+"""Plans and loads a model as the engine does, in the test's own process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Loaded:
     context: Context
 
     def prove(self, selected: Selected | None = None, head: Context | None = None) -> Residency:
-        """That it is on the devices that it was loaded on, or on others."""
+        """Prove that it is on the devices on which it was loaded, or on the given ones."""
         header = read_header(self.given.model_path)
         return proof.prove(self.context, selected or self.selected, header, head)
 
@@ -57,7 +57,8 @@ def loaded(
     offload_kv: bool = True,
     **options: Any,
 ) -> Iterator[Loaded]:
-    """The model as the engine loads it, but for `options`; without a plan, 256 tokens a slot."""
+    """Load the model as the engine does, except for `options`; without a plan, 256 tokens a
+    slot."""
     header, selected = read_header(given.model_path), select_device(given.settings)
     load = load_options(
         header,

@@ -1,4 +1,4 @@
-"""A tiny random model that keeps nothing, beside those of `random_models`."""
+"""A tiny random model without a cache, in addition to those of `random_models`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDTH, HIDDEN, VOCABULARY, LAYERS, CONTEXT = 64, 128, 320, 4, 2048
 
 
 def encoder(path: Path) -> Path:
-    """BERT: embeds a text in one go and keeps no cache."""
+    """BERT: embeds a text in one pass and keeps no cache."""
     writer = gguf.GGUFWriter(path, "bert")
     writer.add_name(path.stem)
     writer.add_context_length(CONTEXT)

@@ -1,4 +1,4 @@
-"""Starts and stops the processes that play the GPU."""
+"""Starts and stops the processes that stand in for a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLUGIN = "libggml-rpc.so"
 
 
 def plugin_path() -> Path:
-    """The RPC plug-in: beside the wheel, or in it where the wheel is not ours."""
+    """The RPC plug-in: beside the wheel, or inside it if the wheel is not ours."""
     for folder in (Path(sys.prefix) / "test-plugins", library.folder()):
         if (folder / PLUGIN).is_file():
             return folder / PLUGIN
@@ -32,10 +32,10 @@ def plugin_path() -> Path:
 
 @contextmanager
 def serve(free_bytes: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A running test device: how `rpc_device` and `cuda_command` call it, and its process.
+    """Run a test device; yields its name for `rpc_device` and `cuda_command`, and its process.
 
-    It claims to have `free_bytes`, or what the machine really has. It serves one client at a
-    time, so a process of its own needs a device of its own.
+    It claims to have `free_bytes`, or the machine's real memory. It serves one client at a time, so
+    each process needs a device of its own.
     """
     plugin = plugin_path()
     port = free_port()
@@ -55,7 +55,7 @@ def serve(free_bytes: int = 0) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
 
 
 def cuda_command(setting: str) -> list[str]:
-    """`llorch-cuda`, whose engine takes that device."""
+    """`llorch-cuda`, whose engine uses that device."""
     return [sys.executable, "-m", "tests.support.devices.gpu_command", setting]
 
 

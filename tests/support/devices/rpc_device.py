@@ -1,9 +1,9 @@
-"""A GPU for tests: llama.cpp's RPC device, which takes the real offload path on any machine.
+"""A GPU for tests: llama.cpp's RPC device, which uses the real offload path on any machine.
 
-`register` adds it to ggml's registry of this process, `play_gpu` makes the worker's own code take
-it for a CUDA device. Whole processes do both by the modules beside this one: `gpu_command` in place
-of `llorch-cuda`, `gpu_child` in place of its children. The product knows nothing of it, and the
-plug-in is never shipped.
+`register` adds it to ggml's registry in this process, `play_gpu` makes the worker's own code treat
+it as a CUDA device. Whole processes do both through the modules beside this one: `gpu_command`
+replaces `llorch-cuda`, `gpu_child` its children. The product knows nothing of it, and the plug-in
+is never shipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _ANSWER_SECONDS = 2.0
 
 
 def register(setting: str) -> int:
-    """Add the device of `PLUG_IN@host:port` to the registry once; its number among its kind."""
+    """Add the device of `PLUG_IN@host:port` to the registry once; returns its number among its
+    kind."""
     plugin, endpoint = setting.split("@")
     found = _endpoints()
     if endpoint not in found:
@@ -44,13 +45,13 @@ def _endpoints() -> list[str]:
 
 
 def play_gpu(patch: Callable[[object, str, Any], None] = setattr) -> None:
-    """Have `llorch-cuda`'s code take RPC devices, as if the wheel were one for CUDA."""
+    """Make `llorch-cuda`'s code use RPC devices, as if the wheel were one for CUDA."""
     really_check = live_check.check
 
     def check(selected: select.Selected, residency: Residency, *, locked: bool = False) -> None:
         for device in selected.devices:
             if device.registry == "RPC":
-                # Asked through ggml, a dead device would end this process; and it claims the same
+                # Through ggml, a dead device would end this process; and it always claims the same
                 # free memory for ever.
                 check_answers(device.description)
                 residency = replace(residency, buffers=())

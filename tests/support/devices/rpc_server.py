@@ -1,7 +1,7 @@
-"""A process that lends this machine's CPU as an RPC device, which plays the GPU in tests.
+"""A process that offers this machine's CPU as an RPC device, which stands in for a GPU in tests.
 
-`python -m tests.support.devices.rpc_server PLUG_IN ENDPOINT FREE_BYTES`; `FREE_BYTES` is what the
-device claims to have, 0 for the truth. It serves until it is killed.
+`python -m tests.support.devices.rpc_server PLUG_IN ENDPOINT FREE_BYTES`; `FREE_BYTES` is the
+memory that the device claims to have; 0 means the real one. It serves until it is killed.
 """
 
 from __future__ import annotations

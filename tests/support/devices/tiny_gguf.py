@@ -1,7 +1,7 @@
 """Random models of any shape, written as GGUF files of a few megabytes.
 
-The vocabulary is SentencePiece's smallest: control tokens, all 256 bytes and filler words, so that
-any text can be tokenised. Weights are noise; only shapes, types and bytes matter here.
+The vocabulary is a minimal SentencePiece one: control tokens, all 256 bytes and filler words, so
+that any text can be tokenised. Weights are noise; only shapes, types and bytes matter here.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Shape:
     vocabulary: int = 320
     context: int = 512
     tied: bool = False
-    """No output matrix of its own: the embedding serves as both."""
+    """Whether the embedding is also the output matrix."""
     weight_type: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
 
 
@@ -98,7 +98,7 @@ def _add_tensor(
     data: npt.NDArray[np.float32],
     weight_type: gguf.GGMLQuantizationType,
 ) -> None:
-    # llama.cpp wants norms in full precision whatever the matrices have.
+    # llama.cpp needs norms in full precision, whatever the type of the matrices.
     if data.ndim == 1 or weight_type is gguf.GGMLQuantizationType.F32:
         writer.add_tensor(name, data)
         return

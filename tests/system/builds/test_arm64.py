@@ -1,8 +1,8 @@
-"""The worker on arm64 processors, which are not here: `make qemu-test`.
+"""The worker on emulated arm64 processors: `make qemu-test`.
 
-Debian 13's cross compiler makes the CPU wheel with all variants; Debian's own root for arm64,
-unpacked, gets it with the worker and its packages. qemu runs that root's programs in a user
-namespace, so that nothing is registered on the system. Minutes of compiling, once.
+Debian 13's cross compiler builds the CPU wheel with all variants, which is installed with the
+worker and its packages into an unpacked Debian root for arm64. qemu runs that root's programs in a
+user namespace, so that nothing is registered on the system. Minutes of compiling, once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ printf '%s' ':arm64:M::{ELF_AARCH64}:{QEMU}:F' > /proc/sys/fs/binfmt_misc/regist
 for folder in dev proc; do mount --rbind /$folder "$0/$folder"; done
 exec chroot "$0" "$@"
 """
-"""The interpreter is opened at once (F), so it need not be in the root."""
+"""With the flag F the interpreter is opened immediately, so it need not be in the root."""
 VARIANTS = {
     "cortex-a53": "libggml-cpu-armv8.0_1.so",
     "cortex-a76": "libggml-cpu-armv8.2_2.so",
@@ -80,7 +80,7 @@ def entered(root: Path, *command: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A given one (`LLORCH_TEST_ARM64_WHEEL`), else compiled."""
+    """The given wheel (`LLORCH_TEST_ARM64_WHEEL`), or a compiled one."""
     if given := os.environ.get("LLORCH_TEST_ARM64_WHEEL"):
         return Path(given)
     script = f"""
@@ -100,7 +100,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def root(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As an image for arm64 has it, but for its users and its configured packages."""
+    """Like the root of an arm64 image, except for its users and configured packages."""
     folder = tmp_path_factory.mktemp("arm64") / "root"
     packages = "--include=ca-certificates,libgomp1,libstdc++6,python3"
     bootstrap = ["debootstrap", "--foreign", "--arch=arm64", "--variant=minbase", packages]
@@ -117,7 +117,7 @@ def root(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _install(root: Path, *what: str) -> None:
-    """pip of the machine that tests, for a Debian 13 on arm64."""
+    """Install with the test machine's pip for a Debian 13 on arm64."""
     line = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--only-binary=:all:"]
     tags = ["linux", *(f"manylinux_2_{minor}" for minor in range(17, 42)), "manylinux2014"]
     line += [f"--platform={tag}_aarch64" for tag in tags]
@@ -139,7 +139,7 @@ def test_the_best_variant_is_taken_and_decodes_a_token(root: Path, cpu: str) -> 
 
 
 def test_the_worker_streams_a_token_and_stops(root: Path) -> None:
-    """As its command does, with an engine process of its own; qemu knows no seccomp filters."""
+    """Through its command, with a separate engine process; qemu has no seccomp filters."""
     port = free_port()
     code = "import sys; from worker.cli import cpu; sys.exit(cpu())"
     command = entered(root, "/usr/bin/python3", "-c", code, "--port", str(port), "--no-confine")

@@ -1,4 +1,4 @@
-"""`pip install llorch-worker`, as a person meets it: without llama.cpp's wheel, then with it."""
+"""`pip install llorch-worker` from a user's view: without llama.cpp's wheel, then with it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import pytest
 from builds import environment, pins, toolchain
 
 INSTALLED = ("llama_cpp", "_llorch", "llorch_worker", "worker")
-"""What pip writes there, which must not go through a link into this environment."""
+"""Files that pip writes, which must not go through a link into this environment."""
 OF_THE_TESTS = ("kubernetes_validate", "anthropic", "openai", "mypy", "schemathesis")
-"""Packages that a worker never imports, with three quarters of all files."""
+"""Packages that a worker never imports, which have three quarters of all files."""
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bin folder of an environment that has the worker's wheel and all but the engine's."""
+    """The bin folder of an environment with the worker's wheel and everything except the
+    engine's."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.EnvBuilder(with_pip=False).create(folder / "venv")
     (site,) = (folder / "venv/lib").glob("python*/site-packages")
@@ -66,7 +67,7 @@ def test_without_the_engine_each_command_names_the_one_that_gets_it(
 
 
 def test_one_command_installs_the_engine_that_the_tests_have(fresh: Path) -> None:
-    """It comes from the cache here, where `make setup` has built it."""
+    """Here it comes from the cache, because `make setup` has built it."""
     code, said = run(fresh / "llorch-worker", "install-engine", "cpu")
     assert code == 0 and "llorch-cpu" in said, said
     code, said = run(fresh / "llorch-cpu", "doctor", "--json", "--port", "0")

@@ -1,4 +1,4 @@
-"""`git clone`, `make run`, the first token, on a machine whose cache is empty."""
+"""`git clone`, `make run` and the first token, with an empty cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAIT_S = 1700
 @pytest.mark.long
 @pytest.mark.timeout(WAIT_S + 100)
 def test_a_fresh_clone_streams(tmp_path: Path) -> None:
-    """Compiles the wheel for this processor alone; prints how long the first token took."""
+    """Compiles the wheel only for this processor; prints how long the first token took."""
     port, clone = free_port(), tmp_path / "clone"
     inherited = {"PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL"}
     environment = {name: text for name, text in os.environ.items() if name not in inherited}
@@ -53,7 +53,7 @@ def test_a_fresh_clone_streams(tmp_path: Path) -> None:
 
 
 def first_text(base: str, make: subprocess.Popen[bytes], started: float) -> tuple[str, float]:
-    """The first streamed text, and the seconds since `started` at which it came."""
+    """Return the first streamed text, and the seconds since `started`."""
     while time.monotonic() < started + WAIT_S and make.poll() is None:
         try:
             with httpx.stream("POST", f"{base}/execute", json=PROMPT, timeout=60) as response:

@@ -1,6 +1,6 @@
-"""The CPU wheel on processors that are not here, under qemu-user: `make qemu-test`.
+"""The CPU wheel on emulated processors, under qemu-user: `make qemu-test`.
 
-qemu's translator stops at AVX2, so the AVX-512 variants are tried only where the machine has them.
+qemu emulates at most AVX2, so AVX-512 variants are tested only on machines that have it.
 """
 
 import shutil

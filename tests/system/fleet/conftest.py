@@ -1,4 +1,4 @@
-"""What the tests of a fleet share: a fleet that runs."""
+"""Fixtures for tests of a fleet: a running fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.system.fleet.running import PATIENCE_SECONDS, Running, cluster, file,
 
 @pytest.fixture(scope="session")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """Ray's nodes with a fleet on them; nothing of either is left afterwards."""
+    """Ray's nodes with a fleet on them; both are removed completely afterwards."""
     with cluster(tmp_path_factory.mktemp("fleet")) as running:
         done = running.up(file())
         assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Clients of a fleet, and what became of their requests. Plain asyncio, on one loop."""
+"""Clients of a fleet, and the outcomes of their requests. Plain asyncio, on one loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NUMBERS = itertools.count()
 
 @dataclass
 class Outcome:
-    """One request's end."""
+    """The outcome of one request."""
 
     kind: str
     """ok · error: a coded event after the first token · lost: no answer, or an error status, before
@@ -43,7 +43,7 @@ def job(prompt: str, max_tokens: int, **more: Any) -> dict[str, Any]:
 async def stream(
     uri: str, body: Mapping[str, Any], leave_after: int | None = None, token: str = ""
 ) -> Outcome:
-    """One `/execute`, read to its end, or to so many chunks."""
+    """Send one `/execute`, and read it to its end or for a number of chunks."""
     parts = urlsplit(uri)
     sent = [(b"host", parts.netloc.encode()), (b"content-type", b"application/json")]
     sent.append((b"authorization", f"Bearer {token}".encode()))
@@ -84,7 +84,7 @@ async def stream(
 
 @asynccontextmanager
 async def crowd(uri: str, n_clients: int, max_tokens: int) -> AsyncIterator[list[Outcome]]:
-    """Clients that ask again and again while the block runs, and get their last answers."""
+    """Clients that repeat requests while the block runs, and then finish their last ones."""
     outcomes: list[Outcome] = []
     stopping = False
 
@@ -113,7 +113,7 @@ def counted(outcomes: list[Outcome]) -> dict[str, int]:
 
 
 async def get(uri: str, path: str) -> Any:
-    """A GET's JSON; `None` without one."""
+    """Return a GET's JSON; `None` without one."""
     parts = urlsplit(uri)
     answer = await fetch((parts.hostname or "", parts.port or 80), "GET", path)
     with suppress(ValueError):

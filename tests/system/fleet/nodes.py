@@ -1,8 +1,8 @@
 """Several Ray nodes on this machine: `python -m tests.system.fleet.nodes`, until stdin ends.
 
-A process of its own, so that a test's process has nothing of Ray. A head with the dashboard, whose
-address is one line of JSON, and three nodes with one `llorch_device` each. Each line on stdin adds
-another node.
+A separate process, so that the test's process need not load Ray. Starts a head with the dashboard,
+whose address it prints as one line of JSON, and three nodes with one `llorch_device` each. Each
+line on stdin adds another node.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ ATTEMPTS = 3
 
 
 def patiently(start: Callable[[], Any]) -> Any:
-    """Start a node, again if its agents took more than the 15 seconds that Ray gives them."""
+    """Start a node; retry if its agents took more than Ray's limit of 15 seconds."""
     for _ in range(ATTEMPTS - 1):
         try:
             return start()
-        except Exception:  # Ray says it in no type of its own
+        except Exception:  # Ray has no specific error type
             traceback.print_exc()
     return start()
 
@@ -39,7 +39,7 @@ def main() -> None:
     store = {"object_store_memory": STORE_BYTES}
 
     def start_head() -> tuple[Any, int]:
-        port = free_port()  # another each time: what did not start may keep the last one's
+        port = free_port()  # a new one each time: a failed start may keep the previous port
         head = {"num_cpus": 2, "include_dashboard": True, "dashboard_port": port, **store}
         return Cluster(initialize_head=True, head_node_args=head), port
 
@@ -49,7 +49,7 @@ def main() -> None:
         patiently(lambda: cluster.add_node(num_cpus=1, resources={"llorch_device": 1}, **store))
 
     def reap() -> None:
-        """A node's actors leave when its raylet is gone, and a zombie is not gone to them."""
+        """A node's actors exit when its raylet is gone, but do not notice while it is a zombie."""
         while True:
             for node in list(cluster.worker_nodes):
                 node.live_processes()

@@ -1,4 +1,4 @@
-"""A fleet on real Ray nodes, as the long tests have it: started, looked at, hurt, taken down."""
+"""A fleet on real Ray nodes for the long tests: start, inspect, damage, stop."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from worker.fleet.cluster import LOCAL_ENVIRONMENT
 ROOT = Path(__file__).resolve().parents[3]
 ROUNDS = int(os.environ.get("ROUNDS") or 2)
 MARK = "FLEET_TEST"
-"""A variable that tells this test's processes from others."""
+"""A variable that marks this test's processes."""
 PATIENCE_SECONDS = 180.0
-"""For anything to happen on a machine that may be busy; figures are printed, not bounded by it."""
+"""Timeout for anything on a busy machine; the figures are printed and not limited by it."""
 
 
 @dataclass
@@ -36,20 +36,20 @@ class Running:
     folder: Path
     port: int
     nodes: subprocess.Popen[str] | None = None
-    """`tests.system.fleet.nodes`, where the cluster is its."""
+    """The process `tests.system.fleet.nodes`, if it runs the cluster."""
 
     @property
     def uri(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
     def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """`llorch-ray …`, to its end."""
+        """Run `llorch-ray …` to its end."""
         return self.command_in({}, *arguments)
 
     def command_in(
         self, environment: dict[str, str], *arguments: str
     ) -> subprocess.CompletedProcess[str]:
-        """`llorch-ray …` in a shell that also has these variables."""
+        """Run `llorch-ray …` with these additional variables."""
         line = [sys.executable, "-m", "worker.fleet.command", *arguments]
         return subprocess.run(
             line, cwd=ROOT, env={**self.environment, **environment},
@@ -62,7 +62,7 @@ class Running:
         return self.command_in(environment, "up", str(path))
 
     def processes(self) -> list[psutil.Process]:
-        """What runs of the nodes and the workers."""
+        """Return the running processes of nodes and workers."""
         return [
             process
             for process in psutil.process_iter(["cmdline", "environ"])
@@ -70,7 +70,7 @@ class Running:
         ]
 
     def children(self) -> dict[str, psutil.Process]:
-        """The workers' processes, by their ids."""
+        """Return the workers' processes, by their ids."""
         found = {}
         for process in self.processes():
             line = process.info["cmdline"] or []
@@ -79,23 +79,23 @@ class Running:
         return found
 
     def token_of(self, worker_id: str) -> str:
-        """The token that the gateway uses for a worker."""
+        """Return the token that the gateway uses for a worker."""
         return self.children()[worker_id].environ()["LLORCH_WORKER_TOKEN"]
 
     def actor(self, worker_id: str) -> psutil.Process:
-        """The process that owns a worker."""
+        """Return the process that owns a worker."""
         owner = self.children()[worker_id].parent()
         assert owner is not None
         return owner
 
     def add_node(self) -> None:
-        """Another machine for the cluster, with one device; returns before it is there."""
+        """Add a machine with one device to the cluster; returns before it is ready."""
         assert self.nodes is not None and self.nodes.stdin is not None
         self.nodes.stdin.write("add\n")
         self.nodes.stdin.flush()
 
     async def restored(self, replicas: int = 3, **settings: Any) -> None:
-        """The fleet as the file says, whatever a test before left."""
+        """Restore the fleet to its file, whatever an earlier test left."""
         done = await asyncio.to_thread(self.up, file(replicas, **settings))
         assert done.returncode == 0, done.stdout + done.stderr
         await self.until(has(replicas))
@@ -106,7 +106,7 @@ class Running:
         return workers
 
     async def until(self, what: Callable[[list[dict[str, Any]]], bool]) -> float:
-        """Seconds until the gateway's view of the workers is so."""
+        """Return the seconds until the gateway's view of the workers fulfils the condition."""
         began = time.monotonic()
         while not what(await self.workers()):
             assert time.monotonic() - began < PATIENCE_SECONDS, await self.workers()
@@ -133,21 +133,21 @@ page = false
 def file(
     replicas: int | str = 3, slots: int = 4, queue: int = 256, surge: bool = False, more: str = ""
 ) -> str:
-    """A fleet file of one group; `more` comes last."""
+    """Make a fleet file of one group; `more` is appended."""
     told = {"replicas": replicas, "slots": slots, "queue": queue, "surge": str(surge).lower()}
     return FLEET.format(**told) + more
 
 
 def has(n_workers: int) -> Callable[[list[dict[str, Any]]], bool]:
-    """So many workers, all well."""
+    """A condition: this many workers, all healthy."""
     return lambda workers: len(workers) == n_workers and all(each["well"] for each in workers)
 
 
 def has_gone(process: psutil.Process, seconds: float = PATIENCE_SECONDS) -> bool:
-    """Whether a process has ended, or ends in that time."""
+    """Return whether a process has ended, or ends within that time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        # One that nobody has waited for stays as a zombie where the init process is careless.
+        # A process that nobody waits for stays a zombie if the init process does not reap it.
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
             return True
         time.sleep(0.05)
@@ -156,12 +156,12 @@ def has_gone(process: psutil.Process, seconds: float = PATIENCE_SECONDS) -> bool
 
 @contextmanager
 def cluster(folder: Path) -> Iterator[Running]:
-    """Real nodes on this machine; they, and all that they ran, are gone afterwards."""
+    """Real nodes on this machine; they and their processes are gone afterwards."""
     environment = {
         **os.environ, **LOCAL_ENVIRONMENT,
         "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
     }  # fmt: skip
-    # What marks the processes; Ray gives its environment to all that it starts.
+    # Marks the processes: Ray passes its environment to everything it starts.
     marked = {**environment, MARK: str(folder)}
     log = (folder / "nodes.log").open("w")
     nodes = subprocess.Popen(
@@ -183,7 +183,7 @@ def cluster(folder: Path) -> Iterator[Running]:
 
 @contextmanager
 def on_this_machine(folder: Path, text: str, **environment: str) -> Iterator[Running]:
-    """The fleet of this file on a cluster that `llorch-ray up` starts itself."""
+    """Run this file's fleet on a cluster that `llorch-ray up` starts itself."""
     inherited = {
         **os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache"),
         MARK: str(folder),

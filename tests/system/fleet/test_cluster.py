@@ -1,6 +1,6 @@
-"""A real fleet: Ray's nodes, Serve and the bundled model, hurt and measured.
+"""A real fleet: Ray's nodes, Serve and the bundled model, damaged and measured.
 
-`make fleet-test` runs this. Each test prints its figures; what is asserted holds on a busy machine.
+`make fleet-test` runs this. Each test prints its figures; the assertions hold on a busy machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def test_a_death_costs_at_most_the_victims_streams(running: Running, victi
                 await asyncio.sleep(0.3)
                 busy = [each for each in await running.workers() if each["running"]]
             worker = max(busy, key=lambda each: each["running"])
-            n_streams += worker["running"] + 1  # one may have come since
+            n_streams += worker["running"] + 1  # one may have come in the meantime
             child, actor = running.children()[worker["id"]], running.actor(worker["id"])
             raylet = actor.parent()
             assert raylet is not None and "raylet" in raylet.name()
@@ -153,12 +153,12 @@ async def test_what_the_way_through_costs(running: Running) -> None:
     cpu_us = 1e6 * cpu / n_chunks
     print(f"overhead: +{added['first token']:.1f} ms to the first token")
     print(f"overhead: {added['chunk']:+.2f} ms and {cpu_us:.0f} µs of CPU a chunk")
-    # Three times what may be lost on a machine with nothing else on it.
+    # Three times the limit for an idle machine.
     assert added["first token"] < 18 and added["chunk"] < 1.5 and cpu_us < 450
 
 
 def the_gateway() -> psutil.Process:
-    """(A process of Ray's that has named itself has no environment.)"""
+    """Find the gateway. (A process of Ray that has renamed itself has no environment.)"""
     (found,) = [
         each
         for each in psutil.process_iter(["cmdline"])
@@ -194,7 +194,7 @@ async def test_cancel_duplicate_and_disconnect_reach_the_worker(running: Running
 
 
 async def idle(running: Running) -> float:
-    """Seconds until no worker has a request."""
+    """Return the seconds until no worker has a request."""
     began = time.monotonic()
     addresses = [each["uri"].removeprefix("http://").split(":") for each in await running.workers()]
     while True:

@@ -1,4 +1,4 @@
-"""A fleet as `llorch-ray up` starts it on one machine: what it shows, and how it changes."""
+"""A fleet that `llorch-ray up` starts on one machine: its output and its changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def group(name: str, more: str = "") -> str:
 
 
 def rays_files(running: Running) -> list[Path]:
-    """Everything that this cluster has written."""
+    """Return all files that this cluster has written."""
     lines = " ".join(" ".join(each.info["cmdline"] or []) for each in running.processes())
     (session,) = {Path(found) for found in re.findall(r"/\S*?/session_\d[^/ ]*", lines)}
     return [*session.rglob("*"), running.folder / "cache/llorch-worker/fleet/ray.log"]
@@ -52,7 +52,7 @@ def test_a_fleet_of_one_machine(alone: Running) -> None:
         assert time.monotonic() - began < 10
         assert all(each["well"] for each in client.get("/health").json()["workers"])
 
-        # A group more, with an adapter; a token, and a key with a name.
+        # An additional group with an adapter, a token, and a named key.
         (alone.folder / "keys").write_text(f"ann:{KEY}\n")
         random_adapter(bundled_gguf(), alone.folder / "fox.gguf", 1)
         text = 'api_key_file = "keys"\n' + group("tiny") + group("second")
@@ -81,7 +81,7 @@ def test_a_fleet_of_one_machine(alone: Running) -> None:
         assert b'"key": "ann"' in written
         assert TOKEN.encode() not in written and KEY.encode() not in written
 
-        # From a shell without the token, with a group whose model is nowhere.
+        # From a shell without the token, with a group whose model does not exist.
         done = alone.up(group("bad", 'model = "/nowhere.gguf"'))
         assert done.returncode == 3 and "nowhere.gguf" in done.stderr, done.stderr
         assert client.post("/v1/completions", json=body).status_code == 401
@@ -95,7 +95,7 @@ def test_a_fleet_of_one_machine(alone: Running) -> None:
         answer = client.post("/v1/completions", json={**body, "model": "third"}, headers=HEADERS)
         assert answer.status_code == 200, answer.text
 
-    # HTTPS, with a certificate beside the file; on a port that is taken nothing changes.
+    # HTTPS, with a certificate beside the file; with a port in use nothing changes.
     certificate = own_certificate(alone.folder)
     tls = f'ssl_certfile = "{certificate.name}"\nssl_keyfile = "{certificate.name}"\n'
     done = alone.up(tls + group("third"))

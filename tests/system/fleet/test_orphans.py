@@ -1,4 +1,4 @@
-"""However a fleet's processes end, no worker is left. Real Ray, as `up` starts it by itself."""
+"""No worker is left, however a fleet's processes end. Uses the Ray that `up` starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def named(running: Running, word: str) -> psutil.Process:
-    """The one process of the cluster with this word in its command line."""
+    """Return the cluster's only process with this word in its command line."""
     (found,) = [
         process
         for process in running.processes()
@@ -25,14 +25,15 @@ def named(running: Running, word: str) -> psutil.Process:
 
 @pytest.mark.parametrize("victim", ["ray.scripts.scripts", "raylet/raylet", "gcs_server"])
 def test_a_killed_head_leaves_no_worker(alone: Running, victim: str) -> None:
-    """The process that `up` started, the head's raylet, and what holds the cluster's state."""
+    """The process that `up` started, the head's raylet, and the process with the cluster's
+    state."""
     children = list(alone.children().values())
     process = named(alone, victim)
     began = time.monotonic()
     process.send_signal(signal.SIGKILL)
     assert all(has_gone(child) for child in children)
     print(f"{victim} killed: no worker {time.monotonic() - began:.1f} s later")
-    assert alone.command("down").returncode in (0, 1)  # 1: there is no cluster any more
+    assert alone.command("down").returncode in (0, 1)  # 1: there is no longer a cluster
     deadline = time.monotonic() + PATIENCE_SECONDS
     while left := alone.processes():
         assert time.monotonic() < deadline, [process.info["cmdline"] for process in left]

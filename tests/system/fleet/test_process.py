@@ -1,4 +1,4 @@
-"""A worker's process as its owner has it, without Ray."""
+"""A worker's process under its owner, without Ray."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FLAGS = ["--slots", "2", "--threads", "1"]
 async def test_an_owner_finds_its_worker_whatever_it_logs(
     level: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The port is told in a line of the log, and the owner passes on what was asked for. Settings
-    of a worker of its own, in the shell that has started Ray, are not the fleet's, nor are modules
-    in the folder where that was."""
+    """The owner learns the port from a log line, and forwards the configured log lines. Settings of
+    a single worker in the shell that started Ray do not affect the fleet, nor do modules in that
+    shell's folder."""
     for name in ("secrets", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(__file__)")
     monkeypatch.chdir(tmp_path)
@@ -47,7 +47,7 @@ async def test_an_owner_finds_its_worker_whatever_it_logs(
 async def test_an_owner_without_a_file_left_blames_no_worker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Serve would replace it, and with it every worker of a machine that is short of memory."""
+    """Otherwise Serve would replace every worker of a machine that is short of memory."""
 
     async def refused(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")

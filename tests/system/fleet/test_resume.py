@@ -1,5 +1,5 @@
-"""Answers that are gone on with, ordered about and looked up, through two gateways: neither knows
-what the other has passed on. Real workers, without Ray."""
+"""Answers that are resumed, controlled and looked up through two gateways, neither of which knows
+what the other has forwarded. Real workers, without Ray."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB: dict[str, Any] = {"prompt": "Once", "max_tokens": 400, "temperature": 0, "i
 def workers(
     warm_cache: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, WorkerProcess]]:
-    """One of each group; that of the second reasons."""
+    """One worker of each of two groups; the second one reasons."""
     folder = tmp_path_factory.mktemp("workers")
     template = (TEMPLATES / "deepseek-ai-DeepSeek-R1-Distill-Llama-8B.jinja").read_text("utf-8")
     thinker = bundled_with_template(folder / "thinker.gguf", template)
@@ -58,7 +58,7 @@ def events(stream: bytes) -> list[Any]:
 
 
 def tokens(stream: bytes) -> list[int]:
-    """Those of a job's stream."""
+    """Return the tokens of a job's stream."""
     return [id for each in events(stream) if each["type"] == "token" for id in each["ids"]]
 
 
@@ -69,7 +69,7 @@ async def test_a_job_is_gone_on_with_wherever_it_runs(gateways: tuple[Gateway, G
         job = {**JOB, "job_id": f"job-{group}"}
         cut = await call(first, "/execute", job, headers=pinned, leave_after_chunks=3)
         assert cut.headers["x-llorch-resume"]
-        head = b"".join(cut.chunks[:3])  # a busy machine may have passed on more
+        head = b"".join(cut.chunks[:3])  # a busy machine may have forwarded more
         last = head.decode().rpartition("id: ")[2].partition("\n")[0]
         got = await call(second, f"/execute/job-{group}", headers={"last-event-id": last})
         assert got.status == 200 and got.headers["x-llorch-worker"] == f"{group}-0"
@@ -80,7 +80,7 @@ async def test_a_job_is_gone_on_with_wherever_it_runs(gateways: tuple[Gateway, G
 
 
 async def test_a_conversation_is_found_read_and_ended(gateways: tuple[Gateway, Gateway]) -> None:
-    """Its second turn is another worker's than its first, as after a worker was full."""
+    """Its turns are on different workers, as happens if one is full."""
     first, second = gateways
     ask: dict[str, Any] = {
         "messages": [{"role": "user", "content": "Tell a story."}],
@@ -102,7 +102,7 @@ async def test_a_conversation_is_found_read_and_ended(gateways: tuple[Gateway, G
 
 
 async def test_only_its_owner_may_read_a_stream(gateways: tuple[Gateway, Gateway]) -> None:
-    """All clients have the gateway's credential at a worker."""
+    """At a worker, all clients use the gateway's token."""
     first, second = gateways
     ask = {"messages": [{"role": "user", "content": "Hi."}], "stream": True, "max_tokens": 5}
     mine, name = {"authorization": "Bearer mine"}, {"x-conversation-id": "secret"}

@@ -1,4 +1,4 @@
-"""Prompts find the worker that has their beginning, by the workers' own counts. Real Ray."""
+"""Prompts reach the worker that has their prefix, by the workers' own counts. Real Ray."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TURNS = 6
 
 
 async def counted_by_workers(client: httpx.AsyncClient, family: str) -> float:
-    """A counter of all workers, out of the gateway's `/metrics`."""
+    """Return the sum of a counter of all workers, from the gateway's `/metrics`."""
     text = (await client.get("/metrics")).text
     return sum(
         sample.value
@@ -30,7 +30,7 @@ async def counted_by_workers(client: httpx.AsyncClient, family: str) -> float:
 
 
 async def converse(client: httpx.AsyncClient, number: int, turns: list[dict[str, Any]]) -> None:
-    """One conversation, each turn when the one before has its answer."""
+    """Run one conversation, turn by turn."""
     opening = f"Tell story {number} of a brave fox, a small bird and the moon over the dark hill."
     messages = [{"role": "user", "content": opening}]
     for turn in range(TURNS):
@@ -50,10 +50,10 @@ async def converse(client: httpx.AsyncClient, number: int, turns: list[dict[str,
 
 @pytest.mark.parametrize("at_once", [3 * SLOTS, 4], ids=["all at once", "four at a time"])
 async def test_conversations_find_what_they_have_computed(running: Running, at_once: int) -> None:
-    """As many as there are slots: each of them fits exactly one.
+    """As many conversations as slots, so that each slot fits exactly one.
 
-    With one KV pool: where each slot has a part of it, a worker weighs a beginning against the
-    passes that holes between slots cost, and the bundled model computes a few words sooner.
+    With one KV pool, because in a split one a worker weighs a prefix against the cost of gaps
+    between slots, and the bundled model computes a few words faster than that.
     """
     await running.restored(3, slots=SLOTS, more="kv_unified = true")
     turns: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""How many workers there are: the load decides, and a roll with one worker to spare. Real Ray."""
+"""The number of workers follows the load; and a roll with a spare device. Real Ray."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.system.fleet.running import Running, file, has
 
 pytestmark = [pytest.mark.long, pytest.mark.anyio, pytest.mark.timeout(900)]
 HOLD_SECONDS = 60.0
-"""For which the number must not change while the load does not."""
+"""Seconds for which the number must not change under constant load."""
 SCALING = """
 [workers.scaling]
 up_delay = 1
@@ -21,7 +21,7 @@ down_delay = 10
 
 
 async def counts_for(running: Running, seconds: float) -> set[int]:
-    """All numbers of workers that were seen."""
+    """Return all numbers of workers that were observed."""
     seen, end = set(), time.monotonic() + seconds
     while time.monotonic() < end:
         seen.add(len(await running.workers()))

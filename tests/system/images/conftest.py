@@ -1,4 +1,4 @@
-"""The images: given ones (`LLORCH_TEST_IMAGE`, `LLORCH_TEST_VULKAN_IMAGE`), else built here from
+"""The images: the given ones (`LLORCH_TEST_IMAGE`, `LLORCH_TEST_VULKAN_IMAGE`), or built here from
 their Dockerfiles."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="session")
 def vulkan_image(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """With Mesa's drivers, among which is the software device."""
+    """With Mesa's drivers, which include the software device."""
     if given := os.environ.get("LLORCH_TEST_VULKAN_IMAGE"):
         return given
     drivers = ["DRIVERS=mesa-vulkan-drivers"]
@@ -50,7 +50,7 @@ def _built(backend: str, given: list[str], folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def figures() -> dict[str, float]:
-    """What the tests measured; told at the end of the run."""
+    """Figures that the tests measured, printed at the end of the run."""
     return FIGURES
 
 

@@ -1,6 +1,6 @@
 """Runs a worker's image as its users do: `podman run` with flags, then HTTP.
 
-podman is told to be modest (see `ENGINE`), so that it also runs where a machine is itself a guest.
+podman uses few features (see `ENGINE`), so that it also runs inside a container.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ cgroup_manager = "cgroupfs"
 
 @cache
 def environment() -> dict[str, str]:
-    """podman's settings for these tests alone."""
+    """podman's settings for these tests only."""
     engine = ENGINE + ('runtime = "runc"\n' if shutil.which("runc") else "")
     settings = Path(tempfile.gettempdir(), f"llorch-podman-{os.getuid()}.conf")
     settings.write_text(engine)
@@ -59,16 +59,16 @@ def podman(*arguments: str, timeout_s: float = 120, check: bool = True) -> str:
 
 @cache
 def base() -> str:
-    """An image of Debian's own root, made with debootstrap, so that no registry is needed."""
+    """Make an image of a Debian root with debootstrap, so that no registry is needed."""
     _check_tools()
     if subprocess.run(["podman", "image", "exists", BASE], env=environment()).returncode != 0:
         _bootstrap(BASE)
-    podman("run", "--rm", "--network=none", BASE, "true")  # minutes before a build would need it
+    podman("run", "--rm", "--network=none", BASE, "true")  # minutes before a build needs it
     return BASE
 
 
 def lent(folder: Path) -> list[str]:
-    """Options that lend a build the certificate of the machine's package index."""
+    """Options that give a build the certificate of the machine's package index."""
     bundle = os.environ.get("PIP_CERT") or ssl.get_default_verify_paths().cafile
     if not bundle:
         return []
@@ -80,7 +80,7 @@ def lent(folder: Path) -> list[str]:
 
 
 def _check_tools() -> None:
-    """Ends the run with a sentence, before anything is built, when something is not installed."""
+    """End the run with a message, before anything is built, if a tool is not installed."""
     tools = ["podman", "debootstrap"]
     if Path("/sys/fs/cgroup/unified").exists():
         tools.append("runc")  # crun refuses cgroups in hybrid mode
@@ -134,7 +134,7 @@ class Container:
             return False
 
     def wait_for(self, path: str, timeout_s: float = 120) -> float:
-        """Milliseconds from `podman run` until `path` answered 200."""
+        """Return the milliseconds from `podman run` until `path` answered 200."""
         deadline = self.started + timeout_s
         while not self.answers(path):
             assert time.monotonic() < deadline, f"{path} never came:\n{self.logs()[-4000:]}"
@@ -155,7 +155,7 @@ class Container:
             return sse.collect(response.iter_raw())
 
     def timed_story(self) -> tuple[sse.Stream, float]:
-        """A streamed story, and the milliseconds until its first token."""
+        """Return a streamed story, and the milliseconds until its first token."""
         chunks, first_ms = [], 0.0
         started = time.monotonic()
         with self.streaming("story", "Once upon a time", temperature=0, max_tokens=40) as response:
@@ -166,7 +166,7 @@ class Container:
         return sse.collect(chunks), first_ms
 
     def run(self, *command: str) -> str:
-        """A command inside the container."""
+        """Run a command inside the container."""
         return podman("exec", self.name, *command)
 
     def inspect(self) -> dict[str, Any]:
@@ -183,7 +183,7 @@ class Container:
         return done.stdout + done.stderr
 
     def stop(self) -> int:
-        """The exit code after SIGTERM."""
+        """Send SIGTERM; returns the exit code."""
         podman("kill", "--signal", "SIGTERM", self.name)
         return int(podman("wait", self.name))
 

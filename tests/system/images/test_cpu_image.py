@@ -1,4 +1,4 @@
-"""The CPU image as a user runs it: from one `run` line to a streamed story and back out."""
+"""The CPU image as a user runs it: from one `run` line to a streamed story and the stop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parents[3]
 
 SIZE_LIMIT_BYTES = 400_000_000
-# podman gives a read-only container a /tmp all the same, which others do not.
+# podman gives even a read-only container a /tmp, which others do not.
 CACHE = ("--read-only-tmpfs=false", "--tmpfs=/cache:mode=1777")
 CHAT = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
@@ -32,7 +32,7 @@ CHAT = {
 
 @pytest.fixture(scope="module")
 def worker(image: str, figures: dict[str, float]) -> Iterator[Container]:
-    """Started without a flag of its own, on a root that cannot be written, as README shows."""
+    """Started without flags on a read-only root, as README shows."""
     with running(image, options=("--read-only", *CACHE)) as container:
         figures["cpu_port_answers_ms"] = container.wait_for("/health")
         figures["cpu_cold_start_to_ready_ms"] = container.wait_for("/ready")
@@ -175,7 +175,7 @@ def test_a_missing_model_leaves_with_code_3(image: str) -> None:
 
 
 def test_the_pool_manager_outside_is_called_back(image: str) -> None:
-    """From the container through its network to a manager on the host, with a name it can use."""
+    """From the container's network to a manager on the host, with a reachable name."""
     manager = PoolManager(host="0.0.0.0")
     threading.Thread(target=manager.serve_forever, daemon=True).start()
     url = f"http://host.containers.internal:{manager.server_port}/ready"

@@ -1,6 +1,6 @@
-"""The unit under a running systemd: a privileged container boots one on top of the CPU image.
+"""The unit under a running systemd, which a privileged container boots on top of the CPU image.
 
-`systemd-analyze verify` does not see what only a start shows, such as a group that does not exist.
+`systemd-analyze verify` misses errors that only a start shows, such as a missing group.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Machine:
         return podman("exec", self.name, *command, check=check)
 
     def show(self, field: str) -> str:
-        """A property of the service, as systemd has it now."""
+        """Return the current value of a property of the service."""
         return self.run("systemctl", "show", "--value", "--property", field, SERVICE)
 
     def is_ready(self) -> bool:

@@ -1,4 +1,4 @@
-"""The Vulkan image on a GPU that Mesa's software device plays: whole on it, or no start at all."""
+"""The Vulkan image on a GPU simulated by Mesa's software device: whole on it, or not started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.gpu.cards import LAYER, layer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 SHADER_SECONDS = 1800
-"""The driver compiles each shader once, at its first use."""
+"""The driver compiles each shader at its first use."""
 CHAT = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "temperature": 0,
@@ -26,7 +26,7 @@ CHAT = {
 def worker(
     vulkan_image: str, tmp_path_factory: pytest.TempPathFactory, figures: dict[str, float]
 ) -> Iterator[Container]:
-    """On one card of 600 MiB. The layer is the host's, loader and driver are the image's."""
+    """On one card of 600 MiB, with the host's layer and the image's loader and driver."""
     cards = tmp_path_factory.mktemp("cards")
     driver = podman(
         *("run", "--rm", "--entrypoint=python", vulkan_image, "-c"),
@@ -61,7 +61,7 @@ def test_it_streams_a_story(
     vulkan_image: str, worker: Container, figures: dict[str, float]
 ) -> None:
     figures["vulkan_image_mb"] = image_size_bytes(vulkan_image) / 1e6
-    worker.timed_story()  # the driver compiles the shaders of a generation
+    worker.timed_story()  # the driver compiles the shaders for generation
     stream, figures["vulkan_first_token_ms"] = worker.timed_story()
     assert stream.end["tokens_out"] > 10
 
@@ -83,7 +83,7 @@ def test_sigterm_ends_it_in_time(worker: Container) -> None:
 
 
 def test_without_a_gpu_it_does_not_start(vulkan_image: str) -> None:
-    """Mesa's software device is in the image, and no GPU."""
+    """The image has Mesa's software device, but there is no GPU."""
     with running(vulkan_image) as container:
         assert podman("wait", container.name) == "4"
         assert "needs a Vulkan device and there is none" in container.logs()

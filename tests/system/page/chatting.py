@@ -1,4 +1,4 @@
-"""llama-server's chat page, as the tests use it."""
+"""llama-server's chat page for the tests."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ STORED_WITH_MODEL = """async () => {
 
 
 class Chat:
-    """The page of one browser tab, opened; `settings` are some of the page's own."""
+    """The opened page of one browser tab; `settings` are settings of the page."""
 
     def __init__(self, page: Any, base_url: str, query: str = "", **settings: Any) -> None:
         self.page = page
         kept = json.dumps({"temperature": 0, **settings})
-        # Before the page's scripts run, and not again after a reload.
+        # Before the page's scripts run, but not again after a reload.
         page.add_init_script(
             f"localStorage.getItem('{CONFIG}') ?? localStorage.setItem('{CONFIG}', {kept!r});"
-            # Two tools of the browser cost the bundled model nearly half of its context.
+            # Two browser tools take nearly half of the bundled model's context.
             "localStorage.setItem('LlamaUi.disabledToolCategories', '[\"browser\"]');"
         )
         page.goto(f"{base_url}/chat/{query}")
@@ -48,7 +48,7 @@ class Chat:
 
     def send(self, text: str) -> None:
         self.box.fill(text)
-        # While the page chooses a model, the button has a hint around it, and waits.
+        # While the page chooses a model, a hint covers the button, which is disabled.
         self.page.get_by_role("button", name="Send", exact=True).last.click()
 
     @contextmanager
@@ -57,20 +57,20 @@ class Chat:
         self.send(text)
         expect(self.answers.last).to_contain_text(re.compile(r"\w+ \w+ \w+"))
         worker.freeze_engine()
-        # After a reload the page shows no tokens and speed of an answer without a model.
+        # After a reload the page shows no tokens or speed for an answer without a model.
         self.page.wait_for_function(STORED_WITH_MODEL, timeout=PATIENCE_MS)
         yield
         worker.thaw_engine()
 
     def ask(self, text: str) -> str:
-        """Send a text; returns the answer once it is complete."""
+        """Send a text; returns the complete answer."""
         n_before = self.answers.count()
         self.send(text)
         expect(self.answers).to_have_count(n_before + 1)
         return self.complete()
 
     def complete(self) -> str:
-        """The last answer, once it is complete."""
+        """Wait for the last answer to complete, and return it."""
         last = self.answers.last
         expect(last.get_by_role("button", name="Regenerate")).to_be_visible()
         expect(last).to_contain_text("t/s")

@@ -1,4 +1,4 @@
-"""A real worker, and the browser that the machine has."""
+"""A real worker, and the machine's browser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.system.page.watching import PATIENCE_MS, faults_of
 @pytest.fixture(scope="package")
 def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerProcess]:
     folder = tmp_path_factory.mktemp("page")
-    # Tests hold the engine while the browser works, which on a busy machine may take long.
+    # Tests hold the engine while the browser works, which may take long on a busy machine.
     flags = ("--slots", "64", "--stall-timeout", "600")
     running = WorkerProcess.start(*flags, folder=folder, cache_dir=folder / "cache")
     yield running
@@ -49,7 +49,7 @@ def page(browser: Any, worker: WorkerProcess) -> Iterator[Any]:
 
 @pytest.fixture
 def tab(browser: Any) -> Iterator[Any]:
-    """A page with a memory of its own."""
+    """A page with its own browser storage."""
     context = browser.new_context(viewport={"width": 1280, "height": 800})
     yield context.new_page()
     context.close()

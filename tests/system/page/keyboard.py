@@ -1,4 +1,4 @@
-"""A user without a mouse: everything is reached with Tab, and what has the focus can be seen."""
+"""A user without a mouse: everything is reachable with Tab, and the focus is visible."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LOOKS = """() => {
 
 
 def tab_to(page: Any, name: str, backwards: bool = False) -> None:
-    """Press Tab until what has this name has the focus."""
+    """Press Tab until the element with this name has the focus."""
     seen = []
     for _ in range(MOST_TABS):
         page.keyboard.press("Shift+Tab" if backwards else "Tab")
@@ -30,7 +30,7 @@ def tab_to(page: Any, name: str, backwards: bool = False) -> None:
 
 
 def is_focus_seen(page: Any) -> bool:
-    """Whether what has the focus looks otherwise than without it."""
+    """Return whether the focused element looks different from its unfocused state."""
     page.wait_for_timeout(400)  # a ring may grow
     focused = page.evaluate(LOOKS)
     element = page.evaluate_handle("document.activeElement")

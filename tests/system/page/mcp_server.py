@@ -18,7 +18,8 @@ TOOL = {
 
 @contextmanager
 def running_mcp(said: str) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """The server's address, and the arguments of each call of its tool, which answers `said`."""
+    """Run the server; yields its address and the arguments of each tool call, which returns
+    `said`."""
     calls: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):

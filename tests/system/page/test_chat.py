@@ -33,7 +33,7 @@ HOSTILE = (
 
 
 def writes(text: str) -> dict[str, Any]:
-    """Settings with which the model writes exactly this text."""
+    """Return settings with which the model writes exactly this text."""
     return {"customJson": json.dumps({"guided_choice": [text]})}
 
 
@@ -47,7 +47,7 @@ def test_ten_turns_are_kept_over_a_reload(tab: Any, worker: WorkerProcess) -> No
     assert re.search(r"\d+ tokens", chat.complete())
     expect(tab.get_by_text("What is 10 plus 10?")).to_be_visible()
     tab.mouse.move(640, 300)
-    for _ in range(20):  # what is far above is drawn when somebody looks there
+    for _ in range(20):  # messages far above are rendered only when scrolled to
         tab.mouse.wheel(0, -2000)
         tab.wait_for_timeout(50)
     expect(chat.answers.first).to_contain_text("Paris")
@@ -65,7 +65,7 @@ def test_stop_ends_the_request(tab: Any, worker: WorkerProcess) -> None:
 
 
 def test_a_reload_in_mid_answer_loses_nothing(tab: Any, worker: WorkerProcess) -> None:
-    """The page finds the stream that went on without it, and reads it from its beginning."""
+    """The page finds the stream that continued without it, and reads it from the beginning."""
     success = 'worker_requests_total{outcome="success"}'
     before = worker.metric(success)
     chat = Chat(tab, worker.base_url, customJson='{"ignore_eos": true, "max_tokens": 600}')
@@ -95,7 +95,7 @@ def test_reasoning_is_shown_apart_from_the_answer(tab: Any, worker: WorkerProces
 
 
 def test_reasoning_is_ended_by_a_click(tab: Any, start_worker: StartWorker, thinker: Path) -> None:
-    """A model that would think on for ever."""
+    """For a model that would think forever."""
     running = start_worker("--model", str(thinker), "--context-length", "8192")
     chat = Chat(tab, running.base_url, customJson='{"ignore_eos": true, "max_tokens": 8000}')
     chat.send("Tell me a story.")
@@ -112,7 +112,7 @@ def test_reasoning_that_was_cut_off_goes_on(
     few = '{"ignore_eos": true, "max_tokens": 16}'
 
     def shown() -> str:
-        """The thought, which stands before the model's name."""
+        """Return the shown reasoning, which is before the model's name."""
         text: str = chat.answers.last.inner_text()
         return text.partition("Toggle content")[2].rpartition("\n\nm\n")[0].strip()
 
@@ -126,7 +126,7 @@ def test_reasoning_that_was_cut_off_goes_on(
 
 
 def test_what_only_llama_server_has_is_hidden(tab: Any, worker: WorkerProcess) -> None:
-    """Tools that run on the server, and a router's models."""
+    """Server-side tools, and the models of a router."""
     chat = Chat(tab, worker.base_url)
     expect(chat.box).to_be_visible()
     tab.get_by_role("button", name="Settings", exact=True).first.click()
@@ -144,14 +144,14 @@ def test_a_hostile_answer_is_harmless(tab: Any, worker: WorkerProcess) -> None:
     last = chat.answers.last
     assert last.locator("iframe, script").count() == 0
     assert last.locator("[onerror]").count() == 0
-    last.get_by_text("click").click()  # the policy of the page lets no such link run
+    last.get_by_text("click").click()  # the page's policy does not run such a link
     tab.wait_for_timeout(500)
     assert tab.evaluate("window.hurt") is None
     assert loaded_elsewhere(asked, worker) == set()
 
 
 def loaded_elsewhere(hosts: list[str], worker: WorkerProcess) -> set[str]:
-    """Hosts besides the worker and what lies in the page itself (`data:`, `blob:`)."""
+    """Return hosts other than the worker and the page itself (`data:`, `blob:`)."""
     return {host for host in hosts if host} - {worker.base_url.removeprefix("http://")}
 
 
@@ -208,7 +208,7 @@ def test_both_pages_live_below_a_prefix(tab: Any, start_worker: StartWorker) -> 
 
 
 def test_the_worker_may_go_and_come_back(tab: Any, start_worker: StartWorker) -> None:
-    """The page itself is kept for offline use; what it shows of the worker is not."""
+    """The page is cached for offline use, but not the worker's data."""
     running = start_worker()
     chat = Chat(tab, running.base_url)
     assert "Paris" in chat.ask(FRANCE)
@@ -222,12 +222,12 @@ def test_the_worker_may_go_and_come_back(tab: Any, start_worker: StartWorker) ->
     running = start_worker("--port", str(running.port))
     tab.reload()
     expect(chat.answers.last).to_be_visible()
-    tab.wait_for_timeout(1000)  # until all of the conversation is drawn
+    tab.wait_for_timeout(1000)  # until the whole conversation is rendered
     assert "Paris" in chat.ask(FRANCE)
 
 
 UPSTREAM = {"color-contrast", "nested-interactive", "page-has-heading-one"}
-"""What axe finds in llama-server's page itself, which is served unchanged."""
+"""Known findings of axe in llama-server's page, which is served unchanged."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -242,7 +242,7 @@ def test_axe_finds_nothing_that_is_not_the_pages_own(
 
 
 def test_a_tool_of_an_mcp_server_is_called(tab: Any, worker: WorkerProcess) -> None:
-    """One of this machine, as the page's policy allows; the user is asked before."""
+    """A server on this machine, as the page's policy allows; the user is asked first."""
     with running_mcp("sunny, 21 degrees") as (url, calls):
         servers = [{"id": "t", "name": "test", "url": url, "enabled": True}]
         chat = Chat(

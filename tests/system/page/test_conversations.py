@@ -1,5 +1,5 @@
-"""Conversations in the chat page by other ways than typing and clicking: the keyboard alone, a
-file, a fork, reasoning."""
+"""Conversations in the chat page beyond typing and clicking: keyboard only, files, forks,
+reasoning."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DROP = """([name, type, data]) => {
 
 
 def test_a_conversation_with_the_keyboard_alone(tab: Any, worker: WorkerProcess) -> None:
-    """Ask, regenerate, edit, stop, and a new one."""
+    """Ask, regenerate, edit, stop, and start a new one."""
     chat = Chat(tab, worker.base_url)
     expect(chat.box).to_be_focused()
     tab.keyboard.type(FRANCE)
@@ -95,7 +95,7 @@ def test_a_conversation_is_forked_and_both_go_on(tab: Any, worker: WorkerProcess
 
 
 def test_an_edited_question_keeps_what_was_before(tab: Any, worker: WorkerProcess) -> None:
-    """Both branches are there, and one goes from one to the other."""
+    """Both branches exist, and one can switch between them."""
     chat = Chat(tab, worker.base_url)
     assert "Paris" in chat.ask(FRANCE)
     mine = tab.get_by_label("User message with actions")
@@ -133,7 +133,7 @@ FILES: dict[str, tuple[str, Callable[[], bytes]]] = {
 
 @pytest.fixture(scope="module")
 def with_sense(share_worker: StartWorker) -> Callable[[str], WorkerProcess]:
-    """A function that gives the worker whose model has a sense."""
+    """Return a function that starts a worker whose model accepts pictures or sounds."""
 
     @cache
     def started(sense: str) -> WorkerProcess:

@@ -1,4 +1,4 @@
-"""A fleet of two groups in the browser: the gateway has the pages of all its workers."""
+"""A fleet of two groups in the browser: the gateway serves the pages for all its workers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_status_page_shows_all_workers_and_each(tab: Any, fleet: str) -> Non
         link = tab.locator("#chat-link")
         expect(link).to_have_attribute("href", f"chat/?model={id.partition('-')[0]}")
         tab.wait_for_timeout(2500)
-        expect(chosen).to_be_focused()  # the table is not drawn anew
+        expect(chosen).to_be_focused()  # the table is not redrawn
     assert faults == [] and {host for host in asked if host} == {fleet.removeprefix("http://")}
     assert violations(tab) == []
 
@@ -79,7 +79,7 @@ def test_a_job_is_seen_at_its_worker(
 def test_one_chats_with_the_model_chosen(
     tab: Any, fleet: str, workers: dict[str, list[WorkerProcess]]
 ) -> None:
-    """First with that of the link, then with another, which the page's own list names."""
+    """First with the linked model, then with another from the page's own list."""
     failed: list[str] = []
     tab.on("response", lambda each: failed.append(each.url) if each.status >= 400 else None)
     tab.goto(fleet)

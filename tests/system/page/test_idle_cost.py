@@ -1,4 +1,4 @@
-"""What an open page costs while nothing is asked: under 1 % of a core, in worker and browser."""
+"""The cost of an open page without requests: under 1 % of a core, in worker and browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SECONDS = 20.0
 
 
 def page_seconds(session: Any) -> float:
-    """The time that the page's main thread has worked so far."""
+    """Return the busy time of the page's main thread so far."""
     metrics = session.send("Performance.getMetrics")["metrics"]
     return float(next(m["value"] for m in metrics if m["name"] == "TaskDuration"))
 

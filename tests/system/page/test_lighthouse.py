@@ -1,4 +1,4 @@
-"""Lighthouse's judgement of the pages, as a browser on the worker's own machine sees them."""
+"""Lighthouse's scores of the pages, in a browser on the worker's machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.long
 LEAST = 0.95
 ATTEMPTS = 3
 MOST_BUSY_PERCENT = 15
-"""Of the machine's processors, by other processes. How fast a page is, is judged on no busier one;
-how good it is does not depend on it."""
+"""Share of the processors used by other processes, up to which performance is scored. The other
+scores do not depend on it."""
 
 
 def is_quiet() -> bool:
@@ -28,7 +28,8 @@ def is_quiet() -> bool:
 
 
 def judged(url: str, report: Path) -> dict[str, Any] | None:
-    """Nothing is slowed down: the page comes from this machine, or from its own network.
+    """Return Lighthouse's scores without throttling, because the page comes from this machine or
+    network.
 
     `None` if Lighthouse asks to be run again, as after a browser's first start.
     """

@@ -1,4 +1,4 @@
-"""The status page as a person meets it: a real worker, a real browser. Needs Chromium and the chat
+"""The status page from a user's view: a real worker, a real browser. Needs Chromium and the chat
 page; `make page-test`."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def tile(page: Any, name: str) -> Any:
 
 
 def legend(page: Any, id: str) -> dict[str, str]:
-    """The entries of a legend: what stands before the last number, and the number."""
+    """Return the entries of a legend: the text before the last number, and the number."""
     entries = page.locator(f"#{id} li").all_inner_texts()
     found = [re.fullmatch(r"(.*?) ([\d.,]+(?: [KMGT]?i?B)?)", entry) for entry in entries]
     return {match[1]: match[2] for match in found if match is not None}
@@ -54,7 +54,7 @@ def test_what_doctor_finds_is_there_too(page: Any, worker: WorkerProcess, tmp_pa
 
 
 def test_numbers_are_those_of_the_metrics(page: Any, worker: WorkerProcess) -> None:
-    """While nothing runs, each number of the page is one of `/metrics`, or made of some."""
+    """While nothing runs, each number of the page is in `/metrics` or computed from them."""
     conversation = " ".join([FOX] * 8)
     for more in ("", " and a cat", " and a cat and a dog"):
         worker.execute(conversation + more, max_tokens=4)
@@ -159,7 +159,7 @@ def test_links_lead_to_what_they_say(page: Any, worker: WorkerProcess) -> None:
 
 
 PAGES = {"/": "#facts dd", "/docs/": "#operations details"}
-"""Each with what is there once it is drawn."""
+"""Each page, with an element that exists once it is rendered."""
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -178,7 +178,7 @@ def test_it_asks_no_other_host(browser: Any, worker: WorkerProcess, path: str) -
 def test_a_reader_who_cannot_see_can_use_it(
     browser: Any, worker: WorkerProcess, scheme: str, path: str
 ) -> None:
-    for _ in range(5):  # a list of refusals that scrolls
+    for _ in range(5):  # a scrolling list of refusals
         worker.post("/v1/completions", {"max_tokens": "many"})
     opened = browser.new_page(color_scheme=scheme)
     opened.goto(worker.base_url + path)

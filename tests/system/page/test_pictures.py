@@ -1,6 +1,6 @@
-"""What a person sees, photographed: both themes, a narrow screen, a terminal. Nothing may overflow.
+"""Screenshots of both themes, a narrow screen and a terminal. Nothing may overflow.
 
-`make page-test PICTURES=docs/pictures` makes the pictures of the README anew.
+`make page-test PICTURES=docs/pictures` retakes the pictures of the README.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ pre { margin: 0; padding: 16px 20px; color: #e8eaf0; font: 14px/1.35 "DejaVu San
 
 
 def keep(picture: bytes, name: str, *, is_for_readme: bool = True) -> None:
-    """With few colours, as a screen of flat areas needs no more."""
+    """Save it with few colours, which suffice for flat areas."""
     from PIL import Image
 
     folder = README_FOLDER if is_for_readme else FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.png"
     whole = Image.open(io.BytesIO(picture)).convert("RGB")
-    kinds = Image.Quantize.MEDIANCUT  # keeps the colours of flat areas as they are
+    kinds = Image.Quantize.MEDIANCUT  # keeps the colours of flat areas unchanged
     whole.quantize(N_COLOURS, kinds, dither=Image.Dither.NONE).save(path, optimize=True)
     assert not is_for_readme or path.stat().st_size <= LARGEST_BYTES
 
 
 @pytest.fixture(scope="module")
 def busy(share_worker: StartWorker) -> Iterator[WorkerProcess]:
-    """A worker that always has some streams running."""
+    """A worker with some streams running at any time."""
     running = share_worker("--slots", "64")
     over = threading.Event()
 
@@ -83,7 +83,7 @@ def test_the_status_fits(browser: Any, busy: WorkerProcess, scheme: str, width: 
     page = context.new_page()
     page.goto(busy.base_url)
     page.wait_for_selector("#facts dd")
-    # For charts to be drawn.
+    # Time for the charts to fill.
     until(lambda: len(history(busy)) >= 8, lambda: "no history", seconds=180)
     page.wait_for_timeout(2500)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -114,9 +114,9 @@ def test_the_chat_fits(browser: Any, busy: WorkerProcess, scheme: str, width: in
 
 
 def test_a_terminal(browser: Any, tmp_path: Path) -> None:
-    """A start with a download, while it goes on and when it is over, and a plan."""
+    """A start with a download, during and after it, and a plan."""
     with running_hub() as hub:
-        # Nobody reads what stands behind the tensors; progress comes every 10 MB.
+        # Nothing reads the bytes after the tensors; progress comes every 10 MB.
         hub.repos["o/r"] = Repo({"m.gguf": bundled_gguf("f32").read_bytes() + bytes(60 << 20)})
         hub.chunk_delay_seconds = 0.08
         env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "TERM": "xterm"}
@@ -146,7 +146,7 @@ def test_a_terminal(browser: Any, tmp_path: Path) -> None:
 
 
 def on_a_terminal(command: list[str], env: dict[str, str]) -> str:
-    """What a worker writes to its terminal until it serves and is stopped."""
+    """Return a worker's terminal output until it serves and is stopped."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*command, "--port", "0"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

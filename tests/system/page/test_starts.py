@@ -1,4 +1,4 @@
-"""The page of a worker that has just been started: it still loads, or it wants a token."""
+"""The page of a worker that has just been started: it is loading, or it needs a token."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TOKEN = "correct-horse-battery"
 
 @pytest.fixture
 def downloading(start_worker: StartWorker, tmp_path: Path) -> Iterator[WorkerProcess]:
-    """A worker whose model comes in over some seconds."""
+    """A worker whose model takes some seconds to download."""
     with running_hub() as hub:
-        # Nobody reads what stands behind the tensors; progress comes every 10 MB.
+        # Nothing reads the bytes after the tensors; progress comes every 10 MB.
         hub.repos["o/r"] = Repo({"m.gguf": bundled_gguf("f32").read_bytes() + bytes(60 << 20)})
         hub.chunk_delay_seconds = 0.08
         env = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf")}
@@ -51,7 +51,7 @@ def test_the_load_is_seen_moving(browser: Any, downloading: WorkerProcess) -> No
 
 @pytest.fixture
 def secret(start_worker: StartWorker) -> WorkerProcess:
-    """A worker that wants a token."""
+    """A worker that needs a token."""
     return start_worker(env={"LLORCH_WORKER_TOKEN": TOKEN})
 
 
@@ -71,7 +71,7 @@ def test_a_token_is_asked_for_and_forgotten(browser: Any, secret: WorkerProcess)
     give(page, TOKEN)
     expect(page.locator("#facts")).to_contain_text("tiny-model")
     expect(page.locator("#token-form")).to_be_hidden()
-    expect(page.locator("#refusals-text")).to_have_text("None.")  # what the page tried is none
+    expect(page.locator("#refusals-text")).to_have_text("None.")  # the page's attempt is not one
     kept = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
     assert TOKEN not in page.evaluate(kept) and TOKEN not in page.content()
     page.reload()
@@ -86,7 +86,7 @@ def test_a_token_is_asked_for_and_forgotten(browser: Any, secret: WorkerProcess)
 def test_a_late_refusal_of_no_token_is_none_of_the_token(
     browser: Any, secret: WorkerProcess
 ) -> None:
-    """One that was on its way when the token was given."""
+    """A refusal of an earlier request that arrives after the token was entered."""
     page = browser.new_page()
     page.goto(secret.base_url)
     expect(page.locator("#token-form")).to_be_visible()

@@ -1,4 +1,4 @@
-"""The panes of the status page for models that a chat is nothing for: base, embedder, reranker."""
+"""The panes of the status page for models that do not chat: base, embedder, reranker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["pooling_gguf"]
 
 @pytest.fixture
 def opened(browser: Any, start_worker: StartWorker) -> Iterator[Any]:
-    """A function that starts a worker with a model and opens its page."""
+    """Return a function that starts a worker with a model and opens its page."""
     page = browser.new_page()
 
     def start(model: Path, *more: str) -> Any:

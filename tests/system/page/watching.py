@@ -1,4 +1,4 @@
-"""What the tests of the page do and see in it."""
+"""Observations that the tests of the page share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ def faults_of(page: Any) -> list[str]:
 
 
 def is_fault(message: Any) -> bool:
-    """The browser itself notes each answer of 4xx and 5xx, such as `/ready` before it is ready."""
+    """Ignore what the browser itself logs for 4xx and 5xx, such as `/ready` before the worker is
+    ready."""
     return message.type == "error" and not message.text.startswith("Failed to load resource")
 
 
 def own_hosts(page: Any) -> list[str]:
-    """A list that grows with the host of each request that the browser makes for the page; what
-    its policy forbids is not made."""
+    """A list that grows with the host of each request for the page; requests that its policy
+    forbids are not made."""
     hosts: list[str] = []
 
     def host_of(request: Any) -> str:
@@ -46,7 +47,7 @@ def own_hosts(page: Any) -> list[str]:
 
 
 def violations(page: Any) -> list[str]:
-    """What axe finds: each rule and the first element that breaks it."""
+    """Return axe's findings: each rule and the first element that violates it."""
     from axe_playwright_python import sync_playwright as axe
 
     found = axe.Axe().run(page).response["violations"]
@@ -54,7 +55,7 @@ def violations(page: Any) -> list[str]:
 
 
 def hide(page: Any) -> None:
-    """As a browser does to a tab that is not in front."""
+    """Hide the page, like a background tab."""
     page.evaluate(
         "Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'});"
         "document.dispatchEvent(new Event('visibilitychange'))"

@@ -17,11 +17,11 @@ N_WORKERS = 3
 
 @pytest.fixture(scope="session")
 def routers_bin() -> Path:
-    """The folder of the routers' commands; installed when it is missing or out of date."""
+    """The folder of the routers' commands, installed if it is missing or out of date."""
     return python_with(HERE / "requirements.txt", VENV).parent
 
 
 @pytest.fixture
 def workers(start_worker: StartWorker) -> list[WorkerProcess]:
-    """Plain ones: nothing is set but what keeps three of them modest on one machine."""
+    """Plain workers; the only settings limit their resources, as three share one machine."""
     return [start_worker("--slots", "4") for _ in range(N_WORKERS)]

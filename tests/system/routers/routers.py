@@ -1,4 +1,4 @@
-"""Starts a router from PyPI before some workers."""
+"""Starts a router from PyPI in front of some workers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.support.worker import WorkerProcess, until
 
 ROUTERS = ("vllm-router", "sglang-router", "litellm")
 KEY = f"sk-{secrets.token_hex(16)}"
-"""litellm does not start without one; the others pass it on to workers that ask for none."""
+"""litellm does not start without a key; the others forward it to workers that need none."""
 
 
 def command(
     name: str, programs: Path, urls: Sequence[str], port: int, folder: Path, policy: str
 ) -> list[str]:
-    """How its users start it before these workers."""
+    """Return the command with which users start it in front of these workers."""
     if name == "vllm-router":
         flags = ["--policy", policy, "--prometheus-port", str(free_port())]
         flags += ["--health-check-interval-secs", "2", "--health-failure-threshold", "1"]
@@ -69,7 +69,7 @@ def routed(
         **os.environ,
         "NO_PROXY": "*",
         "LITELLM_MASTER_KEY": KEY,
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network for prices
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise it fetches prices from the network
         "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
     }
     line = command(name, programs, urls, port, folder, policy)

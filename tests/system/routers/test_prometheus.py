@@ -1,4 +1,5 @@
-"""Prometheus scrapes three workers, KEDA's query counts what they do, kubectl renders the same."""
+"""Prometheus scrapes three workers, KEDA's query counts their requests, kubectl renders the
+same."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.long
 
 @contextmanager
 def prometheus(workers: list[WorkerProcess], folder: Path) -> Iterator[httpx.Client]:
-    """Debian's Prometheus with the job that the PodMonitor makes."""
+    """Debian's Prometheus with the job that the PodMonitor generates."""
     program = shutil.which("prometheus")
     assert program, "Prometheus is not installed: apt-get install prometheus"
     targets = [f"127.0.0.1:{worker.port}" for worker in workers]
@@ -50,7 +51,7 @@ def prometheus(workers: list[WorkerProcess], folder: Path) -> Iterator[httpx.Cli
 
 
 def value(client: httpx.Client, query: str) -> float | None:
-    """The query's single value; `None` where there is no series, or no Prometheus yet."""
+    """Return the query's single value; `None` if there is no series or no Prometheus yet."""
     try:
         answer = client.get("/api/v1/query", params={"query": query})
     except httpx.TransportError:
@@ -80,7 +81,7 @@ def test_kedas_query_counts_the_work(
             for _ in range(n_streams // len(workers)):
                 streaming = worker.streaming("Once", max_tokens=1000, ignore_eos=True)
                 assert streams.enter_context(streaming).status_code == 200
-            # A stream has its head before it has its slot.
+            # A stream has its head before its slot.
             worker.wait_metric("vllm:num_requests_running", 4)
             # Frozen, so that the figures stand still until they are scraped.
             worker.freeze_engine()
@@ -103,7 +104,7 @@ def test_promtool_finds_nothing_wrong_with_the_metrics(workers: list[WorkerProce
     assert program, "promtool is not installed: apt-get install prometheus"
     text = workers[0].get("/metrics").content
     done = subprocess.run([program, "check", "metrics"], input=text, capture_output=True)
-    # Its style guide would have other names than the frozen ones; a parse error is what counts.
+    # Its style guide prefers other names than the frozen ones; only parse errors count.
     assert b"error while linting" not in done.stderr, done.stderr.decode()
     assert done.returncode in (0, 3), done.stderr.decode()
 
@@ -124,7 +125,7 @@ def test_grafanas_dashboard_asks_nothing_that_prometheus_refuses(
 def test_kubectl_renders_what_the_tests_check(routers_bin: Path, overlay: str) -> None:
     line = [str(routers_bin / "kubectl"), "kustomize", str(KUBERNETES / overlay)]
     shown = subprocess.run(line, capture_output=True, text=True, check=True).stdout
-    # The generator appends a hash, everywhere alike.
+    # The generator appends the same hash everywhere.
     theirs = list(
         yaml.safe_load_all(re.sub(r"llorch-picker-[a-z0-9]{10}\b", "llorch-picker", shown))
     )

@@ -1,6 +1,7 @@
-"""Routers from PyPI before three plain workers: answers, streams, spread, cache hits, a death.
+"""Routers from PyPI in front of three plain workers: answers, streams, distribution, cache hits, a
+killed worker.
 
-What a router sends on is compared with what a worker answers by itself.
+Answers through a router are compared with a worker's direct ones.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def content(answer: httpx.Response) -> str:
 
 
 def streamed(client: httpx.Client, body: dict[str, Any]) -> str:
-    """The text of a streamed chat, whose stream must end as OpenAI's does."""
+    """Return the text of a streamed chat, whose stream must end like OpenAI's."""
     text, ends = "", []
     with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as answer:
         assert answer.status_code == 200, answer.read()
@@ -70,7 +71,7 @@ def test_a_router_serves_what_its_workers_do(
     expected = [direct[COUNTRIES[n % len(COUNTRIES)]] for n in range(N_REQUESTS)]
     with routed(name, routers_bin, workers, tmp_path) as client:
         listed = [each["id"] for each in client.get("/v1/models").json()["data"]]
-        # sglang's router asks SGLang's own paths for the name, and calls others so.
+        # sglang's router asks SGLang's own paths for the name, and falls back to this.
         assert listed and set(listed) <= {"tiny-model", "unknown"}
 
         before = served_by(workers)
@@ -86,7 +87,7 @@ def test_a_router_serves_what_its_workers_do(
         )
         assert completion.json()["choices"][0]["text"] == ", there was a"
 
-        workers[2].kill()  # the last to start, which is as good as any
+        workers[2].kill()  # the last to start; any would do
         after = [client.post("/v1/chat/completions", json=body) for body in asked]
         right = [
             answer.status_code == 200 and content(answer) == want
@@ -100,7 +101,7 @@ def test_a_router_serves_what_its_workers_do(
     )
     assert (whole, streams) == (N_REQUESTS, N_REQUESTS)
     assert sum(spread) == N_REQUESTS and sum(each > 0 for each in spread) >= 2
-    # What a router loses until it has noticed is its own affair; then it serves on.
+    # Requests that a router loses until it notices do not count; then it must serve.
     assert all(right[N_REQUESTS // 2 :]), right
 
 
@@ -112,7 +113,7 @@ def test_a_prefix_aware_router_finds_the_cache(
     tmp_path: Path,
     counts: list[str],
 ) -> None:
-    """Three long beginnings, each asked for by eight prompts that go on differently."""
+    """Three long prefixes, each with eight prompts that continue differently."""
     beginnings = [f"{name} story {n}: " + "once upon a time there was a fox. " * 12 for n in "abc"]
     with routed(name, routers_bin, workers, tmp_path, "cache_aware") as client:
         for turn in range(8):
@@ -124,5 +125,5 @@ def test_a_prefix_aware_router_finds_the_cache(
         for each in ("queries", "hits")
     )
     counts.append(f"{name:<14} prompt tokens found in a worker's cache {hits / queries:.0%}")
-    # Seven of eight prompts can find their beginning.
+    # Seven of eight prompts can hit their prefix.
     assert hits / queries > 0.7

@@ -1,7 +1,7 @@
-"""The engine process in which a request, by its seed, does what a hostile file would like to do.
+"""The engine process, in which a request, by its seed, attempts what a hostile file would.
 
 It stands for native code that such a file has taken over. Each attempt is made on an intake thread
-and on the engine thread; the log has what became of it.
+and on the engine thread; the log has the outcome.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ATTEMPTS: dict[str, Callable[[], Any]] = {
     "the API's limits are changed": lambda: resource.prlimit(api, resource.RLIMIT_CORE),
     "memory is dumped": dumpable,
 }
-"""What succeeds in an engine without walls, where the worker runs as root."""
+"""Attempts that succeed in an engine without walls if the worker runs as root."""
 
 
 def break_out(where: str) -> None:

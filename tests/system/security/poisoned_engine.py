@@ -1,7 +1,7 @@
 """The engine process with a fault that a request can trigger, by its seed.
 
-No request is known to crash the real one; this is what it would look like if one did: a native
-abort or an error in Python, while the request is taken in, at its fifth token or at its end.
+No request is known to crash the real one; this simulates one that does: a native abort or an error
+in Python, at the request's intake, at its fifth token or at its end.
 """
 
 from __future__ import annotations

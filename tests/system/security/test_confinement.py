@@ -1,4 +1,4 @@
-"""An engine that is taken over cannot leave: what it tries fails, and its work goes on."""
+"""An engine that is taken over cannot break out: its attempts fail, and its work continues."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BREAKING = "tests.system.security.breaking_engine"
 
 
 def broken_out(worker: WorkerProcess) -> dict[tuple[str, str], int | None]:
-    """What became of each attempt on each thread: the system's error, or `None`."""
+    """Return the outcome of each attempt on each thread: the system's error, or `None`."""
     worker.execute("Once", seed=BREAKS_OUT, max_tokens=2)
     lines = worker.logs("breakout")
     return {(line["where"], line["attempt"]): line["refusal"] for line in lines}
@@ -68,7 +68,7 @@ def test_each_thread_is_bound_and_no_attempt_to_break_out_succeeds(
 
 
 def test_the_attempts_are_real(start_worker: StartWorker) -> None:
-    """Without walls, what any user may do succeeds; root may do all of it."""
+    """Without walls, everything that a user may do succeeds; root may do all of it."""
     worker = start_worker("--no-confine", command=with_engine.command(BREAKING))
     assert {wall["how"] for wall in walls(worker).values()} == {"--no-confine"}
     refused = {name for (_, name), refusal in broken_out(worker).items() if refusal is not None}
@@ -77,7 +77,7 @@ def test_the_attempts_are_real(start_worker: StartWorker) -> None:
 
 
 def linked_venv(home: Path) -> Path:
-    """The Python of a venv whose packages are links to the files of this one's."""
+    """The Python of a venv whose packages are links to those of this one."""
     venv.create(home, symlinks=True)
     (mine,) = home.glob("lib/python*/site-packages")
     theirs = Path(sysconfig.get_path("purelib"))
@@ -91,7 +91,7 @@ def linked_venv(home: Path) -> Path:
 
 
 def test_packages_that_are_only_linked_are_found(start_worker: StartWorker, tmp_path: Path) -> None:
-    """As `uv --link-mode=symlink` installs them."""
+    """Packages as installed by `uv --link-mode=symlink`."""
     python = linked_venv(tmp_path / "venv")
     worker = start_worker(command=[str(python), "-c", "from worker.cli import cpu; cpu()"])
     holds(worker)

@@ -1,12 +1,12 @@
 """10,000 random connections beside sixteen streams.
 
-`python -m tests.system.security.test_connections PORT SEED` is the attack, a process of its own
-which is nicer than all others: its own computing is not what is measured. It opens connections when
-it is told to, so that windows with and without them take turns and what the machine does meanwhile
-falls on both.
+`python -m tests.system.security.test_connections PORT SEED` is the attack, a separate process with
+a higher nice value than all others, because its own CPU time is not measured. It opens connections
+on command, so that windows with and without them alternate and other work on the machine affects
+both.
 
-On two cores, where the engine computes with both, 150 connections a second cost the API process 5 %
-of a core and the streams 9.5 %, what the attack computes on the same cores included.
+On two cores, both used by the engine, 150 connections a second cost the API process 5 % of a core
+and the streams 9.5 % of their speed, including the attack's own work on the same cores.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ N_CONNECTIONS = 10_000
 PER_SECOND = 150
 ROUNDS = 10
 SETTLING_SECONDS = 4.0
-"""After this most of a window's connections are over, and the others only stay open."""
+"""Seconds after which most of a window's connections have ended, and the others only stay open."""
 N_WARM = 1_000
-"""Connections before anything is measured: allocators keep what they got."""
+"""Connections before the measurement, because allocators keep memory."""
 HEALTH_MS = 20.0
 GROWTH_BYTES = 50 * 2**20
 SLOWER = 0.10
@@ -54,7 +54,7 @@ Dice = random.Random
 
 
 def request(dice: Dice) -> bytes:
-    """One of HTTP/1.1, whole; odd, but mostly right."""
+    """Return a whole HTTP/1.1 request, unusual but mostly valid."""
     method = dice.choice(("GET", "GET", "HEAD", "OPTIONS", "POST", "POST", "POST", "DELETE", "X"))
     path = dice.choice(
         ("/health", "/info", "/metrics", "/v1/models", "/", "/nowhere", "/tokenize", "/cancel")
@@ -80,7 +80,7 @@ def request(dice: Dice) -> bytes:
 
 
 def chunked(dice: Dice, body: bytes) -> bytes:
-    """With extensions, and now and then a trailer."""
+    """Encode a body in chunks, with extensions and occasionally a trailer."""
     step = dice.choice((1, 7, 100, 5000)) if len(body) < 2000 else 5000
     parts = [body[at : at + step] for at in range(0, len(body), step)]
     framed = [b"%x;%s\r\n%s\r\n" % (len(p), b"e=" + b"1" * dice.randrange(9), p) for p in parts]
@@ -93,7 +93,7 @@ def broken(dice: Dice, sent: bytes) -> bytes:
 
 
 async def connection(port: int, dice: Dice, outcomes: Counter[str]) -> None:
-    """One client: what it sends, in which pieces and at which pace, and how it leaves."""
+    """One client: what it sends, in which pieces and at which pace, and how it disconnects."""
     sent = b"".join(request(dice) for _ in range(dice.choice((1, 1, 1, 2, 8))))  # pipelined
     if dice.random() < 0.25:
         sent = broken(dice, sent)
@@ -124,7 +124,7 @@ async def connection(port: int, dice: Dice, outcomes: Counter[str]) -> None:
 
 
 async def attack(port: int, seed: int) -> Counter[str]:
-    """As many connections as each line of stdin says; a line is answered when all are open."""
+    """Open as many connections as each line of stdin says; answers the line when all are open."""
     outcomes: Counter[str] = Counter()
     dice = Dice(seed)
 
@@ -145,7 +145,7 @@ async def attack(port: int, seed: int) -> Counter[str]:
 
 @contextmanager
 def attacker(worker: WorkerProcess, seed: int) -> Iterator[Callable[[int], str]]:
-    """What opens so many connections; none at all ends it, and gives what came of all."""
+    """Yield a function that opens connections; 0 ends the attack and returns the outcomes."""
     module = [sys.executable, "-m", __name__, str(worker.port), str(seed)]
     pipe = subprocess.PIPE
     with subprocess.Popen(module, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
@@ -162,11 +162,11 @@ def attacker(worker: WorkerProcess, seed: int) -> Iterator[Callable[[int], str]]
         yield opens
 
 
-# --- the streams beside it ---------------------------------------------------------------
+# --- the concurrent streams ---------------------------------------------------------------
 
 
 class Streams:
-    """Sixteen clients, each of which begins the next story when one has ended."""
+    """Sixteen clients, each of which starts a new story when the last has ended."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         self.tokens = [0] * N_STREAMS
@@ -201,11 +201,11 @@ class Streams:
 
 @dataclass
 class Window:
-    """What was seen while nobody attacked, or while somebody did, over all rounds."""
+    """Measurements with or without an attack, over all rounds."""
 
     seconds: float = 0.0
     computed: float = 0.0
-    """Seconds of the API process."""
+    """CPU seconds of the API process."""
     tokens: list[int] = field(default_factory=lambda: [0] * N_STREAMS)
     times: dict[str, list[float]] = field(default_factory=lambda: {"health": [], "control": []})
 

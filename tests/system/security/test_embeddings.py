@@ -1,4 +1,5 @@
-"""Embeddings are requests like any other: bounded, watched, drained, dropped with their client."""
+"""Embeddings are requests like any other: bounded, monitored, drained, cancelled with their
+client."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def test_a_stalled_one_is_found_and_served_by_the_next_engine(
 def test_they_are_bounded_leave_with_their_clients_and_are_waited_for_by_a_stop(
     start_worker: StartWorker, pooling_gguf: Path
 ) -> None:
-    """Bounded by number and by time; a stop refuses the next one."""
+    """Limited in number and time; a stop refuses the next one."""
     worker = start_worker(
         *("--model", str(pooling_gguf), "--slots", "1", "--max-queued-requests", "2")
     )

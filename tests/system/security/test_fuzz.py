@@ -1,4 +1,4 @@
-"""Made-up request bodies and chat templates: every one gets an answer or a clear refusal."""
+"""Random request bodies and chat templates: each gets an answer or a clear refusal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FIELDS = (
 
 @st.composite
 def bodies(draw: Any) -> tuple[str, Any]:
-    """A path and a body for it that something was done to."""
+    """Yield a path and a modified body for it."""
     path = draw(st.sampled_from(sorted(GOOD)))
     body: Any = deepcopy(GOOD[path])
     if "job_id" in body:
@@ -67,7 +67,7 @@ def bodies(draw: Any) -> tuple[str, Any]:
 
 
 def post_bodies(worker: WorkerProcess, n_cases: int) -> dict[int, int]:
-    """How many had which status; each answer is what `/openapi.json` promises."""
+    """Return the number of each status; checks each answer against `/openapi.json`."""
     engine, counts = worker.engine_pid, Counter[int]()
     document = worker.get("/openapi.json").json()
     with worker.client() as client:
@@ -77,7 +77,7 @@ def post_bodies(worker: WorkerProcess, n_cases: int) -> dict[int, int]:
         def post(made_up: tuple[str, Any]) -> None:
             path, body = made_up
             if isinstance(body, dict) and "max_tokens" not in body:
-                body["max_tokens"] = 2  # an answer of a thousand tokens tells no more
+                body["max_tokens"] = 2  # an answer of a thousand tokens shows nothing more
             sent = json.dumps(body).encode()
             headers = {"Content-Type": "application/json"}
             answer = client.post(path, content=sent, headers=headers)
@@ -163,12 +163,12 @@ def tool(parameters: Any) -> dict[str, Any]:
 
 RENDER_SECONDS = 0.1
 SLACK_SECONDS = 1.0
-"""Of processor time: one call of a built-in function may begin just before the limit."""
+"""CPU time: one call of a built-in function may begin just before the limit."""
 
 
 def render_templates(n_cases: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """What became of templates that were put together at random; no other exception may leave, and
-    none runs on beyond its limit, which is short here."""
+    """Render random templates; returns the outcomes. No other exception may escape, and none may
+    exceed its limit, which is short here."""
     monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", RENDER_SECONDS)
     counts = Counter[str]()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -178,7 +178,7 @@ def render_templates(n_cases: int, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     def render(pieces: list[str], content: Any, odd: Any) -> None:
         messages = ({"role": "user", "content": "x"}, {"role": "assistant", "content": content})
         callbacks = gc.callbacks[:]
-        gc.callbacks.clear()  # hypothesis has one there, which a limit would end in its place
+        gc.callbacks.clear()  # hypothesis has a callback there, which a limit would interrupt
         try:
             template = ChatTemplate("".join(pieces), {})
             began = time.thread_time()

@@ -1,4 +1,4 @@
-"""What web pages, slow clients and floods do to the port of a real worker."""
+"""Web pages, slow clients and floods on the port of a real worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["scripted"]
 JSON = {"Content-Type": "application/json"}
 EVIL = {"Origin": "https://evil.example"}
 HEALTH_SECONDS = 2.0
-"""Of computing in the worker's process, as other processes may have the machine meanwhile."""
+"""CPU time of the worker's process, as other processes may use the machine."""
 
 
 def post(worker: WorkerProcess, path: str, **headers: str) -> httpx.Response:
@@ -38,7 +38,7 @@ def is_healthy(worker: WorkerProcess) -> bool:
 
 
 def test_a_page_cannot_stop_the_worker(worker: WorkerProcess) -> None:
-    """`fetch(…/shutdown, {mode: "no-cors"})` sends no JSON content type, and an origin."""
+    """`fetch(…/shutdown, {mode: "no-cors"})` sends an origin, but no JSON content type."""
     for headers in ({}, {"Content-Type": "text/plain"}, JSON | EVIL):
         answer = httpx.post(f"{worker.base_url}/shutdown", headers=headers)
         assert answer.status_code == 403 and answer.json()["code"] == "FORBIDDEN"
@@ -104,7 +104,7 @@ def connected(worker: WorkerProcess, sent: bytes = b"") -> socket.socket:
 
 
 def answer_of(client: socket.socket) -> bytes:
-    """Whatever comes until the other side closes."""
+    """Read until the other side closes."""
     received = b""
     try:
         while chunk := client.recv(65536):
@@ -130,7 +130,7 @@ def test_hosts_are_given_once(worker: WorkerProcess, head: bytes, status: bytes)
 
 @pytest.fixture(scope="module")
 def flooded(share_worker: StartWorker) -> WorkerProcess:
-    """A worker for the floods alone: its memory is measured from its start."""
+    """A worker only for the floods, because its memory is measured from its start."""
     return share_worker()
 
 
@@ -168,7 +168,7 @@ CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 @pytest.mark.parametrize("begin", [b"2\r\n{}\r\n0\r\nX: ", b"2;x="], ids=["trailer", "chunk"])
 def test_what_frames_a_body_is_bounded(worker: WorkerProcess, begin: bytes) -> None:
-    """An endless trailer was put together byte by byte, and held up the event loop for minutes."""
+    """An endless trailer used to be joined byte by byte, blocking the event loop for minutes."""
     with connected(worker, CHUNKED + begin) as client:
         with pytest.raises(ConnectionError):
             for _ in range(1000):
@@ -186,7 +186,7 @@ def test_uploads_that_stop_before_their_end_keep_no_small_body_out(
         try:
             flood[-1].sendall(b" " * (size - 1))
         except OSError:
-            pass  # the one that is too many is refused before it has sent all
+            pass  # the one too many is refused before it has sent everything
     assert post(flooded, "/tokenize", content_type="application/json").status_code == 200
     assert flooded.post("/cancel", {"job_id": "never"}).status_code == 404
 

@@ -1,4 +1,5 @@
-"""One request that crashes the engine costs its neighbours a moment, and the worker nothing."""
+"""A request that crashes the engine delays its neighbours briefly, and does not affect the
+worker."""
 
 from __future__ import annotations
 
@@ -29,19 +30,19 @@ N_NEIGHBOURS = 4
 class Held:
     worker: WorkerProcess
     expected: survival.Alone
-    """What a neighbour says to itself."""
+    """The neighbour's answer when it runs alone."""
 
 
 @pytest.fixture(scope="module")
 def held(share_worker: StartWorker) -> Held:
-    """A worker that outlives all poisons, one after the other."""
+    """A worker that survives all poisons, one after the other."""
     flags = (*survival.EXACT, "--crash-limit", "20")
     worker = share_worker(*flags, command=POISONED, can_be_held=True)
     return Held(worker, survival.alone(worker, "One day", LONG["max_tokens"]))
 
 
 def poison(worker: WorkerProcess, seed: int) -> int:
-    """Send it; the status of its answer, 0 for a stream that began and failed."""
+    """Send the poison; returns the status of its answer, 0 for a stream that began and failed."""
     body = {"prompt": f"The poison {seed}", "seed": seed, "max_tokens": 50, "ignore_eos": True}
     return worker.post("/v1/inference", body).status_code
 
@@ -88,7 +89,7 @@ def test_the_neighbours_of_poison_end_well(held: Held, seed: int, n_crashes: int
         ends = [stream.result(120) for stream in streams]
     for stream in ends:
         assert stream.end["tokens_out"] == len(expected.ids) == len(stream.ids)
-        # The second engine may die before it has begun with all of them.
+        # The second engine may die before it has started all of them.
         assert min(n_crashes, 1) <= stream.end.get("engine_restarts", 0) <= n_crashes
         assert expected.is_told_by(stream.ids)
     assert worker.metric("worker_engine_crashes_total") == before + n_crashes

@@ -1,4 +1,4 @@
-"""What the operator keeps secret reaches neither the engine process nor the log."""
+"""The operator's secrets reach neither the engine process nor the log."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_engine_inherits_no_secret_and_those_in_the_pool_s_urls_are_never_lo
 
 
 def test_nor_does_a_conversion(start_worker: StartWorker, tmp_path: Path) -> None:
-    """What it reads may be hostile."""
+    """Its input may be hostile."""
     running = start_worker(env=SECRETS, cache_dir=tmp_path, wait_ready=False)
     inherited: dict[str, dict[str, str]] = {}
 
@@ -56,7 +56,7 @@ def test_nor_does_a_conversion(start_worker: StartWorker, tmp_path: Path) -> Non
         for process in running.children():
             with contextlib.suppress(psutil.Error, ValueError):
                 _, option, module, *_ = process.cmdline()
-                if option == "-m":  # else it has its parent's arguments, and begins its own program
+                if option == "-m":  # otherwise it still has its parent's arguments, before its exec
                     inherited[module] = process.environ()
         return inherited.keys() >= {"worker.commands.convert", "worker.convert.tokenizer.check"}
 

@@ -1,8 +1,7 @@
 """Minutes of each attack on a real worker: it keeps its engine, its health and its other clients.
 
-While an attack runs, a process of its own asks for `/health`, another a server that does nothing,
-and a well-behaved client chats. The figures are printed; what is asserted has room for a machine
-that does other work beside.
+While an attack runs, one separate process requests `/health`, another requests an idle server, and
+a well-behaved client chats. The figures are printed; the assertions allow for a busy machine.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ SECONDS = 30.0
 N_ATTACKERS = 4
 CHAT = {"messages": FRANCE, "temperature": 0, "max_tokens": 24}
 PATIENCE_MS = 200.0
-"""Beyond what the idle server shows. The target on a quiet machine is 20."""
+"""Allowed ms beyond the idle server's. The target on a quiet machine is 20."""
 GROWTH_BYTES = 300 * 2**20
 
 Attack = Callable[[WorkerProcess, int], int | None]
-"""One blow; its status, `None` for one without an answer. The number tells blows apart."""
+"""Send one request; returns its status, or `None` without an answer. The number makes it unique."""
 
 
 @cache
 def bodies(group: str) -> list[tuple[str, bytes]]:
-    """Made before they are sent: to encode a large one would hold up who watches."""
+    """Make the bodies before sending, because encoding a large one would delay the observers."""
     return [(path, body) for _, path, body in hostile_bodies(group)]
 
 
@@ -61,7 +60,7 @@ def one_of(made: Callable[[], list[tuple[str, bytes]]]) -> Attack:
 
 
 def raw(worker: WorkerProcess, sent: bytes, wait_s: float = 0.0) -> None:
-    """Bytes on a socket that is then left, with whatever it was sent unread."""
+    """Send bytes on a socket, and close it without reading the answer."""
     try:
         with connected(worker, sent):
             time.sleep(wait_s)
@@ -120,10 +119,10 @@ def _streamed(n: int) -> bytes:
 
 @dataclass
 class Watch:
-    """What a worker's other clients saw meanwhile."""
+    """Measurements of the worker's other clients."""
 
     times: dict[str, list[float]] = field(default_factory=dict)
-    """In ms: `health`, and `control` of the server that does nothing."""
+    """Times in ms: `health`, and `control` for the idle server."""
     chats: Counter[str] = field(default_factory=Counter)
 
 
@@ -141,7 +140,7 @@ def chat_on(worker: WorkerProcess, watch: Watch, done: threading.Event) -> None:
 def attacked(
     worker: WorkerProcess, attack: Attack, chats: bool = True
 ) -> tuple[Watch, Counter[str]]:
-    """What others saw, and what the blows came to, over `SECONDS`."""
+    """Attack for `SECONDS`; returns what others measured, and the outcomes of the attack."""
     watch, blows, done = Watch(), Counter[str](), threading.Event()
     chatting = threading.Thread(target=chat_on, args=(worker, watch, done))
     deadline = time.monotonic() + SECONDS

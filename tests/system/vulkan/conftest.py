@@ -1,4 +1,4 @@
-"""Cards for tests, where the wheel is one for Vulkan and Mesa's software device is to be had."""
+"""Cards for tests, if the wheel is for Vulkan and Mesa's software device is available."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Prove = Callable[..., dict[str, Any]]
 MakeCards = Callable[[str], Cards]
 StartOnCards = Callable[..., WorkerProcess]
 SHADER_SECONDS = 900
-"""The driver compiles each shader once, at its first use; later runs find it in the cache."""
+"""The driver compiles each shader at its first use; later runs find it in the cache."""
 PATIENT = ("--stall-timeout", str(SHADER_SECONDS))
 
 
@@ -47,7 +47,7 @@ def cards(tmp_path: Path) -> MakeCards:
 
 @pytest.fixture(scope="module")
 def start(warm_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartOnCards]:
-    """Start a worker on the cards that are described."""
+    """Start a worker on the described cards."""
     with starting(tmp_path_factory.mktemp("workers"), warm_cache, ends_well=False) as start_worker:
 
         def start(

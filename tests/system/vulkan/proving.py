@@ -1,7 +1,7 @@
-"""A process that plans, loads and proves a model on Vulkan devices, and tells what it found.
+"""A process that plans, loads and proves a model on Vulkan devices, and reports the result.
 
 `python -m tests.system.vulkan.proving MODEL SETTINGS`: SETTINGS is a JSON object of settings.
-Prints one JSON object; then, for each line on its standard input, what the live check says.
+Prints one JSON object; then, for each line on its standard input, the result of the live check.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Plans and proofs on GPUs whose memory is really bounded; nothing is computed."""
+"""Plans and proofs on GPUs whose memory is really limited; nothing is computed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.system.vulkan.conftest import MakeCards, Prove
 pytestmark = pytest.mark.long
 
 TOO_MUCH, TOO_LITTLE = 3, 1
-"""Outputs of a layer by which the compute buffer of a later card may differ from llama.cpp's own
-estimate: where that measures a graph, it forgets on which card the first norm of its layers is."""
+"""Number of layer outputs by which the compute buffer of a later card may differ from llama.cpp's
+own estimate, which forgets on which card the first norm of its layers is."""
 KINDS = [*SHAPES, "windowed", "packed", "encoder"]
 Start = Callable[..., subprocess.Popen[str]]
 
 
 def tell(what: str, shares: list[dict[str, Any]]) -> None:
-    """A row of the table that `make vulkan-test` prints: planned bytes over those held."""
+    """Print a row of the table of `make vulkan-test`: planned bytes over allocated ones."""
     parts = [f"{share['planned']:,} / {share['held']:,}" for share in shares]
     planned, held = (sum(share[key] for share in shares) for key in ("planned", "held"))
     print(f"| {what} | {' · '.join(parts)} | {planned / held - 1:+.2%} |")
@@ -115,7 +115,7 @@ def test_a_software_device_is_taken_only_where_it_is_allowed(
 def test_a_model_with_an_operation_that_vulkan_lacks_is_refused(
     cards: MakeCards, prove: Prove
 ) -> None:
-    """Mamba's scan: Vulkan has it for Mamba 2's sizes alone."""
+    """Mamba's scan, which Vulkan supports only for Mamba 2's sizes."""
     error = prove(cards("discrete:900"), "recurrent")
     assert error["code"] == "RESIDENCY_VIOLATION"
     assert "SSM_SCAN run on the host" in error["message"]

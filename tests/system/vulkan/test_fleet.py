@@ -1,4 +1,4 @@
-"""A fleet on the test GPU: each worker has the card that Ray has reserved for it."""
+"""A fleet on the test GPU: each worker has the card that Ray reserved for it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ stall_timeout = 600
 
 
 def test_each_worker_of_a_fleet_has_a_card_of_its_own(cards: MakeCards, tmp_path: Path) -> None:
-    """No card has room for two of them."""
+    """No card has room for two workers."""
     pytest.importorskip("ray", reason="needs Ray: pip install --requirement builds/locks/fleet.txt")
     seen = {
         **cards("discrete:300,discrete:300").environment(),

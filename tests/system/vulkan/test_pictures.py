@@ -1,4 +1,4 @@
-"""Pictures on a GPU: the worker says what llama-server says there."""
+"""Pictures on a GPU: the worker's answers equal llama-server's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tools.gpu.cards import Cards
 from worker.llama import library
 
 ROWS = "64"
-"""Of a step: the driver takes ten minutes for the shader that computes more."""
+"""Rows of a step: for more, the driver compiles a shader for ten minutes."""
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
@@ -45,7 +45,7 @@ def peer_with_vulkan(folder: Path) -> str:
 
 
 def answers_all(base: str) -> None:
-    """With time for the shaders, of which each server has some of its own."""
+    """Get all answers, with time for the shaders, some of which are specific to each server."""
     for body in QUESTIONS:
         url = f"{base}/v1/chat/completions"
         assert httpx.post(url, json=body, timeout=SHADER_SECONDS).status_code == 200

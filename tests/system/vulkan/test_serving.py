@@ -1,4 +1,4 @@
-"""The whole worker on a GPU with bounded memory: right texts, cancels, and engines that die."""
+"""The whole worker on a GPU with limited memory: correct texts, cancels, and dying engines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def worker(start: StartOnCards) -> WorkerProcess:
 
 
 def test_no_attempt_to_break_out_of_the_engine_succeeds(start: StartOnCards) -> None:
-    """The driver has made its connections by then."""
+    """The driver has opened its sockets by then."""
     breaks_out_in_vain(
         start("discrete:500", *PATIENT, command=with_engine.command(BREAKING, "vulkan"))
     )
@@ -95,8 +95,8 @@ def test_a_disconnect_gives_the_cells_back(worker: WorkerProcess) -> None:
 def mortal(
     start: StartOnCards, worker: WorkerProcess, alone: dict[str, survival.Alone]
 ) -> WorkerProcess:
-    """One whose engine is soon missed; all shaders are compiled by now. Its card has no room for a
-    second engine."""
+    """A worker with a short stall timeout, because all shaders are compiled by now. Its card has no
+    room for a second engine."""
     at_once(worker)
     return start("discrete:500", *SHAPE, "--stall-timeout", str(STALL_SECONDS))
 
@@ -131,8 +131,8 @@ def test_streams_go_on_after_the_engine_was(
 def test_memory_that_is_gone_while_a_prompt_needs_it_ends_the_engine(
     for_good: bool, tmp_path: Path, start: StartOnCards
 ) -> None:
-    """The driver's library computes with quantised cells of a long prompt in memory that it takes
-    then, and ends the process where there is none, as CUDA's does."""
+    """For the quantised cells of a long prompt the driver's library allocates memory when it
+    computes, and ends the process if there is none, like CUDA's."""
     cards = Cards("discrete:500", tmp_path / "cards")
     flags = ("--slots", "2", "--kv-type", "q8_0", "--prefill-budget", "512", "--crash-limit", "3")
     worker = start(cards, *flags, *PATIENT)
@@ -209,7 +209,7 @@ def test_a_model_that_fits_on_two_cards_alone_is_served_by_them(
 
 
 def at_once(worker: WorkerProcess, on_token: Callable[[], object] = bool) -> list[list[int]]:
-    """What sixteen streams side by side say; `on_token` is called once in each stream."""
+    """Return the texts of sixteen concurrent streams; `on_token` is called once in each stream."""
 
     def read(prompt: str) -> list[int]:
         fields: dict[str, Any] = survival.FIELDS | {"max_tokens": N_TOKENS}

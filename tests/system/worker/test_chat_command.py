@@ -1,4 +1,4 @@
-"""`llorch-cpu chat`, with a worker that runs and with one of its own."""
+"""`llorch-cpu chat`, with a running worker and with its own."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def chat(
 
 
 def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -> None:
-    """Two turns of one conversation: the second goes on from the first one's cells."""
+    """Two turns of one conversation: the second continues from the cells of the first."""
     said = "What is 3 plus 4? " * 6 + "\nWhat is 2 plus 2?\n"
     port = str(worker.port)
     done = chat("--port", port, "--json", said=said, cache=tmp_path)
@@ -52,7 +52,7 @@ def test_it_talks_to_the_running_worker(worker: WorkerProcess, tmp_path: Path) -
     first, second = map(json.loads, done.stdout.splitlines())
     assert first["content"] and first["finish_reason"] == "stop"
     assert second["timings"]["cache_n"] > 0
-    said = "/system Be kind.\n/etc/hosts\n"  # no command: answered, as JSON
+    said = "/system Be kind.\n/etc/hosts\n"  # not a command: answered, as JSON
     last = chat("--port", port, "--json", said=said, cache=tmp_path)
     assert "content" in json.loads(last.stdout), last.stdout
     plain = chat("--port", port, said=FRANCE, cache=tmp_path)
@@ -82,7 +82,7 @@ def test_a_token_is_sent_over_https_and_its_lack_is_a_sentence(
 
 
 def test_a_model_gives_the_terminal_no_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    """Nor are words between colons turned into pictures, or brackets into styles."""
+    """Neither do `:words:` become emoji, nor brackets styles."""
     said = "[bold]a\x1b]52;c;aGk=\x07 \x9b2J\r:smile:b\n"
     console = Console(highlight=False, soft_wrap=True)
     chunk = {"choices": [{"delta": {"content": said}, "finish_reason": None}]}
@@ -95,7 +95,7 @@ def test_a_model_gives_the_terminal_no_commands(capsys: pytest.CaptureFixture[st
 def at_a_terminal(
     port: int, cache: Path
 ) -> Iterator[tuple[subprocess.Popen[bytes], int, Callable[[bytes], None]]]:
-    """The command, its terminal, and what waits until that shows something."""
+    """Yield the command, its terminal, and a function that waits for output."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*installed(), "chat", "--port", str(port)],
@@ -143,10 +143,10 @@ def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path:
         until_seen(b"Paris")
         until_seen(b"tokens/s")
         until_seen(b">>> ")
-        os.write(ours, b"\x1b[A" + 7 * b"\x7f" + b"Italy?\n")  # what was said, with another end
+        os.write(ours, b"\x1b[A" + 7 * b"\x7f" + b"Italy?\n")  # the earlier words, with another end
         until_seen(b"Rome")
         until_seen(b">>> ")
-        os.write(ours, b"\x1b[200~What is\n2 plus 2?\x1b[201~\n")  # two lines are pasted
+        os.write(ours, b"\x1b[200~What is\n2 plus 2?\x1b[201~\n")  # two pasted lines
         until_seen(b"tokens/s")
         until_seen(b">>> ")
         n_before = worker.metric("worker_tokens_in_total")
@@ -156,7 +156,7 @@ def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path:
         process.send_signal(signal.SIGINT)
         until_seen(b">>> ")
         worker.wait_idle()
-        os.write(ours, b"\n")  # a Ctrl-C that came behind the answer's end is seen by then
+        os.write(ours, b"\n")  # a Ctrl-C after the end of the answer is noticed by then
         until_seen(b">>> ")
         os.write(ours, b"\x04")
         assert process.wait(PATIENCE_S) == 0
@@ -164,8 +164,8 @@ def test_a_person_edits_pastes_stops_and_leaves(worker: WorkerProcess, tmp_path:
 
 @pytest.mark.parametrize(("how", "code"), [(None, 0), ("SIGINT", 130), ("SIGKILL", -9)])
 def test_its_own_worker_ends_with_it(how: str | None, code: int, warm_cache: Path) -> None:
-    """And not with a signal that a terminal sends to the processes of one group. It has one where
-    a model is named, and where none runs; what is typed need not be text."""
+    """But not by a signal that a terminal sends to its process group. It starts one if a model is
+    named or none is running; the input need not be text."""
     flags = ("--model", "tiny-model") if how else ("--port", str(free_port()))
     process = subprocess.Popen(
         [*installed(), "chat", *flags, "--json"],
@@ -182,7 +182,7 @@ def test_its_own_worker_ends_with_it(how: str | None, code: int, warm_cache: Pat
         assert os.getpgid(worker.pid) != os.getpgid(process.pid)
         if how is None:
             process.stdin.close()
-        # Python sees a signal that comes just before its read only when that returns.
+        # Python handles a signal that comes just before a read only when the read returns.
         for _ in range(6 if how else 0):
             process.send_signal(signal.Signals[str(how)])
             with contextlib.suppress(subprocess.TimeoutExpired):

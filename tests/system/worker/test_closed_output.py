@@ -1,5 +1,5 @@
-"""Commands whose reader leaves, as `head` does, end silently and as SIGPIPE ends programs; those
-whose output cannot be written say so. Both also where the command's own folder is gone."""
+"""Commands whose reader leaves, like `head`, end silently and as if by SIGPIPE; commands whose
+output cannot be written say so. Both hold even if the command's working folder is gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ QUESTION = b"What is the capital of France?\n"
 
 
 def ended(stdout: int, cache: Path, program: str, *arguments: str) -> tuple[int, str]:
-    """The exit code and stderr of a command with that output."""
+    """Return the exit code and stderr of a command with that output."""
     done = subprocess.run(
         [*installed(program), *arguments],
         input=QUESTION,

@@ -1,4 +1,4 @@
-"""Many streams at once, jobs that are cancelled and clients that leave."""
+"""Many concurrent streams, cancelled jobs and clients that disconnect."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_cancel_ends_one_stream_within_100_ms_and_no_other(worker: WorkerProcess
 
 def test_a_queued_job_is_cancelled_as_fast(worker: WorkerProcess) -> None:
     stop = threading.Event()
-    # Sixteen run; as many more wait, so that no slot that gets free is the queued job's.
+    # Sixteen run and sixteen wait, so that the queued job gets no slot.
     holders = [threading.Thread(target=hold, args=(worker, stop)) for _ in range(32)]
     for holder in holders:
         holder.start()
@@ -53,7 +53,7 @@ def test_a_queued_job_is_cancelled_as_fast(worker: WorkerProcess) -> None:
 
 
 def time_to_cancel(worker: WorkerProcess, after_chunks: int) -> float:
-    """Seconds from asking for it to the end of a stream; a queued job sends no chunk."""
+    """Return the seconds from the cancel to the end of a stream; a queued job sends no chunk."""
     job_id = new_job_id()
     fields: dict[str, Any] = {"job_id": job_id, "max_tokens": 1000, "ignore_eos": True}
     with worker.client() as client, worker.streaming("The sea", **fields) as response:

@@ -1,4 +1,4 @@
-"""The real engine process dies or stands still; what its users see, and how it comes back."""
+"""The real engine process dies or stalls: what its users see, and how it recovers."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def crash_in_mid_stream(
 
 @pytest.fixture
 def running(share_worker: StartWorker) -> WorkerProcess:
-    """For tests whose worker ends well."""
+    """A worker for tests, which must exit cleanly."""
     return share_worker("--crash-limit", "100", can_be_held=True)
 
 
 @pytest.fixture
 def watched(share_worker: StartWorker) -> WorkerProcess:
-    """Whose engine may stand still for a little while."""
+    """A worker whose engine may stall only briefly."""
     return share_worker("--crash-limit", "100", "--stall-timeout", "2.5", can_be_held=True)
 
 
 def test_where_the_renderers_process_was_killed_the_next_engine_answers(
     running: WorkerProcess,
 ) -> None:
-    """As the system does that runs out of memory. Within its walls an engine can start no other."""
+    """As the OOM killer does. A confined engine cannot start another renderer."""
     first = running.engine_pid
     chat = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
     assert running.post("/v1/chat/completions", chat).status_code == 200
@@ -195,7 +195,7 @@ def test_a_stall_is_unhealthy_then_replaced(watched: WorkerProcess) -> None:
         running.hold.unlink()
         assert running.get("/health").status_code == 200, "not yet"
         until(lambda: running.get("/health").status_code == 503, lambda: "healthy all the time")
-        # Not 2.5: on a busy machine the last step before the stop may be older than that.
+        # Not 2.5: on a busy machine the last step before the stop may be older than this.
         assert time.monotonic() - stopped_at >= 1.25
         stream = reading.rest()
     assert stream.end["engine_restarts"] == 1
@@ -205,8 +205,8 @@ def test_a_stall_is_unhealthy_then_replaced(watched: WorkerProcess) -> None:
 
 
 def test_idle_and_slow_but_moving_are_healthy(watched: WorkerProcess) -> None:
-    """Slow: the engine gets a hundredth of a core, and a prompt that is one batch takes longer than
-    the timeout."""
+    """Slow: the engine gets a hundredth of a core, and a prompt of one batch takes longer than the
+    timeout."""
     running, n_stalls = watched, len(watched.logs("engine.stalled"))
     time.sleep(3)
     assert running.get("/health").status_code == 200
@@ -230,7 +230,7 @@ def test_idle_and_slow_but_moving_are_healthy(watched: WorkerProcess) -> None:
 
 
 def slow_down(pid: int, stop: threading.Event) -> None:
-    """It runs for 10 ms of its own computing, however long a busy machine takes for them."""
+    """Let it run for 10 ms of CPU time, however long a busy machine takes for that."""
     engine = psutil.Process(pid)
     while not stop.is_set():
         engine.suspend()
@@ -242,8 +242,8 @@ def slow_down(pid: int, stop: threading.Event) -> None:
 
 
 def test_pauses_of_the_worker_itself_are_no_stall(watched: WorkerProcess) -> None:
-    """As when a laptop sleeps, a debugger holds it or a container is paused again and again: it
-    must not blame the engine."""
+    """Such as a sleeping laptop, a debugger, or a container that is paused repeatedly: they must
+    not be blamed on the engine."""
     running, n_stalls = watched, len(watched.logs("engine.stalled"))
     with mid_stream(running, "One day", **LONG) as reading:
         for pause_s in (0.9, 0.9, 0.9, 0.9, 3.5):
@@ -258,7 +258,7 @@ def test_pauses_of_the_worker_itself_are_no_stall(watched: WorkerProcess) -> Non
 
 
 def test_no_engine_outlives_a_parent_that_was_killed(start_worker: StartWorker) -> None:
-    """Not even one that is stopped."""
+    """Not even a stopped one."""
     running = start_worker()
     (engine,), children = running.engines(), running.children()
     engine.suspend()

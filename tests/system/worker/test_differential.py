@@ -1,4 +1,5 @@
-"""The worker answers as llama-server does, but for a table, and as its clients' SDKs read it."""
+"""The worker answers like llama-server, except for a table, and in the types of its clients'
+SDKs."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ from worker.api.chat.request import Format, Grammar, JsonSchema
 
 
 def test_made_up_requests_have_llama_servers_answers(tmp_path: Path) -> None:
-    """A few of those of `make differential`."""
+    """A few of the requests of `make differential`."""
     if not peers_of(pins()).folder.is_dir():
         pytest.skip("llama-server takes minutes to build; make differential does")
     report = Report()
@@ -43,8 +44,8 @@ KV_TYPES = (
 
 
 def greedy_texts(tmp_path: Path, **changes: Any) -> list[str]:
-    """The worker's, which are llama-server's: alone and from the prompt's first token, so that
-    both compute the same batches."""
+    """The worker's texts equal llama-server's, if computed alone and from the prompt's first token,
+    so that both compute the same batches."""
     found = []
     with Pair("greedy", bundled_gguf("f32"), tmp_path, bodies.generating, **changes) as pair:
         for text in bodies.TEXTS:
@@ -98,7 +99,7 @@ def test_control_vectors_have_llama_servers_greedy_texts(
 
 @pytest.mark.parametrize("path", bodies.OF_THE_SDKS)
 def test_each_answer_and_event_has_the_sdks_own_type(worker: WorkerProcess, path: str) -> None:
-    """Strictly: every required field, no other type, and no field that is not listed."""
+    """Strictly: every required field, no other type, and no unlisted field."""
     found: dict[str, Asked] = {}
     n_read = 0
     with httpx.Client(trust_env=False, timeout=60) as client:

@@ -1,4 +1,4 @@
-"""A model that pools is served for embeddings, and for nothing else."""
+"""A model with pooling is served only for embeddings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from tests.unit.convert.test_reranker import converted, reranker
 QUERY = "What do foxes eat"
 DOCUMENTS = ["The fox ate a rabbit.", "Paris.", "A rabbit ate the fox and the fox ran.", ""]
 LONG = "The fox ran. " * 900
-"""More tokens than the models here take."""
+"""More tokens than these models accept."""
 
 
 @pytest.fixture(scope="module")
 def pooling_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The bundled model with mean pooling declared: the same weights, another use."""
+    """The bundled model with mean pooling declared, with the same weights."""
     return bundled_pooling(tmp_path_factory.mktemp("pooling") / "pooling.gguf")
 
 
@@ -64,7 +64,7 @@ def test_embeddings(pooling: WorkerProcess) -> None:
 
 
 def test_many_texts_share_their_decodes(pooling: WorkerProcess) -> None:
-    """Each is as if it were alone, and the worker answers others meanwhile."""
+    """Each vector is as if computed alone, and the worker answers others meanwhile."""
     texts = [f"{'The fox ran. ' * (n % 7)}{n}" for n in range(510)] + ["", "The fox ran. " * 90]
 
     def embedded(**fields: Any) -> Any:
@@ -110,7 +110,7 @@ def test_what_is_computed_is_counted_as_of_any_engine(pooling: WorkerProcess) ->
 
 
 def test_the_slots_are_those_that_the_engine_has(pooling: WorkerProcess) -> None:
-    """Not the setting's: texts to embed share one batch without slots of their own."""
+    """Not the setting's, because texts to embed share one batch without slots of their own."""
     info = pooling.get("/info").json()
     assert info["limits"]["slots"] == info["engine"]["slots"] == 1
 
@@ -142,7 +142,7 @@ def test_ollamas_embeddings_are_the_same_vectors(pooling: WorkerProcess) -> None
 def test_vectors_are_computed_with_the_adapters_of_the_request(
     start_worker: StartWorker, pooling_gguf: Path
 ) -> None:
-    """Its list of them, or the one that its model names."""
+    """By its list, or by the adapter that its model names."""
     flags = [
         f"--lora={name}={file}"
         for name, file in zip("xy", random_adapters(pooling_gguf), strict=True)
@@ -176,7 +176,7 @@ def test_what_only_a_generation_has_is_ignored_by_name(pooling: WorkerProcess, p
 
 
 def test_openais_name_of_the_input_goes_first(pooling: WorkerProcess) -> None:
-    """And its form with it, as with llama-server."""
+    """And so does its format, as in llama-server."""
     answer = pooling.post("/v1/embeddings", {"input": "The fox ran.", "content": "Paris."})
     assert answer.headers["x-ignored-fields"] == "content"
     both = answer.json()
@@ -206,7 +206,7 @@ def test_a_text_that_is_too_long_is_named(
 
 
 def start_announced(start: StartWorker, capability: str, *flags: str) -> WorkerProcess:
-    """A worker whose pool manager is told this capability and no other."""
+    """Start a worker that must report exactly this capability to its pool manager."""
     with serving() as manager:
         worker = start(*flags, *manager.heartbeat_flags())
         manager.wait_for_status("ready")
@@ -215,7 +215,7 @@ def start_announced(start: StartWorker, capability: str, *flags: str) -> WorkerP
 
 
 def test_any_context_length_is_served(start_worker: StartWorker, pooling_gguf: Path) -> None:
-    """Also one that the texts of a decode cannot share evenly."""
+    """Even one that the texts of a decode cannot share evenly."""
     flags = ("--model", str(pooling_gguf), "--context-length", "100")
     worker = start_announced(start_worker, "embedding", *flags)
     longest = worker.post("/v1/embeddings", {"input": [[5] * 100, [5] * 3]})
@@ -225,7 +225,7 @@ def test_any_context_length_is_served(start_worker: StartWorker, pooling_gguf: P
 
 
 def test_documents_are_ranked(start_worker: StartWorker, tmp_path: Path) -> None:
-    """By the model's own template, as llama.cpp's classifier judges each prompt alone."""
+    """With the model's own template; llama.cpp's classifier judges each prompt separately."""
     source = reranker(tmp_path, "Qwen3-Reranker-0.6B")
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))

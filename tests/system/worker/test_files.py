@@ -1,4 +1,4 @@
-"""Files under a worker's feet: disks that are full or read-only, models that change."""
+"""File trouble: disks that are full or read-only, models that change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ supervisor.RESIDENCY_SECONDS = 0.5
 from worker.cli import cpu
 cpu()
 """
-"""The installed command, which otherwise looks after its model every quarter of a minute."""
+"""The installed command, which would otherwise check its model every quarter of a minute."""
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "ignore_eos": True}
 
 
@@ -65,7 +65,7 @@ def model_in(folder: Path) -> Path:
     ],
 )
 def test_a_cache_that_takes_no_file(mount: Mount, options: str, why: str, told: str) -> None:
-    """`told`: by the doctor."""
+    """`told`: the doctor's message."""
     cache = mount(options)
     (check,) = [each for each in diagnose(cache, DEAF).checks if each.name == "cache"]
     assert check.status == "failed" and told in check.text

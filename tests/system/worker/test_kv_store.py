@@ -1,4 +1,5 @@
-"""A conversation goes on after its engine was killed, and in the next worker, from stored cells."""
+"""A conversation continues from stored cells after its engine was killed, and in the next
+worker."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ WORDS = "One day Otto the fox went to the old mill by the river and saw a small 
 
 
 def turn(worker: WorkerProcess, so_far: list[int], text: str) -> tuple[list[int], dict[str, Any]]:
-    """Say more; returns all that was said, as token ids, and the answer to the last words."""
+    """Continue; returns the whole conversation as token ids, and the last answer."""
     more = [int(i) for i in worker.post("/tokenize", {"content": text}).json()["tokens"]]
     prompt = so_far + more
     body = {"prompt": prompt, "return_tokens": True, "n_predict": 24, "temperature": 0}
@@ -33,13 +34,13 @@ def kill(worker: WorkerProcess) -> None:
 
 
 def until_stored(worker: WorkerProcess, store: Path, before: set[Path]) -> set[Path]:
-    """Until there is a file that was not there before; returns all that are there."""
+    """Wait until there is a new file; returns all files."""
     until(lambda: bool({*store.glob("*.kv")} - before), lambda: worker.stderr[-2000:])
     return {*store.glob("*.kv")}
 
 
 def check(start_worker: StartWorker, folder: Path, *flags: str) -> tuple[list[int], list[int]]:
-    """Returns what was said before the last turn, and after it."""
+    """Check; returns the conversation before and after the last turn."""
     store = folder / "store"
     flags = ("--kv-store", str(store), "--context-length", "1024", *flags)
     running = start_worker(*flags)

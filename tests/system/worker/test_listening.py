@@ -1,4 +1,4 @@
-"""Where a worker listens: several addresses, below a prefix, with a certificate, on a socket."""
+"""Addresses of a worker: several hosts, a prefix, a certificate, a Unix socket."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_an_address_that_is_given_twice_is_listened_on_once(
     ("addresses", "expected"),
     [
         (["127.0.0.2", "127.0.0.1"], ["127.0.0.2", "127.0.0.1"]),
-        (["192.0.2.1", "127.0.0.1"], ["127.0.0.1"]),  # the first is nobody's
+        (["192.0.2.1", "127.0.0.1"], ["127.0.0.1"]),  # nobody has the first
     ],
 )
 def test_a_name_is_listened_on_at_each_address_that_this_machine_has(
@@ -140,7 +140,7 @@ def test_a_worker_serves_on_a_unix_socket(
 ) -> None:
     path, keys = tmp_path / "w.sock", tmp_path / "keys"
     keys.write_text("alice:sk-secret\nbob:sk-other\n")
-    with socket.socket(socket.AF_UNIX) as left:  # by a worker that was killed
+    with socket.socket(socket.AF_UNIX) as left:  # left by a killed worker
         left.bind(str(path))
     flags = ["--uds", str(path), "--api-key-file", str(keys)]
     worker = start_worker(*flags, wait_ready=False)

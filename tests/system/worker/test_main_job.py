@@ -15,7 +15,7 @@ CASES = json.loads((Path(__file__).parents[2] / "data" / "expected_greedy.json")
     "cases"
 ]
 CLEAR_MARGIN = 0.05
-"""Between the two best logits; below it, rounding may choose the other token."""
+"""Difference of the two best logits below which rounding may choose the other token."""
 
 
 def case_name(case: dict[str, Any]) -> str:
@@ -28,7 +28,7 @@ def case_about(words: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def exact(share_worker: StartWorker) -> WorkerProcess:
-    """A worker on weights that were not quantised, as the reference's were not."""
+    """A worker with unquantised weights, like the reference."""
     return share_worker("--outtype", "bf16")
 
 

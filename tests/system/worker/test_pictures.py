@@ -1,4 +1,4 @@
-"""Pictures in chats: a worker whose model sees, from the dialects down to the cells."""
+"""Pictures in chats: a worker with a vision model, from the dialects down to the cells."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ from tests.unit.models.native_loads import damaged
 from tools.bench.peer_build import build_peers
 
 KINDS: tuple[ProjectorKind, ...] = ("gemma3", "idefics3", "qwen3vl_merger", "pixtral")
-"""One whose rows see each other, one that cuts pictures into tiles, one whose rows have positions
-in time and space, and one whose parts are as large as the picture wants."""
+"""A projector whose rows attend to each other, one that cuts pictures into tiles, one whose rows
+have positions in time and space, and one whose parts depend on the picture's size."""
 FORMS = {"PNG": "png", "JPEG": "jpeg", "GIF": "gif", "WEBP": "webp", "BMP": "bmp"}
 
 
@@ -65,7 +65,7 @@ def seeing(request: pytest.FixtureRequest, share_worker: StartWorker) -> WorkerP
 
 
 once = pytest.mark.parametrize("seeing", KINDS[:1], indirect=True)
-"""For what happens before a picture comes to its projector, whatever that is."""
+"""For tests of what happens before the projector, whichever it is."""
 
 
 def asked(worker: WorkerProcess, body: dict[str, Any]) -> str:
@@ -104,11 +104,11 @@ def test_a_second_question_on_one_picture_encodes_nothing(seeing: WorkerProcess)
     asked(seeing, question(image, "and say what it is"))
     first = encoded()
     assert first > before
-    # The same beginning: its cells are there. Another one: its embeddings are.
+    # The same prefix reuses cells, another one reuses embeddings.
     asked(seeing, question(image, "and tell me more"))
     asked(seeing, question(image, before="What is this?"))
     assert encoded() == first
-    # Nobody goes on from what another's salt keeps.
+    # Nothing is reused under another salt.
     asked(seeing, question(image, cache_salt="other"))
     assert encoded() > first
 
@@ -143,7 +143,7 @@ def clients(seeing: WorkerProcess) -> Iterator[tuple[OpenAI, Anthropic, Ollama]]
 def test_all_dialects_show_the_same_picture(
     seeing: WorkerProcess, clients: tuple[OpenAI, Anthropic, Ollama]
 ) -> None:
-    """By the clients that their users have, whole and streamed."""
+    """Through their users' clients, whole and streamed."""
     openai, anthropic, ollama = (cast(Any, client) for client in clients)
     image, words, text = picture(5), "what is it", {"type": "text", "text": "what is it"}
     encoded, url = base64.b64encode(image).decode(), data_url(image)
@@ -268,7 +268,7 @@ def test_what_no_longer_fits_is_not_decoded(seeing: WorkerProcess) -> None:
 
 
 def test_pictures_are_counted_that_do_not_fit_into_the_context(seeing: WorkerProcess) -> None:
-    """Counting takes no cells, so nothing need fit."""
+    """Counting needs no cells."""
     turns = [question(picture(1), f"and say {at}")["messages"][0] for at in range(30)]
     for turn in turns[1:]:
         turn["content"] = turn["content"][1:]
@@ -287,7 +287,7 @@ def test_pictures_are_counted_that_do_not_fit_into_the_context(seeing: WorkerPro
 
 
 def mutate(encoded: bytes, random: random.Random) -> bytes:
-    """A few bytes changed, some cut out or doubled."""
+    """Return a copy with some bytes changed, removed or doubled."""
     damaged = bytearray(encoded)
     for _ in range(random.randint(1, 8)):
         at = random.randrange(len(damaged))
@@ -311,8 +311,8 @@ def send_all_damaged(
     n_media: int,
     body_of: Callable[[bytes], dict[str, Any]],
 ) -> None:
-    """Send copies of `whole`, each damaged in its own way: any answer is right but the death of a
-    process."""
+    """Send copies of `whole`, each damaged differently: any answer is right unless a process
+    dies."""
     dice = random.Random()
     pid, engine = worker.pid, worker.engine_pid
 
@@ -362,18 +362,18 @@ def test_a_cancelled_question_frees_its_cells(seeing: WorkerProcess) -> None:
 
 @once
 def test_a_cancelled_questions_pictures_are_not_decoded(seeing: WorkerProcess) -> None:
-    """Each of them takes a second, and the next one's wait."""
+    """Each takes a second, for which the next request would wait."""
     image = io.BytesIO()
     Image.new("RGB", (5000, 5000)).save(image, "PNG")
-    pictures = [image.getvalue() + bytes([number]) for number in range(15)]  # none is another
+    pictures = [image.getvalue() + bytes([number]) for number in range(15)]  # all are different
     content = [question(each)["messages"][0]["content"][1] for each in pictures]
-    asked(seeing, question(picture(2), max_tokens=1))  # by which time each process is there
+    asked(seeing, question(picture(2), max_tokens=1))  # by then each process has started
     processes = seeing.processes
     for path in ("/v1/chat/completions", "/v1/chat/completions/input_tokens"):
         body = {"model": "x", "messages": [{"role": "user", "content": content}]}
         begun = computed_s(processes) + 0.5
         with asking(seeing.port, path, body):
-            while computed_s(processes) < begun:  # with the first of them
+            while computed_s(processes) < begun:  # with the first one
                 time.sleep(0.02)
         began = computed_s(processes)
         asked(seeing, question(picture(1), max_tokens=1))
@@ -381,7 +381,7 @@ def test_a_cancelled_questions_pictures_are_not_decoded(seeing: WorkerProcess) -
 
 
 class Pictures(http.server.BaseHTTPRequestHandler):
-    """A host of one picture, and of a redirect to this machine's other ports."""
+    """A host with one picture, and with a redirect to other ports of this machine."""
 
     def do_GET(self) -> None:
         if self.path == "/nowhere":
@@ -436,7 +436,7 @@ def test_a_picture_is_fetched_from_a_host_that_is_named(start_worker: StartWorke
 def test_a_projector_that_lacks_tokens_is_passed_over_or_stops_the_start(
     start_worker: StartWorker, warm_cache: Path, tmp_path: Path
 ) -> None:
-    """Which only the engine finds: one that lies beside the model, and one that is named."""
+    """Only the engine notices this: for one beside the model, and for a named one."""
     path = str(shutil.copy(random_model("dense"), tmp_path / "dense.gguf"))
     beside = str(shutil.copy(random_projector("idefics3"), tmp_path / "mmproj-dense-f32.gguf"))
     unfit = start_worker("--model", path, "--context-length", "512")
@@ -472,7 +472,7 @@ def llama_server(
     program: str | None = None,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
-    """The peer with the same files; its address."""
+    """Run the peer with the same files; yields its address."""
     program = program or build_peers(pins(), os.cpu_count() or 1).program("llama-server")
     port = free_port()
     files = ["-m", str(model), "--mmproj", str(projector)]
@@ -504,13 +504,13 @@ QUESTIONS = [
 def same_as_peers(
     worker: WorkerProcess, base: str, body: dict[str, Any], rounding: float = 0
 ) -> bool:
-    """Whether the worker says what the peer says, up to a token whose log-probability is nearer
-    than `rounding` to the next best."""
+    """Whether the worker's answer equals the peer's, up to a token whose log-probability is within
+    `rounding` of the next best."""
     answer = httpx.post(f"{base}/v1/chat/completions", json=body, timeout=120).json()
     theirs = str(answer["choices"][0]["message"]["content"])
     scored = worker.post("/v1/chat/completions", body | {"logprobs": True, "top_logprobs": 2})
     [choice] = scored.json()["choices"]
-    # A character that is cut off at the end is told, or left out.
+    # A character that is cut off at the end may be sent or left out.
     if choice["message"]["content"].rstrip("\ufffd") == theirs.rstrip("\ufffd"):
         return True
     decoder, said = codecs.getincrementaldecoder("utf-8")("replace"), ""

@@ -1,4 +1,4 @@
-"""A real worker sleeps: its memory is given back, and the next request wakes it."""
+"""A real worker sleeps: its memory is released, and the next request wakes it."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 from worker.cli import cpu
 cpu()
 """
-"""The installed command, to which orphans are left as to the first process of a container."""
+"""The installed command, which adopts orphans like the first process of a container."""
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is given orphans")
+@pytest.mark.skipif(sys.platform != "linux", reason="no subreaper on other systems")
 def test_a_containers_first_process_keeps_no_process_of_an_engine_that_ended(
     start_worker: StartWorker,
 ) -> None:

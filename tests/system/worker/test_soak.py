@@ -1,4 +1,4 @@
-"""Many clients that come, leave and cancel: nothing leaks, nothing is mixed up."""
+"""Many clients that come, disconnect and cancel: nothing leaks or is mixed up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.worker import PATIENCE_S, WorkerProcess, new_job_id
 CLIENTS = 32
 MEMORY_GROWTH_BYTES = 24 << 20
 
-# What each prompt asks for is told by no other: an answer of another stream would show.
+# Each prompt asks for a unique text, so that an answer of another stream is detected.
 SECRETS = {
     "France": "Paris",
     "Germany": "Berlin",
@@ -55,7 +55,7 @@ class Tally:
 @pytest.mark.parametrize("seconds", [8, pytest.param(240, marks=pytest.mark.long)])
 def test_a_soak_leaks_nothing_and_mixes_nothing(start_worker: StartWorker, seconds: int) -> None:
     worker = start_worker("--slots", "8")
-    run_clients(worker, 3)  # caches and pools reach their size
+    run_clients(worker, 3)  # caches and pools reach their final size
     before = memory(worker)
     tally = run_clients(worker, seconds)
     worker.wait_idle()
@@ -67,7 +67,7 @@ def test_a_soak_leaks_nothing_and_mixes_nothing(start_worker: StartWorker, secon
 
 
 def run_clients(worker: WorkerProcess, seconds: float) -> Tally:
-    """For so long, and until enough of everything has come."""
+    """Run for this long, and until there is enough of everything."""
     tally, end = Tally(), time.monotonic() + seconds
 
     def goes_on() -> bool:
@@ -92,7 +92,7 @@ def be_a_client(
         while goes_on():
             try:
                 tally.outcomes[one_request(client, chance)] += 1
-            except Exception as error:  # whatever it is, the test names it and fails
+            except Exception as error:  # whatever it is, the test reports it and fails
                 tally.faults.append(f"{type(error).__name__}: {error}")
                 return
 
@@ -108,7 +108,7 @@ def one_request(client: httpx.Client, chance: random.Random) -> str:
         "prompt": f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n",
         "max_tokens": 24 if asks else 200 if leaves != "cancelled" else 800,
         "temperature": 0,
-        # Without it, a story may end before its cancel arrives.
+        # Otherwise a story may end before its cancel arrives.
         "ignore_eos": leaves == "cancelled",
         "cache_salt": chance.choice(["a", "b"]),
     }
@@ -122,7 +122,7 @@ def one_request(client: httpx.Client, chance: random.Random) -> str:
             seen = list(itertools.islice(chunks, chance.randint(1, 6)))
             if leaves == "left":
                 return leaves
-            # On a connection that is open: building a client takes longer than a story.
+            # On an open connection, because creating a client takes longer than a story.
             answer = client.post("/cancel", json={"job_id": body["job_id"]})
             assert answer.status_code == 202
         stream = sse.collect([*seen, *chunks])
@@ -135,5 +135,5 @@ def one_request(client: httpx.Client, chance: random.Random) -> str:
 
 
 def memory(worker: WorkerProcess) -> int:
-    """Of all processes of the worker, shared pages counted once."""
+    """Memory of all processes of the worker, with shared pages counted once."""
     return sum(process.memory_full_info().pss for process in worker.processes)

@@ -1,4 +1,4 @@
-"""Sounds in chats: a worker whose model hears."""
+"""Sounds in chats: a worker with an audio model."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def sound(seed: int = 0, seconds: float = 1.0, rate: int = 16_000, form: str = "
 
 
 def silence(seconds: int, rate: int = 4000, form: str = "FLAC") -> bytes:
-    """As a FLAC it is small, however long it is."""
+    """Return silence, which is small as a FLAC, however long it is."""
     soundfile.write(file := io.BytesIO(), np.zeros(rate * seconds, np.int16), rate, format=form)
     return file.getvalue()
 
 
 def loud(loudest: float) -> bytes:
-    """A sound of 32-bit floats with one such sample in its second second."""
+    """A sound of 32-bit floats with one such sample after one second."""
     samples = np.zeros(24_000, np.float32)
     samples[20_000] = loudest
     soundfile.write(file := io.BytesIO(), samples, 16_000, format="WAV", subtype="FLOAT")
@@ -137,7 +137,7 @@ def test_all_formats_are_heard(hearing: WorkerProcess) -> None:
 def test_a_sound_that_is_longer_than_its_header_says_is_cut_at_the_bound(
     hearing: WorkerProcess,
 ) -> None:
-    """A FLAC need not tell how long it is."""
+    """A FLAC need not state its length."""
     whole = silence(1900)
     for encoded, words in ((whole, "it may take"), (untold(whole), "context length")):
         answer = hearing.post("/v1/chat/completions", about(encoded))
@@ -145,7 +145,7 @@ def test_a_sound_that_is_longer_than_its_header_says_is_cut_at_the_bound(
 
 
 def untold(flac: bytes) -> bytes:
-    """A FLAC whose header does not tell how long it is, as encoders write it into a pipe."""
+    """A FLAC whose header does not state its length, as encoders write it into a pipe."""
     return flac[:21] + bytes([flac[21] & 0xF0, *bytes(4)]) + flac[26:]
 
 
@@ -159,7 +159,7 @@ def test_a_flac_need_not_tell_its_length(hearing: WorkerProcess, seconds: float)
 def test_a_sound_that_cannot_fit_is_refused_before_it_is_decoded(
     hearing: WorkerProcess, form: str
 ) -> None:
-    """Half an hour has 45,000 tokens, and to decode and prepare it takes seconds."""
+    """Half an hour has 45,000 tokens, and decoding and preparing it takes seconds."""
     asked(hearing, about(sound(5)))  # measures how many tokens a second has
     encoded = silence(1800, 8000, form) if form == "MP3" else silence(1500, form=form)
     began = computed_s(hearing.children())
@@ -185,7 +185,7 @@ def test_no_more_of_a_long_sound_is_decoded_than_it_takes() -> None:
 
 
 def test_an_mp3_is_as_long_as_it_is_heard() -> None:
-    """What it begins with has another bit rate than the rest, and no tag tells its length."""
+    """It begins with another bit rate than the rest, and no tag states its length."""
     whole = b""
     for seconds, level in ((2, 0.95), (40, 0.05)):
         file, noise = io.BytesIO(), np.random.default_rng(0).uniform(-0.5, 0.5, seconds * 44_100)
@@ -198,7 +198,7 @@ def test_an_mp3_is_as_long_as_it_is_heard() -> None:
 
 
 def test_an_mp3_without_a_tag_is_heard_to_its_end() -> None:
-    """Its length is guessed from the first bit rate, which may be above all others."""
+    """Its length is estimated from the first bit rate, which may be above all others."""
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 10 * 44_100)
     soundfile.write(file := io.BytesIO(), noise, 44_100, format="MP3", bitrate_mode="VARIABLE")
     tagged = file.getvalue()
@@ -217,7 +217,7 @@ def test_sounds_are_counted_that_do_not_fit_into_the_context(hearing: WorkerProc
 
     short, long = (counted(seconds).json()["input_tokens"] for seconds in (1, 91))
     assert long - short == 3 * 750 > 2048
-    # The first is prepared, and leaves too little for the second, which is not.
+    # The first is prepared and leaves too little room for the second, which is not.
     messages = [*about(silence(1010))["messages"], *about(silence(1790))["messages"]]
     body = {"model": "x", "messages": messages}
     answer = hearing.post("/v1/chat/completions/input_tokens", body)
@@ -254,7 +254,7 @@ def test_a_tone_keeps_its_height_and_loudness(rate: int, form: str, subtype: str
     assert isinstance(decoded, Sound)
     heard = np.frombuffer(decoded.samples, np.float32)
     assert abs(len(heard) - 24_000) <= 2
-    middle = heard[4000:20_000]  # an MP3 begins and ends softly
+    middle = heard[4000:20_000]  # an MP3 fades in and out
     spectrum = np.abs(np.fft.rfft(middle))
     assert abs(int(spectrum.argmax()) - 440) <= 1
     assert abs(float(middle.std()) - 0.5 / 2**0.5) < (0.05 if form == "MP3" else 0.01)

@@ -1,4 +1,4 @@
-"""Starts: the port first, the phases, and every way to fail with its code and one sentence."""
+"""Starts: the port first, the phases, and every failure with its code and one sentence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.worker import Exit, run_to_exit
 
 
 def refused(exit: Exit, code: int, wire_code: str, *words: str) -> None:
-    """The contract of a failed start: exit code, one JSON line, one clear sentence."""
+    """Check the contract of a failed start: exit code, one JSON line, one clear sentence."""
     assert exit.code == code, exit.stderr[-2000:]
     assert "Traceback" not in exit.stderr
     assert exit.stdout == ""
@@ -55,7 +55,7 @@ def test_wrong_settings(warm_cache: Path, flags: list[str], words: list[str]) ->
 def test_the_port_answers_first_and_phases_follow(
     start_worker: StartWorker, tmp_path: Path
 ) -> None:
-    """On an empty cache, so that the start takes the conversion's time too."""
+    """With an empty cache, so that the start includes the conversion."""
     before = time.monotonic()
     env = engines_held_by(hold := tmp_path / "hold")
     hold.touch()
@@ -69,7 +69,7 @@ def test_the_port_answers_first_and_phases_follow(
     assert {"phase", "percent"} <= first.json().keys()
     refused_work = running.post("/execute", {"job_id": "early", "prompt": "Hi"})
     assert refused_work.status_code == 503 and refused_work.json()["code"] == "NOT_READY"
-    for n_bytes in (1000, 5 << 20):  # whether the model sees is not known yet
+    for n_bytes in (1000, 5 << 20):  # whether it is a vision model is not known yet
         picture = {"url": f"data:image/png;base64,{'A' * n_bytes}"}
         content = [{"type": "image_url", "image_url": picture}]
         messages = [{"role": "user", "content": content}]

@@ -1,4 +1,4 @@
-"""Stops: streams finish, new work is refused, and the process is gone in time, always."""
+"""Stops: streams finish, new work is refused, and the process always exits in time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_running_streams_finish_and_new_work_is_refused(
         assert worker.get("/ready").json()["state"] == "draining"
         refused = worker.post("/execute", {"job_id": "late", "prompt": "Hi"})
         assert refused.status_code == 503 and refused.json()["code"] == "SHUTTING_DOWN"
-        if how == "/shutdown":  # the first signal after it cuts nothing
+        if how == "/shutdown":  # the first signal after it cuts off nothing
             worker.signal(signal.SIGTERM)
             worker.wait_log("worker.signal")
         worker.hold.unlink()
@@ -66,7 +66,7 @@ def test_what_outlives_the_drain_gets_its_terminal_event(start_worker: StartWork
         worker.signal(signal.SIGTERM)
         assert reading.rest().error["code"] == "SHUTTING_DOWN"
         assert worker.wait() == 0
-    # Half a second and the engine's end on a quiet machine; 5.5 s at most by the process's clock.
+    # On a quiet machine half a second plus the engine's end; at most 5.5 s by the process's clock.
     assert time.monotonic() - before > 0.4 and clock.in_time(before, 20), (
         "a wedged engine holds nothing up"
     )
@@ -177,7 +177,7 @@ def converting(start_worker: StartWorker, folder: Path, at_sigterm: str) -> Work
     converter.chmod(0o700)
     command = [sys.executable, "-c", CONVERTS_BY, str(converter)]
     worker = start_worker(command=command, cache_dir=folder, wait_ready=False)
-    # It is followed then: a process that is still being started is killed with the start.
+    # By then the worker follows it: a process that is still being started is killed with the start.
     until(lambda: worker.get("/ready").json()["phase"] == "as told", lambda: worker.stderr)
     return worker
 
@@ -227,13 +227,13 @@ cpu()
 
 
 def leaving_soon(is_stuck: bool = False) -> list[str]:
-    """The installed command, but for how long a stop may take beyond its streams."""
+    """The installed command, with another limit for a stop after its streams."""
     return [sys.executable, "-c", LEAVES_SOON.format(is_stuck=is_stuck)]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="bounds another process")
+@pytest.mark.skipif(sys.platform != "linux", reason="limits another process")
 def test_a_stop_needs_no_new_thread(start_worker: StartWorker) -> None:
-    """Where memory or processes are short, there is none; the exit by force is ready before."""
+    """There may be none if memory or processes are short; the forced exit is prepared before."""
     worker = start_worker("--drain-timeout", "0.1", command=leaving_soon())
     taken = psutil.Process(worker.pid).memory_info().vms - (10 << 20)
     resource.prlimit(worker.pid, resource.RLIMIT_AS, (taken, taken))

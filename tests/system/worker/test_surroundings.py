@@ -1,4 +1,4 @@
-"""What happens around a worker: disks fill up, logs lose their reader, clocks jump."""
+"""The surroundings of a worker: disks fill up, logs lose their reader, clocks jump."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def serves_and_stops(
     meanwhile: Callable[[], object] = lambda: None,
     **files: Any,
 ) -> None:
-    """A worker with these standard files answers and ends well; `meanwhile` is called when it has
-    been started. Its port is chosen here, as its log cannot tell it."""
+    """Check that a worker with these standard files answers and exits cleanly; `meanwhile` is
+    called once it has been started. Its port is chosen here, as it cannot be read from the log."""
     port = free_port()
     process = subprocess.Popen(
         [*(command or installed()), "--port", str(port), "--log-level", "debug"],
@@ -96,15 +96,15 @@ def test_a_system_that_lets_no_core_dump_be_forbidden(warm_cache: Path) -> None:
 
 
 def test_a_folder_with_modules_of_these_names(tmp_path: Path) -> None:
-    """In which the worker is started: each of its processes imports its own."""
+    """The worker is started in this folder, but its processes import their own modules."""
     (tmp_path / "worker").mkdir()
     for name in ("worker/__init__", "secrets", "numpy"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit(__file__)")
-    serves_and_stops(tmp_path)  # its cache is empty, so the converter runs too
+    serves_and_stops(tmp_path)  # its cache is empty, so the converter runs, too
 
 
 def test_a_full_disk_stops_the_conversion_with_a_sentence(tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk: it fails the same write."""
+    """A limit on the size of files replaces the full disk, as the same write fails."""
     limited = ["sh", "-c", 'ulimit -f 2000; exec "$@"', "sh", *installed()]
     exit = run_to_exit("--port", "0", cache_dir=tmp_path, command=limited)
     assert exit.code in (3, 6), exit.stderr[-2000:]
@@ -128,8 +128,8 @@ def preloadable(folder: Path, name: str) -> Path:
 
 
 def test_a_stop_waits_for_no_resolver(start_worker: StartWorker, tmp_path: Path) -> None:
-    """A name of the pool manager that nobody answers for: the system looks it up for long, and the
-    worker leaves meanwhile."""
+    """The name of the pool manager does not resolve: the system's lookup takes long, and the worker
+    exits meanwhile."""
     running = start_worker(
         *("--heartbeat-url", "http://manager.hangs/beats", "--heartbeat-interval", "0.2"),
         env={"LD_PRELOAD": str(preloadable(tmp_path, "hanging_resolver"))},
@@ -180,8 +180,8 @@ def test_a_clock_that_jumps(start_worker: StartWorker, tmp_path: Path) -> None:
 def test_cpus_that_are_taken_from_a_running_worker(
     start_worker: StartWorker, flags: tuple[str, ...], bind: str
 ) -> None:
-    """As a cpuset does, of all its threads; those that the user has set stay. OpenMP may bind
-    those that compute."""
+    """As a cpuset does, for all its threads; a number that the user has set stays. OpenMP may bind
+    the computing threads."""
     cpus = sorted(os.sched_getaffinity(0))
     worker = start_worker(*flags, env={"LLORCH_THREADS": "", "OMP_PROC_BIND": bind})
     n_threads = worker.get("/info").json()["engine"]["threads"]
@@ -191,7 +191,7 @@ def test_cpus_that_are_taken_from_a_running_worker(
     for allowed in (cpus[:1], cpus):
         for thread in Path(f"/proc/{worker.engine_pid}/task").iterdir():
             os.sched_setaffinity(int(thread.name), allowed)
-        time.sleep(1.1)  # it looks once a second
+        time.sleep(1.1)  # it checks once a second
         worker.execute("Once upon a time", max_tokens=8)
         engine = worker.get("/info").json()["engine"]
         changes = allowed != cpus and not flags
@@ -203,7 +203,7 @@ def test_cpus_that_are_taken_from_a_running_worker(
 
 
 def test_the_log_is_utf8_in_each_locale(start_worker: StartWorker) -> None:
-    """The plan's reason has a times sign, which ASCII has not."""
+    """The plan's reason has a times sign, which is not ASCII."""
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     worker = start_worker(env=ascii_only)
     (plan,) = worker.logs("engine.plan")

@@ -1,4 +1,4 @@
-"""Streams outlive their engines, in a few seconds of chaos and in two hundred rounds of kills."""
+"""Streams survive their engines, in a few seconds of chaos and in two hundred rounds of kills."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_eight_streams_outlive_two_hundred_engines(warm_cache: Path, tmp_path: P
 
 SECONDS = 6
 FDS_OF_LIVE_STREAMS = 2 * chaos.N_CLIENTS
-"""Connections, of clients and of the manager, that happen to be open at a count."""
+"""Connections, of clients and of the manager, that may be open when they are counted."""
 
 
 def test_a_little_chaos(warm_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_a_little_chaos(warm_cache: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert figures.outcomes["end"] > 10, shown
     assert figures.twice == [], shown
     assert figures.survivors > 0, shown
-    # Only who was in hand at two crashes ends with one.
+    # Only a request that was being worked on at two crashes ends with one.
     assert figures.outcomes["error ENGINE_CRASHED"] <= figures.survivors / 10, shown
     assert figures.accepted_by_worker == figures.ended_by_worker, shown
     assert figures.heartbeat_breaches == [], shown

@@ -1,7 +1,7 @@
-"""What each of the two processes really imports, read from a running worker.
+"""The modules that each of the two processes really imports, read from a running worker.
 
-Python itself is asked: a hook that it runs at its start writes each import of a process down. No
-code of the product knows of it.
+A hook that Python runs at its start records each import of a process. No code of the product knows
+of it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ def _note(event, args):
 sys.addaudithook(_note)
 """
 BEFORE_ANYTHING = {"worker.devices.cpu", "worker.devices.cpu.instructions"}
-"""Whether this processor can run the worker at all is asked before NumPy could crash on it."""
+"""Imported before NumPy, which could crash, to check whether this processor can run the worker."""
 NATIVE = {"llama_cpp", "numpy", "gguf"}
 
 
 @pytest.fixture
 def imported(start_worker: StartWorker, tmp_path: Path) -> tuple[set[str], set[str]]:
-    """The modules of the API process and of the engine process, after some requests."""
+    """Return the modules of the API process and of the engine process, after some requests."""
     hook, notes = tmp_path / "hook", tmp_path / "notes"
     hook.mkdir()
     notes.mkdir()
@@ -42,7 +42,7 @@ def imported(start_worker: StartWorker, tmp_path: Path) -> tuple[set[str], set[s
 
 
 def use(worker: WorkerProcess) -> None:
-    """Each kind of request once, so that what is imported late is seen as well."""
+    """Send each kind of request once, so that late imports are recorded, too."""
     assert worker.execute("Once upon a time", max_tokens=4).end["tokens_out"] > 0
     chat = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
     assert worker.post("/v1/chat/completions", chat).status_code == 200
