@@ -1,15 +1,15 @@
-"""What a dialect writes to speak of generations: the one interface between it and `chat/`.
+"""What a dialect implements to serve generations: its one interface with `chat/`.
 
-A dialect is a pydantic model of its body and two things more, which `run.respond` puts together:
+A dialect is a pydantic model of its body and two more things, which `run.respond` puts together:
 
-- `read(body, state) -> Generate`: a function that makes the request of the body, or `ModelOnly` if
-  there is nothing to generate. It raises `InvalidRequest` for what the model of the body cannot
-  express. It may run on another thread.
+- `read(body, state)`: turns the body into a `Generate`, or into a `ModelOnly` if there is nothing
+  to generate. It raises `InvalidRequest` for rules that the pydantic model cannot express. It may
+  run on another thread.
 - a subclass of `Answer`: `encode` turns each delta into bytes of a stream, `whole` the finished
-  choices into the value of a whole answer. Both see the same deltas, so they cannot differ. Where a
-  stream is of blocks, as Anthropic's messages and OpenAI's responses are, it is a `BlockAnswer`.
+  choices into the value of a whole answer. Both see the same deltas, so they cannot differ. A
+  stream of blocks, as of Anthropic's messages and OpenAI's responses, is a `BlockAnswer`.
 
-Its operations and the form of its errors stand in its `http.operation.Dialect`.
+Its operations and the form of its errors are in its `http.operation.Dialect`.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass(frozen=True, slots=True)
 class ModelOnly:
-    """A request that has the model loaded or unloaded, and nothing generated."""
+    """A request only to load or to unload the model, which generates nothing."""
 
     answer: object
     is_wanted: bool
-    """Whether it is to be loaded."""
+    """Whether to load the model. A request to unload it has no effect."""
 
 
 Read = Callable[[Body, AppState], Generate | ModelOnly]
@@ -48,26 +48,26 @@ Read = Callable[[Body, AppState], Generate | ModelOnly]
 
 @dataclass
 class Answer(ABC, Generic[Body]):
-    """The answer to one request, streamed or whole. On the event loop, or on a thread where it has
-    many log-probabilities."""
+    """The answer to one request, streamed or whole. Runs on the event loop; a thread encodes many
+    log-probabilities."""
 
     media_type: ClassVar[str] = f"{SSE}; charset=utf-8"
-    """Of a stream."""
+    """The media type of a stream."""
     form: ClassVar[StreamForm]
-    """Of a stream's end."""
+    """How a stream ends."""
 
     body: Body
     asked: Generate
     choices: Sequence[Choice]
-    """Choice i is of prompt i // `asked.n`."""
+    """Choice i belongs to prompt i // `asked.n`."""
     state: AppState
 
     def __post_init__(self) -> None:
-        """Prepares what a dialect keeps beside them."""
+        """Set up the dialect's own state, if it has any."""
 
     @abstractmethod
     def encode(self, choice: Choice, delta: Delta) -> bytes:
-        """What a delta adds to a stream; empty if it is not shown. `choice` is the sum so far."""
+        """The bytes that a delta adds to a stream, if any. `choice` already includes it."""
 
     @property
     def has_ended(self) -> bool:
@@ -75,7 +75,7 @@ class Answer(ABC, Generic[Body]):
         return all(choice.finished is not None for choice in self.choices)
 
     def n_scores(self, delta: Delta) -> int:
-        """How many log-probabilities a delta, which was added to its choice, puts into a stream."""
+        """How many log-probabilities a delta adds to a stream. Its choice already includes it."""
         return count_scores(getattr(delta, "logprobs", ()))
 
     def failure(self, error: WorkerError) -> bytes:
@@ -83,8 +83,7 @@ class Answer(ABC, Generic[Body]):
         return self.form.failure(error, b"", b"")
 
     def is_numbered(self, event: bytes) -> bool:
-        """Whether an event of a stream that a reader may come back to has an id. The ids are
-        0, 1, 2…"""
+        """Whether an event gets an id, 0, 1, 2…, in a stream that a reader can resume."""
         return True
 
     @abstractmethod
@@ -99,7 +98,7 @@ What = Literal["start", "delta", "stop"]
 
 
 class BlockAnswer(Answer[Body]):
-    """The answer of one choice; its dialect says what the events of its stream look like."""
+    """An answer of one choice, streamed in blocks; the dialect defines their events."""
 
     def __post_init__(self) -> None:
         [self.choice] = self.choices
@@ -134,8 +133,8 @@ class BlockAnswer(Answer[Body]):
 
     @abstractmethod
     def step_events(self, what: What, index: int, block: Block, text: str) -> Iterable[Event]:
-        """What a block does in a stream: `index` is its place in the answer, `text` what a delta
-        adds."""
+        """The events of one step of a block, which is number `index` of the answer. `text` is what
+        a delta adds."""
 
     @abstractmethod
     def last_events(self) -> Iterable[Event]: ...

@@ -37,12 +37,12 @@ class Block:
     kind: Literal["reasoning", "text", "call", "custom"]
     """`custom` is the call of a custom tool."""
     id: str = ""
-    """A call's."""
+    """The id of a call."""
     name: str = ""
-    """The function that a call is of."""
+    """The name of a call's function."""
     parts: list[str] = field(default_factory=list)
     scores: list[TokenLogprob] = field(default_factory=list)
-    """Of a text's own tokens, where log-probabilities are wanted."""
+    """Log-probabilities of a text block's own tokens, if the request asks for them."""
 
     @property
     def is_call(self) -> bool:
@@ -50,13 +50,13 @@ class Block:
 
     @property
     def text(self) -> str:
-        """The text so far; of a call, its arguments."""
+        """The text so far; for a call, its arguments."""
         return "".join(self.parts)
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """A call's arguments as an object; if it was cut off, those that are complete. What is no
-        JSON is one text, as a custom tool's is."""
+        """A call's arguments as an object. If they were cut off, it has what arrived, a last string
+        in part. A custom tool's text, or arguments that are not JSON, are the member `INPUT`."""
         if self.kind != "custom":
             read, text = pydantic_core.from_json, self.text or "{}"
             try:
@@ -69,29 +69,29 @@ class Block:
 
 @dataclass(slots=True, eq=False)
 class Choice:
-    """One choice while it grows: `read` makes deltas of events, `add` adds each of them up."""
+    """One choice while it grows: `read` turns an event into deltas, `add` accumulates a delta."""
 
     index: int
     job: Job
     parser_of: Callable[[str], AnswerParser] | None = None
-    """Makes the parser of the answer from the end of its prompt."""
+    """Makes the answer's parser from the end of its prompt; `None`: the text is not parsed."""
     echo: str = ""
-    """The prompt's text, where the answer begins with it."""
+    """The prompt's text, if the answer begins with it."""
     blocks: list[Block] = field(default_factory=list)
     calls: list[Block] = field(default_factory=list)
     scored: list[Text] = field(default_factory=list)
-    """The texts that came with log-probabilities, where these are wanted."""
+    """The text deltas that came with log-probabilities."""
     token_ids: list[int] = field(default_factory=list)
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
     progress: PromptProgress | None = None
-    """The last one, of a request that reports it."""
+    """The latest report, if the request asks for progress."""
     finished: Finished | None = None
     reasoning_tokens: int = 0
-    """Those of the reasoning, its end mark included."""
+    """Tokens of the reasoning, its end mark included."""
     _n_read: int = 0
     """Tokens of the answer so far."""
     _undecided: list[TokenLogprob] = field(default_factory=list)
-    """Of tokens whose text has not come: it may be text that is held back, or a mark."""
+    """Log-probabilities of tokens whose text is withheld, as it may begin a mark."""
     _parser: AnswerParser | None = None
 
     def read(self, event: StreamEvent) -> list[Delta]:
@@ -139,7 +139,7 @@ class Choice:
                 self.calls[call].parts.append(text)
             case PromptScored(_, logprobs):
                 self.prompt_logprobs = logprobs
-            case PromptProgress():  # also between two tokens, where a request was preempted
+            case PromptProgress():  # also between two tokens, after a preemption
                 self.progress = delta
                 return
             case Finished():
@@ -151,11 +151,11 @@ class Choice:
         if delta.logprobs:
             self.scored.append(delta)
         if delta.logprobs or self._undecided:
-            self._score(delta)
+            self._assign_scores(delta)
 
-    def _score(self, delta: Text) -> None:
-        """Log-probabilities go to the block of the text that the tokens wrote, and to none if they
-        wrote marks, reasoning, calls or the end."""
+    def _assign_scores(self, delta: Text) -> None:
+        """Add log-probabilities to the text block that their tokens wrote. Those of marks,
+        reasoning, calls and the end belong to no block."""
         if delta.text:
             scores = self.blocks[-1].scores
             scores += _within(delta.text, self._undecided)
@@ -165,7 +165,7 @@ class Choice:
             self._undecided += delta.logprobs
 
     def forget_scores(self) -> None:
-        """Once they are sent. To free those of many at once would hold up others."""
+        """Free those that were sent, one by one: many at once would block other threads."""
         self.prompt_logprobs = ()
         while self.scored:
             self.scored.pop()
@@ -188,7 +188,7 @@ class Choice:
 
     @property
     def tokens_out(self) -> int:
-        """As far as the answer was read: of a job, more may have come."""
+        """Tokens of the answer as far as it was read; its job may have received more."""
         return self.finished.tokens_out if self.finished is not None else self._n_read
 
     @property
@@ -196,7 +196,7 @@ class Choice:
         assert self.finished is not None
         if self.finished.stop_reason == "MAX_TOKENS":
             return "length"
-        # Who reads that there are calls makes them, with the arguments that came before the stop.
+        # A client that reads `tool_calls` runs all calls, even one whose arguments were cut off.
         return "tool_calls" if self.calls and not self.is_cut else "stop"
 
     @property
@@ -208,17 +208,17 @@ class Choice:
 
 
 def _within(text: str, scores: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
-    """The last of the tokens that together stand in the text; a mark before them does not."""
+    """The longest run of last tokens whose joined pieces are in the text: without a mark before."""
     shown = text.encode()
 
-    def stands(first: int) -> bool:
+    def is_shown(first: int) -> bool:
         return b"".join(each.piece for each in scores[first:]) in shown
 
-    return scores[bisect_left(range(len(scores)), True, key=stands) :]
+    return scores[bisect_left(range(len(scores)), True, key=is_shown) :]
 
 
 def _scored(deltas: list[Delta], logprobs: tuple[TokenLogprob, ...]) -> list[Delta]:
-    """The deltas of one event; its log-probabilities go with the first text, or an empty one."""
+    """The deltas of one event, its log-probabilities with the first text, or with an empty one."""
     for index, delta in enumerate(deltas):
         if isinstance(delta, Text):
             return [*deltas[:index], Text(delta.text, logprobs), *deltas[index + 1 :]]

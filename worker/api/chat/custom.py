@@ -1,8 +1,8 @@
-"""Custom tools, which take one text of a form of its own. Pure functions, any thread.
+"""Custom tools, which take one text, of a given form or any. Pure functions, any thread.
 
-Templates know functions. So a model is told of a function with one argument, `INPUT`, and what it
-writes as that argument is the text that the client gets. A call that is forced is held to the
-text's form; of any other the model is only told the form.
+Chat templates only know functions. So the model sees a function with one parameter, `INPUT`, and
+the client gets that argument as the tool's text. A forced call is held to the form; for any other
+call the function's description only states it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _PARAMETERS = {
 
 
 def custom_tool(name: str, description: str | None, path: str, form: TextForm | None) -> Tool:
-    """The tool whose fields `path` has; without a form, it takes any text."""
-    told = [description or ""]
+    """The tool that the request defines at `path`; without a form, it takes any text."""
+    parts = [description or ""]
     if form is not None:
-        told.append(f"Its `{INPUT}` follows this {_NOUNS[form.syntax]}:\n{form.definition}")
-    words = "\n\n".join(filter(None, told)) or None
-    return Tool(name, f"{path}.{INPUT}", words, _PARAMETERS, is_custom=True, form=form)
+        parts.append(f"Its `{INPUT}` follows this {_NOUNS[form.syntax]}:\n{form.definition}")
+    text = "\n\n".join(filter(None, parts)) or None
+    return Tool(name, f"{path}.{INPUT}", text, _PARAMETERS, is_custom=True, form=form)

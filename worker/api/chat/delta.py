@@ -1,7 +1,7 @@
-"""What an answer grows by: the closed set of its deltas, the same for all dialects. Pure data.
+"""The deltas by which an answer grows: a closed set, the same for all dialects. Pure data.
 
-A parser makes text, reasoning and calls of a model's text. The engine's own events that an answer
-shows are deltas as they are: `Started` is the first of each choice, `Finished` the last.
+A parser splits the model's text into text, reasoning and calls. Engine events that an answer shows
+are deltas, too, unchanged: `Started` is the first of each choice, `Finished` the last.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from worker.wire.messages import Finished, PromptProgress, PromptScored, Started
 class Text(NamedTuple):
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of the tokens that came with it, reasoning and calls included, if they are wanted. The text
-    may be empty then."""
+    """Log-probabilities of the tokens that came with it, those of reasoning and calls included, if
+    the request asks for them. The text may then be empty."""
     token_ids: tuple[int, ...] = ()
-    """Of an answer that no parser cuts."""
+    """The tokens of the text; empty if a parser splits the answer."""
 
 
 class Reasoning(NamedTuple):
@@ -25,15 +25,15 @@ class Reasoning(NamedTuple):
 
 
 class Call(NamedTuple):
-    """The beginning of a call. Its arguments follow, as parts of a JSON text or of that which a
-    custom tool takes."""
+    """The beginning of a call. Its `Arguments` follow: parts of a JSON object, or of a custom
+    tool's text."""
 
     call: int
-    """Its index in the message."""
+    """Its index among the message's calls."""
     id: str
     name: str
     is_custom: bool = False
-    """Whether it is of a custom tool."""
+    """Whether it calls a custom tool."""
 
 
 class Arguments(NamedTuple):

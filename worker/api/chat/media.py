@@ -1,5 +1,5 @@
-"""Pictures and sounds in a request: base64 in, bytes out, and URLs that `links` fetches. What they
-hold is read by the engine's decoder alone. Pure functions, any thread."""
+"""Pictures and sounds in a request: decodes their base64, and leaves http(s) URLs to `links`. Only
+the engine decodes pictures and sounds themselves. Pure functions, any thread."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from worker.wire.engine_info import ProjectorInfo
 from worker.wire.work import Medium
 
 MAX_MEDIA = 64
-"""In one prompt."""
+"""The most media in one prompt."""
 _SOUND = re.compile(rb"RIFF....WAVE|ID3|fLaC|\xff[\xe0-\xff]", re.DOTALL)
-"""How WAV, MP3 and FLAC begin."""
+"""How WAV, MP3 and FLAC files begin."""
 _BLANKS = b" \t\r\n"
 _FETCHED = re.compile("https?://", re.IGNORECASE)
 _DATA_URL = re.compile(
@@ -23,7 +23,7 @@ _DATA_URL = re.compile(
 
 
 class Link(Medium, frozen=True, kw_only=True):
-    """A medium that is still to be fetched, without bytes."""
+    """A medium that is still to be fetched; its `data` is empty."""
 
     url: str
 
@@ -32,7 +32,7 @@ def named_medium(kind: Literal["image", "audio"], url: str, field: str) -> Mediu
     """The medium of a `data:` URL, or a link.
 
     Raises:
-        InvalidRequest: it is another URL, or no base64.
+        InvalidRequest: it is another URL, or not base64.
     """
     if _FETCHED.match(url):
         return Link(kind, b"", field, url=url)
@@ -40,7 +40,7 @@ def named_medium(kind: Literal["image", "audio"], url: str, field: str) -> Mediu
     if match is None:
         scheme = url.partition(":")[0][:16] if ":" in url[:17] else "no scheme"
         what = (
-            "must be a data: URL such as data:image/png;base64,…, or an http: or https: URL, and "
+            "must be a data: URL such as data:image/png;base64,…, or an http: or https: URL; "
             f"it has {scheme}"
         )
         raise refusal(field, "unsupported", what)
@@ -48,10 +48,10 @@ def named_medium(kind: Literal["image", "audio"], url: str, field: str) -> Mediu
 
 
 def medium_of(kind: Literal["image", "audio"] | None, encoded: str, field: str) -> Medium:
-    """A picture or sound from its base64; without a kind, it is what it begins as.
+    """A picture or sound from its base64. Without a `kind`, its first bytes decide.
 
     Raises:
-        InvalidRequest: it is no base64, or empty.
+        InvalidRequest: it is not base64, or empty.
     """
     try:
         data = base64.b64decode(encoded.encode("ascii").translate(None, _BLANKS), validate=True)

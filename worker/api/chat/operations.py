@@ -1,5 +1,5 @@
-"""The operations that every dialect of chats has: to generate, and to count a prompt. On the event
-loop."""
+"""The operations that dialects of chats share: to generate, and to count a prompt's tokens. On the
+event loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from worker.api.http.state import AppState
 from worker.wire.work import ChatPrompt, CountPrompt
 
 STREAMING = (*KEEPING, LATE_HEAD)
-"""What is read of a request whose answer may stream."""
+"""The headers that are read from a request whose answer may stream."""
 
 
 def generation(
@@ -36,19 +36,19 @@ def generation(
     )
 
 
-def counting(path: str, body: type[Any], chat_of: Callable[[Any], Chat], **told: str) -> Operation:
-    """`POST path`: how many tokens a chat has as the model's template writes it. Beside their
-    number, the answer has the fields `told`."""
+def counting(path: str, body: type[Any], chat_of: Callable[[Any], Chat], **more: str) -> Operation:
+    """`POST path`: how many tokens a chat has once the model's template has rendered it. The answer
+    also has the fields `more`."""
 
     async def count(request: Request, state: AppState) -> object:
-        def asked_by(found: Any) -> ChatPrompt:
-            chat = chat_of(found)
-            state.require_model(found.model)
+        def prompt_of(parsed: Any) -> ChatPrompt:
+            chat = chat_of(parsed)
+            state.require_model(parsed.model)
             return chat_prompt(chat, state)
 
         deadline = deadline_of(request)
-        found = await read_as(request, state, body, asked_by)
-        prompt = await with_media(found, state, deadline)
-        return {**told, "input_tokens": await answered(request, state, CountPrompt(prompt))}
+        prompt = await read_as(request, state, body, prompt_of)
+        prompt = await with_media(prompt, state, deadline)
+        return {**more, "input_tokens": await answered(request, state, CountPrompt(prompt))}
 
     return Operation("POST", path, count, "Tokens of a prompt", body=body)

@@ -1,5 +1,5 @@
-"""Prompts that are put into no template, as fields: texts, token ids, and texts with media in them.
-Pure functions, any thread."""
+"""Fields for raw prompts, which no template renders: texts, token ids, and texts with media. Pure
+functions, any thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MarkedText(OpenBody):
 
 
 _BOTH: dict[str, Any] = {"allOf": [{"contains": {"type": each}} for each in ("string", "integer")]}
-"""Otherwise a list of texts, or of ids, would be described twice."""
+"""So that a list of texts only, or of ids only, matches no second branch of the JSON schema."""
 
 
 def _kind_of_prompt(value: object) -> str:
@@ -45,8 +45,8 @@ def _kind_of_prompts(value: object) -> str:
 
 
 def prompts_of_at_most(most: int) -> Any:
-    """A prompt or a list of them, each a text, a text with media, or token ids with texts among
-    them. A list with a number in it is one prompt."""
+    """The type of a field with one prompt or a list of them, each a text, a text with media, or
+    token ids with texts among them. A list with a number in it is one prompt."""
     one = (
         Text
         | Annotated[TokenIds, Tag("~ids")]
@@ -59,10 +59,10 @@ def prompts_of_at_most(most: int) -> Any:
 
 
 def prompts_of(given: Any, path: str = "prompt") -> tuple[str | MixedTokens | MarkedPrompt, ...]:
-    """The prompts of a field `path` of that type.
+    """The prompts in a field of that type, whose path is `path`.
 
     Raises:
-        InvalidRequest: a medium is no base64.
+        InvalidRequest: a medium is not base64, or empty.
     """
     if not isinstance(given, tuple) or any(isinstance(part, int) for part in given):
         return (_prompt_of(given, path),)

@@ -1,6 +1,6 @@
-"""What a request to generate asks for, whichever dialect asked: a closed set of frozen records.
+"""What a request to generate asks for, in any dialect: a closed set of frozen records.
 
-A dialect's `read` makes them of its body. Nothing behind them sees a body; JSON schemas, template
+A dialect's `read` makes them from its body, which no later code sees. JSON schemas, template
 variables and the arguments of calls are data and stay dicts. Any thread.
 """
 
@@ -15,7 +15,7 @@ from worker.wire.sampling import Sampling
 from worker.wire.work import LineLimits, Medium, Prompt
 
 Content = tuple[str | Medium, ...]
-"""Of a message: texts, pictures and sounds. None of the texts is empty."""
+"""A message's texts, pictures and sounds. None of the texts is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,38 +24,37 @@ class ToolCall:
 
     name: str
     arguments: str | Mapping[str, Any] = ""
-    """As the client sent them: an object, or a text that should be one in JSON."""
+    """As the client sent them: an object, or a text that should be a JSON object."""
     id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A turn of a chat. What is `None` or empty was not sent."""
+    """A turn of a chat. A field that was not sent is `None` or empty."""
 
     role: str
     content: Content | None = None
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
-    """The call that this message is the result of."""
+    """The id of the call that this message is the result of."""
     name: str | None = None
 
 
 INPUT = "input"
-"""The one argument of a custom tool, and in a conversation of its call."""
-
+"""The name of a custom tool's only parameter, and of the argument in its calls."""
 
 Syntax = Literal["lark", "regex"]
 
 
 @dataclass(frozen=True, slots=True)
 class TextForm:
-    """The form of a custom tool's text."""
+    """The form that a custom tool's text must have."""
 
     syntax: Syntax
     definition: str
     path: str
-    """In the request, for faults."""
+    """Its path in the request, for faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,22 +62,22 @@ class Tool:
     """A function that the model may call."""
 
     name: str
-    """By which the model is told of it."""
+    """The name by which the model knows it."""
     path: str
-    """Of its parameters in the request, for faults."""
+    """The path of its parameters in the request, for faults."""
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     """A JSON schema; without one, any object is allowed."""
     is_custom: bool = False
-    """Whether the client knows it as a tool that takes a text, which is the argument `INPUT`."""
+    """Whether the client defined it as a tool that takes a text, which is the argument `INPUT`."""
     form: TextForm | None = None
-    """Of the text of a custom tool; `None` is any text."""
+    """The form of a custom tool's text; `None` allows any."""
     within: tuple[str, str] | None = None
-    """The namespace that the client has it in, and its name there."""
+    """The namespace in which the client defined it, and its name there."""
 
     @property
     def name_path(self) -> str:
-        """Of its name in the request, for faults."""
+        """The path of its name in the request, for faults."""
         return f"{self.path.rpartition('.')[0]}.name"
 
 
@@ -94,7 +93,7 @@ class JsonSchema:
     strict: bool = False
     """Whether a schema that cannot be enforced whole is refused."""
     calls: tuple[str, ...] = ()
-    """Functions of which one may be called instead, as `{"name", "arguments"}`."""
+    """Functions, one of which may be called instead, as `{"name", "arguments"}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,27 +134,27 @@ class ForcedCalls:
 
 @dataclass(frozen=True, slots=True)
 class OneTool:
-    """The choice of the one function that must be called."""
+    """A `tool_choice` that names the function to call."""
 
     name: str
-    """By which the model is told of it."""
+    """The name by which the model knows it."""
     path: str
-    """Of its name in the request, for faults."""
+    """The path of the name in the request, for faults."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningOptions:
-    """What is asked of the model's reasoning; `None` leaves it to the worker's settings."""
+    """How the model is to reason; `None` leaves a choice to the worker's settings."""
 
     budget: int | None = None
-    """Tokens of it at most; -1 is any number."""
+    """The most tokens of reasoning; -1 is unlimited."""
     message: str | None = None
-    """Ends a block whose budget is spent."""
+    """The text that ends a reasoning block whose budget is spent."""
     effort: str | None = None
     """`none`, `low`, `high` or another word that the model's template knows."""
     enabled: bool | None = None
     splits: bool | None = None
-    """Whether it comes apart from the answer's text."""
+    """Whether reasoning is separated from the answer's text."""
 
 
 UNASKED = ReasoningOptions()
@@ -169,18 +168,18 @@ class Chat:
     tools: tuple[Tool, ...] = ()
     tool_choice: Literal["auto", "none", "required"] | OneTool = "auto"
     parallel_tool_calls: bool | None = None
-    """False: one call at most. True: also a required call may be several."""
+    """False: at most one call. True: several, even if a call is required."""
     opens_answer: bool = True
-    """Whether the template begins the answer's message (`add_generation_prompt`), unless it
-    continues one."""
+    """Whether the template opens the answer's message (`add_generation_prompt`). An answer that
+    continues a message needs no other."""
     continues: bool | Literal["content", "reasoning_content"] = False
-    """Whether the answer goes on where the last message ends: its text, or its reasoning if it has
-    nothing else. A word says which of the two."""
+    """Whether the answer continues the last message: its text, or its reasoning if it has no text.
+    A word says which of the two."""
     reasoning: ReasoningOptions = UNASKED
     template_variables: Mapping[str, Any] = field(default_factory=dict)
-    """Those that the request names itself."""
+    """The variables that the request itself sets."""
     path: str = "messages"
-    """Of the messages in the request, for faults."""
+    """The path of the messages in the request, for faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,35 +187,35 @@ class Generate:
     """One request: `n` choices for each of its prompts, or for its chat."""
 
     id: str
-    """Names the answer, and the job of its first choice."""
+    """The id of the answer, and of its first choice's job."""
     input: Chat | tuple[Prompt, ...]
     sampling: Sampling
-    """The constraint in it follows from `format`."""
+    """Without a constraint: `inference_of` adds that of `formats` or of a forced call."""
     model: str | None = None
     max_tokens: int | None = None
-    """`None` is all that the context leaves; more than that is cut to it."""
+    """`None` means all that the context leaves; more than that is cut to it."""
     formats: tuple[Format, ...] = ()
-    """Of the answer's text. The first counts, unless a call is forced, which has a form of its own;
-    the answer's head names the others."""
+    """Forms of the answer's text. The first is enforced, unless a call is forced, which has a form
+    of its own. A header of the answer names the others."""
     stop: tuple[str, ...] = ()
     lines: LineLimits = LineLimits()
     reasoning: ReasoningOptions = UNASKED
-    """Of raw prompts; a chat has its own."""
+    """For raw prompts; a chat has its own."""
     n: int = 1
     prompt_logprobs: int | None = None
     """The number of alternatives for each token of the prompt; `None` disables them."""
     scores_end: bool = False
-    """Whether log-probabilities, where they are wanted, have that of the token that ends it."""
+    """Whether log-probabilities, if asked for, include that of the token that ends the answer."""
     echo: bool = False
-    """Whether the answer begins with the prompt; if it has log-probabilities, with the prompt's."""
+    """Whether the answer begins with the prompt, and its log-probabilities with the prompt's."""
     streams: bool = False
     reports_progress: bool = False
-    """Whether a stream tells how far the prompt is, or what time it has taken."""
+    """Whether a stream reports how far the prompt is computed, and how long that has taken."""
     adapters: Sequence[Asked] | None = None
-    """LoRA adapters that it lists; `None` leaves them to `model`."""
+    """The LoRA adapters that the request lists; `None`: those of `model`."""
     salt: str | None = None
-    """Prompt prefixes are reused only under the same one."""
+    """Prompt prefixes are reused only between requests with the same salt."""
     deterministic: bool = False
-    """Alone in its batch, nothing reused."""
+    """Whether it is alone in its batch and reuses nothing."""
     ignored: tuple[str, ...] = ()
-    """Fields that are known and have no effect here; the answer's head names them."""
+    """Known fields that have no effect here; a header of the answer names them."""

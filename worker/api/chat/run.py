@@ -1,7 +1,8 @@
-"""Runs what a request asks for: its jobs, and their events as one answer, streamed or whole.
+"""Runs a request to generate: starts its jobs and answers with their events, streamed or whole.
 
-There is one piece of a stream for each engine frame, whatever its number of tokens, and a comment
-after a silence. On the event loop, but for deltas with many log-probabilities.
+A stream gets one chunk for each engine frame, however many tokens the frame holds, and a comment
+after a silence. Log-probabilities may split a frame into several chunks. Runs on the event loop;
+deltas with many log-probabilities are encoded on a thread.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from worker.wire.work import (
 )
 
 _VALUES_OF_SCORE = 8
-"""Of each log-probability, alternatives included: its token's text, its bytes and others."""
+"""An estimate of the JSON values of one log-probability: its token's text, its bytes and so on."""
 _log = get_logger()
 
 
@@ -55,24 +56,25 @@ async def respond(
     read: Read[Body],
     answer_of: type[Answer[Any]],
 ) -> object:
-    """Answer a request to generate in a dialect; `answer.py` says what it brings.
+    """Answer a request to generate; `answer.py` describes what its dialect provides.
 
-    The head names the fields, and the keywords of schemas, that have no effect.
+    A header of the answer names the request's fields, and the keywords of its schemas, that have no
+    effect.
     """
     deadline = deadline_of(request)
 
-    def asked_by(found: Body) -> tuple[Body, Generate, Inference] | ModelOnly:
-        asked = read(found, state)
+    def prepare(parsed: Body) -> tuple[Body, Generate, Inference] | ModelOnly:
+        asked = read(parsed, state)
         if isinstance(asked, ModelOnly):
             return asked
-        return found, asked, inference_of(asked, state, deadline)
+        return parsed, asked, inference_of(asked, state, deadline)
 
-    parsed = await read_as(request, state, body, asked_by)
-    if isinstance(parsed, ModelOnly):
-        if parsed.is_wanted:
+    prepared = await read_as(request, state, body, prepare)
+    if isinstance(prepared, ModelOnly):
+        if prepared.is_wanted:
             await load_model(request, state)
-        return parsed.answer
-    found, asked, inference = parsed
+        return prepared.answer
+    parsed, asked, inference = prepared
     if ignored := (*asked.ignored, *inference.not_enforced):
         name_ignored(request, ignored)
     prompts = [
@@ -96,7 +98,7 @@ async def respond(
             Choice(index, job, inference.parser_of, echoes[index // asked.n])
             for index, job in enumerate(jobs)
         ]
-        answer = answer_of(found, asked, choices, state)
+        answer = answer_of(parsed, asked, choices, state)
         if not asked.streams:
             return await _whole(answer, inbox)
         if LATE_HEAD.of(request) == "1":
@@ -118,13 +120,13 @@ async def _whole(answer: Answer[Any], frames: AsyncIterable[list[StreamEvent]]) 
             choice = by_id[event.request_id]
             for delta in choice.read(event):
                 choice.add(delta)
-    scored = (each for found in answer.choices for each in (found.logprobs, found.prompt_logprobs))
+    scored = (scores for each in answer.choices for scores in (each.logprobs, each.prompt_logprobs))
     return await json_answer(_parts(answer), _VALUES_OF_SCORE * sum(map(count_scores, scored)))
 
 
 def _parts(answer: Answer[Any]) -> Iterable[bytes]:
-    """A whole answer as JSON. Its scores are made where the parts are taken, and freed there one
-    choice after another: to free many at once would hold up others."""
+    """A whole answer as JSON. Its log-probabilities are encoded as the parts are consumed, and
+    freed after the last one, entry by entry: freeing many at once would block other threads."""
     yield from in_parts(answer.whole())
     for choice in answer.choices:
         choice.forget_scores()
@@ -133,7 +135,7 @@ def _parts(answer: Answer[Any]) -> Iterable[bytes]:
 async def _streamed(
     answer: Answer[Any], frames: AsyncIterable[list[StreamEvent]]
 ) -> AsyncIterator[bytes]:
-    """An empty frame is a silence."""
+    """The chunks of a streamed answer. A frame without events means a silence."""
     by_id = {choice.job.request_id: choice for choice in answer.choices}
     asked = answer.asked
     is_scored = asked.sampling.logprobs is not None or asked.prompt_logprobs is not None
@@ -146,12 +148,12 @@ async def _streamed(
                     choice.add(delta)
                     if is_scored and (n_scores := answer.n_scores(delta)):
                         parts.append(await _encoded(answer, choice, delta, n_scores))
-                        yield b"".join(parts)  # those of many tokens hold the loop if sent at once
+                        yield b"".join(parts)  # many tokens' in one chunk would block the loop
                         parts.clear()
                     else:
                         parts.append(answer.encode(choice, delta))
         except WorkerError as error:
-            error.__traceback__ = None  # its frames keep the job, which keeps the error
+            error.__traceback__ = None  # no cycle: its frames hold the job, which holds it
             yield b"".join(parts) + answer.failure(error)
             return
         if chunk := b"".join(parts) if events else KEEPALIVE:
@@ -159,7 +161,8 @@ async def _streamed(
 
 
 async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: int) -> bytes:
-    """A delta with log-probabilities as bytes of a stream; others have their turns meanwhile."""
+    """The bytes of a delta with log-probabilities. Other tasks get a turn: before it is encoded, or
+    while a thread encodes it."""
     if _VALUES_OF_SCORE * n_scores >= MANY_VALUES:
         encoded = await in_background(partial(answer.encode, choice, delta))
     else:
@@ -173,22 +176,22 @@ async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: 
 
 
 async def with_media(prompt: Any, state: AppState, deadline: float | None) -> Any:
-    """The prompt with the bytes of all of its media.
+    """The prompt with the bytes of all of its media; links are fetched.
 
     Raises:
-        InvalidRequest: the model cannot take one of them, or it cannot be had; names its field.
+        InvalidRequest: the model does not accept one of them, or it cannot be fetched.
         NotReady: the model is still loading.
-        InferenceTimeout: the deadline passes before they are here.
+        InferenceTimeout: the deadline passes before all are fetched.
     """
     media: tuple[Medium, ...] = getattr(prompt, "media", ())
     if media:
         check_media(media, state.loaded().projector)
     if not any(isinstance(medium, Link) for medium in media):
         return prompt
-    from worker.api.chat.links import fetched  # with httpx: only workers that fetch
+    from worker.api.chat.links import fetched  # imports httpx, which only fetching needs
 
     try:
-        async with asyncio.timeout_at(deadline):  # by the same clock
+        async with asyncio.timeout_at(deadline):  # the loop's clock is `time.monotonic()`, too
             return structs.replace(prompt, media=await fetched(media, state))
     except TimeoutError:
         raise InferenceTimeout("The request's deadline has passed.") from None
@@ -211,19 +214,20 @@ async def _start_jobs(
     inbox: Inbox,
     left: asyncio.Event,
 ) -> None:
-    """Start all jobs, `n` for each prompt, each once the one before is accepted by the engine;
-    raises its refusal.
+    """Start the jobs, `n` for each prompt, one after another: each once the engine has accepted the
+    one before. Returns once all are accepted; until then a refusal can still decide the status.
 
-    Returns once all are accepted, before any status line. None is started for a client that has
-    left.
+    Raises:
+        WorkerError: a job is refused.
+        ClientDisconnect: the client has left, and no job runs any more.
     """
     try:
         for index, request in enumerate(requests):
             if jobs:
                 await state.supervisor.room(inbox)
-            # Who leaves ends the jobs that there are, so while one runs, there is no need to look.
+            # A client that leaves cancels the jobs so far: while one runs, no check is needed.
             if all([job.has_ended for job in jobs]):
-                await asyncio.sleep(0)  # in which the client is looked for
+                await asyncio.sleep(0)  # one turn of the loop, in which a disconnect is noticed
                 if left.is_set():
                     raise ClientDisconnect()
             job = state.supervisor.open(
@@ -251,7 +255,7 @@ async def _start_jobs(
 
 
 async def answered(request: Request, state: AppState, work: Work) -> Any:
-    """The engine's answer, cancelled when the client leaves."""
+    """The engine's answer to `work`, which is cancelled if the client leaves."""
     job = state.supervisor.open(work, deadline_of(request))
     async with while_connected(request.receive, job.cancel):
         try:
@@ -264,10 +268,10 @@ async def answered(request: Request, state: AppState, work: Work) -> Any:
 
 
 async def load_model(request: Request, state: AppState) -> None:
-    """Wait until the model is there, if the worker sleeps."""
+    """Wake the worker if it sleeps, and wait until the model is loaded."""
     await answered(request, state, Tokenize(""))
 
 
 def held_seconds(request: Request) -> float:
-    """How long the engine's answers to a request have waited for an engine to be there."""
+    """Seconds that a request's work has waited for an engine that could run it."""
     return getattr(request.state, "held_seconds", 0.0)

@@ -1,4 +1,4 @@
-"""Log-probabilities as JSON has them. Pure functions, any thread."""
+"""Log-probabilities in JSON. Pure functions, any thread."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ LOWEST = -9999.0
 
 
 def scored_token(entry: TokenLogprob) -> dict[str, Any]:
-    """A token in the form of OpenAI's chats. Its piece may be a part of a character, so its bytes
-    stand beside its text."""
+    """A token as in OpenAI's chat completions. Its piece may be a part of a character, so its bytes
+    accompany its text."""
     piece = entry.piece
     return {"token": piece_text(piece), "logprob": finite(entry.logprob), "bytes": list(piece)}
 
@@ -25,7 +25,7 @@ def scored_tokens(entries: Iterable[TokenLogprob]) -> Iterator[dict[str, Any]]:
 
 
 def count_scores(entries: Sequence[TokenLogprob]) -> int:
-    """Alternatives included; of a prompt, the first token has none."""
+    """How many there are, alternatives included. A prompt's first token has none, its last does."""
     return len(entries) * (1 + len(entries[-1].top)) if entries else 0
 
 

@@ -1,6 +1,6 @@
-"""llama-server's words for an answer's pace: `timings` and `prompt_progress`. Pure functions.
+"""llama-server's `timings` and `prompt_progress` of an answer. Pure functions.
 
-llama-swap and others read them in OpenAI's answers too.
+llama-swap and others read them in OpenAI's answers, too.
 """
 
 from __future__ import annotations
