@@ -29,8 +29,7 @@ from tests.unit.api.round_trips import compiled, source
 from worker.api.chat.chat_fields import ReasoningChatFields
 from worker.api.chat.inference import inference_of
 from worker.api.chat.prompt import chat_prompt
-from worker.api.chat.reasoning import Said as Reasoning
-from worker.api.chat.reasoning import reasoning_of
+from worker.api.chat.reasoning import ReasoningChoice, reasoning_of
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.dialects.anthropic.schema import read as read_messages
 from worker.api.dialects.llama_server.schema import TokenizeBody
@@ -271,7 +270,7 @@ WHOLE = st.fixed_dictionaries(SAID_OF)
 TEMPLATES = st.sampled_from(["", "{{ reasoning_effort == 'none' }}", "{{ thinking_budget }}"])
 
 
-def reasoning(template: str, *places: Said) -> tuple[Reasoning, dict[str, Any]]:
+def reasoning(template: str, *places: Said) -> tuple[ReasoningChoice, dict[str, Any]]:
     """What comes of the request's fields, its kwargs, the flags and the flags' kwargs."""
     fields, kwargs, flags, flags_kwargs = (*places, {}, {}, {})[:4]
     settings = Settings(

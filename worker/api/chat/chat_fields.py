@@ -1,4 +1,4 @@
-"""Messages and tools as OpenAI and llama-server take them. Pure data, any thread."""
+"""Messages and tools in the form of OpenAI and llama-server. Pure data, any thread."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ PartKind = Literal[
     "text", "input_text", "output_text", "refusal",
     "image_url", "input_image", "input_audio", "audio_url", "reasoning_text",
 ]  # fmt: skip
-"""The last is a part of `/v1/responses`' reasoning items."""
+"""`reasoning_text` is a part of a reasoning item of `/v1/responses`."""
 _MEDIA = {
     "image_url": "image_url",
     "input_image": "image_url",
     "input_audio": "input_audio",
     "audio_url": "audio_url",
 }
-"""The field of a picture or sound, by the type of its part."""
+"""The field with the picture or sound of a part, by the part's type."""
 
 
 class UrlFields(OpenBody):
@@ -78,9 +78,9 @@ class PartFields(OpenBody):
         "with it as url",
     )
     input_audio: SoundFields | None = None
-    audio_url: TextOr[UrlFields] | None = Field(None, description="of a sound, as image_url")
-    annotations: Any = Field(None, description="part of an earlier answer; says nothing here")
-    logprobs: Any = Field(None, description="part of an earlier answer; says nothing here")
+    audio_url: TextOr[UrlFields] | None = Field(None, description="of a sound; see image_url")
+    annotations: Any = Field(None, description="part of an earlier answer; no effect")
+    logprobs: Any = Field(None, description="part of an earlier answer; no effect")
 
     _has_medium = needed_by(_MEDIA)
 
@@ -89,10 +89,10 @@ ContentFields = TextOrMany[PartFields]
 
 
 def content_of(given: str | tuple[PartFields, ...] | None, path: str) -> Content | None:
-    """The content of a message; `path` is its field's.
+    """The content of a message; `path` is the path of its field.
 
     Raises:
-        InvalidRequest: a picture or sound is none that can be taken.
+        InvalidRequest: a picture or sound is not base64, or its URL is of no known form.
     """
     if given is None:
         return None
@@ -119,7 +119,7 @@ class FunctionName(OpenBody):
 
 class CalledFunctionFields(FunctionName):
     arguments: TextOr[JsonObject] = ""
-    index: Any = Field(None, description="the call's place, which its order says")
+    index: Any = Field(None, description="the call's place; no effect, as the order counts")
 
 
 class CalledCustomFields(FunctionName):
@@ -130,14 +130,14 @@ ToolKind = Literal["function", "custom"]
 
 
 class OfKind(OpenBody):
-    """A tool, a call or a choice: its fields stand in the one that is named as its type."""
+    """A tool, a call or a choice, with its details in the field that has the name of its type."""
 
     type: str
 
-    _is_told = needed_by({kind: kind for kind in ("function", "custom", "allowed_tools")})
+    _has_details = needed_by({kind: kind for kind in ("function", "custom", "allowed_tools")})
 
     @property
-    def told(self) -> Any:
+    def details(self) -> Any:
         return getattr(self, self.type)
 
 
@@ -149,9 +149,9 @@ class ToolCallFields(OfKind):
 
     @property
     def call(self) -> ToolCall:
-        told = self.told
-        arguments = {INPUT: told.input} if self.type == "custom" else told.arguments
-        return ToolCall(told.name, arguments, self.id)
+        called = self.details
+        arguments = {INPUT: called.input} if self.type == "custom" else called.arguments
+        return ToolCall(called.name, arguments, self.id)
 
 
 class MessageFields(OpenBody):
@@ -161,14 +161,14 @@ class MessageFields(OpenBody):
     tool_call_id: str | None = None
     tool_calls: Many[ToolCallFields] = Field((), max_length=MAX_CALLS)
     function_call: Annotated[JsonObject, refused("send it in tool_calls")] = Field(
-        {}, description="not honoured; tool_calls took its place"
+        {}, description="not honoured; send it in tool_calls"
     )
     reasoning_content: str | None = Field(
         None, validation_alias=AliasChoices("reasoning_content", "reasoning")
     )
 
     def message(self, path: str) -> Message:
-        """The message, whose field is `path`; raises as `content_of`."""
+        """The message; `path` is its path in the request. Raises like `content_of`."""
         return Message(
             role=self.role,
             content=content_of(self.content, f"{path}.content"),
@@ -184,8 +184,8 @@ class FunctionFields(FunctionName):
     parameters: JsonObject | None = Field(None, description="a JSON schema")
     strict: Flag | None = Field(
         None,
-        description="a forced call keeps the schema either way; one that the model makes by its "
-        "own choice is as the model wrote it",
+        description="no effect: a forced call follows the schema anyway, and any other call is "
+        "passed on as the model wrote it",
     )
 
 
@@ -201,7 +201,7 @@ class CustomFormat(OpenBody):
     _has_grammar = needed_by({"grammar": "grammar"})
 
     def form(self, path: str) -> TextForm | None:
-        """The form of a text, whose field is `path`."""
+        """The form of the text, `None` for any; `path` is this object's path in the request."""
         if self.type == "text" or (given := self.grammar) is None:
             return None
         return TextForm(given.syntax, given.definition, f"{path}.grammar")
@@ -211,8 +211,8 @@ class CustomFields(FunctionName):
     description: str | None = None
     format: CustomFormat = Field(
         CustomFormat(),
-        description="of its text; a forced call keeps it, one that the model makes by its own "
-        "choice is as the model wrote it",
+        description="of its text; a forced call follows it, and any other call is passed on as the "
+        "model wrote it",
     )
 
 
@@ -222,12 +222,12 @@ class ToolFields(OfKind):
     custom: CustomFields | None = Field(None, description="a tool that takes one text")
 
     def tool(self, path: str) -> Tool:
-        """The tool, whose field is `path`."""
-        told, path = self.told, f"{path}.{self.type}"
+        """The tool; `path` is this object's path in the request."""
+        own, path = self.details, f"{path}.{self.type}"
         if self.type == "custom":
-            form = told.format.form(f"{path}.format")
-            return custom_tool(told.name, told.description, path, form)
-        return Tool(told.name, f"{path}.parameters", told.description, told.parameters)
+            form = own.format.form(f"{path}.format")
+            return custom_tool(own.name, own.description, path, form)
+        return Tool(own.name, f"{path}.parameters", own.description, own.parameters)
 
 
 AllowedMode = Literal["auto", "required"]
@@ -254,10 +254,8 @@ class ToolChoice(OfKind):
 def with_allowed(
     chat: Chat, mode: AllowedMode, allowed: Sequence[tuple[Collection[str], str]]
 ) -> Chat:
-    """The chat with those of its tools alone that are allowed: each entry has the names that it
-    allows, and its path.
-
-    The others are not told to the model: it could call them only in vain.
+    """The chat with only its allowed tools: each entry of `allowed` has the names that it allows,
+    and its path. The model does not see the other tools, which it may not call.
 
     Raises:
         InvalidRequest: an entry names none of the tools.
@@ -277,12 +275,12 @@ class ChatFields(OpenBody):
     messages: Many[MessageFields] = Field(min_length=1, max_length=MAX_MESSAGES)
     tools: Many[ToolFields] = Field((), max_length=MAX_TOOLS)
     add_generation_prompt: Flag | None = Field(
-        None, description="true, unless the last message goes on"
+        None, description="by default true, unless the answer continues the last message"
     )
     continue_final_message: FlagOrWord[Literal["content", "reasoning_content"]] = Field(
         False,
-        description="the answer goes on where the last message ends: its text, or its reasoning if "
-        "there is no text; content or reasoning_content says which",
+        description="the answer continues the last message: its text, or its reasoning if there is "
+        "no text; content or reasoning_content says which",
     )
     chat_template_kwargs: JsonObject | None = Field(
         None, max_length=64, description="variables of the template"
@@ -297,7 +295,7 @@ class ChatFields(OpenBody):
             raise wrong("type", str(error)) from None
 
     goes_on: ClassVar[bool] = False
-    """Whether the answer goes on with a last message of the assistant unasked in this dialect."""
+    """Whether this dialect continues a last message of the assistant without being asked to."""
 
     def chat(
         self,
@@ -305,7 +303,7 @@ class ChatFields(OpenBody):
         variables: Mapping[str, Any] | None = None,
         parallel_tool_calls: bool | None = None,
     ) -> Chat:
-        """The chat; `variables` of the template are fields, and count before
+        """The chat; `variables` are those of the template that fields set, and override
         `chat_template_kwargs`.
 
         Raises:
@@ -330,7 +328,7 @@ class ChatFields(OpenBody):
 
 
 class ReasoningChatFields(ChatFields, BudgetFields):
-    """A chat with all that its prompt depends on; the whole body of `/apply-template`."""
+    """A chat with everything that its prompt depends on: the body of `/apply-template`."""
 
     tool_choice: WordOr[ToolChoice] | None = None
     reasoning_effort: str | None = Field(
@@ -347,10 +345,10 @@ class ReasoningChatFields(ChatFields, BudgetFields):
         splits: bool | None = None,
         parallel_tool_calls: bool | None = None,
     ) -> Chat:
-        """As `chat`; `message` and `splits` are those of `ReasoningOptions`.
+        """Like `chat`; `message` and `splits` are those of `ReasoningOptions`.
 
         Raises:
-            InvalidRequest: as `chat`, or a tool is allowed that is none.
+            InvalidRequest: as from `chat`, or an allowed tool is not among the tools.
         """
         reasoning = ReasoningOptions(
             budget=self.reasoning_budget,
@@ -364,11 +362,11 @@ class ReasoningChatFields(ChatFields, BudgetFields):
         choice = self.tool_choice
         if not isinstance(choice, ToolChoice):
             return chat if choice is None else replace(chat, tool_choice=choice)
-        told, path = choice.told, f"tool_choice.{choice.type}"
-        if not isinstance(told, AllowedTools):
-            return replace(chat, tool_choice=OneTool(told.name, f"{path}.name"))
+        chosen, path = choice.details, f"tool_choice.{choice.type}"
+        if not isinstance(chosen, AllowedTools):
+            return replace(chat, tool_choice=OneTool(chosen.name, f"{path}.name"))
         allowed = [
-            ([each.told.name], f"{path}.tools[{index}].{each.type}.name")
-            for index, each in enumerate(told.tools)
+            ([each.details.name], f"{path}.tools[{index}].{each.type}.name")
+            for index, each in enumerate(chosen.tools)
         ]
-        return with_allowed(chat, told.mode, allowed)
+        return with_allowed(chat, chosen.mode, allowed)

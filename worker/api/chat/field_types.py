@@ -1,4 +1,4 @@
-"""The types of fields that several bodies have: unions by JSON type, limits, checks. Pure data, any
+"""Types of fields that several bodies share: unions by JSON type, limits, checks. Pure data, any
 thread."""
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ModelName = Annotated[str, Field(max_length=1024)]
 ToolName = Annotated[str, Field(max_length=256)]
 TopLogprobs = Annotated[Integer, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Limit = Annotated[Integer, Field(ge=-1, le=2**31 - 1)]
-"""-1 is no limit."""
+"""-1 means no limit."""
 
 
 def json_kind(value: object) -> str:
-    """The branch of a union for a value of this JSON type."""
+    """The tag of a union's branch, by the JSON type of a value."""
     match value:
         case str():
             return "~text"
@@ -47,7 +47,7 @@ TokenIds = Annotated[Many[TokenId], Field(min_length=1)]
 
 
 def _stops(given: object) -> object:
-    """One text or several; an empty one, as some clients send it, ends no answer."""
+    """One text or several, without empty ones, which some clients send."""
     texts = [given] if isinstance(given, str) else given
     if not isinstance(texts, list | tuple):
         raise wrong("type", "must be a text or a list of texts")
@@ -63,7 +63,7 @@ Stops = Annotated[
 
 
 def needed_by(fields: Mapping[str, str]) -> Any:
-    """A check of a model: the field of its type must be given, and be no empty text."""
+    """A pydantic validator: the field that `fields` has for the body's `type` must not be empty."""
 
     def check(body: Any) -> Any:
         field = fields.get(body.type)
@@ -76,7 +76,7 @@ def needed_by(fields: Mapping[str, str]) -> Any:
 
 
 def refused(instead: str) -> Any:
-    """A check of a field that may be there only if it asks for nothing; `instead` is what to do."""
+    """A validator of a field that is only accepted if empty; `instead` says what to do."""
 
     def check(given: Any) -> Any:
         if given:

@@ -1,6 +1,6 @@
-"""Fields that several dialects take, and what a request has of them. Pure data, any thread.
+"""Fields that several dialects share, and the requests they make. Pure data, any thread.
 
-OpenAI's own names, with those of llama.cpp and vLLM beside them.
+The names are OpenAI's, with those of llama.cpp and vLLM beside them.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ MAX_ADAPTERS = 256
 
 
 class AdaptedBody(OpenBody):
-    """What is computed with a model and adapters: texts, vectors, ranks."""
+    """A body that chooses a model and adapters, for texts, vectors or ranks."""
 
     model: ModelName | None = None
     lora: Many[AdapterFields] | None = Field(
         None,
         max_length=MAX_ADAPTERS,
-        description="the adapters that are applied, and no other; without it, those of model",
+        description="the adapters to apply, and no others; without it, those of model",
     )
 
 
 class OwnFields(AdaptedBody):
-    """What is told of a request in every dialect: its model and adapters, whether it streams, and
-    what may be reused for it."""
+    """The fields that every open dialect has: for the model and adapters, streaming, and what may
+    be reused."""
 
     stream: Flag = False
     user: str | None = Field(None, description="prompt prefixes are reused only for the same user")
@@ -85,7 +85,7 @@ class OwnFields(AdaptedBody):
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
 
     def own(self, prefix: str) -> dict[str, Any]:
-        """Its fields of `Generate`; `prefix` begins the request's id."""
+        """These as fields of a `Generate`, whose id begins with `prefix`."""
         id = f"{prefix}{uuid.uuid4().hex}"
         names = ("prompt_cache_key", "user", "cache_salt")
         salts = [f"{name}={value}" for name in names if (value := getattr(self, name))]
@@ -112,7 +112,7 @@ class StructuredOutputs(OpenBody):
 
 
 class BudgetFields(OpenBody):
-    """How long a model may reason; some templates tell it."""
+    """How long the model may reason. Some templates tell the model, too."""
 
     reasoning_budget: Limit | None = Field(
         None,
@@ -122,7 +122,7 @@ class BudgetFields(OpenBody):
             "thinking_budget_tokens",
             "thinking_token_budget",
         ),
-        description="tokens of reasoning at most; 0 is none, -1 any number",
+        description="the most tokens of reasoning; 0 is none, -1 is unlimited",
     )
 
 
@@ -133,9 +133,9 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         ("json_schema", "grammar", "structured_outputs")
         + ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
     )
-    """Those that `formats` reads; most requests have none of them."""
+    """The fields that `formats` reads; most requests have none of them."""
     default_tokens: ClassVar[int | None] = None
-    """Of an answer whose request does not say; `None` is all that the context leaves."""
+    """`max_tokens` where a request has none; `None` is all that the context leaves."""
 
     max_tokens: Integer | None = Field(
         None,
@@ -155,19 +155,21 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
     stop: Stops = Field((), validation_alias=AliasChoices("stop", "stopping_strings"))
     stream_options: StreamOptions = StreamOptions()
     reasoning_budget_message: str | None = Field(
-        None, max_length=4096, description="a text that ends reasoning whose budget is spent"
+        None, max_length=4096, description="the text that ends reasoning whose budget is spent"
     )
     n_indent: Limit = Field(
-        0, description="a line after the first with fewer blanks at its beginning ends the answer"
+        0, description="a line after the first with fewer blanks at its start ends the answer"
     )
     t_max_predict_ms: Limit = Field(
-        0, description="the end of a line ends the answer so long after its first text; 0 = never"
+        0,
+        description="a line's end ends the answer once this many milliseconds have passed since "
+        "its first text; 0 = never",
     )
     timings_per_token: Flag = Field(
-        False, description="timings in each chunk of a stream that brings a part of the answer"
+        False, description="adds timings to each chunk of a stream that has a part of the answer"
     )
     return_progress: Flag = Field(
-        False, description="chunks with prompt_progress while the prompt of a stream is computed"
+        False, description="sends chunks with prompt_progress while a stream's prompt is computed"
     )
     json_schema: JsonObject | None = None
     grammar: str | None = Field(
@@ -190,7 +192,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         logprobs: int | None,
         post_sampling_probs: bool = False,
     ) -> Generate:
-        """The request of these fields; `prefix` begins its id."""
+        """The request that these fields make; its id begins with `prefix`."""
         limit = self.default_tokens if self.max_tokens is None else self.max_tokens
         return Generate(
             input=input,
@@ -209,8 +211,8 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """The forms of the answer in llama.cpp's and vLLM's fields; the first counts, and so a
-        grammar before a schema, as with llama-server."""
+        """The forms that llama.cpp's and vLLM's fields ask for; the first counts. As in
+        llama-server, a grammar comes before a schema."""
         given, prefix = self.structured_outputs, "structured_outputs."
         fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
             ("grammar", self.grammar or None, Grammar),
@@ -229,6 +231,6 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
 
 
 def _json_schema(given: str | JsonObject, path: str) -> JsonSchema:
-    """JSON under a schema; clients also send schemas as text."""
+    """The form of a schema, which clients also send as JSON text."""
     schema = parse_json(given.encode(), path) if isinstance(given, str) else given
     return JsonSchema(schema, path)

@@ -1,6 +1,6 @@
-"""What a request becomes for the engine: a job for each prompt and choice, and how to read them.
+"""Turns a request into the engine's: one for each choice of each prompt, and a parser for its text.
 
-Checks what depends on the served model, whatever dialect asked. Pure functions, any thread.
+Checks what depends on the served model, for all dialects. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Inference:
     requests: tuple[InferenceRequest, ...]
     """First the choices of the first prompt, then those of the next."""
     digests: tuple[str, ...]
-    """Of the prompts, for logs."""
+    """A digest of each prompt, for logs."""
     not_enforced: tuple[str, ...]
     """Paths of schema keywords that are not enforced, and of fields that have no effect."""
     parser_of: Callable[[str], AnswerParser] | None = None
@@ -43,7 +43,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     """
     Raises:
         ModelNotFound: the model's name is not one that this worker answers to.
-        InvalidRequest: this model cannot do it, or this worker can never run it.
+        InvalidRequest: this model cannot serve it, or this worker can never run it.
     """
     adapters = state.adapters.of(asked.model, asked.adapters)
     form: Format | ForcedCalls | None = next(iter(asked.formats), None)
@@ -58,14 +58,14 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     use: ToolUse | None = None
     goes_on = False
     if isinstance(prompts, Chat):
-        chat, said = prompts, reasoning_of(prompts, state)
-        prompt, budget = chat_prompt(chat, state, said), said[2]
+        chat, choice = prompts, reasoning_of(prompts, state)
+        prompt, budget = chat_prompt(chat, state, choice), choice.budget
         prompts, wish = (prompt,), chat.reasoning
         splits = state.settings.reasoning != "none" if wish.splits is None else wish.splits
         if chat.tools and chat.tool_choice != "none":
             use = _tool_use(chat, form)
         if use is not None and use.forced:
-            # It leaves no text, so a form of the answer's text has no effect beside it.
+            # A forced call leaves no text, so the forms of the answer's text have no effect.
             only = chat.tool_choice.name if isinstance(chat.tool_choice, OneTool) else None
             tools = tuple(tool for tool in chat.tools if only in (None, tool.name))
             several = chat.tool_choice == "required" and chat.parallel_tool_calls is True
@@ -85,7 +85,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     if form is not None:
         constraint, not_enforced = constrain(form, strict=state.settings.strict)
         if use is not None and not use.is_json:
-            # The form holds for the whole answer, in which no call can be written then.
+            # The form holds for the whole answer, so the model cannot write a call.
             not_enforced = (*not_enforced, "tools")
         if splits and not conventions.calls.always_framed:
             constraint = replace(constraint, follows_reasoning=True)

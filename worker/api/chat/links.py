@@ -1,9 +1,9 @@
-"""Fetches the pictures and sounds that a request names by a URL, from the hosts that
-`--allow-media-host` names and from nowhere else. On the event loop.
+"""Fetches the pictures and sounds that a request names by a URL, but only from hosts that
+`--allow-media-host` names. On the event loop.
 
-A URL is anybody's: it may name a service of this network, or a host whose name leads there, now or
-at the second look. So a name is resolved once, its address is checked, and that address is
-connected to. A redirect is a URL like the first. No proxy is asked.
+URLs are untrusted: one may name a service of this network, or a host that resolves to one, at once
+or only the second time (DNS rebinding). So a name is resolved once, its addresses are checked, and
+the connection goes to one that passed. A redirect is checked like the first URL. No proxy is used.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from worker.observability.logs import get_logger
 from worker.wire.work import Medium
 
 SECONDS = 15.0
-"""For all media of a request."""
+"""The time limit for all media of a request."""
 MAX_REDIRECTS = 5
 MAX_URL_CHARS = 4096
 _PORTS = {"http": 80, "https": 443}
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 Address = IPv4Address | IPv6Address
-Known = Sequence[tuple[str, int | None]]
-"""Hosts of `--allow-media-host` as the settings have them."""
+AllowedHosts = Sequence[tuple[str, int | None]]
+"""Hosts of `--allow-media-host` with their ports; `None` is the port of the URL's scheme."""
 log = get_logger()
 
 
 class _Refused(Exception):
-    """`str` is a clause that says why."""
+    """Its message is a clause that says why."""
 
 
 async def fetched(media: Sequence[Medium], state: AppState) -> tuple[Medium, ...]:
-    """The media, each link among them with its bytes.
+    """The media, with the bytes of each link among them.
 
     Raises:
-        InvalidRequest: one of them cannot be had; names its field.
+        InvalidRequest: one of them cannot be fetched; the error names its field.
     """
     settings = state.settings
     found: dict[str, bytes] = {}
     left = state.served.max_body_bytes
-    # With a transport of its own, a client asks no proxy; certificates are httpx's defaults.
+    # With an explicit transport, httpx ignores proxies of the environment.
     transport = httpx.AsyncHTTPTransport()
     async with state.fetches, httpx.AsyncClient(transport=transport) as client:
         ends_at = asyncio.get_running_loop().time() + SECONDS
@@ -78,12 +78,12 @@ def _invalid(medium: Medium, why: str) -> InvalidRequest:
     return invalid([fault(medium.field, "unsupported", f"{medium.field}: {why}")])
 
 
-async def _get(client: httpx.AsyncClient, text: str, known: Known, most_bytes: int) -> bytes:
+async def _get(client: httpx.AsyncClient, text: str, hosts: AllowedHosts, most_bytes: int) -> bytes:
     if len(text) > MAX_URL_CHARS:
         raise _Refused(f"a URL may have {MAX_URL_CHARS} characters")
     began, url = time.monotonic(), httpx.URL(text)
     for _ in range(1 + MAX_REDIRECTS):
-        response = await _sent(client, url, known)
+        response = await _sent(client, url, hosts)
         try:
             if response.has_redirect_location:
                 url = url.join(response.headers["location"])
@@ -97,12 +97,12 @@ async def _get(client: httpx.AsyncClient, text: str, known: Known, most_bytes: i
     raise _Refused(f"its host redirects more than {MAX_REDIRECTS} times")
 
 
-async def _sent(client: httpx.AsyncClient, url: httpx.URL, known: Known) -> httpx.Response:
-    """The response of one of the addresses of the URL's host, whose body is still to be read."""
-    addresses = await _addresses(url, known)
-    # The connection is to the address; the certificate must be the name's.
+async def _sent(client: httpx.AsyncClient, url: httpx.URL, hosts: AllowedHosts) -> httpx.Response:
+    """The response, its body unread, from the first address of the URL's host that connects."""
+    addresses = await _addresses(url, hosts)
+    # The connection goes to the address, but the certificate must be for the name.
     headers = {"host": url.netloc.decode(), "accept-encoding": "identity"}
-    client.cookies.clear()  # they would go to every host of an address
+    client.cookies.clear()  # they would go to every host at the same address
     timeout = httpx.Timeout(SECONDS, connect=SECONDS / (1 + len(addresses)))
     for address in addresses:
         request = client.build_request(
@@ -120,19 +120,19 @@ async def _sent(client: httpx.AsyncClient, url: httpx.URL, known: Known) -> http
     raise AssertionError("there is an address")
 
 
-async def _addresses(url: httpx.URL, known: Known) -> list[Address]:
-    """Those that may be connected to; the caller connects to nothing else.
+async def _addresses(url: httpx.URL, hosts: AllowedHosts) -> list[Address]:
+    """The addresses of the URL's host that may be connected to.
 
     Raises:
         _Refused: there is none.
     """
     scheme, name = url.scheme, name_of(url)
     if scheme not in _PORTS or not name:
-        raise _Refused("only data:, http: and https: URLs are taken")
+        raise _Refused("only data:, http: and https: URLs are accepted")
     if url.userinfo:
         raise _Refused("a URL with a user's name is not fetched")
     port = url.port or _PORTS[scheme]
-    here = {host for host, its_port in known if port == (its_port or _PORTS[scheme])}
+    here = {host for host, its_port in hosts if port == (its_port or _PORTS[scheme])}
     if not here & {name, "*"}:
         raise _Refused(
             f"this worker fetches nothing from port {port} of {name}, as no --allow-media-host "
@@ -157,16 +157,16 @@ async def _addresses(url: httpx.URL, known: Known) -> list[Address]:
 
 
 def name_of(url: httpx.URL) -> str:
-    """Of its host, as certificates and resolvers have it."""
+    """The name of the URL's host as resolvers and certificates have it: ASCII, in lower case."""
     return url.raw_host.decode("ascii").removesuffix(".").lower()
 
 
 def is_public(address: Address) -> bool:
-    """Whether anybody on the internet can be there, also by the IPv4 address inside an IPv6 one."""
-    return all(each.is_global and not each.is_multicast for each in _all_of(address))
+    """Whether an address, and an IPv4 address that it embeds, is public on the internet."""
+    return all(each.is_global and not each.is_multicast for each in _with_embedded(address))
 
 
-def _all_of(address: Address) -> Iterable[Address]:
+def _with_embedded(address: Address) -> Iterable[Address]:
     if isinstance(address, IPv4Address):
         return (address,)
     if address.ipv4_mapped is not None:

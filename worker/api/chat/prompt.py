@@ -1,7 +1,7 @@
-"""A chat as a prompt for the model's own template, in OpenAI's form.
+"""Turns a chat into the input of the model's chat template, in OpenAI's form.
 
-Which form the template reads (parts or text, arguments as text or object, tools or words) is the
-engine's knowledge. Pure functions, any thread.
+The engine adapts it to the form that the template reads: content as parts or text, arguments as
+text or objects, tools or a description in words. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 
 from worker.api.chat.constrain.lark import MAX_CHARS_OF_ALL, pattern_of
 from worker.api.chat.parse.conventions import conventions_of
-from worker.api.chat.reasoning import Said, reasoning_of, template_variables
+from worker.api.chat.reasoning import ReasoningChoice, reasoning_of, template_variables
 from worker.api.chat.request import Chat, Content, Message, OneTool, Tool, ToolCall
 from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import ChatPrompt, Medium
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-"""OpenAI's."""
+"""The roles of OpenAI's API."""
 
 
-def chat_prompt(chat: Chat, state: AppState, said: Said | None = None) -> ChatPrompt:
-    """`said` is what `reasoning_of` gives for the chat, where that is known.
+def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = None) -> ChatPrompt:
+    """`choice` is what `reasoning_of` returns for the chat, if the caller has it.
 
     Raises:
-        InvalidRequest: the model has no chat template, or cannot take these messages.
+        InvalidRequest: the model has no chat template, or not one for such messages.
     """
     path, template = chat.path, state.served.chat_template
     if not state.served.has_chat_template:
-        what = "need a chat template, and this model carries none; send a raw prompt"
+        what = "need a chat template, which this model does not have; send a raw prompt"
         raise refusal(path, "unsupported", what)
     if chat.tools or chat.tool_choice != "auto":
         _check_tools(chat)
@@ -52,7 +52,7 @@ def chat_prompt(chat: Chat, state: AppState, said: Said | None = None) -> ChatPr
         add_generation_prompt=chat.opens_answer and not chat.continues,
         continue_final_message=bool(chat.continues),
         reasoning_marks=_marks_of_open_reasoning(chat, template) if chat.continues else None,
-        template_kwargs=template_variables(chat, said or reasoning_of(chat, state), state),
+        template_kwargs=template_variables(chat, choice or reasoning_of(chat, state), state),
         media=tuple(
             part
             for message in chat.messages
@@ -66,14 +66,14 @@ def chat_prompt(chat: Chat, state: AppState, said: Said | None = None) -> ChatPr
 def _check_tools(chat: Chat) -> None:
     """
     Raises:
-        InvalidRequest: a call could not be told from one of another tool, none can be chosen, or
-            the form of a text is none.
+        InvalidRequest: two different tools have one name, the tool to call does not exist, or the
+            form of a text is invalid or too long.
     """
     choice, tools, n_chars = chat.tool_choice, dict[str, Tool](), 0
     for tool in chat.tools:
         other = tools.setdefault(tool.name, tool)
         if (tool.is_custom, tool.within) != (other.is_custom, other.within):
-            what = f"must differ from {other.name_path}: the model is told both by one name"
+            what = f"must differ from {other.name_path}: the model knows both by one name"
             raise refusal(tool.name_path, "conflict", what)
         if (form := tool.form) is not None:
             n_chars += len(form.definition)
@@ -90,8 +90,8 @@ def _check_tools(chat: Chat) -> None:
 
 
 def _marks_of_open_reasoning(chat: Chat, template: str) -> tuple[str, str] | None:
-    """Those between which the answer goes on, if it continues reasoning. A template that knows no
-    reasoning has none."""
+    """The marks of the reasoning that the answer continues; `None` if it continues no reasoning, or
+    the template has none."""
     last, thinking = chat.messages[-1], conventions_of(template).thinking
     is_wanted = chat.continues == "reasoning_content" or (
         chat.continues is True and last.reasoning and not last.content
@@ -103,12 +103,12 @@ def _marks_of_open_reasoning(chat: Chat, template: str) -> tuple[str, str] | Non
 
 
 def content_joined(first: Content | None, second: Content | None) -> Content:
-    """The content of two messages as one's, their words as paragraphs."""
+    """The content of two messages as one; a blank line separates texts that meet."""
     if not (first and second):
         return first or second or ()
     (*before, last), (begun, *others) = first, second
     if isinstance(last, str) and isinstance(begun, str):
-        # One part: many templates put the texts of parts together with nothing between.
+        # One part, as many templates join the texts of parts without a separator.
         return (*before, f"{last}\n\n{begun}", *others)
     return (*first, *second)
 
@@ -127,7 +127,7 @@ def _message(message: Message) -> dict[str, Any]:
                 {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
                 for part in parts
             ]
-    return {"role": message.role, "content": content} | _given(
+    return {"role": message.role, "content": content} | _without_none(
         name=message.name,
         tool_call_id=message.tool_call_id,
         reasoning_content=message.reasoning,
@@ -136,15 +136,15 @@ def _message(message: Message) -> dict[str, Any]:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    # Clients send nothing for a function without parameters.
+    # Clients may send no arguments for a function without parameters.
     function = {"name": call.name, "arguments": call.arguments or {}}
-    return _given(id=call.id) | {"type": "function", "function": function}
+    return _without_none(id=call.id) | {"type": "function", "function": function}
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    function = _given(name=tool.name, description=tool.description, parameters=tool.parameters)
-    return {"type": "function", "function": function}
+    fields = {"description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": _without_none(name=tool.name, **fields)}
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _without_none(**fields: Any) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}

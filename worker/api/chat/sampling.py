@@ -1,8 +1,7 @@
-"""What a request says of sampling, in every dialect but the native one, whose defaults are the
-contract's.
+"""The sampling fields of all dialects but the native one, which has the contract's defaults.
 
-The numbers are fields by the table in `wire.sampling`. One that is absent has the flag's value,
-else the model file's, else llama.cpp's. Pure functions, any thread.
+The table in `wire.sampling` defines the numeric fields. An absent one has the value of its flag,
+else of the model's file, else llama.cpp's default. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from worker.wire.sampling import DEFAULT_BREAKERS, OTHERS, PARAMETERS, Sampling,
 
 MAX_SEED = 2**64 - 1
 DRAWN_SEED = 2**32 - 1
-"""What llama.cpp tells, and takes, as the seed of those who ask for none."""
+"""llama.cpp's value for a seed that it draws (`LLAMA_DEFAULT_SEED`), in requests and answers."""
 MAX_BIASES = 1024
 MAX_BIAS_CHARS = 16 * 1024
-"""Of all texts in `logit_bias`: each is a word or so, and is tokenised."""
+"""The most characters of all texts in `logit_bias`, each of which is tokenised."""
 MAX_BIAS = 100
 MAX_LLAMA_CPP_BIAS = 10**6
 MAX_BREAKERS = 32
 MAX_TOKEN_ID = 2**31 - 1
 _DIGITS = re.compile(r"[0-9]{1,11}")
 LLAMA_CPP_WINDOW = 64
-"""Tokens that penalties count in llama.cpp, if a request does not say."""
+"""llama.cpp's default of `repeat_last_n`."""
 
 
 def is_token_id(given: Any) -> bool:
@@ -53,7 +52,7 @@ def _order(given: Any) -> tuple[str, ...]:
 
 
 def _texts(given: Any) -> Any:
-    """A list of texts; some clients write it as JSON, others its items only."""
+    """A list of texts. Some clients send it as JSON text, others only its items as JSON."""
     if isinstance(given, str):
         written = given if given.lstrip().startswith("[") else f"[{given}]"
         with suppress(InvalidRequest):
@@ -62,9 +61,10 @@ def _texts(given: Any) -> Any:
 
 
 def _biases(given: Any, most: int = MAX_BIAS) -> tuple[tuple[int | str, float], ...]:
-    """An object of numbers by token, or a list of pairs; a text stands for all of its tokens.
+    """Biases, from an object of numbers by token or from a list of pairs. A text means all of its
+    tokens.
 
-    In an object, whose names are texts, digits are a token id; in a pair they are a text, as for
+    In an object, whose names are texts, digits are a token id; in a pair they are a text, as in
     llama-server.
     """
     pairs = given
@@ -74,9 +74,9 @@ def _biases(given: Any, most: int = MAX_BIAS) -> tuple[tuple[int | str, float], 
         raise wrong("type", "must be an object of numbers by token, or a list of [token, number]")
     found = [_bias(pair, most) for pair in pairs]
     if len(found) > MAX_BIASES:
-        raise wrong("type", f"must be of at most {MAX_BIASES} tokens")
+        raise wrong("type", f"must be at most {MAX_BIASES} biases")
     if sum(len(token) for token, _ in found if isinstance(token, str)) > MAX_BIAS_CHARS:
-        raise wrong("type", f"must be by texts of at most {MAX_BIAS_CHARS} characters together")
+        raise wrong("type", f"must be by texts of at most {MAX_BIAS_CHARS} characters in all")
     return tuple(found)
 
 
@@ -89,12 +89,12 @@ def _bias(pair: Any, most: int) -> tuple[int | str, float]:
     if added is False:
         return token, -math.inf
     if not is_number(added) or abs(added) > most:
-        raise wrong("type", f"must be of numbers from -{most} to {most}; false forbids a token")
+        raise wrong("type", f"must be numbers from -{most} to {most}; false forbids a token")
     return token, added
 
 
 def _banned(given: Any) -> Any:
-    """Token ids as text, or in a list."""
+    """Token ids: a list, or a text with commas between them."""
     if not isinstance(given, str):
         return given
     texts = filter(None, map(str.strip, given.split(",")))
@@ -104,7 +104,7 @@ def _banned(given: Any) -> Any:
 def _is_off(off: Any, given: Any) -> Any:
     if given != off and given:
         instead = f"leave it out, or turn it off with {off}"
-        raise wrong("unsupported", f"belongs to a sampler that is not here; {instead}")
+        raise wrong("unsupported", f"belongs to a sampler that is not supported; {instead}")
     return given
 
 
@@ -118,7 +118,7 @@ LlamaCppBiases = Annotated[
     _Pairs,
     BeforeValidator(partial(_biases, most=MAX_LLAMA_CPP_BIAS), dict[str, Any] | list[list[Any]]),
 ]
-"""llama-server has no limit; these are far from where a float32 adds nothing more."""
+"""llama-server has no limit. Up to this one, a float32 still resolves the logit beneath."""
 TokenId = Annotated[int, Field(strict=True, ge=0, le=MAX_TOKEN_ID)]
 Banned = Annotated[
     Many[TokenId], Field(max_length=MAX_BIASES), BeforeValidator(_banned, str | list[int])
@@ -126,7 +126,8 @@ Banned = Annotated[
 
 
 def number_fields(*, is_open: bool) -> dict[str, Any]:
-    """pydantic's fields of all parameters; open ones take what clients send, and may be absent."""
+    """The pydantic fields of all parameters. Open ones accept the ranges and names that clients
+    use, and may be absent."""
     found: dict[str, Any] = {}
     for name, known in PARAMETERS.items():
         default = None if is_open else known.default
@@ -148,7 +149,7 @@ else:
         **{
             name: (
                 Annotated[Any, AfterValidator(partial(_is_off, off))],
-                Field(None, description=f"not here; {off} is taken, which is off"),
+                Field(None, description=f"not supported; only {off}, which is off, is accepted"),
             )
             for name, off in {**OTHERS, "banned_strings": []}.items()
         },
@@ -159,34 +160,34 @@ class SamplingFields(_Numbers):
     """How tokens are drawn; an absent field has the model's default."""
 
     samplers: Order = Field(
-        (), description="the samplers that are used, in their order: names, or llama.cpp's letters"
+        (), description="the samplers to use, in their order: names, or llama.cpp's letters"
     )
     sampler_priority: Order = Field(
-        (), description="as samplers, but those that it does not name come last"
+        (), description="like samplers, but those that it does not name follow"
     )
     temperature_last: Flag = Field(False, description="the temperature comes after all samplers")
     dynamic_temperature: Flag = Field(
         False,
-        description="temperatures from dynatemp_low to dynatemp_high, by the model's sureness",
+        description="temperatures from dynatemp_low to dynatemp_high, by how sure the model is",
     )
     dynatemp_low: Number | None = Field(None, ge=0, le=1000)
     dynatemp_high: Number | None = Field(None, ge=0, le=1000)
     do_sample: Flag = Field(True, description="false: greedy")
     dry_sequence_breakers: Texts = Field(
-        DEFAULT_BREAKERS, description="texts that no repetition goes across"
+        DEFAULT_BREAKERS, description="texts at which a repetition for dry ends"
     )
     logit_bias: Biases = Field(
         (),
-        description="what is added to a token's logit, by its id or by a text for all of its "
-        "tokens; false forbids it; an object or a list of pairs",
+        description="what is added to the logit of a token, named by its id, or of all tokens of a "
+        "text; false forbids them; an object or a list of pairs",
     )
-    custom_token_bans: Banned = Field((), description="ids of tokens that are not drawn")
+    custom_token_bans: Banned = Field((), description="ids of tokens that are never drawn")
     seed: Integer | None = Field(
         None,
         ge=-(2**63),
         le=2**64 - 1,
         validation_alias=AliasChoices("seed", "sampler_seed"),
-        description="-1 draws one, and so does llama.cpp's word for it, 4294967295",
+        description="-1, or 4294967295 as in llama.cpp, means a random seed",
     )
     ignore_eos: Flag = Field(False, validation_alias=AliasChoices("ignore_eos", "ban_eos_token"))
     min_tokens: Integer = Field(
@@ -194,10 +195,10 @@ class SamplingFields(_Numbers):
         ge=0,
         le=2**31 - 1,
         validation_alias=AliasChoices("min_tokens", "min_length"),
-        description="before so many neither the model nor a stop ends it; a complete form does",
+        description="until so many, only a complete form ends the answer, not the model or a stop",
     )
     stop_token_ids: Many[TokenId] = Field(
-        (), max_length=128, description="they end the answer as the model's own end does"
+        (), max_length=128, description="tokens that end the answer as the model's own end does"
     )
 
     counted_tokens: ClassVar[int | None] = None
@@ -206,7 +207,7 @@ class SamplingFields(_Numbers):
     def sampling(
         self, state: AppState, logprobs: int | None = None, *, post_sampling_probs: bool = False
     ) -> Sampling:
-        """A seed that is absent, -1 or `DRAWN_SEED` is drawn."""
+        """What these fields ask for. A seed is drawn if it is absent, -1 or `DRAWN_SEED`."""
         found: dict[str, Any] = {"repeat_last_n": self.counted_tokens, **state.served.sampling}
         for name in self.model_fields_set & PARAMETERS.keys():
             known, value = PARAMETERS[name], getattr(self, name)
