@@ -176,7 +176,7 @@ def test_a_call_that_is_cut_off_stays_a_call(name: str, output: str, arguments: 
 )
 def test_a_call_is_whole_once_its_end_has_come(name: str, begin: str, end: str) -> None:
     """Nothing but the mark behind it ends a code, or a custom tool's text as it stands."""
-    use = dataclasses.replace(USE, texts=frozenset({"special"}))
+    use = dataclasses.replace(USE, custom=frozenset({"special"}))
     for text, is_in_call in ((begin, True), (begin + end, False)):
         parser = AnswerParser(conventions_of(template(name)), use)
         deltas_of(parser, text)

@@ -190,7 +190,7 @@ def test_a_custom_tool_gets_the_text_that_was_written(
     name: str, text: str, where: float, cuts: list[int]
 ) -> None:
     assume(not has_own_marks(name, text))
-    use = replace(USE, texts=frozenset({FUNCTION}))
+    use = replace(USE, custom=frozenset({FUNCTION}))
     output = call_of(name, [{"input": text}], None, None)
     calls = message_of(read(name, output, cuts, use)).calls
     assert [call["input"] for call in calls] == [text] or (name in READ_AS_TEXT and not calls)

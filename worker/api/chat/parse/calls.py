@@ -1,4 +1,4 @@
-"""How a request may call functions, and the deltas of an answer while it is read. Any thread."""
+"""The functions that an answer may call, and its deltas while it is parsed. Any thread."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class ToolUse:
     parallel: bool
     parameters: Mapping[str, Any]
     """The schema of each function's parameters, by the function's name."""
-    texts: frozenset[str] = frozenset()
-    """The custom tools among them."""
+    custom: frozenset[str] = frozenset()
+    """The names of custom tools."""
     is_json: bool = False
-    """Whether a call is bare JSON, whatever the model's convention: a form holds for the answer."""
+    """Whether a grammar makes a call bare JSON, whatever the model's convention."""
 
     def offered(self, written: str) -> str | None:
-        """The function that a model means: it may write `functions.NAME` and `NAME:0`."""
+        """The function that a model means by a name, `functions.NAME` or `NAME:0`, if any."""
         plain = written.removeprefix("functions.")
         names = (written, plain, _INDEX.sub("", plain))
         return next((name for name in names if name in self.parameters), None)
@@ -47,8 +47,8 @@ NO_TOOLS = ToolUse(False, True, {})
 
 
 def _input_reader() -> Callable[[str], str]:
-    """Reads a custom tool's text in a call's arguments while they come: what each part of them adds
-    to it."""
+    """A function that takes a custom tool's arguments part by part, and returns what each part adds
+    to the tool's text."""
     source, parts = Source(), list[str]()
     steps = read_input(source, parts.append)
 
@@ -64,24 +64,25 @@ def _input_reader() -> Callable[[str], str]:
 
 @dataclass(slots=True)
 class Deltas:
-    """The deltas that have not been given on. Without parallel calls, only the first call is."""
+    """Collects deltas until they are taken. Without parallel calls, all but the first are
+    dropped."""
 
     use: ToolUse
     id_length: int | None
-    n_unwritten: int
-    """So many characters of the next text are the prompt's end, and not the model's."""
+    n_prompt_chars: int
+    """How many characters of the next text are the prompt's end, and not the model's."""
     n_calls: int = 0
     is_in_call: bool = False
-    """Whether arguments of the last call are still to come, and are given on."""
+    """Whether more arguments of the last call are to come and to be passed on."""
     _new: list[tuple[Grow, list[str]]] = field(default_factory=list)
-    """Of each delta, what makes it and the parts of its text."""
+    """For each delta, the function that makes it and the parts of its text."""
     _arguments: Grow = Text
     """Makes the delta of more arguments of the last call."""
     _ids: set[str] = field(default_factory=set)
 
     @property
     def grow_text(self) -> Grow | None:
-        """Makes the delta of more text; `None` where there is none."""
+        """Makes the delta of more text; `None` if the answer has no text."""
         return None if self.use.forced else Text
 
     def take(self) -> list[Delta]:
@@ -90,32 +91,32 @@ class Deltas:
 
     def text(self, text: str) -> None:
         if not self.use.forced:
-            self._add(Text, text[self.n_unwritten :])
-        self.n_unwritten = max(self.n_unwritten - len(text), 0)
+            self._add(Text, text[self.n_prompt_chars :])
+        self.n_prompt_chars = max(self.n_prompt_chars - len(text), 0)
 
     def reasoning(self, text: str) -> None:
         self._add(Reasoning, text)
 
     def call(self, name: str, call_id: str | None = None) -> None:
-        self.n_unwritten = 0
+        self.n_prompt_chars = 0
         self.n_calls += 1
         if call_id is None or call_id in self._ids:
             call_id = self._new_id()
         self._ids.add(call_id)
         if self._is_wanted:
             self.is_in_call = True
-            is_custom, index = name in self.use.texts, self.n_calls - 1
+            is_custom, index = name in self.use.custom, self.n_calls - 1
             call = Call(index, call_id, name, is_custom)
-            said = _input_reader() if is_custom else str
+            text_of = _input_reader() if is_custom else str
             self._new.append((lambda _: call, []))
-            self._arguments = lambda text: Arguments(index, said(text))
+            self._arguments = lambda text: Arguments(index, text_of(text))
 
     def whole_call(self, name: str, arguments: str, call_id: str | None = None) -> None:
         self.call(name, call_id)
         self.end_call(arguments)
 
     def end_call(self, text: str = "") -> None:
-        """With the last of its arguments."""
+        """End the last call, with the rest of its arguments."""
         self.arguments(text)
         self.is_in_call = False
 
@@ -125,7 +126,7 @@ class Deltas:
 
     @property
     def grow(self) -> Grow | None:
-        """Makes the delta of more arguments; `None` if they are not given on."""
+        """Makes the delta of more arguments; `None` if the call is dropped."""
         return self._arguments if self._is_wanted else None
 
     def _add(self, make: Grow, text: str) -> None:

@@ -1,4 +1,4 @@
-"""How models write reasoning and function calls: a table, chosen by the chat template.
+"""How models write reasoning and function calls: a table; the chat template selects the row.
 
 The facts come from the templates and from the tests of llama.cpp's own parsers. Pure data.
 """
@@ -27,39 +27,40 @@ _TOKEN: Final = re.compile(r"<[^<>\s]+>|\[/?[A-Z_]+\]")
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How one call is written: a header, and its arguments."""
+    """How one call is written: a header, then its arguments."""
 
     header: Header
     arguments: Tags | Notation | Literal["json", "code", "object", "exact", "keyed"]
-    """Tags · a notation that is read as a whole · one JSON value · the same, or code up to the next
-    call · an object with the name in it, `{"name": …, "arguments": …}` (also with nothing else in
-    it) or `{"NAME": …}`."""
+    """- `Tags`: texts in tags. `Notation`: parsed as a whole.
+    - `json`: one JSON value. `code`: the same, or code up to the next call.
+    - `object`: a JSON object `{"name": …, "arguments": …}`. `exact`: the same, as a grammar has it.
+      `keyed`: `{"NAME": …}`."""
     end: str = ""
-    """The end of what is read as a whole, if that is not the bracket that the header opens."""
+    """The text that ends a `Notation`, if it is not the bracket that the header opens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Convention:
-    """How calls stand in an answer."""
+    """How a model writes calls in an answer."""
 
     opens: tuple[str, ...]
     """Texts that begin a section of calls."""
     forms: tuple[Form, ...]
     """The forms of calls, tried in turn."""
     template: str = ""
-    """Matches the chat templates of models that write so; without it, the first of `opens` does."""
+    """A pattern for the chat templates of such models; by default, the first of `opens`."""
     ends: tuple[str, ...] = ()
-    """Texts after calls that have no meaning, beside those that close what was opened."""
+    """Texts after calls that are dropped, besides the end tags of `opens`."""
     between: str = ""
-    """The signs beside white space that may stand between calls."""
+    """Characters, besides white space, that may separate calls."""
     gap: str = ""
-    """Line ends between an answer's text and a section; a text loses no more than these."""
+    """Line ends between an answer's text and a section; no others are dropped from the text."""
     frames: tuple[str, ...] = ()
-    """Texts around an answer's text."""
+    """Texts around an answer's text, which are dropped."""
     bare: bool = False
     """Whether an answer that begins with `{` or `[` may be calls without a mark."""
     always_framed: bool = False
-    """Whether each part of an answer has frames, calls or not."""
+    """Whether every part of an answer has frames, with or without calls."""
     id_length: int | None = None
     """The length of call ids, if the template refuses other lengths."""
 
@@ -69,20 +70,20 @@ class Convention:
 
     @property
     def closes(self) -> tuple[str, ...]:
-        """Texts after calls that have no meaning. A section that a tag opens may end with its end
-        tag, and one whose calls stand in a list with a bracket."""
+        """Texts after calls that are dropped: `ends`, the end tags of `opens`, and the bracket that
+        ends a list of calls."""
         tags = (f"</{text[1:]}" for text in self.opens if _TAG.fullmatch(text))
         return (*self.ends, *tags, *("]" if "[" in self.between else ""))
 
     @property
     def begins(self) -> tuple[str, ...]:
-        """Texts that begin a call's own header, which needs no section."""
+        """Tags that begin a call's header, which then needs no section."""
         firsts = (form.header.parts[0] for form in self.forms)
         return tuple(first for first in firsts if first.startswith(("<", "]<")))
 
     @property
     def texts(self) -> Iterator[str]:
-        """All texts by which calls are told."""
+        """All texts that mark calls or frames."""
         yield from (*self.opens, *self.closes, *self.frames)
         for form in self.forms:
             yield from (*form.header.texts, form.end)
@@ -96,10 +97,10 @@ class Convention:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Reasoning stands between `begin` and `end`, at the start of an answer.
+    """How a model marks its reasoning, which is between `begin` and `end` at an answer's start.
 
-    `pads` are the line ends that templates put after `begin`, before `end` and after `end`; nothing
-    else goes with the marks.
+    `pads` are the line ends that templates put after `begin`, before `end` and after `end`. Only
+    these are dropped with the marks.
     """
 
     template: str
@@ -160,13 +161,13 @@ GENERIC: Final = Convention(
     gap="\n",
     bare=True,
 )
-"""For templates that show no convention, and for the instruction that replaces tools."""
+"""For templates that show no convention, and for tools that are described in words."""
 
 BESIDE_JSON: Final = Convention(opens=(), forms=(Form(Header("{"), "exact"),), bare=True)
-"""For an answer that is JSON of a form of its own, or else one call as its grammar has it."""
+"""For an answer whose grammar allows JSON under a schema, or else one call."""
 
 TAGGED: Final = replace(GENERIC, template=_CALL_TAG.pattern)
-"""For templates that put calls of one of these forms in tags, whose names tell it: Hermes, Qwen,
+"""For templates that put calls of these forms in tags that are named after calls: Hermes, Qwen,
 Granite, Nemotron 2, MiniMax M1 and M2, Apriel, Olmo 3, InternLM 2 and many more."""
 
 CONVENTIONS: Final = (
@@ -189,7 +190,7 @@ CONVENTIONS: Final = (
         ),
         always_framed=True,
     ),
-    Convention(  # functionary 3.2: every part has a recipient, of which `all` is the user
+    Convention(  # functionary 3.2: every part has a recipient; `all` is the user
         template=r">>>all\b",
         opens=(">>>",),
         forms=(Form(Header("{name}\n"), "code"),),
@@ -203,7 +204,7 @@ CONVENTIONS: Final = (
         ends=("<tool_call|>", "<end_function_call>"),
         frames=("<|channel>", "<channel|>"),
     ),
-    Convention(  # LFM 2.5: it puts texts between quotes, and escapes nothing
+    Convention(  # LFM 2.5: texts are between quotes, without escapes
         template=r"""["]'["] \+ arg_value \+ ["]'["][\s\S]*<\|tool_call_start\|>""",
         opens=("<|tool_call_start|>",),
         forms=tuple(
@@ -269,7 +270,7 @@ CONVENTIONS: Final = (
         ends=(f"{_M3}</tool_call>",),
         gap="\n",
     ),
-    Convention(  # Muse: every part has a recipient, of which `user` is the user
+    Convention(  # Muse: every part has a recipient, such as `user`
         template=r"<atem:function_calls>",
         opens=("<|start|>assistant", "<atem:function_calls>"),
         forms=(
@@ -293,7 +294,7 @@ CONVENTIONS: Final = (
         ),
         gap="\n",
     ),
-    Convention(  # GLM 4 and those that write as it does
+    Convention(  # GLM 4 and models that write like it
         template=r"<arg_key>",
         opens=("<tool_call>",),
         forms=(_OBJECT, _key_tags("{name}")),
@@ -310,7 +311,7 @@ CONVENTIONS: Final = (
         forms=(_function_tag(""), _OBJECT),
         gap="\n\n",
     ),
-    Convention(  # Qwen 3 Coder and those that write as it does
+    Convention(  # Qwen 3 Coder and models that write like it
         template=r"<function=[\s\S]*<parameter=|<parameter=[\s\S]*<function=",
         opens=("<tool_call>",),
         forms=(_function_tag("\n"), _OBJECT),
@@ -412,11 +413,11 @@ class Conventions:
     calls: Convention
     thinking: Thinking
     wrap: str = ""
-    """The tag in which an answer's text stands behind reasoning: of Granite 3, Hunyuan, Ernie."""
+    """The tag around an answer's text after reasoning, as in Granite 3, Hunyuan and Ernie."""
 
     @cached_property
     def reasoning(self) -> ReasoningRules:
-        """The same for the engine, without a budget."""
+        """The marks of reasoning for the engine, without a budget."""
         thinking = self.thinking
         return ReasoningRules(
             begins=tuple(mark for mark in (thinking.begin, thinking.also) if mark),
@@ -427,8 +428,8 @@ class Conventions:
 
     @cached_property
     def shown_tokens(self) -> Mapping[tuple[bool, bool], tuple[str, ...]]:
-        """Control tokens that the engine must show as text: by whether calls are told by them, and
-        whether reasoning is."""
+        """Control tokens that the engine must show as text, by whether calls are parsed and whether
+        reasoning is split off."""
         found = {}
         for calls, reasoning in product((False, True), repeat=2):
             texts = list[str]()
@@ -444,21 +445,21 @@ class Conventions:
 
 @lru_cache(maxsize=8)
 def conventions_of(template: str | None, *, takes_tools: bool = True) -> Conventions:
-    """`takes_tools`: no instruction in words replaces the tools."""
+    """How the model of a chat template writes. `takes_tools`: the template renders tools itself."""
     text = template or ""
     calls = next((each for each in CONVENTIONS if each.is_shown_by(text)), GENERIC)
     if calls is TAGGED:
         calls = replace(TAGGED, opens=tuple(dict.fromkeys(_CALL_TAG.findall(text))))
     if calls is not GENERIC and not takes_tools:
-        calls = _told_in_words(calls)
+        calls = _also_generic(calls)
     thinking = (each for each in THINKING if re.search(each.template, text))
     wrap = _WRAP.search(text)
     return Conventions(calls, next(thinking, THINK), wrap[1] if wrap is not None else "")
 
 
-def _told_in_words(own: Convention) -> Convention:
-    """The convention of a template that takes no tools but knows calls. The model may write them as
-    it learned to, or as the instruction that replaces tools tells it to."""
+def _also_generic(own: Convention) -> Convention:
+    """The convention for a template that shows calls but takes no tools. The model may write calls
+    as it learned to, or as the engine's description of the tools asks it to."""
     return replace(
         own,
         opens=own.opens + GENERIC.opens,

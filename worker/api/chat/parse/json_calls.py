@@ -24,7 +24,8 @@ _OTHERS = ("id", "tool_call_id", "type", "index")
 def read_arguments(
     source: Source, deltas: Deltas, name: str, call_id: str | None = None
 ) -> Steps[bool]:
-    """Begin a call with its arguments: an object, a string that holds one, or `null`."""
+    """Read a call's arguments: an object, a string that holds one, or `null`. False if there are
+    none."""
     yield from source.run_of(JSON_BLANK)
     if (yield from source.peek()) == "{":
         source.forget()
@@ -39,17 +40,17 @@ def read_arguments(
 
 
 def _whole_call(deltas: Deltas, name: str, text: str, call_id: str | None = None) -> bool:
-    """A call whose arguments have all come; false if they are no object, nor a custom tool's
-    text."""
-    given = text.strip()
-    source, parts = Source("{}" if given in ("", "null") else given, ended=True), list[str]()
+    """Add a call with all of its arguments; false if they are neither an object nor a custom
+    tool's text."""
+    plain = text.strip()
+    source, parts = Source("{}" if plain in ("", "null") else plain, ended=True), list[str]()
     for _ in value(source, parts.append):
         pass
     try:
         is_object = isinstance(from_json("".join(parts)), dict)
     except ValueError:
         is_object = False
-    if not is_object and name not in deltas.use.texts:
+    if not is_object and name not in deltas.use.custom:
         return False
     deltas.whole_call(name, "".join(parts) if is_object else to_json({INPUT: text}), call_id)
     return True
@@ -66,8 +67,8 @@ def read_keyed(source: Source, deltas: Deltas, use: ToolUse) -> Steps[bool]:
 def read_named(source: Source, deltas: Deltas, use: ToolUse, *, is_bare: bool) -> Steps[bool]:
     """Read the members of `{"name": …, "arguments": {…}}`, in either order.
 
-    Without a mark before it, an object may be the answer itself: then a member that no call has
-    ends the reading, so that the answer is given on at once.
+    An object without a mark before it (`is_bare`) may be the answer itself. Then a member that a
+    call does not have ends the reading, so that the answer is not withheld.
     """
     name: str | None = None
     early = ""
@@ -92,8 +93,8 @@ def read_named(source: Source, deltas: Deltas, use: ToolUse, *, is_bare: bool) -
 
 
 def read_exact(source: Source, deltas: Deltas, use: ToolUse) -> Steps[bool]:
-    """Read the members of `{"name": …, "arguments": {…}}`, as a grammar has them. What can be no
-    function's name ends the reading, so that the answer is given on at once."""
+    """Read the members of `{"name": …, "arguments": {…}}`, as a grammar has them. A text that
+    cannot become a function's name ends the reading, so that the answer is not withheld."""
     yield from source.run_of(JSON_BLANK)
     if (yield from read_key(source)) != "name":
         return False
@@ -112,7 +113,7 @@ def read_exact(source: Source, deltas: Deltas, use: ToolUse) -> Steps[bool]:
 
 
 def _read_rest(source: Source, deltas: Deltas, name: str) -> Steps[bool]:
-    """Read the arguments and what follows them in the object, which has no meaning."""
+    """Read the arguments, and drop the rest of the object."""
     is_call = yield from read_arguments(source, deltas, name)
     while is_call and not (yield from takes_end(source)):
         if (yield from read_key(source)) is None:

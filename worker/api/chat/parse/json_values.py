@@ -1,7 +1,7 @@
-"""Reads JSON while it comes, and gives on strict JSON whatever the model wrote. Any thread.
+"""Reads JSON as it arrives, and passes on strict JSON, whatever the model wrote. Any thread.
 
-It is read by signs, so a mistake in its structure stays. What JSON has no sign for becomes the
-nearest thing: a bare word is a string (`NaN` too), half of a surrogate pair the replacement
+It reads token by token, so a mistake in the structure stays. A token that JSON does not have
+becomes the nearest one: a bare word a string (`NaN` too), half of a surrogate pair the replacement
 character, a line break within a string its escape.
 """
 
@@ -25,14 +25,14 @@ PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 _HIGH: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
 _HALF: Final = re.compile(r"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _PAIR: Final = re.compile(_HIGH.pattern + r"\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-_WHOLE: Final = re.compile(_PAIR.pattern + r'|\\u[0-9a-fA-F]{4}|\\["\\/bfnrt]')
-_BEGUN: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_ESCAPE: Final = re.compile(_PAIR.pattern + r'|\\u[0-9a-fA-F]{4}|\\["\\/bfnrt]')
+_CUT_ESCAPE: Final = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
 
 
 def to_json(value: Any) -> str:
     """
     Raises:
-        ValueError: a number is not finite, or nothing in JSON stands for a value.
+        ValueError: a number is not finite, or a value has no form in JSON.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
@@ -44,7 +44,7 @@ def to_json(value: Any) -> str:
 def from_json(text: str) -> Any:
     """
     Raises:
-        ValueError: this is no JSON; `NaN` and `Infinity` are none.
+        ValueError: the text is not JSON; `NaN` and `Infinity` are not, either.
     """
     try:
         value = json.loads(text, strict=False, parse_constant=_refuse)
@@ -55,27 +55,27 @@ def from_json(text: str) -> Any:
 
 
 def _refuse(word: str) -> NoReturn:
-    raise ValueError(f"{word} is no JSON")
+    raise ValueError(f"{word} is not JSON")
 
 
 def escaped(text: str) -> str:
-    """A text as it stands within a JSON string."""
+    """A text as the inside of a JSON string."""
     return text if _PLAIN.fullmatch(text) else to_json(text)[1:-1]
 
 
 def value(source: Source, give: Give, grow: Grow | None = None) -> Steps[bool]:
-    """Give on one JSON value as it comes; false where the text ends before it does."""
+    """Pass on one JSON value as it arrives; false if the text ends before it."""
     depth = 0
     while True:
-        sign = yield from source.peek()
-        if sign == '"':
-            give(source.take(sign))
+        char = yield from source.peek()
+        if char == '"':
+            give(source.take(char))
             if not (yield from _string(source, give, grow)):
                 return False
             give('"')
-        elif sign and sign in "{[}]":
-            depth += 1 if sign in "{[" else -1
-            give(source.take(sign))
+        elif char and char in "{[}]":
+            depth += 1 if char in "{[" else -1
+            give(source.take(char))
         elif found := _BETWEEN.match(source.text, source.at):
             give(source.take_to(found.end()))
         else:
@@ -89,23 +89,23 @@ def value(source: Source, give: Give, grow: Grow | None = None) -> Steps[bool]:
 
 
 def _string(source: Source, give: Give, grow: Grow | None = None) -> Steps[bool]:
-    """Give on the rest of a string, without its end quote, which is taken."""
+    """Pass on the rest of a string, and take its end quote; false if the text ends before it."""
     flow = (_PLAIN, grow) if grow is not None else None
     while True:
         source.flow = flow
-        sign = yield from source.peek()
+        char = yield from source.peek()
         source.flow = None
-        if not sign:
+        if not char:
             return False
         if found := _PLAIN.match(source.text, source.at):
             give(source.take_to(found.end()))
-        elif sign == "\\":
+        elif char == "\\":
             yield from _escape(source, give)
         else:
-            source.take(sign)
-            if sign == '"':
+            source.take(char)
+            if char == '"':
                 return True
-            give(escaped(sign))
+            give(escaped(char))
 
 
 def _escape(source: Source, give: Give) -> Steps[None]:
@@ -115,7 +115,7 @@ def _escape(source: Source, give: Give) -> Steps[None]:
         if _HIGH.fullmatch(text) and (yield from source.peek(8))[6:] == "\\u":
             pair = yield from source.peek(12)
             text = pair if _PAIR.fullmatch(pair) else text
-    if _WHOLE.fullmatch(text) or (source.ended and _BEGUN.fullmatch(text)):
+    if _ESCAPE.fullmatch(text) or (source.ended and _CUT_ESCAPE.fullmatch(text)):
         source.take(text)
         give("\ufffd" if _HALF.fullmatch(text) else text)
     else:
@@ -124,7 +124,7 @@ def _escape(source: Source, give: Give) -> Steps[None]:
 
 
 def strict_word(word: str) -> str:
-    """A word without quotes as JSON: a number, JSON's or Python's own word, or else a string."""
+    """A bare word as JSON: a number, a word of JSON or Python, or else a string."""
     is_number = _NUMBER.fullmatch(word) is not None and math.isfinite(float(word))
     if is_number or word in PYTHON_WORDS.values():
         return word
@@ -132,8 +132,8 @@ def strict_word(word: str) -> str:
 
 
 def read_input(source: Source, give: Give) -> Steps[None]:
-    """Give on the text of the member `INPUT` of an object as it comes, or another value of it as
-    JSON. Where the object has none, it is given on itself."""
+    """Pass on the text of an object's member `INPUT` as it arrives, or as JSON if it is not a
+    string. Without that member, pass on the object itself."""
     found: str | None = None
     source.remember()
     is_read = yield from source.takes("{")
@@ -151,7 +151,7 @@ def read_input(source: Source, give: Give) -> Steps[None]:
             found = "".join(parts) if key == INPUT else found
     taken = source.forget()
     give(taken if found is None else found)
-    while True:  # of strict JSON nothing follows
+    while True:  # nothing follows strict JSON
         rest = source.take_to(len(source.text))
         if found is None:
             give(rest)
@@ -159,19 +159,19 @@ def read_input(source: Source, give: Give) -> Steps[None]:
 
 
 def _unescaped(part: str) -> str:
-    """A part of a string, of which no escape is cut, as text."""
+    """The text of a part of a JSON string in which no escape is cut."""
     text: str = from_json(f'"{part}"') if "\\" in part else part
     return text
 
 
 def takes_end(source: Source) -> Steps[bool]:
-    """Take what stands between members, and the object's last brace; false if that is not here."""
+    """Take separators of members, and the object's last brace; false if that is not here."""
     yield from source.run_of(_BETWEEN_MEMBERS)
     return (yield from source.takes("}"))
 
 
 def read_key(source: Source) -> Steps[str | None]:
-    """Take a key and its colon; `None` if one is not there, or the text ends behind them."""
+    """Take a key and its colon; `None` if one is missing, or the text ends after them."""
     key = yield from read_quoted(source)
     if key is None:
         return None

@@ -1,7 +1,7 @@
 """Reads calls in Gemma's notation and in Python's, each as a whole. Pure functions, any thread.
 
-Gemma's is `call:name{key:<|"|>text<|"|>}`, Python's `[name(key="text"), …]`. A call that cannot be
-read is none, and so is one of which it is not sure what it says.
+Gemma's is `call:name{key:<|"|>text<|"|>}`, Python's `[name(key="text"), …]`. Text that cannot be
+parsed, or that is ambiguous, is not a call.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _GEMMA: Final = re.compile(
     | (?P<word> [^,\[\]{}"] [^,\[\]{}]* )""",
     re.VERBOSE | re.DOTALL,
 )
-"""A text · a text as JSON has it · a key · a comma that nothing follows · a sign · a bare word."""
+"""A text · a JSON string · a key · a trailing comma · a bracket or separator · a bare word."""
 _QUOTED: Final = re.compile(r"""'(?:[^'\\]|\\.)*+(?:'|\Z)|"(?:[^"\\]|\\.)*+(?:"|\Z)""", re.DOTALL)
-"""An open string goes on to the end: to look for the next one behind each quote is quadratic."""
+"""An open string extends to the end, as trying again at each later quote is quadratic."""
 _BETWEEN_QUOTES: Final = re.compile(r"(?<=[(,\s])(\w+)='([^']*)'")
-"""An argument that is a text. What stands in a list may have `='` in it, too."""
+"""An argument that is a text. The look-behind skips a text in a list that contains `='`."""
 _UNSURE: Final = re.compile(r"Q\s*Q|#|\\")
-"""Beside strings, `Q`: strings that Python joins, comments and continued lines."""
+"""With each string as `Q`, what is ambiguous: joined strings, comments and continued lines."""
 _MAX_CHARS = 200_000
 _MAX_LITERAL_CHARS = 20_000
 _NO_PYTHON = (SyntaxError, TypeError, ValueError, RecursionError, MemoryError)
@@ -53,7 +53,7 @@ def gemma_calls(text: str) -> list[WholeCall]:
 
 
 def _in_json(found: re.Match[str]) -> str:
-    """A part of Gemma's notation as JSON has it; brackets, commas and colons are the same there."""
+    """A token of Gemma's notation as JSON; brackets, commas and colons are the same."""
     match found.lastgroup:
         case "key":
             return f"{to_json(found['key'])}:"
@@ -69,7 +69,7 @@ def _in_json(found: re.Match[str]) -> str:
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return members
 
 
@@ -79,7 +79,7 @@ def python_calls(text: str) -> list[WholeCall]:
 
 
 def unescaped_calls(text: str) -> list[WholeCall]:
-    """As `python_calls`, where an argument's text stands between `'` just as it is."""
+    """Like `python_calls`, but an argument's text is between `'`, without escapes."""
     return _python(_BETWEEN_QUOTES.sub(lambda found: f"{found[1]}={found[2]!r}", text.strip()))
 
 
@@ -94,7 +94,7 @@ def _python(source: str) -> list[WholeCall]:
             if not isinstance(call, ast.Call) or call.args:
                 return []
             arguments = {word.arg: _literal(word.value) for word in call.keywords}
-            if None in arguments:  # `**`: its object has the arguments
+            if None in arguments:  # `**`: the names are in its value
                 return []
             found.append((ast.unparse(call.func), to_json(arguments)))
         return found
@@ -118,16 +118,16 @@ def _parsed(source: str) -> ast.expr:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a Python literal; JSON's own words are understood as well."""
+    """The value of a Python literal; JSON's words are understood, too."""
     for part in ast.walk(node):
         if isinstance(part, ast.Dict):
-            part.values = [_named(value) for value in part.values]
+            part.values = [_with_word(value) for value in part.values]
         elif isinstance(part, ast.List | ast.Tuple):
-            part.elts = [_named(value) for value in part.elts]
-    return ast.literal_eval(_named(node))
+            part.elts = [_with_word(value) for value in part.elts]
+    return ast.literal_eval(_with_word(node))
 
 
-def _named(node: ast.expr) -> ast.expr:
+def _with_word(node: ast.expr) -> ast.expr:
     if isinstance(node, ast.Name) and node.id in _WORDS:
         return ast.copy_location(ast.Constant(_WORDS[node.id]), node)
     return node
@@ -135,9 +135,9 @@ def _named(node: ast.expr) -> ast.expr:
 
 class Notation(NamedTuple):
     calls: Callable[[str], list[WholeCall]]
-    """Those that a text has."""
+    """Parses the calls in a text; empty if it cannot."""
     quotes: tuple[str, ...]
-    """What stands on both sides of a text within it."""
+    """The quotes around its texts."""
 
 
 GEMMA: Final = Notation(gemma_calls, ('<|"|>', "<escape>", '"'))

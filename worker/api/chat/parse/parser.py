@@ -1,10 +1,9 @@
 """Splits one choice's text into reasoning, text and calls. One parser per choice, any thread.
 
-What the model wrote is given on as it wrote it. Only marks go: those of reasoning, of calls that
-were read, and the frames that some templates and models put around an answer's text. What looks
-like a call and is none of an offered function stays text, with its marks. Where a call is forced
-there is no text: what is none yet is the beginning of a call that was cut off. Never raises,
-whatever the text.
+The model's text is passed on unchanged, without its marks: those of reasoning, those of calls, and
+the frames that some templates and models put around an answer's text. What looks like a call, but
+calls no offered function, stays text, with its marks. If a call is forced, there is no text: what
+is not a call is the beginning of one that was cut off. Never raises, whatever the text.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from worker.api.chat.parse.tagged_calls import TaggedCall, Tags
 from worker.api.chat.request import INPUT
 
 
-class _Signs:
-    """The marks by which an answer is read: they follow from the model and from what is asked."""
+class _AnswerMarks:
+    """The marks to look for in an answer, which depend on the model and on the request."""
 
     def __init__(
         self, own: Conventions, calls: Convention, *, has_tools: bool, splits_reasoning: bool
@@ -51,27 +50,27 @@ class _Signs:
         self.call_begins = calls.opens + calls.begins if has_tools else ()
         gaps = (calls.gap[n:] for n in range(len(calls.gap) + 1))
         self.gaps = {gap + begin: gap for gap in gaps for begin in self.call_begins}
-        """By each mark of a call with the line ends before it: those line ends."""
+        """Maps each mark of a call, with line ends before it, to those line ends."""
         wraps = (*self.wrap_begins, *self.wrap_ends)
         self.around = (*self.reasoning_begins, *self.reasoning_ends, *self.frames, *wraps)
-        """Marks that are no part of a section."""
+        """Marks that are not part of a section of calls."""
         self.all = marks_of(*self.gaps, *self.around)
         self.of_calls = marks_of(*self.gaps)
         between = (*calls.opens, *calls.closes, *calls.between)
         self.in_section = marks_of(*between, *self.around)
-        # What begins calls may begin a frame, too, so it counts without tools as well.
+        # A mark of calls may begin a frame, too, so it counts even without tools.
         self.may_be_open = marks_of(*self.around, *calls.opens, *self.call_begins).texts
-        """Those that a prompt may end with; the longest come first."""
+        """The marks that a prompt may end with, the longest first."""
 
 
-_signs_of = lru_cache(maxsize=32)(_Signs)
+_answer_marks = lru_cache(maxsize=32)(_AnswerMarks)
 _OBJECT = Header("{")
 _INPUT = Header(f'{{~"{INPUT}"')
-"""Begins arguments; what begins otherwise is a text as it stands, which may be in JSON itself."""
+"""Begins a custom tool's arguments; anything else is its bare text, which may itself be JSON."""
 
 
 class AnswerParser:
-    """`prompt_end` is the end of the rendered prompt. Without `use`, calls stay text."""
+    """Parses the text of one choice as it arrives."""
 
     def __init__(
         self,
@@ -83,30 +82,31 @@ class AnswerParser:
         goes_on: bool = False,
         has_form: bool = False,
     ) -> None:
-        """`goes_on`: the prompt ends within reasoning, which the answer continues. `has_form`: the
-        answer's text is held to a form, whose texts may be spelled as marks are."""
+        """`prompt_end` is the end of the rendered prompt. Without `use`, calls stay text.
+        `goes_on`: the prompt ends within reasoning, which the answer continues. `has_form`: the
+        answer's text has an enforced form, whose texts may contain the spelling of marks."""
         self._calls = conventions.calls
         if use is not None and use.is_json:
             self._calls = GENERIC if use.forced else BESIDE_JSON
         self._thinking = conventions.thinking
         self._use = use or NO_TOOLS
         has_tools = use is not None
-        self._signs = _signs_of(
+        self._marks = _answer_marks(
             conventions, self._calls, has_tools=has_tools, splits_reasoning=splits_reasoning
         )
-        # A form that has begun goes on to the answer's end.
-        self._in_text = self._signs.of_calls if has_form else self._signs.all
-        # What is open is read as if the answer began with its mark and the white space behind it.
+        # Text of a form extends to the answer's end, unless a call follows.
+        self._in_text = self._marks.of_calls if has_form else self._marks.all
+        # A mark that the prompt leaves open, with white space after it, begins the text to read.
         plain = prompt_end.rstrip()
-        mark = next((mark for mark in self._signs.may_be_open if plain.endswith(mark)), "")
-        written = prompt_end[len(plain) - len(mark) :] if mark else ""
+        mark = next((mark for mark in self._marks.may_be_open if plain.endswith(mark)), "")
+        opening = prompt_end[len(plain) - len(mark) :] if mark else ""
         if goes_on and splits_reasoning:
-            written = self._thinking.begin + self._thinking.pads[0]
-        self._source = Source(written)
-        self._deltas = Deltas(self._use, conventions.calls.id_length, len(written))
+            opening = self._thinking.begin + self._thinking.pads[0]
+        self._source = Source(opening)
+        self._deltas = Deltas(self._use, conventions.calls.id_length, len(opening))
         self._steps = self._answer()
         self.is_reasoning = False
-        """Whether what comes next belongs to reasoning, its end mark included."""
+        """Whether the next text belongs to reasoning or to its end mark."""
 
     @property
     def is_in_call(self) -> bool:
@@ -116,8 +116,8 @@ class AnswerParser:
     def feed(self, text: str) -> list[Delta]:
         """Take more output; returns the deltas that are certain by now.
 
-        Most of an answer needs no reading: none of its signs begins a mark or ends a string, and no
-        text before it is undecided. It is its own delta. Everything else is read step by step.
+        Most of an answer needs no parsing: no character of it begins a mark or ends a string, and
+        no text before it is undecided. It becomes a delta at once. Anything else is parsed.
         """
         source = self._source
         if source.flow is not None and source.at == len(source.text):
@@ -127,7 +127,7 @@ class AnswerParser:
         return self._read(text)
 
     def finish(self, *, is_cut: bool = False) -> list[Delta]:
-        """The deltas that were held back until the end. `is_cut`: a limit or a stop made it."""
+        """The deltas that were withheld. `is_cut`: a limit or a stop ended the text."""
         self._source.is_cut = is_cut
         return self._read("", final=True)
 
@@ -137,23 +137,22 @@ class AnswerParser:
         return self._deltas.take()
 
     def _answer(self) -> Steps[None]:
-        source, deltas, signs = self._source, self._deltas, self._signs
+        source, deltas, marks = self._source, self._deltas, self._marks
         blank, at_edge, has_text, has_thought, is_wrapped = "", True, False, False, False
-        # `blank` is white space beside a mark; `at_edge` tells that a mark was just read, or that
-        # nothing was.
+        # `blank` is white space next to a mark; `at_edge`: a mark was just read, or nothing yet.
         while True:
             mark, is_bare = "", False
             if at_edge:
                 blank += yield from source.run_of(BLANK)
-                mark = yield from source.here(self._in_text if has_text else signs.all)
+                mark = yield from source.here(self._in_text if has_text else marks.all)
                 if self._calls.bare and self._use is not NO_TOOLS and not (mark or has_text):
                     is_bare = (yield from source.peek()) in ("{", "[")
             if not mark and not is_bare and (yield from source.peek()):
                 deltas.text(blank)
                 blank, has_text = "", True
                 mark = yield from source.until(self._in_text, deltas.text, deltas.grow_text)
-            if is_bare or mark in signs.gaps:
-                raw = blank + source.take(signs.gaps.get(mark, ""))
+            if is_bare or mark in marks.gaps:
+                raw = blank + source.take(marks.gaps.get(mark, ""))
                 blank, at_edge = yield from self._section(raw, is_bare=is_bare)
                 has_text = has_text or not at_edge
                 continue
@@ -163,20 +162,20 @@ class AnswerParser:
             if has_text:
                 deltas.text(blank)
             blank, at_edge = "", True
-            if mark in signs.reasoning_begins and (self._thinking.anywhere or not has_text):
+            if mark in marks.reasoning_begins and (self._thinking.anywhere or not has_text):
                 self._drop(mark)
                 yield from self._think()
                 has_thought = True
-            elif mark in signs.reasoning_ends and not has_text:
+            elif mark in marks.reasoning_ends and not has_text:
                 self._drop(mark)
                 yield from source.drop(self._thinking.pads[2])
                 has_thought = True
-            elif mark in signs.frames:
+            elif mark in marks.frames:
                 self._drop(mark)
-            elif mark in signs.wrap_begins and has_thought and not has_text:
+            elif mark in marks.wrap_begins and has_thought and not has_text:
                 self._drop(mark)
                 is_wrapped = True
-            elif mark in signs.wrap_ends and is_wrapped and (yield from self._is_last(mark)):
+            elif mark in marks.wrap_ends and is_wrapped and (yield from self._is_last(mark)):
                 return
             else:
                 deltas.text(source.take(mark))
@@ -184,10 +183,10 @@ class AnswerParser:
 
     def _drop(self, mark: str) -> None:
         self._source.take(mark)
-        self._deltas.n_unwritten = 0
+        self._deltas.n_prompt_chars = 0
 
     def _is_last(self, mark: str) -> Steps[bool]:
-        """Whether nothing but white space follows a mark that stands here."""
+        """Whether only white space follows the mark here."""
         source = self._source
         while not source.text[source.at + len(mark) :].strip():
             if not (yield from source.more()):
@@ -205,20 +204,20 @@ class AnswerParser:
             yield from self._source.drop(after_end)
 
     def _section(self, raw: str, *, is_bare: bool = False) -> Steps[tuple[str, bool]]:
-        """Read the calls that begin here, behind `raw`.
+        """Read the calls that begin here; `raw` is the text before them that was taken already.
 
-        Returns the white space after the last one and whether there was one. What is no call and
-        stands for nothing between calls is text.
+        Returns the white space after the last call and true, or nothing and false if text follows:
+        anything that is neither a call nor a separator of calls.
         """
         source, deltas = self._source, self._deltas
         n_before = deltas.n_calls
         while True:
             raw += yield from source.run_of(BLANK)
-            mark = yield from source.here(self._signs.in_section)
+            mark = yield from source.here(self._marks.in_section)
             if mark in self._calls.closes and deltas.n_calls > n_before:
                 source.take(mark)
                 raw = ""
-            elif mark and mark not in self._signs.around:
+            elif mark and mark not in self._marks.around:
                 raw += source.take(mark)
             elif mark:
                 break
@@ -233,13 +232,13 @@ class AnswerParser:
         is_blank = not raw.strip()
         if is_blank and deltas.n_calls > n_before:
             return raw, True
-        if is_blank:  # the mark that stands here is text
+        if is_blank:  # the mark here is text
             raw += source.take((yield from source.peek()))
         deltas.text(raw)
         return "", False
 
     def _call(self, is_bare: bool) -> Steps[bool]:
-        """Read one call; false if what was taken is none of an offered function."""
+        """Read one call; false if what was taken is not a call of an offered function."""
         source, deltas, use = self._source, self._deltas, self._use
         found = yield from source.fit_one(form.header for form in self._calls.forms)
         if found is None:
@@ -257,12 +256,12 @@ class AnswerParser:
             return False
         match form.arguments:
             case Tags() as tags:
-                follow = marks_of(tags.end, *self._signs.call_begins, *self._calls.closes)
+                follow = marks_of(tags.end, *self._marks.call_begins, *self._calls.closes)
                 call = TaggedCall(source, deltas, tags, follow, name, use.properties(name))
                 return (yield from call.read())
             case Notation() as notation:
                 return (yield from self._whole(notation, form))
-        is_text = name in use.texts
+        is_text = name in use.custom
         if is_text or form.arguments == "code":
             blanks = yield from source.run_of(BLANK)
             if (yield from source.look(_INPUT if is_text else _OBJECT)) is None:
@@ -270,7 +269,7 @@ class AnswerParser:
         return (yield from read_arguments(source, deltas, name, fields.get("id")))
 
     def _whole(self, notation: Notation, form: Form) -> Steps[bool]:
-        """Read calls in a notation that is read only as a whole; all of them must be offered."""
+        """Read calls in a notation that is parsed as a whole; false unless all are offered."""
         source, deltas = self._source, self._deltas
         begin = form.header.parts[-1]
         end = form.end or {"(": ")", "{": "}"}[begin]
@@ -282,7 +281,7 @@ class AnswerParser:
             if not mark:
                 return False
             source.take(mark)
-            if mark == "\\" and len(quote) == 1:  # the next sign is none
+            if mark == "\\" and len(quote) == 1:  # it escapes the next character
                 source.take((yield from source.peek()))
             elif mark in quotes and quote in ("", mark):
                 quote = "" if quote else mark
@@ -297,8 +296,8 @@ class AnswerParser:
         return bool(calls)
 
     def _unescaped(self, name: str, blanks: str, call_id: str | None) -> Steps[bool]:
-        """Read a text instead of JSON: it is the value of the function's first parameter. Nothing
-        but a mark behind it tells that all of it has come."""
+        """Read a text in place of JSON: the value of the function's first parameter. Only a mark
+        after it shows that it is complete."""
         parts, calls = [blanks], self._calls
         recipients = ("all", *self._use.parameters)
         begins = (f"{mark}{name}\n" for mark in calls.opens for name in recipients)

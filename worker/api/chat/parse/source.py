@@ -1,8 +1,8 @@
-"""The model's text while it is read: one position, and no more kept than is undecided.
+"""The model's text while it is parsed: a position in it, and only as much of it as is undecided.
 
-A parser is written as if the whole text were there. Where it needs more than has come, it yields,
-and goes on when there is more: each function here and each reader of calls is such a generator. The
-time is linear in the text, however it comes in pieces. Any thread.
+A parser is written as if the whole text were there. When it needs more text than has arrived, it
+yields, and continues when there is more: most methods of `Source` and all readers of calls are such
+generators. The time is linear in the text, however it is split into pieces. Any thread.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from worker.api.chat.delta import Delta
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""What yields where it needs more text, and returns a `T`."""
+"""A generator that yields when it needs more text, and returns a `T`."""
 Give = Callable[[str], None]
-"""Takes the next part of a text."""
+"""Receives the next part of a text."""
 Grow = Callable[[str], Delta]
 """Makes the delta of the next part of a text."""
 Fit = tuple[dict[str, str], int] | Literal["more"] | None
@@ -36,7 +36,7 @@ _FIELDS: Final = {
 
 
 class Marks:
-    """Texts that are looked for; where several begin at one place, the longest is meant."""
+    """Texts to look for; if several begin at one place, the longest one counts."""
 
     def __init__(self, *texts: str) -> None:
         self.texts = tuple(sorted({text for text in texts if text}, key=len, reverse=True))
@@ -45,17 +45,18 @@ class Marks:
         self._first = {text[0] for text in self.texts}
         first = "".join(map(re.escape, sorted(self._first)))
         self.plain = re.compile(f"[^{first}]+" if first else r"[\s\S]+")
-        """Signs of which none begins a mark."""
+        """Characters that begin no mark."""
 
     def begun(self, text: str, at: int) -> int:
-        """The index of the first end of `text` that may become a longer mark, or its length."""
+        """The index of the longest suffix of `text` that may become a longer mark, or its
+        length."""
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first and self.may_become(text, start):
                 return start
         return len(text)
 
     def may_become(self, text: str, at: int) -> bool:
-        """Whether the text from `at` on is the beginning of a longer mark."""
+        """Whether the text from `at` on is a prefix of a longer mark."""
         n_chars = len(text) - at
         if n_chars >= self._longest:
             return False
@@ -65,26 +66,27 @@ class Marks:
 
 @lru_cache(maxsize=512)
 def marks_of(*texts: str) -> Marks:
-    """Compiled once: the answers of a model look for the same ones."""
+    """Cached, as all answers of a model look for the same marks."""
     return Marks(*texts)
 
 
 class Header:
-    """What stands before a call's or an argument's content, written as the model writes it.
+    """A pattern for the text before a call's or an argument's content.
 
-    `{name}`, `{id}`, `{key}` and `{type}` are fields, `{any}` is anything up to the next text, `~`
-    is white space or nothing.
+    `{name}`, `{id}`, `{key}` and `{type}` are fields, `{any}` is at most 100 characters up to the
+    next text, `~` is optional white space. All else is literal.
     """
 
-    def __init__(self, written: str) -> None:
-        self.parts = [part for part in re.split(r"(\{\w+\}|~)", written) if part]
+    def __init__(self, pattern: str) -> None:
+        self.parts = [part for part in re.split(r"(\{\w+\}|~)", pattern) if part]
 
     @property
     def texts(self) -> list[str]:
         return [part for part in self.parts if part != "~" and not _is_field(part)]
 
     def fit(self, text: str, at: int) -> Fit:
-        """The fields and the index after the header, if it stands at `at`; "more" if it may."""
+        """The fields and the index after the header, if it is at `at`; "more" if it may turn out to
+        be; else `None`."""
         fields = dict[str, str]()
         for number, part in enumerate(self.parts):
             if part == "~":
@@ -119,7 +121,7 @@ def end_of(pattern: re.Pattern[str], text: str, at: int) -> int:
 
 
 def unwanted(text: str) -> None:
-    """Takes a text that has no meaning, or that its source remembers."""
+    """Ignores a text that has no meaning, or that its source remembers."""
 
 
 @dataclass(slots=True)
@@ -131,7 +133,8 @@ class Source:
     """Whether a limit or a stop ended the text."""
     _taken: list[str] | None = None
     flow: tuple[re.Pattern[str], Grow] | None = None
-    """While a text goes on and all of it was given: what needs no reading, and its delta."""
+    """While a text continues and all of it is passed on: text that needs no parsing, and what makes
+    its delta."""
 
     def add(self, text: str, *, final: bool) -> None:
         self.text, self.at, self.ended = self.text[self.at :] + text, 0, final
@@ -157,11 +160,11 @@ class Source:
         return text
 
     def take(self, text: str) -> str:
-        """Take a text that stands here."""
+        """Take `text`, which is here."""
         return self.take_to(self.at + len(text))
 
     def more(self) -> Steps[bool]:
-        """Wait for more text; false where there is no more."""
+        """Wait for more text; false if the text has ended."""
         if self.ended:
             return False
         yield
@@ -181,23 +184,24 @@ class Source:
             if self.at < len(self.text) or not (yield from self.more()):
                 return "".join(parts)
 
-    def takes(self, sign: str) -> Steps[bool]:
-        """Take a sign; false if it is not here."""
-        if (yield from self.peek()) != sign:
+    def takes(self, char: str) -> Steps[bool]:
+        """Take a character; false if it is not here."""
+        if (yield from self.peek()) != char:
             return False
-        self.take(sign)
+        self.take(char)
         return True
 
     def drop(self, text: str) -> Steps[None]:
-        """Take the longest beginning of `text` that is here."""
-        for sign in text:
-            if not (yield from self.takes(sign)):
+        """Take the longest prefix of `text` that is here."""
+        for char in text:
+            if not (yield from self.takes(char)):
                 return
 
     def until(self, marks: Marks, give: Give, grow: Grow | None = None) -> Steps[str]:
-        """Take the text before the next mark; that mark, not taken, or "" at the end.
+        """Take the text before the next mark, and pass it to `give`. Returns the mark, not taken,
+        or "" at the end.
 
-        With `grow`, what `give` takes is a delta as it comes.
+        With `grow`, each part of the text that `give` receives is a delta.
         """
         flow = (marks.plain, grow) if grow is not None else None
         while True:
@@ -223,14 +227,14 @@ class Source:
         return found[0] if found is not None else ""
 
     def look(self, header: Header) -> Steps[Fit]:
-        """As `Header.fit` here, nothing taken; "more" only where the text ends within it."""
+        """`Header.fit` here, with nothing taken; "more" only if the text ends within the header."""
         while (found := header.fit(self.text, self.at)) == "more" and (yield from self.more()):
             pass
         return found
 
     def fit_one(self, headers: Iterable[Header]) -> Steps[tuple[int, dict[str, str]] | None]:
-        """Take the first of the headers that stands here; its place among them, and its fields. A
-        text that ends within one has none of those behind it."""
+        """Take the first of the headers that is here; returns its index and its fields. If the text
+        ends within one, those after it are not tried."""
         for index, header in enumerate(headers):
             found = yield from self.look(header)
             if found == "more":

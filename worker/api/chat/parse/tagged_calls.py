@@ -1,7 +1,8 @@
-"""Reads calls whose arguments are texts in tags of their own. Any thread.
+"""Reads calls whose arguments are texts in tags. Any thread.
 
-Only the function's schema tells a number from a text that looks like one. A parameter that can only
-be a string is given on as it comes, with its own line ends; any other is read when its tag ends.
+Most tags do not distinguish a number from a text that looks like one; the function's schema does.
+An argument that can only be a string is passed on as it arrives, with its own line ends; any other
+is converted when its tag ends.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from worker.api.chat.parse.source import BLANK, Header, Marks, Source, Steps, en
 
 _MAX_BLANKS_AHEAD = 64
 _MAX_DEPTH = 64
-"""Tags that are nested more deeply are text."""
+"""Tags that are nested deeper are text."""
 _ENTRY = "item"
 _KINDS: Mapping[type, str] = {
     str: "string",
@@ -38,36 +39,36 @@ class Tags:
     """How the arguments of a call are written."""
 
     arguments: tuple[tuple[Header, str], ...]
-    """What stands before an argument's value, and what after it; the first that fits."""
+    """Pairs of the header before an argument's value and the text after it; the first that fits."""
     end: str
-    """Stands after the last argument."""
+    """The text after the last argument."""
     pad: str = ""
-    """Stands on both sides of a value, within its tags."""
+    """White space on both sides of a value, within its tags."""
     nested: str = ""
-    """The mark before tags within an argument, where lists and objects are written so."""
+    """The mark before each tag within an argument, if lists and objects are written as tags."""
 
 
 @dataclass(slots=True)
 class TaggedCall:
     """A call of `name` while it is read.
 
-    What looks like the end of a value is a part of it if nothing comes next that can follow one:
-    templates do not escape tags in texts.
+    Templates do not escape tags in texts. So an end tag is part of a value unless something comes
+    next that can follow the value.
     """
 
     source: Source
     deltas: Deltas
     tags: Tags
     follow: Marks
-    """What may follow the last value."""
+    """The marks that may follow the last value."""
     name: str
     properties: Mapping[str, Any]
     """The schemas of the function's parameters."""
     keys: set[str] = field(default_factory=set)
-    """Of the arguments so far."""
+    """Names of the arguments so far."""
 
     def read(self) -> Steps[bool]:
-        """Read the arguments and the end of the call; one without both is none."""
+        """Read the arguments and the end of the call; false if there is neither."""
         source, deltas, tags = self.source, self.deltas, self.tags
         ending = marks_of(tags.end)
         while True:
@@ -92,14 +93,14 @@ class TaggedCall:
             deltas.arguments((", " if self.keys else "{") + to_json(key) + ": ")
             self.keys.add(key)
             schema = self.properties.get(key)
-            if kind := fields.get("type"):  # the tag tells whether it is a text
+            if kind := fields.get("type"):  # the tag says whether it is a text
                 schema = {"type": "string"} if kind in ("true", "string") else None
             read = self._nested if tags.nested and kinds_of(schema) != {"string"} else self._plain
             if not (yield from read(end, schema)):
                 return True
 
     def _plain(self, end: str, schema: object) -> Steps[bool]:
-        """Read one argument's value and its end; false where the text ends before."""
+        """Read one argument's value and its end; false if the text ends before."""
         source, deltas, pad = self.source, self.deltas, self.tags.pad
         yield from source.drop(pad)
         is_text = kinds_of(schema) == {"string"}
@@ -122,8 +123,8 @@ class TaggedCall:
         return False
 
     def _goes_on(self) -> Steps[bool]:
-        """Whether what stands here can follow a value, behind white space: one of `follow`, the
-        header of an argument that was not given yet, or the end of the text."""
+        """Whether the text here, after white space, can follow a value: one of `follow`, the header
+        of an argument that is not there yet, or the end of the text."""
         source, follow = self.source, self.follow
         while True:
             text, start = source.text, end_of(BLANK, source.text, source.at)
@@ -138,7 +139,7 @@ class TaggedCall:
                 return True
 
     def _nested(self, end: str, schema: object) -> Steps[bool]:
-        """As `_plain`, for a value that may have tags within."""
+        """Like `_plain`, for a value that may contain tags."""
         source, parts = self.source, list[str]()
         begin = end.replace("</", "<")
         depth, marks = 1, marks_of(begin, end)
@@ -171,7 +172,7 @@ def kinds_of(schema: object) -> set[str] | None:
 
 
 def _json_of(text: str, schema: object) -> str:
-    """A value as JSON: what it reads as, if the schema allows that, or else the text."""
+    """A value as JSON: what the text denotes, if the schema allows that, or else the text."""
     kinds, plain = kinds_of(schema), text.strip()
     try:
         found, written = from_json(plain), plain
@@ -188,13 +189,13 @@ def _json_of(text: str, schema: object) -> str:
 
 
 # --- lists and objects as tags within tags ------------------------------------------------------
-# `<item>…</item>` stands for each entry of a list, `<key>…</key>` for each member of an object,
-# each tag after a mark of its own. A tag in a text has no mark, so it stays text.
+# `<item>…</item>` is an entry of a list, `<key>…</key>` a member of an object, and each tag follows
+# a mark. A tag in a text has no mark, so it stays text.
 
 
 @dataclass(slots=True)
 class _Open:
-    """A tag that has not ended, with its content."""
+    """A tag that has not ended, with its content so far."""
 
     key: str
     schema: object
