@@ -1,4 +1,4 @@
-"""Turns the form that is asked of an answer into a Lark grammar that llguidance enforces.
+"""Turns the form that a request asks for into a Lark grammar, which llguidance enforces.
 
 All limits on size are checked here and in the modules that this one calls. Whatever passes them
 compiles in the engine in less than 100 ms. Pure functions, any thread.
@@ -49,11 +49,11 @@ class Constrained(NamedTuple):
 
 
 def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrained:
-    """The constraint for the form that is asked.
+    """The constraint for a form.
 
     Raises:
-        InvalidRequest: the form is invalid, too large or, if this or `asked` is strict, cannot be
-            enforced whole.
+        InvalidRequest: the form is invalid or too large, or a part of it cannot be enforced and
+            `strict` or `asked.strict` is true.
     """
     path, schemas = "tools" if isinstance(asked, ForcedCalls) else asked.path, Schemas()
     match asked:
@@ -70,8 +70,8 @@ def constrain(asked: Format | ForcedCalls, *, strict: bool = False) -> Constrain
             grammar = _of_choices(texts, path)
         case Grammar(text):
             grammar = _of_grammar(text, path)
-    asks = isinstance(asked, JsonSchema) and asked.strict
-    if (strict or asks) and schemas.not_enforced:
+    asks_strict = isinstance(asked, JsonSchema) and asked.strict
+    if (strict or asks_strict) and schemas.not_enforced:
         remedy = "leave it out" if strict else "leave it out, or ask without strict"
         raise invalid(
             fault(path, "unsupported", f"{path} cannot be enforced; {remedy}")
@@ -142,7 +142,7 @@ def _of_grammar(text: str, path: str) -> str:
         limits = f"{MAX_LARK_CHARS} characters in {MAX_LARK_LINES} lines"
         raise refusal(path, "unsupported", f"has more than {limits}")
     if "%json" in text or "%regex" in text:
-        raise refusal(path, "unsupported", "must not hold %json or %regex; send a schema instead")
+        raise refusal(path, "unsupported", "must not use %json or %regex; send a schema instead")
     if not sizes.LarkSizes(text).are_small():
         raise _repeats_too_often(path)
     return text

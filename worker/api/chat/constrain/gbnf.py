@@ -2,7 +2,7 @@
 
 Each character becomes a terminal of its own, because llguidance's lexer is greedy: with longer
 terminals, `[a-z]+ "end"` would never reach its end. llguidance's own `gbnf_to_lark` joins them, so
-that nothing follows `root ::= word "end"` with `word ::= [a-z]+`. Pure functions, any thread.
+that no text matches `root ::= word "end"` with `word ::= [a-z]+`. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _TOKEN = re.compile(
 _LETTER = re.compile(_CHARACTER)
 _MEMBER = re.compile(f"({_CHARACTER})(?:-({_CHARACTER}))?")
 _ESCAPED = {"n": 10, "r": 13, "t": 9}
-_NOT_READ = {
-    '"': "a text has no end, or an unknown escape",
-    "[": "a class has no end, no characters or an unknown escape",
+_REASONS = {
+    '"': "a text is not closed, or has an unknown escape",
+    "[": "a class is not closed, is empty or has an unknown escape",
     "{": "expected {n}, {n,} or {n,m}",
     "<": "tokens cannot be named in a grammar here",
     "!": "tokens cannot be named in a grammar here",
 }
-"""What is wrong where no token begins, by the character there."""
+"""Why no token begins somewhere, by the character there."""
 
 
 def to_lark(text: str, path: str) -> str:
@@ -55,18 +55,18 @@ def to_lark(text: str, path: str) -> str:
 
 @dataclass(slots=True)
 class _Group:
-    """One that is open, or the whole rule."""
+    """A group that is open, or the whole rule."""
 
     parts: list[str] = field(default_factory=list)
-    """In Lark, as is the sign between alternatives."""
+    """In Lark, with `|` between alternatives."""
     repeated: float = 1
-    """How often the last part may stand there, by the repetitions in one another."""
+    """How often the last part may occur: the product of its nested repetitions."""
     most_repeated: float = 1
-    """How often one of the parts before it may."""
+    """The largest such number of the parts before it."""
 
     @property
     def expects_a_part(self) -> bool:
-        """Whether an alternative has just begun, whose parts may stand on a line of their own."""
+        """Whether an alternative has just begun, so that a line may end here."""
         return self.parts[-1:] in ([], ["|"])
 
     def add(self, part: str, repeated: float = 1) -> None:
@@ -82,17 +82,17 @@ class _Reader:
     def __init__(self, text: str, path: str) -> None:
         self._text, self._path, self._at = text, path, 0
         self._names = {"root": "start"}
-        """Every rule that was named so far, with its name in Lark."""
+        """The name in Lark of each rule that was named so far."""
         self._rules: dict[str, _Group] = {}
         self._open: list[_Group] = []
-        """The rule that is being read and the groups in one another; none between two rules."""
+        """The rule that is being read, and its nested groups; empty between two rules."""
         self._n_symbols = 0
 
     def read(self) -> str:
         while self._at < len(self._text):
             token = _TOKEN.match(self._text, self._at)
             if token is None:
-                reason = _NOT_READ.get(self._text[self._at], "no part of a grammar begins so")
+                reason = _REASONS.get(self._text[self._at], "nothing in a grammar begins like this")
                 raise self._error(reason)
             self._take(token)
             self._at = token.end()
@@ -134,13 +134,13 @@ class _Reader:
 
     def _repeat(self, group: _Group, written: str) -> None:
         if group.expects_a_part or group.parts[-1][-1] in "*+?}":
-            raise self._error("a repetition must follow a part; ( ) make a part of several")
+            raise self._error("a repetition must follow a part; ( ) group several as one")
         numbers = [int(number) for number in re.findall(r"\d+", written)]
         group.repeated *= max(numbers, default=1) or 1
         if group.repeated > _MAX_REPETITIONS:
-            raise self._error(f"more than {_MAX_REPETITIONS} repetitions in one another")
+            raise self._error(f"more than {_MAX_REPETITIONS} nested repetitions")
         if numbers and not any(numbers) and not re.search(r",\s*\}", written):
-            group.parts[-1] = '""'  # Lark has no repetition of no times
+            group.parts[-1] = '""'  # Lark has no repetition of zero times
         else:
             group.parts[-1] += written.replace(" ", "")
 
@@ -190,7 +190,7 @@ class _Reader:
         return "".join(ranges)
 
     def _code(self, text: str) -> int:
-        """Of a character, or of an escape."""
+        """The code point of a character or an escape."""
         if text[0] != "\\":
             code = ord(text)
         elif len(text) > 2:

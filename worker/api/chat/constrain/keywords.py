@@ -1,4 +1,4 @@
-"""The keywords of JSON schemas: which are enforced, say nothing, or are not. Any thread."""
+"""The keywords of JSON schemas: which are enforced, and with what values. Any thread."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ OF_TYPE = {
     "string": frozenset("pattern format minLength maxLength".split()),
     "number": frozenset("minimum maximum exclusiveMinimum exclusiveMaximum multipleOf".split()),
 }
-"""The type that a schema without `type` means if it has only keywords of that type."""
+"""Keywords by type. A schema without `type` that has keywords of one type means that type."""
 
 LARGEST = 2**53 - 1
-"""The largest integer that all JSON readers represent exactly; wider bounds become it."""
+"""The largest integer that all JSON readers represent exactly; wider bounds are narrowed to it."""
 MAX_COUNT = 1_000_000
 MAX_LENGTH_OF_PATTERN = 10_000
-"""The largest `minLength` beside a pattern, which may leave one text only: the engine writes it out
-at once, which takes it 0.2 s."""
+"""The largest `minLength` beside a pattern. Both may leave a single text, which the engine writes
+out at once: that takes 0.2 s."""
 _MAX_MULTIPLE = 1000
 MAX_PATTERN_CHARS = 4000
 _UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|(\(\?<?[=!]|\\[1-9kbBc])")
-"""Its group; an escaped character is matched so that the next is not taken for an escape."""
+"""Its group is what is not supported. It also matches escaped characters, to skip them."""
 _ZODS_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)"
 _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
 
@@ -74,9 +74,9 @@ def bound(keyword: str, value: float) -> tuple[str, float] | None:
     return keyword, value
 
 
-def has_wide_integer(value: object) -> bool:
-    """Whether a value is or holds an integer beyond `LARGEST`, which llguidance would write as its
-    nearest neighbour, or not survive."""
+def has_wide_number(value: object) -> bool:
+    """Whether a value is or contains a number beyond `LARGEST`, which llguidance would round, or
+    not survive."""
     parts = [value]
     while parts:
         part = parts.pop()
@@ -88,13 +88,14 @@ def has_wide_integer(value: object) -> bool:
 
 
 def is_small_multiple(value: float) -> bool:
-    """Whether `multipleOf` compiles fast enough: its automaton has as many states as the value."""
+    """Whether `multipleOf` has at most two decimals and compiles fast enough: the automaton has as
+    many states as the value."""
     return 0 < value <= _MAX_MULTIPLE and math.isclose(value * 100, round(value * 100))
 
 
 def pattern(text: str, format: object) -> str | None:
-    """The regular expression to enforce; `None` if it cannot be matched in linear time, or is
-    larger than `sizes.MAX_SIZE`."""
+    """The regular expression to enforce; `None` if it cannot be matched in linear time, or is too
+    large."""
     if format == "email":
         # Zod's pattern begins with lookaheads for dots where no e-mail address may have them.
         text = _IMPLIED_BY_EMAIL.sub(r"\1", text)

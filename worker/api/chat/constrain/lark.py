@@ -1,8 +1,8 @@
-"""Writes a custom tool's grammar as one regular expression, which a string of JSON can be held to.
+"""Turns a custom tool's grammar into one regular expression, which can constrain a string in JSON.
 
-It reads Lark as OpenAI's clients send it. A grammar whose rules name themselves has no such
-expression, and some of Lark has none here; what is no grammar at all is refused. Pure functions,
-any thread.
+It reads Lark as OpenAI's clients send it. A recursive grammar has no such expression, and some
+features of Lark are not supported; text that is not a grammar is refused. Pure functions, any
+thread.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from worker.api.http.faults import refusal
 from worker.errors import InvalidRequest
 
 MAX_CHARS = 16_000
-"""Of a form that is checked; what has more is told to the model as it is."""
+"""The most characters of a form that is checked; the model only sees a longer one."""
 MAX_CHARS_OF_ALL = 32_000
-"""Of all forms of a request. To check so many takes 0.3 s at most."""
+"""The most characters of all forms of a request. Checking so many takes at most 0.3 s."""
 _COMMON = {
     "DIGIT": "[0-9]",
     "HEXDIGIT": "[a-fA-F0-9]",
@@ -39,49 +39,49 @@ _COMMON = {
     "LF": r"\n",
     "NEWLINE": r"(?:\r?\n)+",
 }
-"""Lark's own terminals."""
+"""The terminals of Lark's `common` grammar."""
 _SPECIAL = re.compile(
     r"\\(?:[nrtf\"\\]|x[0-9a-fA-F]{2}|u(?![dD][89a-fA-F])[0-9a-fA-F]{4})?|[.+*?()|\[\]{}^$]"
 )
-"""In a text: an escape that regular expressions have, too, or what means something in them."""
+"""In a text: escapes that regular expressions have, too, and their special characters."""
 _SIGNS = {"(": "(?:", "[": "(?:", ")": ")", "]": ")?", "|": "|", "*": "*", "+": "+", "?": "?"}
-_WITHOUT_STRUCTURE = re.compile(
+_ENGINE_SPECIFIC = re.compile(
     r"\\(?:[xuUpP]\{[^{}]*\}|.)|-|(?<=\()\?(?:<?[=!]|P?<\w+>|[A-Za-z-]*:?)", re.DOTALL
 )
-"""Of a regular expression: what engines write in different ways."""
+"""Parts of a regular expression that engines write differently; none opens or closes anything."""
 
 
 class _Unsupported(Exception):
-    """This part of Lark has no regular expression here."""
+    """A feature of Lark that is not supported here."""
 
 
 @lru_cache(maxsize=32)
 def pattern_of(form: TextForm) -> str | None:
-    """The regular expression of a form; `None` if it has none here.
+    """The regular expression of a form; `None` if there is none, or this module cannot find it.
 
     Raises:
-        InvalidRequest: it is no grammar, or no regular expression.
+        InvalidRequest: it is not a valid grammar, or not a valid regular expression.
     """
     path = f"{form.path}.definition"
     if form.syntax == "lark":
         is_small = len(form.definition) <= MAX_CHARS
         return _Grammar(form.definition, path).expression() if is_small else None
     if SAYS_VERBOSE.search(form.definition):
-        return None  # a comment may hide what ends a group
+        return None  # a comment may hide the end of a group
     if fault := _fault_in(form.definition):
         raise refusal(path, "unsupported", f"is not a valid regular expression: {fault}")
     return form.definition
 
 
 def _fault_in(expression: str) -> str:
-    """What is wrong with groups, classes and repetitions, which are alike in all engines."""
+    """What is wrong with groups, classes and repetitions, which all engines read alike."""
     if len(expression) > MAX_CHARS:
         return ""
     with warnings.catch_warnings(action="ignore"):
         try:
-            re.compile(_WITHOUT_STRUCTURE.sub(lambda found: "a" * len(found[0]), expression))
+            re.compile(_ENGINE_SPECIFIC.sub(lambda found: "a" * len(found[0]), expression))
         except re.error as error:
-            if error.msg == "multiple repeat":  # as Rust has it, it is one of the other
+            if error.msg == "multiple repeat":  # valid in Rust: it repeats a repetition
                 return ""
             return f"{error.msg}, at character {(error.pos or 0) + 1}"
         except (OverflowError, RecursionError):
@@ -93,9 +93,9 @@ class _Grammar:
     def __init__(self, text: str, path: str) -> None:
         self._text, self._path = text, path
         self._parts: dict[str, list[str]] = {}
-        """The parts of each definition's expression; those of odd numbers are names."""
+        """The expression of each definition, in parts; those at odd indices are names."""
         self._used: dict[str, int] = {}
-        """Where a name was used first."""
+        """Where each name was used first."""
         self._is_supported = True
         for tokens in definitions_of(text):
             try:
@@ -118,7 +118,7 @@ class _Grammar:
             parts = self._parts[name]
             if missing := [each for each in dict.fromkeys(parts[1::2]) if each not in done]:
                 if name in begun:
-                    return None  # it is a part of itself
+                    return None  # it is recursive
                 begun.add(name)
                 due += missing
                 continue
@@ -134,7 +134,7 @@ class _Grammar:
         if first[0] == "%":
             self._import([token[0] for token in rest], first.start())
             return
-        if rest[:1] and rest[0][0] == ".":  # behind it is a priority
+        if rest[:1] and rest[0][0] == ".":  # a priority follows
             rest = rest[2:]
         if first.lastgroup not in ("rule", "terminal") or not rest:
             raise self._fault("expected a name and ':'", first.start())
@@ -157,7 +157,7 @@ class _Grammar:
             raise self._fault(f"{name!r} is defined twice", at)
 
     def _import(self, words: Sequence[str], at: int) -> None:
-        """What is imported of Lark's own terminals."""
+        """Read an import of Lark's own terminals."""
         if words[:3] != ["import", "common", "."] and words[:3] != ["import", "common", "("]:
             raise _Unsupported
         names = [word for word in words[3:] if word not in (",", ")")]
@@ -205,10 +205,10 @@ class _Grammar:
 
 
 def _in_expression(sign: str) -> str:
-    """A special sign of a text, as a regular expression has it.
+    """An escape or special character of a text, as a regular expression.
 
     Raises:
-        _Unsupported: an escape that readers of Lark do not read alike.
+        _Unsupported: an escape that parsers of Lark read differently.
     """
     if sign == "\\":
         raise _Unsupported

@@ -1,8 +1,8 @@
-"""What is proven of schemas before they are enforced. Pure functions, any thread.
+"""Proofs about schemas, before they are enforced. Pure functions, any thread.
 
-That no value is valid under two branches of a `oneOf`, which then equals an `anyOf`: by types,
-constants, or a required property that has other constants in each branch (a discriminator). And
-which compiled definitions have no value that ends.
+A `oneOf` equals an `anyOf` if no value is valid under two branches: if these differ in type, in
+constants, or in the constants of a required property (a discriminator). `endless_in` finds
+definitions without a finite value.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class _Facts(NamedTuple):
     types: frozenset[str]
     """Empty if any type is allowed."""
     constants: Mapping[str | None, frozenset[Any]]
-    """All allowed values where only constants are: of the schema itself, under `None`, and of each
-    property that every value has."""
+    """The allowed values of the schema itself, under `None`, and of each property that every value
+    has, if only constants are allowed there."""
 
 
 def _facts_of(schema: object, says_constants: bool) -> _Facts:
@@ -93,14 +93,14 @@ def _key(value: Any) -> Any:
     return value
 
 
-# --- values without an end ---------------------------------------------------------------
+# --- definitions without a finite value ----------------------------------------------------
 
 DEFINITIONS = "#/$defs/"
 """What a compiled `$ref` begins with; the rest is the name of a definition."""
 
 
 def endless_in(definitions: Mapping[str, Any]) -> list[str]:
-    """The definitions whose values all hold another value of theirs, and so on without an end."""
+    """The definitions without a finite value: each value contains another one, without an end."""
     endless = dict(definitions)
     while found := [name for name, schema in endless.items() if _ends(schema, endless)]:
         for name in found:
@@ -109,7 +109,7 @@ def endless_in(definitions: Mapping[str, Any]) -> list[str]:
 
 
 def _ends(schema: Any, endless: Mapping[str, Any]) -> bool:
-    """Whether the compiled schema has a value that ends, if none of `endless` has one."""
+    """Whether the compiled schema has a finite value, if none of `endless` has one."""
     if not isinstance(schema, dict) or "const" in schema or "enum" in schema:
         return True
     if schema.get("$ref", "").removeprefix(DEFINITIONS) in endless:

@@ -20,9 +20,9 @@ from worker.api.http.faults import MAX_FAULTS, Fault, fault, invalid, is_number
 
 Schema = Mapping[str, Any]
 _Enforced = dict[str, Any] | None
-# The limits protect native code from schemas that would take it long.
+# The limits keep schemas from occupying native code for long.
 MAX_SIZE = 4.0 * sizes.MAX_SIZE
-"""Of all regular expressions of a request's schemas; those beyond are not enforced."""
+"""The total size of regular expressions in a request's schemas; others are not enforced."""
 MAX_BYTES = 256_000
 MAX_DEPTH = 48
 MAX_COUNTS = {
@@ -34,12 +34,12 @@ MAX_COUNTS = {
 }
 """In all schemas of a request together."""
 MAX_PAIRS = 4096
-"""Of branches that are compared, which takes some 9 ms; `oneOf`s beyond are not proven to be
-disjoint."""
+"""The most pairs of branches that are compared, which takes some 9 ms. Branches of further `oneOf`s
+are not proven to be disjoint."""
 MAX_NAMES = 500
-"""In one object."""
+"""The most names in one object."""
 _MAX_PATH_CHARS = 400
-"""The rest of a longer path is cut: a client's names may be long, and many keywords below them."""
+"""A longer path is cut: a client's names may be long, with many keywords below them."""
 
 
 class _TooLarge(Exception):
@@ -53,7 +53,7 @@ def _below(path: str, name: str) -> str:
 class Schemas:
     """Compiles schemas that share one table of definitions.
 
-    The `$ref`s of each point into itself.
+    The `$ref`s of each schema point into itself.
     """
 
     def __init__(self) -> None:
@@ -86,11 +86,11 @@ class Schemas:
     def check(self) -> None:
         """
         Raises:
-            InvalidRequest: a schema is invalid, too large, or has no value that ends.
+            InvalidRequest: a schema is invalid, too large, or has no finite value.
         """
         if not self._faults:
             for name in proofs.endless_in(self.definitions):
-                what = "never ends: each value under it must hold another one"
+                what = "allows no finite value: each one must contain another"
                 self.fault(self._referrers[name], "unsupported", what)
         if self._faults:
             raise invalid(self._faults)
@@ -114,8 +114,8 @@ class Schemas:
         self.count(n, what)
 
     def visit(self, schema: object, path: str, depth: int, *, merged: bool) -> Any:
-        """The schema to enforce for `schema`. `merged` means that other schemas hold at the same
-        place: this one must stay open, and sizes multiply."""
+        """The schema to enforce for `schema`. `merged`: other schemas apply at the same place, so
+        this one must stay open, and sizes multiply."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
@@ -145,8 +145,8 @@ class Schemas:
         key = (self._n_documents, pointer, merged)
         if key not in self._names:
             found = _resolved(self._document, pointer)
-            if found is _NOTHING:
-                self.fault(path, "unknown", "points at nothing")
+            if found is _MISSING:
+                self.fault(path, "unknown", "has no target")
                 return {}
             self.count(1, "targets of references")
             name = self._names[key] = f"d{len(self._names)}"
@@ -159,7 +159,8 @@ class Schemas:
         return {"$ref": proofs.DEFINITIONS + self._names[key]}
 
     def pattern(self, text: str, format: object) -> str | None:
-        """The regular expression to enforce; `None` if it, or all up to it, cannot be."""
+        """The regular expression to enforce; `None` if it cannot be, or exceeds the size that is
+        left to all of them."""
         found = keywords.pattern(text, format)
         if found is None or (size := sizes.size(found)) > self._size_left:
             return None
@@ -167,9 +168,10 @@ class Schemas:
         return found
 
     def names(self, schema: object) -> str | None:
-        """The regular expression of the names that a schema of values or of a pattern allows."""
+        """The regular expression of the property names that a schema allows, if it only restricts
+        them by a pattern or by constants; else `None`."""
         found = self._followed(schema)
-        if not isinstance(found, Mapping) or len(found.keys() - _SAY_NO_NAME) != 1:
+        if not isinstance(found, Mapping) or len(found.keys() - _NOT_ABOUT_NAMES) != 1:
             return None
         if found.get("type", "string") != "string":
             return None
@@ -192,26 +194,26 @@ class Schemas:
         return proofs.are_disjoint(list(map(self._followed, branches)), says_constants=not merged)
 
 
-_NOTHING = object()
+_MISSING = object()
 
 
 def _resolved(document: object, pointer: str) -> object:
-    """The target of a JSON pointer in a fragment (`#/$defs/a`), or `_NOTHING`."""
+    """The target of a JSON pointer in a fragment (`#/$defs/a`), or `_MISSING`."""
     found = document
     for step in pointer[1:].split("/")[1:]:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping):
-            found = found.get(key, _NOTHING)
+            found = found.get(key, _MISSING)
         elif isinstance(found, list) and key.isascii() and key.isdigit() and len(key) < 6:
-            found = found[int(key)] if int(key) < len(found) else _NOTHING
+            found = found[int(key)] if int(key) < len(found) else _MISSING
         else:
-            return _NOTHING
+            return _MISSING
     return found
 
 
 _COMBINED = frozenset(("$ref", "anyOf", "oneOf", "allOf"))
-_SAY_NO_NAME = frozenset("type title description default".split())
-"""Keywords that tell nothing of a property's name, which is a string anyway."""
+_NOT_ABOUT_NAMES = frozenset("type title description default".split())
+"""Keywords that do not restrict a property's name, which is a string anyway."""
 
 
 class _Part:
@@ -225,7 +227,7 @@ class _Part:
         self._merged, self._given = merged, given
         self._out: dict[str, Any] = {}
         self._names: str | None = None
-        """The regular expression of an object's names."""
+        """The regular expression of an object's property names."""
 
     def add(self, name: str, value: Any) -> None:
         path = _below(self._path, name)
@@ -254,7 +256,7 @@ class _Part:
 
     @property
     def _closes(self) -> bool:
-        """Whether to forbid other properties, with which models tend to ramble."""
+        """Whether to forbid further properties, with which models tend to ramble."""
         open_ended = {"additionalProperties", "patternProperties"} | _COMBINED
         return (
             "properties" in self._given and not self._merged and not open_ended & self._given.keys()
@@ -306,7 +308,7 @@ class _Part:
 
     def _values(self, name: str, value: Any, path: str) -> _Enforced:
         self._schemas.count(len(value) if name == "enum" else 1, "values in enum and const")
-        return None if keywords.has_wide_integer(value) else {name: value}
+        return None if keywords.has_wide_number(value) else {name: value}
 
     def _members(self, name: str, value: Mapping[str, Any], path: str) -> _Enforced:
         self._schemas.count_names(len(value), "properties")
@@ -326,7 +328,7 @@ class _Part:
         return {name: list(dict.fromkeys(value))}
 
     def _property_names(self, name: str, value: Any, path: str) -> _Enforced:
-        """Of an object whose properties are told by nothing else."""
+        """Enforced only if nothing else names the object's properties."""
         if not self._merged and not {"properties", "patternProperties"} & self._given.keys():
             self._names = self._schemas.names(value)
         return {} if self._names is not None or keywords.says_nothing(name, value) else None
@@ -369,7 +371,7 @@ class _Part:
         return None if found is None else {name: found}
 
     def _format(self, name: str, value: str, path: str) -> _Enforced:
-        """For a number, it (`int32`, `double`…) says only how it is stored."""
+        """A number's format (`int32`, `double`…) only says how to store it."""
         if value in keywords.FORMATS:
             return {name: value}
         is_number = proofs.types_of(self._given) - {"null"} == {"number"}
@@ -377,15 +379,15 @@ class _Part:
 
 
 class _Keyword(NamedTuple):
-    """One that is enforced."""
+    """How a keyword is enforced."""
 
     enforced: Callable[[_Part, str, Any, str], _Enforced]
     noun: str = ""
-    """What a fault calls a value of it."""
+    """What its value must be, for faults."""
     takes: Callable[[Any], bool] = lambda value: True
 
 
-_A_LIST = ("a list with at least one in it", lambda value: isinstance(value, list) and value != [])
+_A_LIST = ("a list that is not empty", lambda value: isinstance(value, list) and value != [])
 _AN_OBJECT = ("an object of schemas", lambda value: isinstance(value, Mapping))
 _A_STRING = ("a string", lambda value: isinstance(value, str))
 _TYPES = f"one of {', '.join(sorted(keywords.TYPES))}, or a list of them"
@@ -400,14 +402,14 @@ _TABLE: Mapping[str, _Keyword] = {
     "propertyNames": _Keyword(_Part._property_names),
     "prefixItems": _Keyword(_Part._items, *_A_LIST),
     "items": _Keyword(
-        _Part._items, "a schema, or a list with at least one in it", lambda value: value != []
+        _Part._items, "a schema, or a list that is not empty", lambda value: value != []
     ),
     "additionalItems additionalProperties": _Keyword(_Part._items),
     "minLength maxLength minItems maxItems": _Keyword(
         _Part._count, "a whole number from 0", lambda n: is_number(n) and n >= 0 and n == int(n)
     ),
     "minimum maximum": _Keyword(_Part._bound, "a number", is_number),
-    # In draft 4, a boolean says how the other bound is meant.
+    # In draft 4, a boolean says whether `minimum` or `maximum` is exclusive.
     "exclusiveMinimum exclusiveMaximum": _Keyword(
         _Part._exclusive, "a number", lambda n: isinstance(n, bool) or is_number(n)
     ),

@@ -1,5 +1,5 @@
-"""How large regular expressions and grammars are once their repetitions are written out, which the
-engine does before its own limits hold. Pure functions, any thread."""
+"""The sizes of regular expressions and grammars once their repetitions are written out, which the
+engine does before its own limits apply. Pure functions, any thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 MAX_SIZE = 20_000
-"""Of an expression: the most characters and classes. So many take the engine some 20 ms."""
+"""The most characters and classes of an expression. So many take the engine some 20 ms."""
 _TOKEN = re.compile(
     r"""\{ (?P<numbers> \s*+ (?P<least> [0-9]++ ) \s*+ (?: , \s*+ (?: [0-9]++ \s*+ )?+ )?+ ) \}
     | (?P<class> \[ )
@@ -22,37 +22,37 @@ _TOKEN = re.compile(
 )
 _CLASS_BEGINS = re.compile(r"\[\^?(?:-++|\]?)")
 _MEMBER = re.compile(r"&&|--|~~|(?:\\.|.)(?:-(?![\]-])(?:\\.|.))?+", re.DOTALL)
-"""Of a class: what joins two classes, a character or a range."""
+"""In a class: an operator between two classes, a character or a range."""
 SAYS_VERBOSE = re.compile(r"\(\?[A-Za-wyz-]*+x")
 _WIDE_CLASS = re.compile(r"\[(?:a-z|A-Z|0-9|\\[wds])(?:[^\\\[\]&~-]|-(?!-)|\\.)*+\]", re.DOTALL)
 """A class that certainly holds more than one character."""
 _WIDE = frozenset((".", r"\w", r"\W", r"\d", r"\D", r"\s", r"\S"))
 _MAX_DIGITS = 9
 _AMBIGUITY = 18
-"""What a character costs that stands behind a part of several lengths. Where it must come next, it
-takes the engine as long as all is large that may follow."""
+"""How much a character counts after a part of variable length. When it must come next, the engine
+takes time in proportion to all that may follow."""
 
 
 @dataclass
 class _Part:
     size: float = 0
     length: float = 0
-    """Of the longest text."""
+    """The length of the longest text that it matches."""
     is_wide: bool = False
-    """Whether it must hold a place where several characters may stand."""
+    """Whether all of its texts have a place where several characters may be."""
     varies: bool = False
-    """Whether it has several lengths."""
+    """Whether its texts may differ in length."""
 
 
 @dataclass
 class _Group:
-    """One that is open, or the whole expression."""
+    """A group that is open, or the whole expression."""
 
     last: _Part = field(default_factory=_Part)
     before: _Part = field(default_factory=_Part)
-    """The parts before it in this alternative together."""
+    """The parts before it in this alternative, combined."""
     others: _Part = field(default_factory=lambda: _Part(is_wide=True))
-    """The alternatives before this one."""
+    """The alternatives before this one, combined."""
     is_ambiguous: bool = False
 
     def add(self, part: _Part) -> None:
@@ -77,11 +77,11 @@ class _Group:
 
 
 class Sizes:
-    """Adds up sizes, while groups, alternatives and repetitions are read from left to right."""
+    """Adds up sizes while groups, alternatives and repetitions are read from left to right."""
 
     def __init__(self, *, may_vary: bool = True) -> None:
         """`may_vary`: whether a part's length decides where the next one begins. It does not in a
-        grammar's rule, for which the text is cut into terminals first."""
+        grammar's rule, as the text is first split into terminals."""
         self._may_vary = may_vary
         self._groups = [_Group()]
 
@@ -89,7 +89,7 @@ class Sizes:
         self._groups[-1].add(_Part(size, size, is_wide, varies and self._may_vary))
 
     def sign(self, sign: str) -> None:
-        """One that means the same in regular expressions and in Lark, whose `[ ]` are a group."""
+        """Read a sign of regular expressions and Lark alike, or Lark's `[ ]`, which group."""
         match sign:
             case "(" | "[":
                 self._groups.append(_Group())
@@ -105,7 +105,7 @@ class Sizes:
                 self.repeat(2, least=1)
 
     def repeat(self, most: float, *, least: float) -> None:
-        """The last part stands there so many times."""
+        """Repeat the last part `least` to `most` times."""
         part = self._groups[-1].last
         part.size *= max(most, 1)
         part.length *= max(most, 1)
@@ -131,9 +131,9 @@ class Sizes:
 
 def size(expression: str, flags: str = "") -> float:
     """How many characters and classes a regular expression has once its repetitions are written
-    out; more where that cannot be told. One pass reads it as the engine does."""
+    out. Ambiguous ones count more; if the size cannot be known, it is infinite."""
     if "{" in expression and ("x" in flags or SAYS_VERBOSE.search(expression)):
-        return math.inf  # blanks and comments may stand within everything
+        return math.inf  # white space and comments may be anywhere
     sizes = Sizes()
     at = 0
     while token := _TOKEN.match(expression, at):
@@ -152,18 +152,19 @@ def size(expression: str, flags: str = "") -> float:
 
 
 def _most(numbers: str) -> float:
-    """How often the numbers of a repetition let stand what is before them; without any, 0."""
+    """The most repetitions that the numbers in braces allow, an open end as one more; without
+    numbers, 0."""
     is_open = numbers.rstrip().endswith(",")
     return max(map(_number, re.findall("[0-9]+", numbers)), default=0) + is_open
 
 
 def _number(digits: str) -> float:
-    """One of many digits is as good as endless."""
+    """The number, or a limit in place of a larger one."""
     return float(digits) if len(digits) <= _MAX_DIGITS else 10.0**_MAX_DIGITS
 
 
 def _end_of_class(expression: str, at: int) -> int:
-    """Where a class ends that begins at `at`; classes may stand in one another."""
+    """Where the class that begins at `at` ends; classes may be nested."""
     depth = 0
     while at < len(expression):
         if begins := _CLASS_BEGINS.match(expression, at):
@@ -198,7 +199,7 @@ _LARK_TOKEN = re.compile(
     re.VERBOSE,
 )
 _SIZE_OF_OTHERS = 50
-"""Of a terminal that is imported."""
+"""The size of an imported terminal."""
 _MAX_GRAMMAR_SIZE = 5 * MAX_SIZE
 
 Tokens = Sequence[re.Match[str]]
@@ -225,8 +226,8 @@ def definitions_of(text: str) -> Iterator[Tokens]:
 
 
 class LarkSizes:
-    """The sizes of a grammar's definitions. The engine writes out each terminal where another one
-    names it, so that repetitions multiply from one to the next."""
+    """The sizes of a grammar's definitions. The engine writes out each terminal wherever another
+    one names it, so repetitions multiply from one to the next."""
 
     def __init__(self, text: str) -> None:
         self._definitions: dict[str, list[Tokens]] = defaultdict(list)
@@ -235,8 +236,8 @@ class LarkSizes:
             self._definitions[first[0]].append(rest)
 
     def are_small(self) -> bool:
-        """Finds the size of each definition after those of the terminals that it names, of which a
-        chain may be longer than Python's stack."""
+        """Whether each definition, and all of them together, are within the limits."""
+        # Without recursion: a chain of terminals may be longer than Python's stack.
         due, begun = [*reversed(self._definitions)], set[str]()
         while due:
             name = due[-1]
@@ -254,7 +255,7 @@ class LarkSizes:
         return max(sizes, default=0) <= MAX_SIZE and sum(sizes) <= _MAX_GRAMMAR_SIZE
 
     def _terminals(self, name: str) -> Iterator[str]:
-        """Those that a definition names and that are defined."""
+        """The terminals that a definition names and the grammar defines."""
         for token in chain.from_iterable(self._definitions[name]):
             if token.lastgroup == "terminal" and token[0] in self._definitions:
                 yield token[0]
@@ -268,7 +269,7 @@ class LarkSizes:
                 case "flags":
                     sizes.part(size(token["expression"], token["flags"]), varies=True)
                 case "terminal":
-                    # One without a size names itself: the engine refuses it.
+                    # One without a size is recursive: the engine refuses it.
                     others = 1 if token[0] in self._definitions else _SIZE_OF_OTHERS
                     sizes.part(self._sizes.get(token[0], others), varies=True)
                 case "rule" | "special":
