@@ -70,8 +70,7 @@ class AdaptedBody(OpenBody):
 
 
 class OwnFields(AdaptedBody):
-    """The fields that every open dialect has: for the model and adapters, streaming, and what may
-    be reused."""
+    """The fields that every open dialect has: model and adapters, streaming, and reuse."""
 
     stream: Flag = False
     user: str | None = Field(None, description="prompt prefixes are reused only for the same user")
@@ -161,9 +160,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
         0, description="a line after the first with fewer blanks at its start ends the answer"
     )
     t_max_predict_ms: Limit = Field(
-        0,
-        description="a line's end ends the answer once this many milliseconds have passed since "
-        "its first text; 0 = never",
+        0, description="a line's end ends the answer this many ms after its first text; 0 = never"
     )
     timings_per_token: Flag = Field(
         False, description="adds timings to each chunk of a stream that has a part of the answer"
@@ -211,11 +208,10 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """The forms that llama.cpp's and vLLM's fields ask for; the first counts. As in
-        llama-server, a grammar comes before a schema."""
+        """The forms that llama.cpp's and vLLM's fields ask for, the one that counts first."""
         given, prefix = self.structured_outputs, "structured_outputs."
         fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
-            ("grammar", self.grammar or None, Grammar),
+            ("grammar", self.grammar or None, Grammar),  # counts before a schema in llama-server
             ("json_schema", self.json_schema, _json_schema),
             ("guided_json", self.guided_json, _json_schema),
             (prefix + "json", given.json_, _json_schema),

@@ -49,7 +49,7 @@ async def fetched(media: Sequence[Medium], state: AppState) -> tuple[Medium, ...
     settings = state.settings
     found: dict[str, bytes] = {}
     left = state.served.max_body_bytes
-    # With an explicit transport, httpx ignores proxies of the environment.
+    # With an explicit transport, httpx uses no proxy; it checks certificates as by default.
     transport = httpx.AsyncHTTPTransport()
     async with state.fetches, httpx.AsyncClient(transport=transport) as client:
         ends_at = asyncio.get_running_loop().time() + SECONDS

@@ -90,8 +90,7 @@ def _check_tools(chat: Chat) -> None:
 
 
 def _marks_of_open_reasoning(chat: Chat, template: str) -> tuple[str, str] | None:
-    """The marks of the reasoning that the answer continues; `None` if it continues no reasoning, or
-    the template has none."""
+    """The marks of the reasoning that the answer continues, if it does and the template has any."""
     last, thinking = chat.messages[-1], conventions_of(template).thinking
     is_wanted = chat.continues == "reasoning_content" or (
         chat.continues is True and last.reasoning and not last.content

@@ -1,10 +1,9 @@
 """How a chat's answer is to reason: variables of the model's template, and a number of tokens.
 
-Four places may say so, in order of precedence: the request's fields, its `chat_template_kwargs`,
-the worker's flags, and `--chat-template-kwargs`. For each of the switch, the
-effort and the budget, the first place that sets it counts. An effort or a budget also acts as a
-switch of its place: `none` and 0 turn reasoning off; another effort, or a positive budget in the
-request, turns it on. Pure functions, any thread.
+Four places can set a switch, an effort and a budget; of each, the first one counts: the request's
+fields, its `chat_template_kwargs`, the worker's flags, and `--chat-template-kwargs`. An effort or a
+budget is a switch of its place, too: `none` and 0 turn reasoning off; another effort, or a positive
+budget in the request, turns it on. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ UNLIMITED = -1
 
 
 class ReasoningChoice(NamedTuple):
-    """How an answer reasons, or what one place says of that; there, `None` is no choice."""
+    """What one place says of reasoning, or all together; `None` says nothing."""
 
-    enabled: bool | None = None
-    """`None` leaves it to the template."""
-    effort: str | None = None
-    budget: int | None = None
-    """In tokens; `None` is unlimited."""
+    enabled: bool | None
+    effort: str | None
+    budget: int | None
+    """The most tokens."""
 
 
 def reasoning_of(chat: Chat, state: AppState) -> ReasoningChoice:
-    """The choice that follows from all places together."""
+    """What follows from all places. Without a switch, the template decides; without a budget, there
+    is no limit."""
     asked, own, template = chat.reasoning, chat.template_variables, state.served.chat_template
-    settings, default = state.settings, state.settings.chat_template_kwargs
+    settings = state.settings
     switch_by_flag = {"on": True, "off": False}.get(settings.reasoning)
     limit = None if settings.reasoning_budget == UNLIMITED else settings.reasoning_budget
     places = (
         ReasoningChoice(asked.enabled, asked.effort, asked.budget),
-        _choice_in(own) if own else ReasoningChoice(),
+        _choice_in(own),
         ReasoningChoice(switch_by_flag, settings.reasoning_effort, limit),
-        _choice_in(default) if default else ReasoningChoice(),
+        _choice_in(settings.chat_template_kwargs or {}),
     )
     switch = effort = budget = None  # each with the index of its place
     for place, (is_on, word, tokens) in enumerate(places):

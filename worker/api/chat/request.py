@@ -1,7 +1,7 @@
 """What a request to generate asks for, in any dialect: a closed set of frozen records.
 
-A dialect's `read` makes them from its body, which no later code sees. JSON schemas, template
-variables and the arguments of calls are data and stay dicts. Any thread.
+A dialect's `read` makes them from its body, which the rest of `chat/` does not read. JSON schemas,
+template variables and the arguments of calls are data and stay dicts. Any thread.
 """
 
 from __future__ import annotations

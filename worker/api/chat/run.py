@@ -1,8 +1,7 @@
 """Runs a request to generate: starts its jobs and answers with their events, streamed or whole.
 
-A stream gets one chunk for each engine frame, however many tokens the frame holds, and a comment
-after a silence. Log-probabilities may split a frame into several chunks. Runs on the event loop;
-deltas with many log-probabilities are encoded on a thread.
+A stream gets one chunk for each engine frame, or several with log-probabilities, and a comment
+after a silence. Runs on the event loop; a thread encodes deltas with many log-probabilities.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ async def respond(
 ) -> object:
     """Answer a request to generate; `answer.py` describes what its dialect provides.
 
-    A header of the answer names the request's fields, and the keywords of its schemas, that have no
-    effect.
+    A header of the answer names the fields, and the keywords of schemas, that have no effect.
     """
     deadline = deadline_of(request)
 
@@ -161,8 +159,7 @@ async def _streamed(
 
 
 async def _encoded(answer: Answer[Any], choice: Choice, delta: Delta, n_scores: int) -> bytes:
-    """The bytes of a delta with log-probabilities. Other tasks get a turn: before it is encoded, or
-    while a thread encodes it."""
+    """The bytes of a delta with log-probabilities. Other tasks get a turn before, or meanwhile."""
     if _VALUES_OF_SCORE * n_scores >= MANY_VALUES:
         encoded = await in_background(partial(answer.encode, choice, delta))
     else:

@@ -75,8 +75,7 @@ def bound(keyword: str, value: float) -> tuple[str, float] | None:
 
 
 def has_wide_number(value: object) -> bool:
-    """Whether a value is or contains a number beyond `LARGEST`, which llguidance would round, or
-    not survive."""
+    """Whether a value has a number beyond `LARGEST`: llguidance rounds it, or does not survive."""
     parts = [value]
     while parts:
         part = parts.pop()

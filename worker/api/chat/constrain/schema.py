@@ -159,8 +159,7 @@ class Schemas:
         return {"$ref": proofs.DEFINITIONS + self._names[key]}
 
     def pattern(self, text: str, format: object) -> str | None:
-        """The regular expression to enforce; `None` if it cannot be, or exceeds the size that is
-        left to all of them."""
+        """The regular expression to enforce; `None` if it cannot be, or does not fit any more."""
         found = keywords.pattern(text, format)
         if found is None or (size := sizes.size(found)) > self._size_left:
             return None
@@ -168,8 +167,7 @@ class Schemas:
         return found
 
     def names(self, schema: object) -> str | None:
-        """The regular expression of the property names that a schema allows, if it only restricts
-        them by a pattern or by constants; else `None`."""
+        """The regular expression of property names, if `schema` is a pattern or constants only."""
         found = self._followed(schema)
         if not isinstance(found, Mapping) or len(found.keys() - _NOT_ABOUT_NAMES) != 1:
             return None

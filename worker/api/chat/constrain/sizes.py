@@ -152,8 +152,7 @@ def size(expression: str, flags: str = "") -> float:
 
 
 def _most(numbers: str) -> float:
-    """The most repetitions that the numbers in braces allow, an open end as one more; without
-    numbers, 0."""
+    """The most repetitions that a text allows, one more if they are open; without numbers, 0."""
     is_open = numbers.rstrip().endswith(",")
     return max(map(_number, re.findall("[0-9]+", numbers)), default=0) + is_open
 

@@ -64,8 +64,7 @@ def _input_reader() -> Callable[[str], str]:
 
 @dataclass(slots=True)
 class Deltas:
-    """Collects deltas until they are taken. Without parallel calls, all but the first are
-    dropped."""
+    """Collects deltas until they are taken. Of calls that may not be parallel, the first counts."""
 
     use: ToolUse
     id_length: int | None

@@ -24,8 +24,7 @@ _OTHERS = ("id", "tool_call_id", "type", "index")
 def read_arguments(
     source: Source, deltas: Deltas, name: str, call_id: str | None = None
 ) -> Steps[bool]:
-    """Read a call's arguments: an object, a string that holds one, or `null`. False if there are
-    none."""
+    """Read a call's arguments: an object, a string with one, or `null`; false if there are none."""
     yield from source.run_of(JSON_BLANK)
     if (yield from source.peek()) == "{":
         source.forget()

@@ -48,8 +48,7 @@ class Marks:
         """Characters that begin no mark."""
 
     def begun(self, text: str, at: int) -> int:
-        """The index of the longest suffix of `text` that may become a longer mark, or its
-        length."""
+        """Where the longest suffix of `text` begins that may become a longer mark, or its end."""
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first and self.may_become(text, start):
                 return start
@@ -85,8 +84,7 @@ class Header:
         return [part for part in self.parts if part != "~" and not _is_field(part)]
 
     def fit(self, text: str, at: int) -> Fit:
-        """The fields and the index after the header, if it is at `at`; "more" if it may turn out to
-        be; else `None`."""
+        """The fields and the index after the header, if it is at `at`; "more" if it may be."""
         fields = dict[str, str]()
         for number, part in enumerate(self.parts):
             if part == "~":
@@ -133,8 +131,7 @@ class Source:
     """Whether a limit or a stop ended the text."""
     _taken: list[str] | None = None
     flow: tuple[re.Pattern[str], Grow] | None = None
-    """While a text continues and all of it is passed on: text that needs no parsing, and what makes
-    its delta."""
+    """In a text of which all is passed on: what needs no parsing, and makes its delta."""
 
     def add(self, text: str, *, final: bool) -> None:
         self.text, self.at, self.ended = self.text[self.at :] + text, 0, final

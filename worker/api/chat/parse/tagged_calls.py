@@ -1,8 +1,7 @@
 """Reads calls whose arguments are texts in tags. Any thread.
 
-Most tags do not distinguish a number from a text that looks like one; the function's schema does.
-An argument that can only be a string is passed on as it arrives, with its own line ends; any other
-is converted when its tag ends.
+Most tags do not tell a number from a text that looks like one; the function's schema does. A string
+is passed on as it arrives, with its own line ends; any other value is converted when its tag ends.
 """
 
 from __future__ import annotations
