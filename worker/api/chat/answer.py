@@ -94,7 +94,7 @@ class Answer(ABC, Generic[Body]):
 # --- streams in blocks that begin, grow and end one after the other -----------------------
 
 Event = dict[str, Any]
-What = Literal["start", "delta", "stop"]
+BlockStep = Literal["start", "delta", "stop"]
 
 
 class BlockAnswer(Answer[Body]):
@@ -132,7 +132,7 @@ class BlockAnswer(Answer[Body]):
     def first_events(self) -> Iterable[Event]: ...
 
     @abstractmethod
-    def step_events(self, what: What, index: int, block: Block, text: str) -> Iterable[Event]:
+    def step_events(self, what: BlockStep, index: int, block: Block, text: str) -> Iterable[Event]:
         """The events of one step of a block, which is number `index` of the answer. `text` is what
         a delta adds."""
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from worker.api.chat.answer import BlockAnswer, Event, What
+from worker.api.chat.answer import BlockAnswer, BlockStep, Event
 from worker.api.chat.choice import Block
 from worker.api.dialects.anthropic.schema import MessagesBody
 from worker.api.http.encoding import sse
@@ -89,7 +89,7 @@ class MessageAnswer(BlockAnswer[MessagesBody]):
     def first_events(self) -> list[Event]:
         return [{"type": "message_start", "message": self._message([])}]
 
-    def step_events(self, what: What, index: int, block: Block, text: str) -> list[Event]:
+    def step_events(self, what: BlockStep, index: int, block: Block, text: str) -> list[Event]:
         event: Event = {"type": f"content_block_{what}", "index": index}
         match what:
             case "start":

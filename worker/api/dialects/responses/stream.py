@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from worker.api.chat.answer import BlockAnswer, Event, What
+from worker.api.chat.answer import BlockAnswer, BlockStep, Event
 from worker.api.chat.choice import Block
 from worker.api.chat.delta import Delta
 from worker.api.chat.request import Chat
@@ -117,7 +117,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         whole = {"response": self.whole(), "timings": timings(self.choice)}
         yield {"type": f"response.{self._status}", **whole}
 
-    def step_events(self, what: What, index: int, block: Block, text: str) -> Iterator[Event]:
+    def step_events(self, what: BlockStep, index: int, block: Block, text: str) -> Iterator[Event]:
         told, place = _ITEMS[block.kind], {"output_index": index, "item_id": self._id_of(index)}
         if has_part := not block.is_call:
             place["content_index"] = 0
