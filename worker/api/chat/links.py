@@ -80,7 +80,7 @@ def _invalid(medium: Medium, why: str) -> InvalidRequest:
 
 async def _get(client: httpx.AsyncClient, text: str, hosts: AllowedHosts, most_bytes: int) -> bytes:
     if len(text) > MAX_URL_CHARS:
-        raise _Refused(f"a URL may have {MAX_URL_CHARS} characters")
+        raise _Refused(f"a URL may have at most {MAX_URL_CHARS} characters")
     began, url = time.monotonic(), httpx.URL(text)
     for _ in range(1 + MAX_REDIRECTS):
         response = await _sent(client, url, hosts)
