@@ -314,7 +314,7 @@ class ChatFields(OpenBody):
             self.goes_on and last.role == "assistant" and not last.tool_calls
         )
         if self.continue_final_message and self.add_generation_prompt:
-            what = "must not be true where continue_final_message is"
+            what = "must not be true if continue_final_message is set"
             raise refusal("add_generation_prompt", "conflict", what)
         return Chat(
             messages=tuple(m.message(f"messages[{i}]") for i, m in enumerate(self.messages)),

@@ -208,7 +208,7 @@ class Choice:
 
 
 def _within(text: str, scores: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
-    """The longest run of last tokens whose joined pieces are in the text: without a mark before."""
+    """The longest suffix of the tokens whose pieces, joined, are in the text: no mark before it."""
     shown = text.encode()
 
     def is_shown(first: int) -> bool:

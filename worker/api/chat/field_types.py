@@ -23,7 +23,7 @@ Limit = Annotated[Integer, Field(ge=-1, le=2**31 - 1)]
 
 
 def json_kind(value: object) -> str:
-    """The tag of a union's branch, by the JSON type of a value."""
+    """The tag of a union's branch for the JSON type of `value`."""
     match value:
         case str():
             return "~text"

@@ -84,7 +84,7 @@ class OwnFields(AdaptedBody):
     deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
 
     def own(self, prefix: str) -> dict[str, Any]:
-        """These as fields of a `Generate`, whose id begins with `prefix`."""
+        """Their values as fields of a `Generate`, whose id begins with `prefix`."""
         id = f"{prefix}{uuid.uuid4().hex}"
         names = ("prompt_cache_key", "user", "cache_salt")
         salts = [f"{name}={value}" for name in names if (value := getattr(self, name))]
@@ -208,7 +208,7 @@ class GenerationFields(SamplingFields, OwnFields, BudgetFields):
 
     @property
     def formats(self) -> tuple[Format, ...]:
-        """The forms that llama.cpp's and vLLM's fields ask for, the one that counts first."""
+        """The forms that llama.cpp's and vLLM's fields ask for, in order of precedence."""
         given, prefix = self.structured_outputs, "structured_outputs."
         fields: tuple[tuple[str, Any, Callable[[Any, str], Format]], ...] = (
             ("grammar", self.grammar or None, Grammar),  # counts before a schema in llama-server

@@ -1,4 +1,4 @@
-"""Turns a request into the engine's: one for each choice of each prompt, and a parser for its text.
+"""Turns a request into requests to the engine, one for each choice of each prompt.
 
 Checks what depends on the served model, for all dialects. Pure functions, any thread.
 """

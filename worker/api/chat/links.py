@@ -186,7 +186,7 @@ async def _body(response: httpx.Response, most_bytes: int) -> bytes:
         data += piece
         if len(data) > most_bytes:
             raise _Refused(
-                "it is too large: all media that a request names may have --max-body-bytes"
+                "it is too large: all media of a request may have --max-body-bytes together"
             )
     if not data:
         raise _Refused("its host sends nothing")

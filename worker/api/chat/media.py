@@ -67,10 +67,10 @@ def medium_of(kind: Literal["image", "audio"] | None, encoded: str, field: str) 
 def check_media(media: tuple[Medium, ...], projector: ProjectorInfo | None) -> None:
     """
     Raises:
-        InvalidRequest: there are too many media, or the model cannot take one of them.
+        InvalidRequest: there are too many media, or the model does not accept one of them.
     """
     if len(media) > MAX_MEDIA:
-        what = f"is one too many: a prompt may have {MAX_MEDIA} pictures and sounds"
+        what = f"is one too many: a prompt may have at most {MAX_MEDIA} pictures and sounds"
         raise refusal(media[MAX_MEDIA].field, "maxItems", what)
     for medium in media:
         what, verb = ("pictures", "see") if medium.kind == "image" else ("sounds", "hear")

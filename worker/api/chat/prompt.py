@@ -25,7 +25,7 @@ def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = No
     """`choice` is what `reasoning_of` returns for the chat, if the caller has it.
 
     Raises:
-        InvalidRequest: the model has no chat template, or not one for such messages.
+        InvalidRequest: the model has no chat template, or it does not support this chat.
     """
     path, template = chat.path, state.served.chat_template
     if not state.served.has_chat_template:
@@ -44,7 +44,7 @@ def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = No
         if last.tool_calls:
             raise refusal(path, "conflict", "end with a call, which only its result can follow")
         if last.role not in ("assistant", "user"):
-            what = "must be assistant or user where the answer continues this message"
+            what = "must be assistant or user if the answer continues this message"
             raise refusal(f"{path}[{len(chat.messages) - 1}].role", "enum", what)
     return ChatPrompt(
         messages=tuple(map(_message, chat.messages)),

@@ -42,7 +42,7 @@ _REASONS = {
     "<": "tokens cannot be named in a grammar here",
     "!": "tokens cannot be named in a grammar here",
 }
-"""Why no token begins somewhere, by the character there."""
+"""The fault where no token matches, by the character there."""
 
 
 def to_lark(text: str, path: str) -> str:
@@ -66,7 +66,7 @@ class _Group:
 
     @property
     def expects_a_part(self) -> bool:
-        """Whether an alternative has just begun, so that a line may end here."""
+        """Whether an alternative has just begun; its parts may be on the next line."""
         return self.parts[-1:] in ([], ["|"])
 
     def add(self, part: str, repeated: float = 1) -> None:

@@ -33,12 +33,12 @@ LARGEST = 2**53 - 1
 """The largest integer that all JSON readers represent exactly; wider bounds are narrowed to it."""
 MAX_COUNT = 1_000_000
 MAX_LENGTH_OF_PATTERN = 10_000
-"""The largest `minLength` beside a pattern. Both may leave a single text, which the engine writes
-out at once: that takes 0.2 s."""
+"""The largest `minLength` beside a pattern. Together they may allow a single text, which the engine
+writes out at once: that takes 0.2 s."""
 _MAX_MULTIPLE = 1000
 MAX_PATTERN_CHARS = 4000
 _UNSUPPORTED_PATTERN = re.compile(r"\\[\\\[(]|(\(\?<?[=!]|\\[1-9kbBc])")
-"""Its group is what is not supported. It also matches escaped characters, to skip them."""
+"""Group 1 is unsupported syntax. Escaped characters are matched, too, so that they are skipped."""
 _ZODS_DURATION = r"^P(?:(\d+W)|(?!.*W)(?=\d|T\d)"
 _IMPLIED_BY_EMAIL = re.compile(r"^(\^)?(?:\(\?!\\\.\)|\(\?!\.\*\\\.\\\.\))+")
 

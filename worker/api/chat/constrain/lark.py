@@ -19,7 +19,7 @@ from worker.api.http.faults import refusal
 from worker.errors import InvalidRequest
 
 MAX_CHARS = 16_000
-"""The most characters of a form that is checked; the model only sees a longer one."""
+"""The most characters of a form that is checked; a longer one is only shown to the model."""
 MAX_CHARS_OF_ALL = 32_000
 """The most characters of all forms of a request. Checking so many takes at most 0.3 s."""
 _COMMON = {

@@ -22,7 +22,7 @@ Schema = Mapping[str, Any]
 _Enforced = dict[str, Any] | None
 # The limits keep schemas from occupying native code for long.
 MAX_SIZE = 4.0 * sizes.MAX_SIZE
-"""The total size of regular expressions in a request's schemas; others are not enforced."""
+"""The total size of a request's regular expressions in schemas; more are not enforced."""
 MAX_BYTES = 256_000
 MAX_DEPTH = 48
 MAX_COUNTS = {
@@ -159,7 +159,7 @@ class Schemas:
         return {"$ref": proofs.DEFINITIONS + self._names[key]}
 
     def pattern(self, text: str, format: object) -> str | None:
-        """The regular expression to enforce; `None` if it cannot be, or does not fit any more."""
+        """The regular expression to enforce; `None` if it cannot be, or exceeds the total size."""
         found = keywords.pattern(text, format)
         if found is None or (size := sizes.size(found)) > self._size_left:
             return None
@@ -167,7 +167,7 @@ class Schemas:
         return found
 
     def names(self, schema: object) -> str | None:
-        """The regular expression of property names, if `schema` is a pattern or constants only."""
+        """A schema of property names as a regular expression, if it is a pattern or constants."""
         found = self._followed(schema)
         if not isinstance(found, Mapping) or len(found.keys() - _NOT_ABOUT_NAMES) != 1:
             return None

@@ -39,7 +39,7 @@ class _Part:
     length: float = 0
     """The length of the longest text that it matches."""
     is_wide: bool = False
-    """Whether all of its texts have a place where several characters may be."""
+    """Whether every text that it matches goes through a class of several characters."""
     varies: bool = False
     """Whether its texts may differ in length."""
 
@@ -89,7 +89,7 @@ class Sizes:
         self._groups[-1].add(_Part(size, size, is_wide, varies and self._may_vary))
 
     def sign(self, sign: str) -> None:
-        """Read a sign of regular expressions and Lark alike, or Lark's `[ ]`, which group."""
+        """Read a sign that regular expressions and Lark share, or Lark's `[ ]`, a group."""
         match sign:
             case "(" | "[":
                 self._groups.append(_Group())
@@ -152,7 +152,7 @@ def size(expression: str, flags: str = "") -> float:
 
 
 def _most(numbers: str) -> float:
-    """The most repetitions that a text allows, one more if they are open; without numbers, 0."""
+    """The most repetitions that `numbers` allow, an open end as one more; 0 if there are none."""
     is_open = numbers.rstrip().endswith(",")
     return max(map(_number, re.findall("[0-9]+", numbers)), default=0) + is_open
 

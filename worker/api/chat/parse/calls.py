@@ -31,7 +31,7 @@ class ToolUse:
     """Whether a grammar makes a call bare JSON, whatever the model's convention."""
 
     def offered(self, written: str) -> str | None:
-        """The function that a model means by a name, `functions.NAME` or `NAME:0`, if any."""
+        """The offered function that a model means by `NAME`, `functions.NAME` or `NAME:0`."""
         plain = written.removeprefix("functions.")
         names = (written, plain, _INDEX.sub("", plain))
         return next((name for name in names if name in self.parameters), None)
@@ -64,7 +64,7 @@ def _input_reader() -> Callable[[str], str]:
 
 @dataclass(slots=True)
 class Deltas:
-    """Collects deltas until they are taken. Of calls that may not be parallel, the first counts."""
+    """Collects deltas until they are taken. Without parallel calls, only the first call is kept."""
 
     use: ToolUse
     id_length: int | None

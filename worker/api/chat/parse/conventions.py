@@ -445,7 +445,7 @@ class Conventions:
 
 @lru_cache(maxsize=8)
 def conventions_of(template: str | None, *, takes_tools: bool = True) -> Conventions:
-    """How the model of a chat template writes. `takes_tools`: the template renders tools itself."""
+    """How a model with this template writes. `takes_tools`: the template renders tools itself."""
     text = template or ""
     calls = next((each for each in CONVENTIONS if each.is_shown_by(text)), GENERIC)
     if calls is TAGGED:

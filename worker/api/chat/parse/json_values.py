@@ -59,7 +59,7 @@ def _refuse(word: str) -> NoReturn:
 
 
 def escaped(text: str) -> str:
-    """A text as the inside of a JSON string."""
+    """A text as the content of a JSON string, between its quotes."""
     return text if _PLAIN.fullmatch(text) else to_json(text)[1:-1]
 
 

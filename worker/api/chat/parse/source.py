@@ -48,7 +48,7 @@ class Marks:
         """Characters that begin no mark."""
 
     def begun(self, text: str, at: int) -> int:
-        """Where the longest suffix of `text` begins that may become a longer mark, or its end."""
+        """The index of the longest suffix that may become a longer mark, or of the text's end."""
         for start in range(max(at, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first and self.may_become(text, start):
                 return start
@@ -84,7 +84,7 @@ class Header:
         return [part for part in self.parts if part != "~" and not _is_field(part)]
 
     def fit(self, text: str, at: int) -> Fit:
-        """The fields and the index after the header, if it is at `at`; "more" if it may be."""
+        """The fields and the index after the header, if it is at `at`; "more" if more text decides."""
         fields = dict[str, str]()
         for number, part in enumerate(self.parts):
             if part == "~":
@@ -131,7 +131,7 @@ class Source:
     """Whether a limit or a stop ended the text."""
     _taken: list[str] | None = None
     flow: tuple[re.Pattern[str], Grow] | None = None
-    """In a text of which all is passed on: what needs no parsing, and makes its delta."""
+    """Set while no text is pending: text that needs no parsing, and what makes its delta."""
 
     def add(self, text: str, *, final: bool) -> None:
         self.text, self.at, self.ended = self.text[self.at :] + text, 0, final

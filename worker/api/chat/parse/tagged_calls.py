@@ -38,7 +38,7 @@ class Tags:
     """How the arguments of a call are written."""
 
     arguments: tuple[tuple[Header, str], ...]
-    """Pairs of the header before an argument's value and the text after it; the first that fits."""
+    """Pairs of the header before a value and the text after it; the first that fits counts."""
     end: str
     """The text after the last argument."""
     pad: str = ""
