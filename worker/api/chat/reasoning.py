@@ -32,8 +32,7 @@ class ReasoningChoice(NamedTuple):
 
 
 def reasoning_of(chat: Chat, state: AppState) -> ReasoningChoice:
-    """What follows from all places. Without a switch, the template decides; without a budget, there
-    is no limit."""
+    """The choice of all places together; `None` leaves it to the template, or sets no limit."""
     asked, own, template = chat.reasoning, chat.template_variables, state.served.chat_template
     settings = state.settings
     switch_by_flag = {"on": True, "off": False}.get(settings.reasoning)
