@@ -66,8 +66,8 @@ def chat_prompt(chat: Chat, state: AppState, choice: ReasoningChoice | None = No
 def _check_tools(chat: Chat) -> None:
     """
     Raises:
-        InvalidRequest: two different tools have one name, the tool to call does not exist, or the
-            form of a text is invalid or too long.
+        InvalidRequest: tools of different kinds or namespaces share a name, the tool to call does
+            not exist, or the form of a text is invalid or too long.
     """
     choice, tools, n_chars = chat.tool_choice, dict[str, Tool](), 0
     for tool in chat.tools:

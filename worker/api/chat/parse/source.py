@@ -84,7 +84,7 @@ class Header:
         return [part for part in self.parts if part != "~" and not _is_field(part)]
 
     def fit(self, text: str, at: int) -> Fit:
-        """The fields and the index after the header, if it is at `at`; "more" if text is missing."""
+        """The fields and the index after the header, if it is at `at`; "more" while undecided."""
         fields = dict[str, str]()
         for number, part in enumerate(self.parts):
             if part == "~":
