@@ -59,7 +59,7 @@ def inference_of(asked: Generate, state: AppState, deadline: float | None) -> In
     goes_on = False
     if isinstance(prompts, Chat):
         chat, choice = prompts, reasoning_of(prompts, state)
-        prompt, budget = chat_prompt(chat, state, choice), choice.budget
+        prompt, (_, _, budget) = chat_prompt(chat, state, choice), choice
         prompts, wish = (prompt,), chat.reasoning
         splits = state.settings.reasoning != "none" if wish.splits is None else wish.splits
         if chat.tools and chat.tool_choice != "none":

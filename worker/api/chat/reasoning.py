@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from worker.api.chat.request import Chat
 from worker.api.http.state import AppState
@@ -21,27 +21,23 @@ EFFORT_TOKENS = {"none": 0, "minimal": 256, "low": 512, "medium": 2048, "high": 
 The numbers are those of llama-server's page."""
 UNLIMITED = -1
 
-
-class ReasoningChoice(NamedTuple):
-    """What one place says of reasoning, or all together; `None` says nothing."""
-
-    enabled: bool | None
-    effort: str | None
-    budget: int | None
-    """The most tokens."""
+ReasoningChoice = tuple[bool | None, str | None, int | None]
+"""Whether to reason, the effort and the most tokens; `None` is no choice. Plain tuples, because
+`tests/process/api/test_walk.py` bounds the objects that a request makes."""
+_OPEN: ReasoningChoice = (None, None, None)
 
 
 def reasoning_of(chat: Chat, state: AppState) -> ReasoningChoice:
     """The choice of all places together; `None` leaves it to the template, or sets no limit."""
     asked, own, template = chat.reasoning, chat.template_variables, state.served.chat_template
-    settings = state.settings
+    settings, default = state.settings, state.settings.chat_template_kwargs
     switch_by_flag = {"on": True, "off": False}.get(settings.reasoning)
     limit = None if settings.reasoning_budget == UNLIMITED else settings.reasoning_budget
-    places = (
-        ReasoningChoice(asked.enabled, asked.effort, asked.budget),
-        _choice_in(own),
-        ReasoningChoice(switch_by_flag, settings.reasoning_effort, limit),
-        _choice_in(settings.chat_template_kwargs or {}),
+    places: tuple[ReasoningChoice, ...] = (
+        (asked.enabled, asked.effort, asked.budget),
+        _choice_in(own) if own else _OPEN,
+        (switch_by_flag, settings.reasoning_effort, limit),
+        _choice_in(default) if default else _OPEN,
     )
     switch = effort = budget = None  # each with the index of its place
     for place, (is_on, word, tokens) in enumerate(places):
@@ -58,19 +54,19 @@ def reasoning_of(chat: Chat, state: AppState) -> ReasoningChoice:
     if budget and (budget[1] == 0 or (budget[1] > 0 and budget[0] < 2)):
         switches.append((budget[0], budget[1] > 0))
     if switches and not min(switches)[1]:  # of one place's switches, off wins
-        return ReasoningChoice(False, "none", 0)
+        return False, "none", 0
     word = effort[1] if effort and effort[1] != "none" else None
     tokens = budget[1] if budget else UNLIMITED
     if effort and word and (not budget or effort[0] < budget[0]):
         if "reasoning_effort" not in template:
             tokens = EFFORT_TOKENS.get(word, UNLIMITED)
-    return ReasoningChoice(True if switches else None, word, tokens if tokens > 0 else None)
+    return True if switches else None, word, tokens if tokens > 0 else None
 
 
 def _choice_in(variables: Mapping[str, Any]) -> ReasoningChoice:
     effort, budget = variables.get("reasoning_effort"), variables.get("thinking_budget")
     switches = [variables[name] for name in SWITCHES if isinstance(variables.get(name), bool)]
-    return ReasoningChoice(
+    return (
         all(switches) if switches else None,
         effort if isinstance(effort, str) else None,
         budget if type(budget) is int else None,
