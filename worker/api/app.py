@@ -1,4 +1,4 @@
-"""The worker's HTTP API: the dialects that it speaks, one a line."""
+"""The worker's HTTP API, assembled from its dialects."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _FOLDERS = (
     "llama_server",
     "ollama",
 )
-"""Of `worker.api.dialects`, each with its `DIALECT` in `routes.py`."""
+"""Folders of `worker.api.dialects`; each has a `DIALECT` in its `routes.py`."""
 DIALECTS: tuple[Dialect, ...] = tuple(
     import_module(f"worker.api.dialects.{folder}.routes").DIALECT for folder in _FOLDERS
 )
 
 
 def create_app(state: AppState) -> Application:
-    """The HTTP surface around its collaborators; serve it with `connection.WorkerProtocol`."""
+    """The ASGI application of a worker, to be served with `connection.WorkerProtocol`."""
     return Application(state, DIALECTS, beside=pages() if state.settings.page else [])
 
 
 async def build_schemas(state: AppState) -> None:
     """Build the validators of all bodies, one operation at a time.
 
-    The import does not build them, because the engine should start first. The first request should
-    not wait for them either. And where the system has no thread left, the start says so.
+    Importing the models does not build them, so that the engine can start first; building them now
+    saves the first request the wait. The background thread is started here too, so that a system
+    without a free thread fails the start instead of a request.
     """
     await in_background(lambda: None)
     for dialect in DIALECTS:

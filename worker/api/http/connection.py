@@ -1,19 +1,19 @@
 """One client's connection: uvicorn's protocol with limits on what a client can hold open.
 
-A connection is idle, in a head, in a body, or waits for its answer. In each phase but the last the
-client owes something, and there is a time in which it must come (`SECONDS`). What one read brings
-is parsed in turns of the event loop, because thousands of requests or chunks may be in it. A head
-has a size limit, and so has what frames a body (the heads of chunks, a trailer). Answers that are
-not read are bounded in time and in bytes. So is the number of connections: when one too many comes,
-the one that has owed the rest of a request for longest is closed; if none does, the one that has
-left its answer unread for longest.
+A connection is idle, receives a request's head or its body, or waits for the answer. Except while
+it waits for an answer, the client owes data and must send it in time (`SECONDS`). The data of one
+read is parsed over several turns of the event loop, because it may hold thousands of requests or
+chunks. The size of a head is limited, and so is a body's framing (chunk headers and trailers).
+Unread answers are bounded in time and in bytes. The number of connections is bounded too: when
+there is one too many, the client that has owed data for longest is cut off; if only the new one
+owes any, the one that has left its answer unread for longest.
 
 A client takes whatever it reads for the answer to its oldest request. So a refusal waits until the
-earlier requests are answered, and nothing is written where no request is open.
+earlier requests are answered, and nothing is written while no request is open.
 
-A socket that is closed before all that came is read resets the connection, and the client loses
-what it has not read of its answer. So whoever may still be sending gets the answer and the end of
-it; what it sends is thrown away for a while, and then the connection is closed.
+Closing a socket with unread input resets the connection, and the client loses the part of its
+answer that it has not read yet. So a client that may still be sending gets its answer and an
+end-of-file first. Its input is discarded for a while, and then the connection is closed.
 """
 
 from __future__ import annotations
@@ -35,31 +35,31 @@ from worker.observability.metrics import Cut
 from worker.settings import OTHER_FILES
 
 MAX_HEAD_BYTES = 64 * 1024
-"""The most bytes in a request's line and headers."""
+"""The most bytes in a request line and its headers."""
 Phase = Literal["idle", "head", "body", "answer", "end"]
 SECONDS: Mapping[Phase, float] = {"idle": 20.0, "head": 20.0, "body": 20.0}
-"""The most that a client may take: until its first request begins, for a request's line and
-headers, for each pause in its body. Between requests it is uvicorn's `timeout_keep_alive`."""
+"""Time limits: until the first request begins, for a whole head, and for each pause in a body.
+Between requests, uvicorn's `timeout_keep_alive` applies."""
 BODY_SECONDS = 120.0
-"""The most for a whole body."""
+"""The most time for a whole body."""
 HELD_SECONDS = 1.0
-"""A look at a client that comes later than due by more than this shows that this process did not
-run. What came meanwhile is read first: the client has as long again."""
+"""A check that runs later than due by more than this shows that the process itself was stalled. The
+client then gets this much more time, so that data that has already arrived is read first."""
 HALF_CLOSED_SECONDS = 1.0
-"""A client that has closed its side after its request looks like one that has left. It is sent what
-is ready. When for so long nothing was written and nothing is left to be taken, it is given up, so
-that no more is computed for it."""
+"""A client that closes its side after its request cannot be told from one that has left. Its
+connection is aborted once nothing was written for this long and nothing waits to be read, so that
+nothing more is computed for it."""
 LINGER_SECONDS = 2.0
-"""A client may go on sending for so long when it has its last answer."""
+"""How long a client may go on sending after its last answer."""
 LINGER_BYTES = 48 * 2**20
-"""The most that is read and thrown away meanwhile, which takes some 20 ms of computing."""
+"""The most bytes that are read and discarded meanwhile, at a cost of some 20 ms."""
 FRAMING_PER_BYTE = 8
-"""Of a body, at most: a chunk of one byte has five around it."""
+"""The most bytes of framing per byte of a body. A one-byte chunk has five."""
 PARSED_AT_ONCE = 8 * 1024
-"""Bytes that are parsed in one turn of the event loop, which takes some 5 ms at most."""
+"""The most bytes parsed in one turn of the event loop, which takes at most some 5 ms."""
 MAX_CONNECTIONS = 2048
 MAX_UNREAD_BYTES = 256 * 2**20
-"""Of all answers that wait for their clients to read them."""
+"""The most bytes, over all connections, of answers that their clients have not read yet."""
 
 
 def _refusal(status: str, text: str) -> bytes:
@@ -68,35 +68,35 @@ def _refusal(status: str, text: str) -> bytes:
 
 
 _REFUSALS: Mapping[Cut, bytes] = {
-    "no_http": _refusal("400 Bad Request", "This is not a request of HTTP/1.1."),
+    "no_http": _refusal("400 Bad Request", "This is not an HTTP/1.1 request."),
     "large_head": _refusal(
         "431 Request Header Fields Too Large",
-        f"A request's line and headers may have {MAX_HEAD_BYTES} bytes.",
+        f"The request line and headers exceed {MAX_HEAD_BYTES} bytes.",
     ),
     "unknown_coding": _refusal(
-        "501 Not Implemented", "Of all transfer codings, this server knows chunked alone."
+        "501 Not Implemented", "The only supported transfer coding is chunked."
     ),
     "slow_request": _refusal(
-        "408 Request Timeout", "The rest of the request did not come in time."
+        "408 Request Timeout", "The rest of the request did not arrive in time."
     ),
 }
 
 _log = get_logger()
 _owing: OrderedDict[WorkerProtocol, None] = OrderedDict()
-"""Connections whose client owes something, by the time since which it does."""
+"""Connections whose client owes data, in the order in which they began to."""
 _unread: OrderedDict[WorkerProtocol, None] = OrderedDict()
-"""Connections with an answer that is not being taken as fast as it is written."""
+"""Connections whose client reads more slowly than its answer is written."""
 
 
 def _lenient(parser: Any) -> Any:
-    """A parser that reads on behind `Connection: close`, as uvicorn obeys it: in a trailer
-    it would have the next request swallowed."""
+    """Make `parser` read on after `Connection: close`, which uvicorn itself respects. Otherwise
+    that header in a trailer would make the parser swallow the next request."""
     parser.set_dangerous_leniencies(lenient_data_after_close=True, lenient_keep_alive=True)
     return parser
 
 
 class _Flow(FlowControl):
-    """Reads go on when uvicorn wants it and what was read has been parsed."""
+    """Resumes reading only when uvicorn wants more and everything read so far is parsed."""
 
     _is_parsing = False
 
@@ -117,11 +117,11 @@ class _Flow(FlowControl):
 
 
 class _Transport:
-    """uvicorn closes it where an answer ends. Then it is closing, and the protocol says when it is
-    closed."""
+    """The transport as uvicorn sees it. When uvicorn closes it, at the end of an answer, it reports
+    that it is closing, but `_end` of the protocol decides when the socket is closed."""
 
     n_written = 0
-    """Bytes since they are counted."""
+    """Bytes written since `count_written` was called."""
     is_ending = False
 
     def __init__(self, transport: asyncio.Transport, end: Callable[[], None]) -> None:
@@ -132,7 +132,7 @@ class _Transport:
         return getattr(self._transport, name)
 
     def count_written(self) -> None:
-        """From here on."""
+        """Start counting bytes in `n_written`."""
 
         def write(data: bytes | bytearray | memoryview) -> None:
             self.n_written += len(data)
@@ -149,12 +149,13 @@ class _Transport:
             self._end()
 
     def close_now(self) -> None:
-        """As soon as what was written has been taken."""
+        """Close as soon as the written data has been sent."""
         self.is_ending = True
         self._transport.close()
 
     def forget(self) -> None:
-        """The protocol, which would otherwise wait for a garbage collection."""
+        """Drop the references to the protocol, which would otherwise wait for the garbage
+        collector."""
         self._end, self.write = lambda: None, self._transport.write
 
 
@@ -162,25 +163,26 @@ class WorkerProtocol(HttpToolsProtocol):
     """uvicorn's protocol within bounds."""
 
     _due: float | None = None
-    """When the client must have sent what it owes."""
+    """When the client must have sent the data that it owes, on the loop's clock."""
     _timer: asyncio.TimerHandle | None = None
-    """Looks at `_due`: it is never later than that, and often earlier, so that a request costs no
-    timer of its own."""
+    """Calls `_check_due` at `_due` or earlier: it is reused, so that a request needs no timer of
+    its own."""
     _unread_timer: asyncio.TimerHandle | None = None
     _phase: Phase = "idle"
     _body_due = 0.0
-    """When the body must have come, whatever its pauses."""
+    """When the whole body must have arrived."""
     _n_overhead_bytes = 0
-    """Of the head that comes, or of what frames the body."""
+    """Size of the current head so far, or of a body's framing that its data does not pay for yet
+    (`FRAMING_PER_BYTE`)."""
     _has_begun = False
-    """Whether a part of the next request's head has come."""
+    """Whether a part of the next request's head has arrived."""
     _last_word: bytes | None = None
-    """No further request is read. This is written when those before are answered, and then the
-    connection is closed."""
+    """If set, no further request is read. It is written, and the connection closed, as soon as the
+    requests already read are answered."""
     _has_closed_its_side = False
     _n_seen = 0
-    """Bytes that had been written to a client that has, when it was last looked at."""
-    _n_thrown_away = 0
+    """Bytes written to a half-closed client as of its last check."""
+    _n_discarded = 0
 
     def __init__(
         self,
@@ -190,8 +192,8 @@ class WorkerProtocol(HttpToolsProtocol):
         most_connections: int,
         **kwargs: Any,
     ) -> None:
-        """`patience_seconds`: a client may leave an answer unread for so long; `on_cut` is told of
-        each client that is cut off."""
+        """`patience_seconds` is how long a client may leave an answer unread; `on_cut` is called
+        for each client that is cut off."""
         super().__init__(*args, **kwargs)
         _lenient(self.parser)
         self._most_connections = most_connections
@@ -200,19 +202,19 @@ class WorkerProtocol(HttpToolsProtocol):
         self._patience_seconds, self._on_cut = patience_seconds, on_cut
 
     def connection_accepted(self, transport: asyncio.Transport) -> None:
-        """With TLS, before `connection_made`: the client owes its side of the handshake. The
-        transport can only be given up."""
+        """With TLS, called before `connection_made`: the client owes its side of the handshake.
+        `transport` can only be aborted."""
         self.transport = transport
         self.connections.add(self)
         self._enter("idle")
         self._make_room()
 
     def handshake_failed(self) -> None:
-        """There never is a `connection_made`."""
+        """Called instead of `connection_made` and `connection_lost`."""
         self._leave()
         self._forget_timer()
         self.connections.discard(self)
-        self.parser = None  # type: ignore[assignment]  # or it would keep this
+        self.parser = None  # type: ignore[assignment]  # it refers back to this
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._socket = _Transport(transport, self._end)
@@ -222,7 +224,7 @@ class WorkerProtocol(HttpToolsProtocol):
         self._make_room()
 
     def _make_room(self) -> None:
-        """For this connection, if it is one too many."""
+        """Cut one client off if this connection is one too many."""
         if len(self.connections) > self._most_connections:
             owing = next(iter(_owing))
             if owing is self and _unread:
@@ -232,7 +234,7 @@ class WorkerProtocol(HttpToolsProtocol):
                 owing._abort()
 
     def _forget_timer(self) -> None:
-        self._unset_keepalive_if_required()  # uvicorn does not where the client has reset it
+        self._unset_keepalive_if_required()  # uvicorn does not if the client has reset it
         if self._timer is not None:
             self._timer.cancel()
 
@@ -242,11 +244,12 @@ class WorkerProtocol(HttpToolsProtocol):
         self._forget_timer()
         super().connection_lost(exc)
         self._socket.forget()
-        for cycle, _ in self.pipeline:  # as its end would do, but it never begins
+        for cycle, _ in self.pipeline:  # done at the end of a cycle, but these never begin
             cycle.on_response = lambda: None
 
     def _leave(self) -> None:
-        """Nothing is written from here on: uvicorn tells that to the last request alone."""
+        """Stop all timers, and tell every open request that the client is gone; uvicorn tells only
+        the last one."""
         _owing.pop(self, None)
         self._due = None
         self._stop_watching()
@@ -256,18 +259,21 @@ class WorkerProtocol(HttpToolsProtocol):
         self._unanswered.clear()
 
     def _abort(self) -> None:
-        """At once: closing politely would wait for bytes that are not taken."""
+        """Close at once; an orderly close would wait until the client reads its answer."""
         self._leave()
         self.transport.abort()
 
     def shutdown(self) -> None:
-        """The server's end does not wait for clients that have their answers and still send."""
+        """Do not make the server wait for clients that have their answers and are still sending."""
         super().shutdown()
         if self._phase == "end":
             self._socket.close_now()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open, for an answer that is due. Never with TLS."""
+        """Keep the connection open if an answer is due (with TLS it is always closed).
+
+        Returns whether this protocol closes the transport itself, instead of asyncio.
+        """
         if self.scheme == "https":
             return False
         self._has_closed_its_side = True
@@ -284,8 +290,8 @@ class WorkerProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._phase == "end":
-            self._n_thrown_away += len(data)
-            if self._n_thrown_away > LINGER_BYTES:
+            self._n_discarded += len(data)
+            if self._n_discarded > LINGER_BYTES:
                 self._socket.close_now()
             return
         if self._last_word is not None:
@@ -318,7 +324,7 @@ class WorkerProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._go_on_with(data[upgrade.args[0] :])
+            self._parse_body_with_new_parser(data[upgrade.args[0] :])
             return
         except httptools.HttpParserError:
             self._refuse("no_http")
@@ -326,12 +332,12 @@ class WorkerProtocol(HttpToolsProtocol):
         if self._n_overhead_bytes > MAX_HEAD_BYTES:
             self._refuse("large_head")
 
-    def _go_on_with(self, data: bytes) -> None:
-        """Read on behind the head of a client that asks for another protocol. It is answered in
-        this one (RFC 9110, 7.8).
+    def _parse_body_with_new_parser(self, data: bytes) -> None:
+        """Parse what follows the head of a request with `Upgrade`, which is answered in HTTP/1.1
+        anyway (RFC 9110, 7.8).
 
-        The parser takes the body for bytes of that protocol. So a new one reads on, which knows of
-        the request how its body is framed, and nothing else."""
+        The old parser would take the body for data of the other protocol. The new one gets a
+        stand-in head with nothing but the body's framing."""
         framing = b"".join(
             b"%s: %s\r\n" % header
             for header in self.scope["headers"]
@@ -365,21 +371,20 @@ class WorkerProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self._phase == "body":
             return
-        # What was read before it was parsed may have been too much by a part.
+        # `_parse` does not count the read in which a head ends.
         n_bytes = len(self.parser.get_method()) + len(self.url) + len("  HTTP/1.1\r\n\r\n")
         n_bytes += sum([len(name) + len(value) + len(": \r\n") for name, value in self.headers])
         codings = [value for name, value in self.headers if name == b"transfer-encoding"]
         fault: Cut | None = "large_head" if n_bytes > MAX_HEAD_BYTES else None
-        # The parser asks of codings only that chunked is the last.
+        # The parser only checks that chunked is the last coding.
         if codings and [each.strip().lower() for each in codings] != [b"chunked"]:
             fault = fault or "unknown_coding"
         if fault is not None:
             self._refuse(fault)
             raise ValueError(fault)  # so that the parser stops
-        # It raises for a target that is none, and then there is no such request.
+        # This raises for an invalid target, before the request is recorded below.
         super().on_headers_complete()
-        # What follows is a trailer, which must not change what the headers have said (RFC 9110,
-        # 6.5.1), or what `_parse` tells a new parser.
+        # What follows is a trailer. It must not change the request's headers (RFC 9110, 6.5.1).
         self.headers = []
         if self.scope["http_version"] != "1.1":
             _send_without_chunks(self.cycle)
@@ -396,17 +401,17 @@ class WorkerProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # The body comes yet, see `_go_on_with`.
+            return  # The body is still to come, see `_parse_body_with_new_parser`.
         super().on_message_complete()
         self._n_overhead_bytes = 0
-        # An answer may have come before the body, such as a refusal.
+        # The request may have been answered before its body arrived, such as by a refusal.
         self._enter("answer" if self._unanswered else "idle")
 
     def on_response_complete(self) -> None:
         if self._unanswered:
             self._unanswered.popleft()
         super().on_response_complete()
-        # The answer of a pipelined request may still be due, or the rest of this one's body.
+        # A pipelined request's answer may still be due, or the rest of this request's body.
         if self._phase == "answer" and not self._unanswered and not self.transport.is_closing():
             if self._last_word is not None:
                 self._close()
@@ -428,15 +433,15 @@ class WorkerProtocol(HttpToolsProtocol):
             self._watch()
 
     def _watch(self) -> None:
-        """Cut the client if it takes no byte of those that wait, however few, in its patience."""
+        """Cut the client off unless it reads at least one waiting byte within its patience."""
         if n_bytes := _n_unread(self):
             _unread[self] = None
             if self._unread_timer is not None:
                 self._unread_timer.cancel()
-            look, patience = self._look_at_unread, self._patience_seconds
-            self._unread_timer = self.loop.call_later(patience, look, n_bytes)
+            check, patience = self._check_unread, self._patience_seconds
+            self._unread_timer = self.loop.call_later(patience, check, n_bytes)
 
-    def _look_at_unread(self, n_before: int) -> None:
+    def _check_unread(self, n_before: int) -> None:
         n_bytes = _n_unread(self)
         if not n_bytes:
             self._stop_watching()
@@ -455,32 +460,34 @@ class WorkerProtocol(HttpToolsProtocol):
             self._unread_timer.cancel()
             self._unread_timer = None
 
-    # --- requests that do not come ---
+    # --- requests that do not arrive ---
 
     def timeout_keep_alive_handler(self) -> None:
-        """`_look` closes what is idle: uvicorn would do so before it reads what came."""
+        """Do nothing: `_check_due` closes idle connections. uvicorn's own handler would close one
+        before reading data that has already arrived."""
 
     def _wait(self, due: float) -> None:
-        """Give the client up if it still owes the same at `due`, on the loop's clock."""
+        """Set when `_check_due` acts on the client, on the loop's clock."""
         self._due = due
         if self._timer is not None and self._timer.when() > self._due:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self.loop.call_at(self._due, self._look)
+            self._timer = self.loop.call_at(self._due, self._check_due)
 
-    def _look(self) -> None:
+    def _check_due(self) -> None:
         self._timer = None
         if self._due is None:
             return
         now = self.loop.time()
         if now < self._due:
-            self._timer = self.loop.call_at(self._due, self._look)
+            self._timer = self.loop.call_at(self._due, self._check_due)
         elif (late := now - self._due) > HELD_SECONDS:
             self._body_due += late
             self._wait(now + HELD_SECONDS)
         elif self._phase == "body" and self.flow.read_paused:
-            # It may have come: nothing is read while an earlier answer runs, or the app is behind.
+            # The data may have arrived: reading is paused while an earlier answer runs, or while
+            # the application has not consumed what was read.
             self._body_due += SECONDS["body"]
             self._wait(now + SECONDS["body"])
         elif self._phase == "idle":
@@ -501,8 +508,8 @@ class WorkerProtocol(HttpToolsProtocol):
             self._refuse("slow_request")
 
     def _refuse(self, reason: Cut) -> None:
-        """Read no further, and close the connection when the earlier requests are answered; the
-        one that is refused is told why, unless it has its answer."""
+        """Read no further, and close the connection once the earlier requests are answered. The
+        refused request is answered with the reason, unless it already has an answer."""
         if self.transport.is_closing() or self._last_word is not None:
             return
         self._on_cut(reason)
@@ -518,7 +525,7 @@ class WorkerProtocol(HttpToolsProtocol):
             own.disconnected = True
             own.message_event.set()
             if self.pipeline:
-                self.pipeline.popleft()  # It has not begun, and never does.
+                self.pipeline.popleft()  # It was queued, and must not begin.
         self._last_word = answer
         self._unparsed.clear()
         self._enter("answer")
@@ -530,8 +537,8 @@ class WorkerProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _end(self) -> None:
-        """Nothing more is written. A client that may be sending is told so, and has a time in which
-        to read its answer and to stop."""
+        """Write no more. A client that may still be sending gets an end-of-file, and
+        `LINGER_SECONDS` in which to read its answer and stop sending."""
         may_send = self._may_be_sending()
         self._leave()
         self._unparsed.clear()
@@ -547,7 +554,7 @@ class WorkerProtocol(HttpToolsProtocol):
         self._watch()
 
     def _may_be_sending(self) -> bool:
-        """Whether more has come than the requests that are answered, or is still to come."""
+        """Whether the client may have sent, or be sending, more than the answered requests."""
         if self._has_closed_its_side or self._phase == "idle":
             return False
         return (
@@ -559,10 +566,11 @@ class WorkerProtocol(HttpToolsProtocol):
 
 
 def _send_without_chunks(cycle: RequestResponseCycle) -> None:
-    """For clients that know no chunks (RFC 9112, 6.1): an answer that does not tell its length ends
-    with the connection. uvicorn asks for `send` when the application begins, which is later."""
+    """Answer a client that does not know chunked coding (RFC 9112, 6.1): an answer without
+    `Content-Length` ends with the connection. uvicorn reads `cycle.send` only later, when it starts
+    the application."""
     cycle.keep_alive = False
-    cycle.waiting_for_100_continue = False  # which such a client would take for the answer
+    cycle.waiting_for_100_continue = False  # such a client would take a 100 for its answer
     send = cycle.send
     is_open_ended = False
 
@@ -573,7 +581,7 @@ def _send_without_chunks(cycle: RequestResponseCycle) -> None:
                 is_open_ended = True
                 cycle.chunked_encoding = False
         elif message["type"] == "http.response.body" and is_open_ended:
-            # uvicorn wants as much as was announced.
+            # uvicorn expects the announced length.
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 
@@ -583,7 +591,7 @@ def _send_without_chunks(cycle: RequestResponseCycle) -> None:
 def protocol_with(
     patience_seconds: float, on_cut: Callable[[Cut], None], files_each: int = 1
 ) -> type[WorkerProtocol]:
-    """As uvicorn wants it, which fills in the rest of the arguments."""
+    """The protocol class to pass to uvicorn, which fills in the remaining arguments."""
 
     def cut(reason: Cut) -> None:
         _log.info("connection.cut", reason=reason)
@@ -599,9 +607,9 @@ def protocol_with(
 
 
 def most_connections(files_each: int) -> int:
-    """So many that files are left for everything else, where each needs `files_each`. The process
-    takes as many files as it may for them: where none is left, the system resets each new
-    connection, also a probe's."""
+    """The most connections, of `files_each` file descriptors each, that leave enough descriptors
+    for everything else. Raises the process's soft limit as far as they need and the hard limit
+    permits: without a free descriptor, the system resets every new connection, even a probe's."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = files_each * MAX_CONNECTIONS + OTHER_FILES
     if soft == resource.RLIM_INFINITY:

@@ -1,5 +1,5 @@
-"""The thread beside the event loop. It reads large bodies and encodes large answers, one after the
-other, so that the loop competes with one thread only."""
+"""The thread that parses large bodies and encodes large answers, one at a time, so that the event
+loop competes with a single thread."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ _thread = background_thread("off-loop")
 
 
 async def in_background(work: Callable[[], _T]) -> _T:
-    """What `work` returns or raises, on that thread."""
+    """Run `work` on that thread, and return or raise what it does."""
     return await asyncio.get_running_loop().run_in_executor(_thread, work)

@@ -18,27 +18,27 @@ from worker.api.http.tls import Certificate, TlsListener
 from worker.observability.metrics import Cut
 
 KEEP_ALIVE_SECONDS = 75
-"""Idle connections stay open longer than those of usual proxies and clients (60 s), so that none of
-them sends a request into a connection that is being closed."""
+"""Longer than common proxies and clients keep idle connections (60 s), so that none of them sends
+a request into a connection that is being closed."""
 CLOSE_SECONDS = 2
-"""After the drain, open connections have this long to take their last bytes."""
+"""How long open connections have, after the drain, to receive their last bytes."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the lifecycle stops it, after the drain."""
+    """uvicorn without its signal handlers; the lifecycle stops it after the drain."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self._ends = asyncio.Event()
 
     def end(self, *, now: bool = False) -> None:
-        """Have `serve` end, once the connections have; with `now`, without waiting for them."""
+        """Make `serve` return once all connections have ended, or with `now` without that wait."""
         self.should_exit, self.force_exit = True, now
         self._ends.set()
 
     async def main_loop(self) -> None:
-        """Until `end`. uvicorn looks ten times a second whether it is to; what it does otherwise
-        is to write the second that answers are dated by."""
+        """Run until `end`. uvicorn's own loop polls ten times a second; once is enough to update
+        the `Date` of answers."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._ends.wait(), 1.0)
@@ -60,8 +60,7 @@ class Server(uvicorn.Server):
             certificate = Certificate(self.config)
             self.servers = [TlsListener(each, make, certificate) for each in sockets or ()]  # type: ignore[misc]
             self.started = True
-        # A garbage collection blocks the event loop. Permanent objects are excluded from it, and
-        # collections run less often.
+        # Garbage collection blocks the event loop: exclude permanent objects and run it less often.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 4, 100)
@@ -75,11 +74,11 @@ def server_for(
     *,
     files_each: int = 1,
 ) -> Server:
-    """A client that leaves its answer unread for `patience_seconds` is cut off; `on_cut` is told of
-    each that is, and why. For each connection the process may have `files_each` open.
+    """A client that leaves its answer unread for `patience_seconds` is cut off. `on_cut` is called
+    with the reason for each client that is cut off. Each connection may need `files_each` file
+    descriptors.
 
-    With the files of a certificate chain and of its key, both in PEM, it speaks HTTPS and nothing
-    else.
+    With the PEM files of a certificate chain and its key, the server speaks only HTTPS.
     """
     certfile, keyfile = certificate or (None, None)
     return Server(

@@ -1,8 +1,8 @@
 """A listening socket whose connections speak TLS. Runs on the main thread's event loop.
 
-`loop.create_server` tells a protocol of its connection when the handshake is done. Connections that
-never begin it would then be counted by nobody, and take all descriptors. So they are accepted here,
-and each protocol knows of its connection from then on.
+`loop.create_server` calls a protocol's `connection_made` only after the handshake. Connections that
+never begin one would not be counted, and could take all file descriptors. So this module accepts
+the connections itself, and each protocol learns of its connection at once.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from worker.observability.logs import get_logger
 from worker.setting_files import certificate_trouble, check_certificate, version_of
 
 ACCEPT_RETRY_SECONDS = 0.2
-"""Until the next try where the system has no descriptor or memory for a connection."""
+"""Until the next attempt after the system lacked a descriptor or memory for a connection."""
 _DAY_SECONDS = 86400.0
 
 _log = get_logger()
 
 
 class Certificate:
-    """A server's certificate and key as their files are when a client comes: what issues them
-    replaces them while the server runs."""
+    """A server's certificate and key. They are reloaded for the next client when their files have
+    changed, because whatever issues them replaces them while the server runs."""
 
     def __init__(self, config: uvicorn.Config) -> None:
-        """`config` has loaded what the files hold now."""
+        """`config` has already loaded the files."""
         self._config, self._context = config, config.ssl
         self._files = str(config.ssl_certfile), str(config.ssl_keyfile)
         self._versions = self._on_disk()
@@ -54,8 +54,8 @@ class Certificate:
         if (versions := self._on_disk()) != self._versions:
             self._versions = versions
             try:
-                check_certificate(self._files)  # OpenSSL alone would wait for a pass phrase
-                # A new one: the old one keeps its certificate beside that of another kind of key.
+                check_certificate(self._files)  # OpenSSL would prompt for a pass phrase
+                # A new context: the old one would keep its certificate if the key's type changes.
                 self._context = create_ssl_context(
                     *self._files,
                     password=None,
@@ -64,7 +64,7 @@ class Certificate:
                     ca_certs=None,
                     ciphers=self._config.ssl_ciphers,
                 )
-            except (ConfigError, OSError) as error:  # as between the first file and the second
+            except (ConfigError, OSError) as error:  # as when only one of them is replaced so far
                 _log.warning("certificate.unreadable", message=str(error))
             else:
                 _log.info("certificate.renewed")
@@ -75,14 +75,14 @@ class Certificate:
 
 
 class Handshake(asyncio.Transport):
-    """A connection's transport while its handshake is under way: it can be given up."""
+    """A connection's transport during the handshake, which it can only cancel."""
 
     def __init__(self, shaking: asyncio.Task[Any]) -> None:
         super().__init__()
         self._shaking = shaking
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Nothing can be said yet."""
+        """Do nothing: there is no connection to write to yet."""
 
     def close(self) -> None:
         self._shaking.cancel()
@@ -91,7 +91,7 @@ class Handshake(asyncio.Transport):
 
 
 class TlsListener:
-    """What uvicorn needs of an `asyncio.Server`. `make` makes a protocol for each connection."""
+    """The part of `asyncio.Server` that uvicorn uses; `make` is called for each connection."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class TlsListener:
             )
         )
         self._shaking.add(shaking)
-        # A task that is cancelled before its first turn runs nothing of its own.
+        # A callback, because a task cancelled before its first turn never runs its own cleanup.
         shaking.add_done_callback(functools.partial(self._end, client, protocol))
         protocol.connection_accepted(Handshake(shaking))
 
@@ -143,6 +143,6 @@ class TlsListener:
         self._loop.remove_reader(self._listener)
 
     async def wait_closed(self) -> None:
-        """Until no handshake is under way."""
+        """Wait for the handshakes that are under way."""
         if self._shaking:
             await asyncio.wait(self._shaking)
