@@ -531,7 +531,7 @@ def test_each_operation_refuses_in_the_form_of_its_dialect(
 ) -> None:
     wrong_method = httpx.delete(worker.base_url + path)
     assert wrong_method.status_code == 405 and wrong_method.headers["allow"] == "POST"
-    assert "does not take that method, but POST" in wrong_method.text
+    assert "does not accept that method, only POST" in wrong_method.text
     url, page = worker.base_url + path, {"Origin": "https://example.org"}
     from_a_page = httpx.post(url, json={}, headers=page)
     assert from_a_page.status_code == 403

@@ -333,11 +333,11 @@ def test_what_is_dropped_is_told() -> None:
     assert total - log.size_bytes < 100 + 20
     assert log.dropped_bytes >= 100 and log.size_bytes == total - log.dropped_bytes
     n_dropped = everything[: log.dropped_bytes].count(b"data")
-    with pytest.raises(Exception, match="not kept any more"):
-        log.behind(n_dropped - 2)
+    with pytest.raises(Exception, match="no longer kept"):
+        log.offset_after(n_dropped - 2)
     for event_id in range(n_dropped - 1, 50):
-        behind = everything[log.behind(event_id) :]
-        assert behind.count(b"data") == 49 - event_id
+        rest = everything[log.offset_after(event_id) :]
+        assert rest.count(b"data") == 49 - event_id
 
 
 async def kept(streams: Streams, *names: str, n_bytes: int) -> StreamLog:

@@ -208,7 +208,7 @@ def test_a_photograph_is_taken_and_as_much_text_is_not(seeing: WorkerProcess) ->
     assert answer.status_code == 200, answer.text
     answer = seeing.post("/v1/chat/completions", question(picture(8), "no, " * 2**21))
     assert answer.status_code == 413, answer.text
-    assert "bytes besides base64; at most 4194304 are taken" in answer.json()["error"]["message"]
+    assert "bytes besides base64; at most 4194304 are accepted" in answer.json()["error"]["message"]
 
 
 @once

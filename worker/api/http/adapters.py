@@ -1,5 +1,5 @@
-"""The names that requests ask for: the model's, and those of the LoRA adapters that are loaded. On
-the event loop."""
+"""The model names that requests may use: the model's own, and those of the loaded LoRA adapters.
+Runs on the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Asked(Protocol):
     """An adapter as a request lists it."""
 
     id: str | int
-    """Its name or its number."""
+    """Its name or its index."""
     scale: float
 
 
@@ -23,23 +23,23 @@ class AdapterScales:
     def __init__(
         self, loaded: Sequence[Adapter], model_names: Sequence[str], *, is_strict: bool
     ) -> None:
-        """With `is_strict`, and where there is an adapter that a request has to name, no other name
-        is answered to: no model stands in for another."""
+        """`is_strict` refuses all other names. So does an adapter that only applies when a request
+        names it: otherwise a misspelt name would be answered without the adapter."""
         self.loaded = tuple(loaded)
         self.names = tuple(adapter.name for adapter in loaded)
         self.all_names = (*model_names, *self.names)
-        """Of the model and its adapters, which are models' names too."""
+        """Names of the model and of its adapters, which count as model names too."""
         self._is_strict = is_strict or any(not adapter.is_default for adapter in loaded)
         self.scales = [adapter.scale if adapter.is_default else 0.0 for adapter in loaded]
-        """Of each, for requests that say nothing of adapters."""
+        """Each adapter's scale in requests that name none."""
 
     def of(self, model: str | None, asked: Sequence[Asked] | None) -> Applied:
-        """A request's own list, if it has one; else the adapter that its model names; else those
-        of `scales`.
+        """The adapters of a request: those that it lists, else the one that `model` names, else
+        those of `scales`.
 
         Raises:
             ModelNotFound: the model's name is not one that this worker answers to.
-            InvalidRequest: one in the list is not there.
+            InvalidRequest: a listed adapter is not loaded.
         """
         if model is not None and self._is_strict and model not in self.all_names:
             message = f"model must be {' or '.join(map(repr, self.all_names))}"
@@ -52,7 +52,7 @@ class AdapterScales:
         return applied(dict(enumerate(self.scales))) if self.loaded else ()
 
     def set(self, asked: Sequence[Asked]) -> None:
-        """Set `scales`; one that is not in the list is off from now on. Raises as `of`."""
+        """Set `scales`; an adapter that is not listed gets 0. Raises `InvalidRequest` as `of`."""
         listed = self._listed(asked)
         self.scales = [listed.get(number, 0.0) for number in range(len(self.loaded))]
 
@@ -63,7 +63,7 @@ class AdapterScales:
             number = self.names.index(id) if id in self.names else id
             if isinstance(number, str) or not 0 <= number < len(self.loaded):
                 known = " or ".join(f"{n} ({name!r})" for n, name in enumerate(self.names))
-                what = f"must be {known}" if known else "names none: no adapter is loaded"
+                what = f"must be {known}" if known else "must not be given: no adapter is loaded"
                 raise refusal(f"lora[{place}].id", "unknown", what, id)
             found[number] = each.scale
         return found

@@ -1,8 +1,8 @@
 """The ASGI application: each request from its head to its log line.
 
-It gives the request a correlation id, lets the gate check it, finds its operation, and turns every
-failure into an answer in the form of the operation's dialect. It reads no body. Runs on the event
-loop of the API process; a fleet's gateway is another `Surface`.
+It assigns the request a correlation id, lets the gate check it, finds its operation, and turns
+every failure into an error in the dialect's form. It reads no body. Runs on the API process's event
+loop. A fleet's gateway is another `Surface`.
 """
 
 from __future__ import annotations
@@ -41,27 +41,27 @@ from worker.observability.logs import bind, get_logger, unbind_all
 
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._:@/+=-]")
 _MAX_ID_CHARS = 128
-_MAX_TOLD_CHARS = 256
-"""Of a path in logs and on the status page. A line of a log then fits into one write to a pipe."""
+_MAX_PATH_CHARS = 256
+"""The most of a path in logs and on the status page: a log line then fits into one write to a
+pipe."""
 _MAX_IGNORED_CHARS = 2048
-"""Of the names of ignored fields; clients and proxies take headers of 8 KiB."""
-
+"""The most for the names of ignored fields; clients and proxies accept headers of 8 KiB."""
 _MAX_REASON_CHARS = 256
 
 _log = get_logger()
 
 
 class Surface(ABC):
-    """Requests have it as `request.app`."""
+    """What answers HTTP requests; available to them as `request.app`."""
 
     routes: Routes
     gate: Gate
     prefix: str = ""
-    """Of all paths."""
+    """Common prefix of all paths."""
     body_bytes: int = 0
-    """Of all bodies that are being read."""
+    """Total size of the bodies that are being read."""
     body_setting: str = BODY_SETTING
-    """What bounds one, as its user sets it."""
+    """The setting that limits the size of one body, as the user spells it."""
 
     def __init__(self) -> None:
         self._arrivals = OnePerTurn()
@@ -70,24 +70,24 @@ class Surface(ABC):
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send
     ) -> object:
-        """The answer to a request that the gate let in, as of an endpoint; `None` if it was sent
-        already."""
+        """Answer a request that the gate admitted. Returns what an endpoint does, or `None` if the
+        answer has been sent."""
 
     def admitted(self, key: str) -> None:
-        """The gate has let a request in, with the key of this name."""
+        """Called when the gate admits a request with the key of this name."""
         bind(key=key)
 
     def refused(
         self, operation: Operation | None, path: str, status: int, error: WorkerError
     ) -> None:
-        """A request that was not accepted is answered with an error; `operation` is `None` if there
-        is none for it."""
+        """Called when a request is answered with an error before it was accepted. `operation` is
+        `None` if the path has none for the request's method."""
         return
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server is told to offer nothing else"
         began = time.monotonic()
-        raw = scope["raw_path"]  # what is a slash of a name is encoded there
+        raw = scope["raw_path"]  # here, a slash that belongs to a name is still encoded
         n_slashes = len(raw) - len(raw.rstrip(b"/"))
         path = scope["path"] = scope["path"][: len(scope["path"]) - n_slashes] or "/"
         if is_below := f"{path}/".startswith(f"{self.prefix}/"):
@@ -118,7 +118,7 @@ class Surface(ABC):
                 )
                 await response(scope, receive, send)
         except Exception:
-            _log.exception("request.broken", path=path[:_MAX_TOLD_CHARS])
+            _log.exception("request.broken", path=path[:_MAX_PATH_CHARS])
             if request.state.status:
                 raise
             fault = InferenceFailed("an internal error; the log names it by the correlation id")
@@ -131,16 +131,17 @@ class Surface(ABC):
             write(
                 "request.answered",
                 method=scope["method"],
-                path=path[:_MAX_TOLD_CHARS],
+                path=path[:_MAX_PATH_CHARS],
                 status=request.state.status,
                 code=request.state.code,
                 duration_ms=round((time.monotonic() - began) * 1000, 3),
             )
 
     def begin(self, request: Request, status: int, headers: RawHeaders) -> RawHeaders:
-        """The headers of an answer that begins with these: with what each request is told."""
+        """Record the answer's status. Returns `headers` with those that any answer may have: ids,
+        ignored fields, CORS."""
         request.state.status = status
-        # Of an answer that a gateway gives on, a worker has told them.
+        # An answer that a gateway forwards already has its worker's ids.
         there = {name for name, _ in headers}
         id = request.state.correlation_id.encode()
         added = [(each.key, id) for each in TOLD_IDS if each.key not in there]
@@ -153,7 +154,7 @@ class Surface(ABC):
     async def _response(
         self, request: Request, place: Place, operation: Operation | None, send: Send
     ) -> Response | None:
-        """What is left to be sent of the answer, which may be an error."""
+        """The answer, which may be an error; `None` if it has been sent."""
         scope = request.scope
         try:
             if (key := self.gate.check(operation, scope)) is not None:
@@ -168,14 +169,14 @@ class Surface(ABC):
         except WorkerError as error:
             request.state.code = error.code
             response = error_response(error, place.dialect.errors, request.state.correlation_id)
-            # Whether there is something: a fleet's gateway asks that of all workers.
+            # A 404 may be the answer to whether something exists; a gateway asks all workers that.
             asks = scope["method"] == "HEAD" or (operation is not None and operation.asks == "all")
             is_answer = asks and error.status == 404
             if not (is_answer or getattr(request.state, "is_accepted", False)):
-                path = scope["path"][:_MAX_TOLD_CHARS]
+                path = scope["path"][:_MAX_PATH_CHARS]
                 self.refused(operation, path, response.status_code, error)
-            # A job keeps its error, whose frames keep the job and the body: a ring that would
-            # live until the next collection of all generations, which is rare.
+            # A job keeps its error, whose traceback keeps the job and the body: a cycle that would
+            # live until the next full garbage collection, which is rare.
             error.__traceback__ = None
             return response
         except ClientDisconnect:  # nobody reads this answer
@@ -186,7 +187,8 @@ class Application(Surface):
     def __init__(
         self, state: AppState, dialects: Sequence[Dialect], beside: Sequence[Dialect] = ()
     ) -> None:
-        """`beside` has what is served too, and before the dialects, but is no part of the API."""
+        """`beside` is served too, with precedence over `dialects`, but not described as part of the
+        API."""
         super().__init__()
         self.state = state
         self.routes = Routes([*beside, *dialects])
@@ -212,15 +214,15 @@ class Application(Surface):
     def refused(
         self, operation: Operation | None, path: str, status: int, error: WorkerError
     ) -> None:
-        """Count it, and list it for the page unless a probe or a page asked.
+        """Count the refusal, and list it on the status page unless a probe or a page asked.
 
-        Where the body is at fault, the reason names fields alone: a message may quote it.
+        If the body is at fault, the reason only names fields, because a message may quote the body.
         """
         self.state.metrics.rejected.labels(error.code).inc()
         if operation is None or operation.probe or operation.quiet:
             return
         reason = error.message
-        is_counted = isinstance(error, ContextLengthExceeded)  # its message has numbers alone
+        is_counted = isinstance(error, ContextLengthExceeded)  # its message quotes only numbers
         if not is_counted and (faults := details_of(error).get("errors")):
             named = (f"{each['field']} ({each['constraint']})" for each in faults)
             reason = ", ".join(named)[:_MAX_REASON_CHARS]
@@ -228,7 +230,7 @@ class Application(Surface):
 
 
 def _shown(names: Sequence[str]) -> str:
-    """The names of ignored fields, percent-encoded: as many as fit, and how many more."""
+    """The names of ignored fields, percent-encoded: as many as fit, then the number of the rest."""
     shown = ""
     for index, name in enumerate(names):
         clean = quote(name[:_MAX_ID_CHARS], safe="[]$", errors="replace")

@@ -1,9 +1,9 @@
 """Parses a request's bytes into a frozen pydantic model; no dict is passed on.
 
 `Body` is the base of the worker's own schemas, where an unknown field is an error. `OpenBody` is
-the base of all others, where null counts as absent and unknown fields are ignored by name. Sizes
-are checked before anything is built from them. Runs on the API process's event loop and, for large
-bodies, on a thread.
+the base of all others, where null counts as absent, and unknown fields are ignored but listed in
+the answer's headers. Sizes are checked before any object is built. Runs on the API process's event
+loop and, for large bodies, on a thread.
 """
 
 from __future__ import annotations
@@ -42,33 +42,34 @@ MAX_SIGNS = {
     "objects": (2**14, b"{"),
     "lists": (2**15, b"["),
 }
-"""The most of each kind in one body, and the sign that counts it."""
+"""Of each kind, the most in one body, and the character that counts it."""
 MAX_ESCAPES = 2**20
-"""In the strings of a body. With these bounds and 4 MiB, a call of the parser takes some 10 ms, in
-which no other thread runs."""
+"""The most in a body's strings. Within these limits, one call of the parser on 4 MiB takes some
+10 ms, during which no other thread runs."""
 _ALWAYS_FEW = min(limit for limit, _ in MAX_SIGNS.values())
-"""A text of so many bytes has no more of any sign."""
+"""A text of at most this many bytes cannot exceed a limit of `MAX_SIGNS`."""
 SMALL_BYTES = 8 * 1024
-"""A larger body is parsed beside the event loop. A smaller one takes less than 20 ms, whatever is
-in it, and is taken however many others are being sent."""
+"""A larger body is parsed off the event loop. A smaller one takes less than 20 ms, whatever it
+holds, and is accepted however many others are being sent."""
 MAX_FIELDS = 256
-"""The most fields in one object that is read."""
+"""The most fields in one object of a schema."""
 BODY_SETTING = "--max-body-bytes"
-"""What bounds a body."""
+"""The setting that limits a body's size."""
 MAX_BODY_BYTES_AT_ONCE = 32 * 2**20
-"""The most bytes of all bodies that are being read."""
+"""The most bytes in all bodies that are being read."""
 _LEAVES = frozenset({str, int, float, bool, dict, type(None)})
-"""Types of fields that hold no body; asking a model's class takes several times as long."""
+"""Types of values that contain no body; `isinstance` on a model's class is several times slower."""
 _SLICE_BYTES = 64 * 1024
-"""Of a text, at once: no other thread runs during a call that goes through it."""
+"""The most bytes that one call scans, because no other thread runs during it."""
 MAX_DIGITS = 64
-"""Of a number before its point: Python takes the square of their count to write an integer."""
+"""The most before a number's decimal point: to print an integer, Python needs time that grows with
+the square of its digits."""
 _TOO_MANY_DIGITS = b"0" * (MAX_DIGITS + 1)
 _AS_ZEROS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
-"""Each digit as 0, all else as a blank."""
+"""A translation table: each digit to 0, all else to a space."""
 _OF_BASE64 = (string.ascii_letters + string.digits + "+/=").encode()
 _WIDE_NUMBER = re.compile(rb"(?<![0-9.eE+])(?<![eE]-)[0-9]{%d}" % len(_TOO_MANY_DIGITS))
-_AS_IT_IS = "identity"
+_NO_CODING = "identity"
 BOM = b"\xef\xbb\xbf"
 
 
@@ -81,7 +82,7 @@ Flag = Annotated[bool, Field(strict=True)]
 JsonObject = dict[str, Any]
 Item = TypeVar("Item")
 Many = Annotated[tuple[Item, ...], Field(fail_fast=True)]
-"""A list; a hostile one becomes one error."""
+"""A list whose validation stops at its first fault, so that a hostile one has few errors."""
 
 
 class _Object(BaseModel):
@@ -96,7 +97,7 @@ class _Object(BaseModel):
         if len(value) > MAX_FIELDS:
             raise wrong("maxProperties", f"must have at most {MAX_FIELDS} fields")
         drops = cls._null_is_absent
-        # JSON has one kind of number, so 1.0 is an integer.
+        # JSON has only one number type, so 1.0 counts as an integer.
         return {
             name: int(given) if type(given) is float and given.is_integer() else given
             for name, given in value.items()
@@ -117,13 +118,13 @@ class OpenBody(_Object):
     model_config = ConfigDict(extra="allow")
     _null_is_absent = True
     list_field: ClassVar[str | None] = None
-    """The field that a body is which is a list; `None`: a body is an object."""
+    """The field that a bare list stands for; `None`: the body must be an object."""
 
     @classmethod
     def __get_pydantic_json_schema__(
         cls, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """The schema with all aliases of each field, and with null for each optional field."""
+        """The schema, in which each alias is a property and each optional field permits null."""
         schema = handler(core)
         plain = handler.resolve_ref_schema(schema)
         properties, required = plain.get("properties", {}), plain.get("required", ())
@@ -148,8 +149,8 @@ async def read(request: Request, state: AppState, model: type[AnyBody]) -> AnyBo
     """Read the request's body as `model`.
 
     Raises:
-        InvalidRequest: the body is invalid; it has every fault, or the first 32.
-        PayloadTooLarge: the body has more bytes than this worker takes.
+        InvalidRequest: the body is invalid; the error lists every fault, or the first 32.
+        PayloadTooLarge: the body has more bytes than this worker accepts.
     """
     return await read_as(request, state, model, lambda body: body)
 
@@ -157,9 +158,9 @@ async def read(request: Request, state: AppState, model: type[AnyBody]) -> AnyBo
 async def read_as(
     request: Request, state: AppState, model: type[AnyBody], convert: Callable[[AnyBody], Converted]
 ) -> Converted:
-    """What `convert` makes of the body; both off the event loop if the body is large.
+    """The result of `convert` on the body. Both run off the event loop if the body is large.
 
-    Raises what `read` does, and what `convert` raises.
+    Raises what `read` and `convert` raise.
     """
     served = state.served
     async with parts_of(request, served.max_body_bytes) as parts:
@@ -176,7 +177,7 @@ async def read_as(
 
 
 def name_ignored(request: Request, fields: Iterable[str]) -> None:
-    """Have the answer's head name `fields` of the body as without effect."""
+    """List `fields` of the body in the answer's headers as ignored."""
     request.scope["state"].setdefault("ignored_fields", []).extend(fields)
 
 
@@ -186,7 +187,7 @@ def _read(
     model: type[AnyBody],
     convert: Callable[[AnyBody], Converted],
 ) -> tuple[Converted, list[str]]:
-    """What `convert` makes of the body, and the names of the body's fields that have no effect."""
+    """The result of `convert` on the body, and the names of ignored fields."""
     text = b"".join(parts).removeprefix(BOM)
     if len(text) > max_text_bytes:
         n_bytes = sum(map(_n_text_bytes, _slices(text)))
@@ -208,11 +209,11 @@ def _read(
 
 
 def parse_json(text: bytes, path: str = "") -> Any:
-    """A JSON value, bounded in what it may consist of, so that other threads wait for milliseconds.
+    """Parse JSON within limits that keep other threads from waiting for more than milliseconds.
 
     Raises:
-        InvalidRequest: the text is not JSON, or has too many values, levels or digits; the fault of
-            `path`, or else of the body.
+        InvalidRequest: the text is not JSON, or has too many values, levels or digits. The fault is
+            at `path`, which is empty for the whole body.
     """
     if len(text) > _ALWAYS_FEW and (kind := _excess(text)) is not None:
         what = f"has more than {MAX_SIGNS[kind][0]} {kind}; send them in several requests"
@@ -222,7 +223,7 @@ def parse_json(text: bytes, path: str = "") -> Any:
     if _TOO_MANY_DIGITS in text.translate(_AS_ZEROS) and _has_wide_number(text):
         raise refusal(path, "maxDigits", f"holds a number of more than {MAX_DIGITS} digits")
     try:
-        # Cached strings would take twice as long if no two are equal.
+        # A string cache would double the time if all strings differ.
         value = pydantic_core.from_json(text, allow_inf_nan=False, cache_strings="none")
     except ValueError as error:
         # The parser's message says what it expected and where, without quoting the body.
@@ -233,7 +234,7 @@ def parse_json(text: bytes, path: str = "") -> Any:
 
 
 def _excess(text: bytes) -> str | None:
-    """What a JSON text has too much of; counted by its signs, those in strings left out."""
+    """The kind of which a JSON text has too many, by the signs outside its strings; else `None`."""
     if not any(_has_more(text, sign, limit) for limit, sign in MAX_SIGNS.values()):
         return None
     outside = _outside_of_strings(text)
@@ -247,7 +248,7 @@ def _slices(text: bytes) -> Iterator[bytes]:
 
 
 def _has_more(text: bytes, sign: bytes, limit: int) -> bool:
-    slices = range(0, len(text), _SLICE_BYTES)  # counted in place: a copy would be work for nothing
+    slices = range(0, len(text), _SLICE_BYTES)  # counts in place, without copies
     return sum(text.count(sign, at, at + _SLICE_BYTES) for at in slices) > limit
 
 
@@ -264,14 +265,14 @@ def _has_wide_number(text: bytes) -> bool:
 
 
 def _outside_of_strings(text: bytes) -> bytes:
-    """A JSON text, which may be cut off, without what is inside its strings."""
+    """A JSON text, which may be truncated, without the contents of its strings."""
     outside: list[bytes] = []
     begun = b""
     for piece in _slices(text):
         part = (begun + piece).replace(b"\\\\", b"").replace(b'\\"', b"")
         pieces = part.split(b'"')
         outside.append(b'"'.join(pieces[::2]))
-        # The next slice begins as this one ends: within a string, or behind half an escape.
+        # The next slice may begin inside a string, or in the middle of an escape.
         begun = b'"' if len(pieces) % 2 == 0 else b""
         begun += b"\\" if part.endswith(b"\\") else b""
     return b"".join(outside)
@@ -279,15 +280,14 @@ def _outside_of_strings(text: bytes) -> bytes:
 
 @asynccontextmanager
 async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray]]:
-    """The body in parts of some 64 KiB, however small the pieces are in which it comes. Whoever
-    parses it joins them, because that takes milliseconds.
+    """The body in parts of some 64 KiB, however small the pieces in which it arrives. The caller
+    joins them, on a thread if there are many, because that takes milliseconds.
 
-    Its bytes count among the surface's that are being read until the block ends.
+    The body counts towards the surface's `body_bytes` until the block ends.
     """
     surface = request.app
-
-    if (CONTENT_ENCODING.of(request) or _AS_IT_IS).lower() != _AS_IT_IS:
-        what = "must be absent: a body is read as it is, not compressed"
+    if (CONTENT_ENCODING.of(request) or _NO_CODING).lower() != _NO_CODING:
+        what = "must be absent: compressed bodies are not supported"
         raise refusal(CONTENT_ENCODING.name, "enum", what)
     declared = CONTENT_LENGTH.of(request) or ""
     if declared.isascii() and declared.isdigit() and int(declared) > limit:
@@ -313,7 +313,7 @@ async def parts_of(request: Request, limit: int) -> AsyncIterator[list[bytearray
 
 
 def _too_large(found: str, limit: int, setting: str = BODY_SETTING) -> PayloadTooLarge:
-    message = f"the body has {found}; at most {limit} are taken here ({setting})"
+    message = f"the body has {found}; at most {limit} are accepted ({setting})"
     return PayloadTooLarge(message, limit_bytes=limit)
 
 
@@ -334,14 +334,14 @@ def is_deep(value: object) -> bool:
 
 
 def _extras(body: OpenBody, path: str) -> Iterator[str]:
-    """The names of unknown fields in open objects. Another name of a known field is unknown only
-    if its value is not the field's."""
+    """The names of unknown fields in open objects. A second alias of a field counts as unknown only
+    if its value differs from the field's."""
     prefix = f"{path}." if path else ""
     extra = body.model_extra or {}
     for name in extra:
-        field, given = names_of_fields(type(body)).get(name), extra[name]
-        given = tuple(given) if isinstance(given, list) else given
-        if field is None or getattr(body, field) != given:
+        field, value = names_of_fields(type(body)).get(name), extra[name]
+        value = tuple(value) if isinstance(value, list) else value
+        if field is None or getattr(body, field) != value:
             yield prefix + name
     for name, item in vars(body).items():
         if not item or type(item) in _LEAVES:
@@ -350,13 +350,13 @@ def _extras(body: OpenBody, path: str) -> Iterator[str]:
             yield from _extras(item, prefix + name)
         elif isinstance(item, tuple):
             for each in item:
-                if isinstance(each, OpenBody):  # beside them there may be plain texts
+                if isinstance(each, OpenBody):  # a list may also hold plain strings
                     yield from _extras(each, f"{prefix}{name}[]")
 
 
 @cache
 def names_of_fields(model: type[BaseModel]) -> dict[str, str]:
-    """Each of the several names of a field → the field; without those that have one name."""
+    """Maps each alias of a field that has several to the field's name."""
     return {
         str(name): field
         for field, info in model.model_fields.items()
@@ -366,22 +366,22 @@ def names_of_fields(model: type[BaseModel]) -> dict[str, str]:
 
 
 def deadline_of(request: Request) -> float | None:
-    """`X-Deadline` (Unix ms) on the monotonic clock.
+    """`X-Deadline` (Unix time in milliseconds) on the monotonic clock; `None` without the header.
 
     Raises:
         InvalidRequest: the header is not a number of milliseconds.
-        InferenceTimeout: the deadline has passed.
+        InferenceTimeout: the deadline has already passed.
     """
     raw = DEADLINE.of(request)
     if raw is None:
         return None
     if not (raw.isascii() and raw.isdigit() and len(raw) <= 15):
-        what = "must be a point in time in whole milliseconds since 1970 (Unix time)"
+        what = "must be a Unix time in whole milliseconds"
         raise refusal(DEADLINE.name, "type", what)
     seconds_left = int(raw) / 1000 - time.time()
     if seconds_left <= 0:
         raise InferenceTimeout(
-            "the deadline in X-Deadline, in milliseconds since 1970, passed "
-            f"{-seconds_left:.3f} seconds before any work"
+            f"the deadline in X-Deadline, a Unix time in milliseconds, passed {-seconds_left:.3f} "
+            "seconds before the request began"
         )
     return time.monotonic() + seconds_left

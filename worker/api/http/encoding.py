@@ -1,4 +1,4 @@
-"""JSON as it is sent: compact UTF-8 that every parser sees as one line."""
+"""JSON encoding: compact UTF-8, which every parser sees as one line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from starlette.responses import Response, StreamingResponse
 from worker.api.http.off_loop import in_background
 
 KEEPALIVE = b": keep-alive\n\n"
-"""A comment in a silent stream of events."""
+"""A comment, sent while a stream of events is silent."""
 _BYTES_AT_ONCE = 64 * 1024
-"""Of a large answer, that are sent at once."""
+"""The size of the pieces in which a large answer is sent."""
 MANY_VALUES = 4096
-"""Fewer are encoded on the event loop, which takes 4 ms at most. To hand a short answer to a thread
-would cost more than that."""
+"""Fewer values are encoded on the event loop, which takes at most 4 ms. Handing a short answer to a
+thread would take longer."""
 _VALUES_AT_ONCE = 2048
-"""Values that are encoded at once, which takes a millisecond or two."""
+"""The most values per call of the encoder, which takes a millisecond or two."""
 
 
 def _plain(value: Any) -> Any:
@@ -33,7 +33,7 @@ def _plain(value: Any) -> Any:
 
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), default=_plain)
 
-# Parsers built on str.splitlines() end a line at these characters; JSON need not escape them.
+# Parsers built on str.splitlines() end a line at these characters, which JSON need not escape.
 _LINE_BREAKS = {"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -45,31 +45,31 @@ def rfc3339(
 
 
 def dumps(value: object) -> str:
-    """A record in it, which is a dataclass, is written as an object, an iterator as a list."""
+    """`value` as JSON; a dataclass becomes an object, an iterator a list."""
     text = _JSON.encode(value)
     return text if text.isascii() else _in_one_line(text)
 
 
 def quoted(text: str) -> str:
-    """A text as a JSON string; cheaper than `dumps`."""
+    """`text` as a JSON string; faster than `dumps`."""
     string = encode_basestring(text)
     return string if text.isascii() else _in_one_line(string)
 
 
 def _in_one_line(text: str) -> str:
-    for line_break, escaped in _LINE_BREAKS.items():  # `translate` takes a hundred times longer
+    for line_break, escaped in _LINE_BREAKS.items():  # `translate` is a hundred times slower
         text = text.replace(line_break, escaped)
     return text
 
 
 def sse(event: Mapping[str, object], *, is_large: bool = False) -> bytes:
-    """One server-sent event, named by its `type`."""
+    """A server-sent event, named by its `type`."""
     return f"event: {event['type']}\n".encode() + data_event(event, is_large=is_large)
 
 
 def data_event(value: object, *, is_large: bool = False) -> bytes:
-    """One server-sent event without a name. A large one, which may be made on a thread, is encoded
-    in parts, between which other threads run."""
+    """A server-sent event without a name. A large one is encoded in parts, so that other threads
+    can run between them."""
     return b"data: %b\n\n" % (b"".join(in_parts(value)) if is_large else dumps(value).encode())
 
 
@@ -84,8 +84,8 @@ def json_response(
 
 
 async def json_answer(parts: Iterable[bytes], n_values: int) -> Response:
-    """The answer whose JSON these parts are. Those of many values are made beside the event loop,
-    and sent as the client takes them."""
+    """The answer whose JSON is the concatenation of `parts`. Many values are encoded off the event
+    loop, and sent as the client reads them."""
     if n_values < MANY_VALUES:
         return Response(b"".join(parts), media_type="application/json")
     slices = await in_background(lambda: _slices(parts))
@@ -93,7 +93,7 @@ async def json_answer(parts: Iterable[bytes], n_values: int) -> Response:
     async def each() -> AsyncIterator[bytes]:
         for part in slices:
             yield bytes(part)
-            await asyncio.sleep(0)  # a client that takes all at once leaves the loop no turn
+            await asyncio.sleep(0)  # a fast client would otherwise leave the loop no turn
 
     length = str(sum(map(len, slices)))
     return StreamingResponse(
@@ -102,11 +102,11 @@ async def json_answer(parts: Iterable[bytes], n_values: int) -> Response:
 
 
 def in_parts(value: object) -> Iterator[bytes]:
-    """What `dumps` writes, in parts that take few milliseconds, during which no other thread runs.
-    A vector, which is an array of numbers, is a list.
+    """The output of `dumps` in parts. Each takes a few milliseconds, during which no other thread
+    runs. An `array` of numbers becomes a list.
 
-    Each member of an iterator is made when its turn comes. Megabytes of JSON as one value would be
-    a hundred thousand objects, and the collection of garbage that they cause stops every thread.
+    Iterators are consumed lazily. As one value, megabytes of JSON would be a hundred thousand
+    objects, and the garbage collection that they cause stops every thread.
     """
     if isinstance(value, dict):
         before = "{"
@@ -133,7 +133,7 @@ def in_parts(value: object) -> Iterator[bytes]:
     elif isinstance(value, array):
         yield b"["
         for at in range(0, len(value), _VALUES_AT_ONCE):
-            # Ten times as fast with numbers as the standard library's encoder.
+            # For numbers, ten times as fast as the standard library's encoder.
             some = pydantic_core.to_json(value[at : at + _VALUES_AT_ONCE].tolist())
             yield (b"," if at else b"") + some[1:-1]
         yield b"]"
@@ -142,7 +142,7 @@ def in_parts(value: object) -> Iterator[bytes]:
 
 
 def _count_values(value: object) -> int:
-    """A long text counts as several: it takes as long."""
+    """How many values `value` has; a long string counts as several, because it takes as long."""
     if isinstance(value, int | float):
         return 1
     if isinstance(value, str):

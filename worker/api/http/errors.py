@@ -1,6 +1,6 @@
-"""Failures as answers: their status, their headers, and the two forms of body that are common.
+"""Error answers: their status, their headers, and the two common forms of their bodies.
 
-A dialect chooses one of the forms or has its own. Pure functions, any thread.
+A dialect uses one of these forms or has its own. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def error_object(error: WorkerError) -> dict[str, Any]:
 
 
 def _openai_message(error: WorkerError) -> str:
-    """The message; of a prompt that is too long, in OpenAI's words: clients that shorten their
-    history look for these."""
+    """The error's message. For a prompt that is too long it has OpenAI's wording, which clients
+    search for to shorten their history."""
     if not isinstance(error, ContextLengthExceeded):
         return error.message
     n_tokens, most = error.details["prompt_tokens"], error.details["context_length"]
@@ -86,7 +86,7 @@ def nested_error(error: WorkerError, correlation_id: str) -> dict[str, Any]:
 
 
 def nested_events(is_last: Callable[[bytes], bool]) -> StreamForm:
-    """Events without names; a failure is one more of them, which is the last."""
+    """Server-sent events without names; a failure is sent as the last event."""
     return StreamForm(
         lambda event: is_last(event) or event.startswith(b'data: {"error":'),
         lambda error, first, latest: data_event({"error": error_object(error)}),
@@ -100,7 +100,7 @@ CHUNK_STREAM = nested_events(lambda event: event.startswith(b"data: [DONE]"))
 
 
 def details_of(error: WorkerError) -> Mapping[str, Any]:
-    """The details with a list of errors; a refusal by the engine only has its `field`."""
+    """The details with a list of `errors`; a refusal by the engine comes with a `field` instead."""
     known = dict(error.details)
     name = known.pop("field", None)
     if error.code in ("INVALID_REQUEST", "CONTEXT_LENGTH_EXCEEDED") and "errors" not in known:

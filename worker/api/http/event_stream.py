@@ -1,8 +1,9 @@
-"""Answers that stream, and the end of their jobs.
+"""Streamed answers, and the end of their jobs.
 
-`EventStream.__call__` ends the jobs in its `finally`: a generator is not notified when its client
-leaves during a blocked `send`. What an anyio task group cancels, as in Starlette's own streams,
-becomes a ring of frames that holds the job and the body until a rare collection of garbage.
+`EventStream.__call__` ends the jobs in its `finally`, because a generator is not notified when its
+client leaves during a blocked `send`. It replaces Starlette's own method, whose anyio task group
+leaves a reference cycle when it cancels: that would keep the job and the body until the next full
+garbage collection, which is rare.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from worker.supervisor.job import Job
 
 
 class EventStream(StreamingResponse):
-    """A stream of encoded chunks; `on_end` is called when it ends, however it does. The answer to a
-    HEAD is over with its head: a client's next request would wait for the end of the stream."""
+    """A stream of encoded chunks; `on_end` is called when it ends, however it does. A HEAD request
+    gets the headers only; its client's next request would wait for the end of the stream."""
 
     def __init__(
         self,
@@ -61,10 +62,11 @@ def cancel_all(jobs: Iterable[Job]) -> None:
 async def while_connected(
     receive: Receive, give_up: Callable[[], object], *, may_leave: bool = False
 ) -> AsyncIterator[asyncio.Event]:
-    """Call `give_up` if the block fails, or if the client leaves inside it and may not. The event
-    tells of the second; it is known of one that has left before in the next turn of the loop.
+    """Call `give_up` if the block fails, or if the client leaves during it unless it `may_leave`.
 
-    Raises `ClientDisconnect` in place of the `Cancelled` of what a client that left gave up.
+    Yields an event that is set when `give_up` is called because the client left. If the client left
+    before the block began, that is noticed in the next turn of the loop. If the block then raises
+    `Cancelled`, `ClientDisconnect` is raised instead.
     """
     left = asyncio.Event()
 

@@ -1,6 +1,6 @@
-"""The faults of a bad request: where each is, what is wrong there and what would be right.
+"""The faults of a bad request: for each its field, what is wrong and what is expected.
 
-A fault may repeat a number or boolean of the body, never a text. Pure functions, any thread.
+A fault may quote a number or boolean of the body, but never a text. Pure functions, any thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Fault(TypedDict):
 
 MAX_FAULTS = 32
 _OWN = "body."
-"""Begins the error types of our own validators."""
+"""Prefix of the error types of our own validators."""
 _NAMED_CHARS = 64
 """The most characters of an unknown field's name in a fault."""
 
@@ -44,11 +44,12 @@ _CONSTRAINTS = {
     "too_long": "max",
     "literal_error": "enum",
 }
-"""JSON Schema's keywords for pydantic's error types, else `type`; `min` and `max` get an end."""
+"""JSON Schema's keyword for each pydantic error type; for the others it is `type`. `min` and `max`
+get a suffix, such as `Length`."""
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """Whether it is a number that a double holds; JSON's own have no largest."""
+    """Whether `value` is a number that a double can hold; JSON itself has no limit."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
     return abs(value) <= sys.float_info.max
@@ -62,18 +63,18 @@ def fault(path: str, constraint: str, message: str, value: object = None) -> Fau
 
 
 def invalid(faults: Iterable[Fault]) -> InvalidRequest:
-    """The refusal for `faults`; all but the first 32 are left out."""
+    """The error for `faults`, of which it lists the first 32."""
     listed = list(faults)[:MAX_FAULTS]
     return InvalidRequest("; ".join(f["message"] for f in listed), errors=listed)
 
 
 def refusal(path: str, constraint: str, what: str, value: object = None) -> InvalidRequest:
-    """The refusal for one fault; in its message, `what` follows the field, as in "must be …"."""
+    """The error for one fault. In its message, `what` follows the field's name: "must be …"."""
     return invalid([fault(path, constraint, f"{path or 'the body'} {what}", value)])
 
 
 def wrong(constraint: str, what: str) -> PydanticCustomError:
-    """As `refusal`, for a validator of pydantic's, which knows no path."""
+    """As `refusal`, but for a pydantic validator, which does not know its path."""
     return PydanticCustomError(_OWN + constraint, "{what}", {"what": what})
 
 
@@ -82,11 +83,11 @@ def unknown_fields(names: Iterable[str], model: type[BaseModel]) -> InvalidReque
 
 
 def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
-    """pydantic's errors as faults, each with what the field takes."""
+    """pydantic's errors as faults, each with what its field accepts."""
     entries = [
         each
         for each in error.errors(include_url=False)
-        # An array may count as too short only because one of its items was refused.
+        # An array may be reported as too short only because one of its items is invalid.
         if each["type"] != "too_short" or len(each["input"]) < each["ctx"]["min_length"]
     ]
     return [_fault_of(entry, model) for entry in entries[:MAX_FAULTS]]
@@ -94,21 +95,21 @@ def faults_of(error: ValidationError, model: type[BaseModel]) -> list[Fault]:
 
 def _fault_of(entry: ErrorDetails, model: type[BaseModel]) -> Fault:
     path = path_of(entry["loc"])
-    kind, given = entry["type"], entry["input"]
+    kind, value = entry["type"], entry["input"]
     if kind == "extra_forbidden":
         return _unknown(path, model.model_fields)
     if kind.startswith(_OWN):
         message = f"{path or 'the body'} {entry['msg']}"
-        return fault(path, kind.removeprefix(_OWN), message, given)
+        return fault(path, kind.removeprefix(_OWN), message, value)
     constraint = _CONSTRAINTS.get(kind, "type")
     if constraint == "required":
         return fault(path, constraint, f"{path} is required")
     message = f"{path or 'the body'} must be {expectation(entry)}"
     if constraint in ("min", "max"):
-        _, unit, end = sized(given)
-        constraint += end
-        message += f"; it has {counted(len(given), unit)}"
-    return fault(path, constraint, message, given)
+        _, unit, suffix = sized(value)
+        constraint += suffix
+        message += f"; it has {counted(len(value), unit)}"
+    return fault(path, constraint, message, value)
 
 
 def _unknown(path: str, known: Iterable[str]) -> Fault:

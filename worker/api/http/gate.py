@@ -1,8 +1,8 @@
-"""Who may ask: the bearer token, and which web pages may use this worker.
+"""Who may use the worker: the bearer token, and the rules for web pages.
 
-Any page can send requests to a local worker. Under a host name that resolves to this machine, it
-could even read the answers. Browsers tell in Host, Origin and content type what a page does. Pure
-functions on a request's head, before a body is read.
+Any web page can send requests to a local worker, and under a host name that resolves to this
+machine it could even read the answers. Such requests show in Host, Origin and Content-Type. Pure
+functions on a request's head, called before a body is read.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _OF_BROWSERS = (
     headers.ORIGIN, headers.REFERER, headers.SEC_FETCH_SITE, headers.SEC_FETCH_MODE, headers.COOKIE
 )  # fmt: skip
-"""Each browser of the last years sends one of these with a page's POST; `curl -d` sends none, and
-its content type is that of a form."""
+"""Every recent browser sends at least one of these with a page's POST. `curl -d` sends none,
+although its content type is that of a form."""
 _EXPOSED = b", ".join(each.key for each in headers.ALL if each.told is not None)
 
 
 class Gate:
-    def __init__(self, settings: Settings, told: Callable[[str], str] = flag) -> None:
-        """`told` makes of a setting's name what its user has to give."""
-        self._told = told
+    def __init__(self, settings: Settings, spelled: Callable[[str], str] = flag) -> None:
+        """`spelled` turns a setting's name into the user's spelling, for error messages."""
+        self._spelled = spelled
         self._keys = _keys_of(settings)
         self._is_local = all(map(is_loopback, settings.host))
-        # With a key, a page of a rebound name gets nothing; and no page reaches a Unix socket.
+        # A page under a rebound name has no key, and no page can reach a Unix socket.
         self._checks_host = settings.uds is None and (self._is_local or not settings.needs_key)
         self._own = {settings.advertise_host.lower()} if settings.advertise_host else set()
         self._hosts = _LOOPBACK | self._own | {name.lower() for name in settings.allow_host}
@@ -51,9 +51,9 @@ class Gate:
         return [name for name in self._keys.values() if name is not None]
 
     def check(self, operation: Operation | None, scope: Scope) -> str | None:
-        """The name of the key that the client shows, if keys have names.
+        """Admit the request. Returns the name of the client's key, or `None` if it has none.
 
-        `operation` is `None` where there is none of this method.
+        `operation` is `None` if the path has none for the request's method.
 
         Raises:
             Forbidden: a web page may have sent the request.
@@ -61,23 +61,23 @@ class Gate:
         """
         hosts = headers.HOST.all(scope)
         if len(hosts) > 1 or (not hosts and scope["http_version"] == "1.1"):
-            raise Forbidden("Host must be given, once")
+            raise Forbidden("the Host header must be given exactly once")
         host = _name_of(hosts[0]) if hosts else ""
         if self._checks_host and hosts and host not in self._hosts:
-            # Pages of a name that a stranger can have lead here would be of one origin with it.
+            # If a stranger can point a host name to this machine, their page shares its origin.
             is_out_of_reach = not self._is_local and (_is_address(host) or _is_private(host))
             if not (is_out_of_reach or is_loopback(host)):
                 why = "listens on a loopback address" if self._is_local else "has no token"
                 raise Forbidden(
-                    f"Host is not a name of this worker, which {why}; "
-                    f"{self._told('allow_host')} adds one"
+                    f"the Host header is not a name of this worker, which {why}; "
+                    f"{self._spelled('allow_host')} adds one"
                 )
         for origin in headers.ORIGIN.all(scope):
             if not self._may_ask(origin.lower(), host):
-                adds = self._told("allow_origin")
-                raise Forbidden(f"Origin is not one that may use this worker; {adds} adds it")
-        given = headers.CONTENT_TYPE.all(scope)
-        kinds = [kind.partition(";")[0].strip().lower() for kind in given]
+                setting = self._spelled("allow_origin")
+                raise Forbidden(f"this Origin may not use this worker; {setting} permits it")
+        values = headers.CONTENT_TYPE.all(scope)
+        kinds = [value.partition(";")[0].strip().lower() for value in values]
         if self._needs_json and scope["method"] == "POST" and kinds != ["application/json"]:
             if operation is not None and operation.always_json:
                 raise Forbidden(f"{operation.path} needs Content-Type: application/json")
@@ -90,7 +90,7 @@ class Gate:
         shown = digest(tokens[0].encode("latin-1")) if n_given <= 1 and len(tokens) == 1 else ""
         if shown not in self._keys:
             how = "Authorization: Bearer … or x-api-key"
-            raise Unauthorized(f"this worker needs its token or a key, as {how}")
+            raise Unauthorized(f"this worker requires its token or a key, as {how}")
         return self._keys[shown]
 
     def cors(self, scope: Scope) -> list[tuple[bytes, bytes]]:
@@ -105,6 +105,7 @@ class Gate:
         return []
 
     def preflight(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """The headers of the answer to a CORS preflight; empty if the origin is not permitted."""
         cors = self.cors(scope)
         if not cors:
             return []
@@ -120,7 +121,7 @@ class Gate:
     def _may_ask(self, origin: str, host: str) -> bool:
         try:
             name = _name_of(urlsplit(origin).netloc)
-        except ValueError:  # brackets that hold no address
+        except ValueError:  # brackets without an IPv6 address
             return False
         return bool(name) and (
             self._is_named(origin) or name == host or name in self._own or _is_address(name)
@@ -131,7 +132,7 @@ class Gate:
 
 
 def _keys_of(settings: Settings) -> dict[str, str | None]:
-    """By the hash of each: how long a look-up takes tells nothing of a key."""
+    """Each key's name by the key's digest: the time of a look-up reveals nothing about a key."""
     file, token = settings.api_key_file, settings.worker_token
     keys: dict[str, str | None] = {}
     if file is not None:
@@ -142,13 +143,14 @@ def _keys_of(settings: Settings) -> dict[str, str | None]:
 
 
 def tokens_in(scope: Scope) -> list[str]:
+    """The bearer tokens of a request, or else its `X-Api-Key` headers."""
     parts = [value.partition(" ") for value in headers.AUTHORIZATION.all(scope)]
     tokens = [found.strip() for scheme, _, found in parts if scheme.lower() == "bearer"]
     return tokens or headers.API_KEY.all(scope)
 
 
 def _name_of(netloc: str) -> str:
-    """The host without its port and without the brackets of IPv6."""
+    """The host without its port and without IPv6's brackets."""
     netloc = netloc.rpartition("@")[2].lower()
     if netloc.startswith("["):
         return netloc[1:].partition("]")[0]
@@ -164,8 +166,8 @@ def _is_address(name: str) -> bool:
 
 
 def _is_private(name: str) -> bool:
-    """Whether nobody can register it: it has one part, or ends in one that registries leave to
-    private networks, as those of Kubernetes do."""
+    """Whether nobody can register the name: it has a single label, or its last label is reserved
+    for private networks, such as those of Kubernetes."""
     return "." not in name or name.rpartition(".")[2] in _PRIVATE_ENDS
 
 

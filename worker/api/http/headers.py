@@ -1,7 +1,7 @@
-"""The headers that this server reads, and its own that it writes. Pure data, any thread.
+"""The headers that this server reads, and those of its own that it sends. Pure data, any thread.
 
-A header of a request is read through its entry here and in no other way. `/openapi.json` has those
-of an operation from the same entries. One without a description is HTTP's or the browsers' own.
+Request headers are read only through their entries here, from which `/openapi.json` documents them,
+too. An entry without a description is a standard header of HTTP or of browsers.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 RawHeaders = list[tuple[bytes, bytes]]
-"""As a scope has them."""
+"""Headers as in an ASGI scope."""
 Described = Mapping[str, Any]
-"""A description and a schema."""
+"""A description and a schema, as OpenAPI has them."""
 
 
 def _text(description: str, **limits: Any) -> Described:
@@ -29,28 +29,28 @@ def _number(description: str, **limits: Any) -> Described:
 
 
 def _switch(description: str) -> Described:
-    return _text(f"1: {description}; anything else counts as absent", examples=["1"])
+    return _text(f"1: {description}; any other value counts as absent", examples=["1"])
 
 
 @dataclass(frozen=True, eq=False)
 class Header:
     name: str
     asked: Described | None = None
-    """What it says in a request."""
+    """Its meaning in a request."""
     told: Described | None = None
-    """What it says in an answer."""
+    """Its meaning in an answer."""
 
     @cached_property
     def key(self) -> bytes:
-        """The name as a scope has it."""
+        """The name as in an ASGI scope."""
         return self.name.lower().encode()
 
     def of(self, request: Request) -> str | None:
-        """The header's value in the request, of several the first."""
+        """The header's first value in the request, or `None`."""
         return next(iter(self.all(request.scope)), None)
 
     def all(self, scope: Scope) -> list[str]:
-        """All of its values in a request's scope."""
+        """All its values in a request's scope."""
         given = (value for name, value in scope["headers"] if name == self.key)
         return [str(value, "latin-1").strip(" \t") for value in given]
 
@@ -58,71 +58,75 @@ class Header:
 _ID = {"maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"}
 CORRELATION_ID = Header(
     "X-Correlation-Id",
-    asked=_text("names the request in logs and answer; made up when absent", **_ID),
-    told=_text("the request's name in the logs", **_ID),
+    asked=_text("identifies the request in logs and the answer; generated if absent", **_ID),
+    told=_text("the request's id in the logs", **_ID),
 )
 REQUEST_ID = Header(
     "X-Request-Id",
-    asked=_text("the same as X-Correlation-Id, which counts where both are given", **_ID),
+    asked=_text("the same as X-Correlation-Id, which has precedence", **_ID),
     told=_text("the same as X-Correlation-Id", **_ID),
 )
 BARE_REQUEST_ID = Header(
-    "Request-Id", told=_text("the same again, where Anthropic's clients read it", **_ID)
+    "Request-Id", told=_text("the same again, for Anthropic's clients, which read this name", **_ID)
 )
 TOLD_IDS = (CORRELATION_ID, REQUEST_ID, BARE_REQUEST_ID)
-"""Each answer has them."""
+"""Sent with each answer."""
 DEADLINE = Header(
     "X-Deadline",
     asked=_number(
-        "Unix time in milliseconds after which the request is given up",
+        "Unix time in milliseconds at which the request is abandoned",
         minimum=0,
         maximum=10**15 - 1,
     ),
 )
 RESUME = Header(
     "X-Llorch-Resume",
-    asked=_switch("the stream is kept for a reader that comes back, and its events have ids"),
-    told=_text("of a stream that is kept: its id, as GET /execute/{id} has it in its path"),
+    asked=_switch("keeps the stream so that a reader can resume it, and gives its events ids"),
+    told=_text("id of the kept stream, for the path GET /execute/{id}"),
 )
 CONVERSATION = Header(
     "X-Conversation-Id",
-    asked=_text("the stream is kept under this name too, as llama-server does"),
+    asked=_text("keeps the stream under this name as well, as llama-server does"),
 )
 LAST_EVENT_ID = Header(
     "Last-Event-ID",
-    asked=_number("the stream goes on behind the event of this id", minimum=0, maximum=10**18 - 1),
+    asked=_number("resumes the stream after the event with this id", minimum=0, maximum=10**18 - 1),
 )
 LATE_HEAD = Header(
     "X-Llorch-Late-Head",
-    asked=_switch("a stream's head comes with the first token: until then an error is a status"),
+    asked=_switch(
+        "delays a stream's headers until its first token, so that an earlier error has its own "
+        "status"
+    ),
 )
 OWNER = Header(
     "X-Llorch-Owner",
     asked=_text(
-        "of a fleet's gateway, whose clients all have its own credential here: which of them asks"
+        "identifies the client of a fleet's gateway, which sends all requests with its own "
+        "credential"
     ),
 )
 BEGAN = Header(
     "X-Llorch-Began",
     told=_text(
-        "when the stream began, in Unix seconds: a gateway reads the latest of its workers'"
+        "Unix time in seconds at which the stream began; a fleet's gateway resumes the latest"
     ),
 )
 WORKER = Header(
     "X-Llorch-Worker",
-    asked=_text("to a fleet's gateway: the worker that must answer; a worker does not read it"),
-    told=_text("of a fleet's gateway: the worker that has answered"),
+    asked=_text("the worker of a fleet that must answer; read by the gateway only"),
+    told=_text("the worker that answered; sent by a fleet's gateway"),
 )
 IGNORED_FIELDS = Header(
     "X-Ignored-Fields",
-    told=_text("the body's fields that had no effect, percent-encoded, with commas between"),
+    told=_text("fields of the body that had no effect: percent-encoded, separated by commas"),
 )
 RETRY_AFTER = Header(
     "Retry-After",
-    told=_number("seconds until the next attempt, where the queue is full", minimum=1),
+    told=_number("seconds to wait before the next attempt, if the queue is full", minimum=1),
 )
 API_KEY = Header("X-Api-Key")
-"""Described as `Authorization` is: as a way to show a key."""
+"""Documented as a security scheme, as `Authorization` is."""
 
 ACCEPT = Header("Accept")
 ACCEPT_ENCODING = Header("Accept-Encoding")
@@ -144,4 +148,4 @@ TRANSFER_ENCODING = Header("Transfer-Encoding")
 
 ALL = tuple(each for each in list(globals().values()) if isinstance(each, Header))
 UNBUFFERED = {"cache-control": "no-store", "x-accel-buffering": "no"}
-"""Of an answer that streams; the second is nginx's."""
+"""Headers of a streamed answer; the second one disables nginx's buffering."""

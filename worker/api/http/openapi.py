@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document with this worker's limits, made from the routes and their models."""
+"""The OpenAPI 3.1 document with this worker's limits, generated from the operations."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from worker.api.http.state import AppState
 from worker.installation import own_version
 
 _REASONS = {
-    400: "the request is at fault; its faults are listed",
+    400: "the request is invalid; `errors` lists its faults",
     401: "the bearer token is missing or wrong",
-    403: "a Host, an Origin or a content type that a web page could have sent",
-    404: "it is not known here",
-    409: "a job of that id is running",
+    403: "refused because of its Host, Origin or content type, as a web page could have sent it",
+    404: "not found",
+    409: "a job with that id is running",
     413: "the body is too large",
     500: "the engine failed",
-    503: "not now: loading, queue full or shutting down",
+    503: "temporarily unavailable: loading, queue full or shutting down",
     504: "the deadline has passed",
 }
 
@@ -32,7 +32,7 @@ _REASONS = {
 class Description:
     """The document for this worker, with its limits and its model's vocabulary size.
 
-    It is made again only for another model, because that takes a tenth of a second.
+    Generating it takes a tenth of a second, so it is cached until the bodies' types change.
     """
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
@@ -59,7 +59,7 @@ def _types(state: AppState, dialects: Sequence[Dialect]) -> dict[Any, None]:
 
 
 def _kinds(operation: Operation) -> dict[str, Any]:
-    """The types of its answers by media type."""
+    """The answers' types by media type."""
     return {**operation.answers, **dict.fromkeys(operation.streams, Events)}
 
 
@@ -109,7 +109,7 @@ def _document(state: AppState, dialects: Sequence[Dialect], types: Sequence[Any]
                     "type": "apiKey",
                     "in": "header",
                     "name": headers.API_KEY.name,
-                    "description": "the token or a key, where there is no bearer token",
+                    "description": "the token or a key, instead of a bearer token",
                 },
             },
         },
@@ -125,13 +125,13 @@ def _described(
     ignored = [headers.IGNORED_FIELDS] if ignores else []
     told = [*always, *operation.tells, *ignored]
     content = {media_type: schemas[kind] for media_type, kind in _kinds(operation).items()}
-    answers = {str(operation.status): _answer("as asked", content, told)}
+    answers = {str(operation.status): _answer("success", content, told)}
     for code in sorted({*operation.failures, *(() if operation.probe else (401, 403))}):
         if operation.probe:
-            answers[str(code)] = _answer("not well, or not ready", content, always)
+            answers[str(code)] = _answer("unhealthy or not ready", content, always)
         else:
             retry = [headers.RETRY_AFTER] if code == 503 else []
-            read = [] if code in (401, 403) else ignored  # these come before the body is read
+            read = [] if code in (401, 403) else ignored  # refused before the body is read
             refused = [*always, *retry, *read]
             answers[str(code)] = _answer(_REASONS[code], {JSON: refusal}, refused)
     described: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """An operation of the HTTP API, and the dialect that it belongs to. Pure data, any thread.
 
-An operation says what it takes and answers, and how its streams end; `/openapi.json` is made from
-that. Its dialect says in which form its failures are told before a stream begins.
+An operation describes its input, its answers and how its streams end; `/openapi.json` is generated
+from it. Its dialect defines the form of errors before a stream begins.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ NDJSON = "application/x-ndjson"
 
 JOB_ERRORS = (400, 409, 413, 500, 503, 504)
 MODEL_ERRORS = (*JOB_ERRORS, 404)
-"""Of operations whose body may name a model."""
+"""For operations whose body may name a model."""
 
-
-AsInReference = Annotated[Any, Field(description="in the form of the API that has this path")]
-"""Of an answer whose form is another project's, who documents it."""
-Events = Annotated[Any, Field(description="one event after the other, in that API's form")]
+AsInReference = Annotated[Any, Field(description="as documented by the API that defines this path")]
+"""Type of an answer in another project's form, which that project documents."""
+Events = Annotated[Any, Field(description="a stream of events in that API's form")]
 Endpoint = Callable[[Request, AppState], Awaitable[object]]
-"""Gives a response, or the value that is answered as JSON with the operation's status."""
+"""Returns a response, or a value to be sent as JSON with the operation's status."""
 BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
 
 
@@ -39,42 +38,44 @@ BodyOf = type[BaseModel] | Callable[[AppState], type[BaseModel]]
 class Operation:
     method: str
     path: str
-    """May end with a parameter, as `{name}`, which is the rest of a path; `{model}` names a model,
-    also to a fleet's gateway."""
+    """May end with a parameter such as `{name}`, which matches the rest of a path. `{model}` names
+    a model, by which a fleet's gateway chooses the worker, too."""
     endpoint: Endpoint
     summary: str
     answers: Mapping[str, Any] = field(default_factory=lambda: {JSON: AsInReference})
-    """The types of the answers by media type; of a stream, its form."""
+    """By media type: the type of the answer, or the form of the stream."""
     body: BodyOf | None = None
-    """The type of the body, or a function that makes it from the worker's state."""
+    """The type of the body, or a function that derives it from the worker's state."""
     errors: tuple[int, ...] | None = None
-    """The statuses of its failures, unless they follow from its body."""
+    """The error statuses; `None`: they follow from the body (`failures`)."""
     status: int = 200
     probe: Literal["liveness", "readiness", "metrics"] | None = None
-    """What it tells probes: it is public, quiet, and in its own form when the worker is unwell. A
-    fleet's gateway tells it itself."""
+    """What it reports to probes. Such an operation is public and quiet, and reports failures in its
+    own form. A fleet's gateway answers it itself."""
     public: bool = False
-    """Whether it is answered without a token."""
+    """Whether it needs no token."""
     quiet: bool = False
-    """Whether its requests are logged for debugging only."""
+    """Whether its requests are logged at debug level only."""
     reads: tuple[Header, ...] = ()
-    """The headers of its requests that it alone reads, not each operation."""
+    """Request headers that it reads, besides those that every operation does."""
     tells: tuple[Header, ...] = ()
-    """Of its answers, when it has done what was asked."""
+    """Headers of its successful answers, besides those that every answer has."""
     query: Mapping[str, Described] = field(default_factory=dict)
-    """The parameters behind `?` that it reads, as OpenAPI describes them."""
+    """The query parameters that it reads, as OpenAPI describes them."""
     always_json: bool = False
-    """Whether it needs a JSON content type also without a body: no web page's form sends that."""
+    """Whether it requires a JSON content type even without a body, which a web page's form cannot
+    send."""
 
     names_job: bool = False
-    """Whether a `job_id` of its body names a job, and nothing in it a model."""
+    """Whether the body's `job_id` names a job. Such a body names no model."""
     asks: Literal["none", "one", "named", "groups", "all", "refused"] = "one"
-    """Which of a fleet's workers a gateway asks: none, as the answer needs no state; one of the
-    group of the model named; the one that the request names, whose state it changes; one of each
-    group; or all of them, because any may have the job or the answer that the request names, or
-    each a part of the answer. Or it refuses to ask any."""
+    """Which of a fleet's workers a gateway asks. `none`: the answer needs no worker's state. `one`:
+    any in the named model's group. `named`: the worker that the request names, because its state
+    changes. `groups`: one of each group. `all`: every worker, because any may have the job or
+    answer that the request names, or each has a part of the answer. `refused`: the gateway does not
+    serve the operation."""
     joined: Callable[[Sequence[Any]], Any] | None = None
-    """Makes one answer out of several workers' answers; without it, a gateway gives on that of a
+    """Combines several workers' answers into one. Without it, a gateway forwards the answer of a
     worker that has what was asked for."""
 
     @property
@@ -83,19 +84,19 @@ class Operation:
 
     @property
     def streams(self) -> Mapping[str, StreamForm]:
-        """The forms of its streams by media type."""
+        """The form of each stream by media type."""
         return {kind: form for kind, form in self.answers.items() if isinstance(form, StreamForm)}
 
     @property
     def asked_headers(self) -> tuple[Header, ...]:
-        """All own headers that are read of its requests, by a fleet's gateway too."""
+        """All request headers of ours that are read, including those that only a gateway reads."""
         deadline = (DEADLINE,) if 504 in self.failures else ()
         worker = () if self.asks == "none" else (WORKER,)
         return (CORRELATION_ID, REQUEST_ID, *deadline, *self.reads, *worker)
 
     @property
     def failures(self) -> tuple[int, ...]:
-        """The statuses of its failures. Where 504 is among them, `X-Deadline` is read."""
+        """The error statuses. If 504 is among them, `X-Deadline` is read."""
         if self.errors is not None:
             return self.errors
         if "model" in getattr(self.body, "model_fields", ()):
@@ -110,35 +111,36 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class ErrorForm:
-    """How a failure is answered before the first byte."""
+    """How an error is answered before the first byte of an answer."""
 
     body: Callable[[WorkerError, str], Mapping[str, Any]]
-    """Makes the body from the error and the request's correlation id."""
+    """Builds the body from the error and the request's correlation id."""
     schema: Any
 
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
-    """How a stream ends. A gateway reads it, which ends the stream of a worker that it lost."""
+    """How a stream ends. A fleet's gateway uses it to end the stream of a worker that is lost."""
 
     is_end: Callable[[bytes], bool]
     """Whether an event or line is the stream's last."""
     failure: Callable[[WorkerError, bytes, bytes], bytes]
-    """Makes the last event of a stream that failed, from the error and the stream's first and
-    latest events."""
+    """Builds the last event of a failed stream, from the error and the stream's first and latest
+    events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """Operations that tell failures in the same form."""
+    """Operations whose errors have the same form."""
 
     operations: Sequence[Operation]
     errors: ErrorForm
     model_name: Callable[[str], str] = str
-    """The name of a model without what this dialect's clients add to it, in a body or a path."""
+    """Strips what this dialect's clients add to a model's name in a body or a path."""
     reference: str | None = None
-    """Where the form of its answers is documented, if it is another project's."""
+    """URL of the documentation of its answers, if another project defines them."""
     root: str | None = None
-    """A path that does not exist is refused in the form of the dialect with the nearest root."""
+    """Errors about a path that does not exist have the form of the dialect with the longest root
+    that the path begins with."""
     api_below: str | None = None
-    """A path below which all paths are served too, for a page that asks for them beside itself."""
+    """A path below which all others are served too, for a page with relative links to them."""

@@ -1,8 +1,9 @@
-"""The pages: the state at `/`, the API at `/docs`, and llama-server's own chat at `/chat/`.
+"""The pages: the worker's status at `/`, the API at `/docs`, llama-server's own chat at `/chat/`.
 
-Static files, read when they are first asked for. The state's lie in `worker.assets.page`; the
-chat's in the package `llorch_chat`, which `make ui` builds and which may be missing. Their content
-security policies let a page load nothing from elsewhere and run nothing that a model wrote.
+They are static files, read when they are first requested. The chat's are in the package
+`llorch_chat`, which `make ui` builds and which may be missing; all others are in
+`worker.assets.page`. The content security policies keep a page from loading anything from elsewhere
+and from running anything that a model wrote.
 """
 
 from __future__ import annotations
@@ -29,15 +30,16 @@ from worker.observability.logs import digest
 
 CHAT = "/chat"
 _PATHS = {"index.html": "/", "docs.html": "/docs"}
-"""Of the pages themselves; each is a folder, whose links are relative."""
+"""Paths of the pages themselves, which are folders: their links are relative."""
 NO_CHAT = "The chat page is not built; 'make ui' builds it"
 _CLOSED = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 _STATE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     + _CLOSED
 )
-# Its scripts are its files and the one in its HTML. Formulas and diagrams style themselves, and
-# pictures, sound and PDFs are shown from memory. MCP servers of this machine may be asked.
+# The page's scripts are its files and an inline one, permitted by its hash. Formulas and diagrams
+# have inline styles; pictures, sounds and PDFs are shown from memory. The page may connect to MCP
+# servers on this machine.
 _CHAT_POLICY = (
     "default-src 'none'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; media-src data: blob:; "
@@ -55,11 +57,11 @@ _INLINE_SCRIPT = re.compile(rb"<script>(.*?)</script>", re.DOTALL)
 _NO_WEIGHT = re.compile(r"q=0(\.0*)?")
 _HEAD = b'<meta charset="utf-8" />'
 _DESCRIPTION = b'<meta name="description" content="Chat with the model that this worker serves" />'
-"""What is added to the chat's head, for whoever lists pages."""
+"""Added to the head of the chat page, for search engines and link previews."""
 
 
 def pages() -> list[Dialect]:
-    """The files of both pages, which hold no secret and need no token."""
+    """The files of all pages, which hold no secret and need no token."""
     state = [
         _served(_PATHS.get(path, f"/page/{path}"), file, _STATE_POLICY)
         for path, file in _files(importlib.resources.files("worker") / "assets" / "page")
@@ -81,8 +83,9 @@ def _chat_folder() -> Traversable | None:
 def _chat() -> list[Operation]:
     folder = _chat_folder()
     if folder is None:
-        nothing = "Where a page would be; the state's asks for it"
-        return [Operation("GET", CHAT, _no_chat, nothing, {}, public=True, quiet=True, asks="none")]
+        # The status page checks whether there is a chat page; a miss must not fill the log.
+        summary = "A page that is not built"
+        return [Operation("GET", CHAT, _no_chat, summary, {}, public=True, quiet=True, asks="none")]
     return [
         _served(CHAT if path == "index.html" else f"{CHAT}/{path}", file, _CHAT_POLICY)
         for path, file in _files(folder)
@@ -90,7 +93,7 @@ def _chat() -> list[Operation]:
 
 
 def takes_gzip(accepted: str) -> bool:
-    """Whether a header `Accept-Encoding` has gzip, with a weight above 0."""
+    """Whether an `Accept-Encoding` header accepts gzip, with a weight above 0."""
     for each in accepted.split(","):
         name, *parameters = each.replace(" ", "").lower().split(";")
         if name == "gzip" and not any(_NO_WEIGHT.fullmatch(parameter) for parameter in parameters):
@@ -99,7 +102,7 @@ def takes_gzip(accepted: str) -> bool:
 
 
 def tags_in(matches: str) -> set[str]:
-    """The tags that a header `If-None-Match` lists, also those that a proxy has made weak."""
+    """The tags of an `If-None-Match` header, including those that a proxy has made weak."""
     return {tag.strip().removeprefix("W/") for tag in matches.split(",")}
 
 
@@ -116,7 +119,7 @@ def _files(folder: Traversable, above: str = "") -> Iterator[tuple[str, Traversa
 
 
 class _File:
-    """A file with its compressed form and the headers of its answers, read when it is asked for."""
+    """A file, its compressed form and its answers' headers, all made on first use."""
 
     def __init__(self, path: str, stored: Traversable, policy: str) -> None:
         self._path, self._stored, self._policy = path, stored, policy
@@ -132,8 +135,9 @@ class _File:
 
     @cached_property
     def small(self) -> bytes | None:
-        """Compressed; `None` if that would not save bytes. A packed file is not unpacked for it:
-        that of the chat's scripts would hold all streams up for a tenth of a second."""
+        """The file as gzip; `None` if that would not save bytes. A file that is stored compressed
+        is not unpacked: for the chat's scripts, that would stall all streams for a tenth of a
+        second."""
         if self._is_packed and self._path != CHAT:
             return self._stored.read_bytes()
         small = gzip.compress(self.plain, mtime=0)
@@ -157,7 +161,7 @@ class _File:
         return {
             **_HEADERS,
             "content-security-policy": self._policy.replace("{scripts}", scripts),
-            # Others are asked for each time, and 304 while unchanged.
+            # Other files are revalidated each time, and answered with 304 while unchanged.
             "cache-control": "max-age=31536000, immutable" if is_hashed else "no-cache",
         }
 
@@ -171,11 +175,11 @@ class _File:
         return Response(small or self.plain, headers=headers, media_type=self.kind)
 
     async def answer_folder(self, request: Request, state: AppState) -> Response:
-        """The file as a folder's page: its links are relative, so the path must end with `/`."""
+        """The file as a folder's index; its links are relative, so the path must end with `/`."""
         if not request.scope["raw_path"].endswith(b"/"):
             name = request.scope["raw_path"].decode("latin-1").rpartition("/")[2]
-            asked = request.url.query and f"?{request.url.query}"
-            return RedirectResponse(f"{name}/{asked}", 308)
+            query = request.url.query and f"?{request.url.query}"
+            return RedirectResponse(f"{name}/{query}", 308)
         return await self.answer(request, state)
 
 

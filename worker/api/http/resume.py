@@ -1,4 +1,4 @@
-"""Which streams are kept for a reader that comes back, and how it comes back. On the event loop."""
+"""Decides which streams are kept, and lets readers resume them. Runs on the event loop."""
 
 from __future__ import annotations
 
@@ -25,69 +25,68 @@ from worker.api.http.stream_log import StreamLog
 from worker.observability.logs import digest
 
 KEEPING = (RESUME, CONVERSATION, OWNER)
-"""What is read of a request whose stream may be kept."""
+"""The headers read from a request whose stream may be kept."""
 READING = (LAST_EVENT_ID, OWNER)
-"""What is read of one that goes on with a kept stream."""
+"""The headers read from a request that resumes a stream."""
 FROM: dict[str, Described] = {
     "from": {
-        "description": "the byte at which to go on, where no Last-Event-ID is given",
+        "description": "byte offset at which to resume, if there is no Last-Event-ID",
         "schema": {"type": "integer", "minimum": 0, "maximum": 10**18 - 1, "default": 0},
     }
 }
-"""What is read of its address."""
-
+"""Its query parameter."""
 
 _STEPS = (".", "..")
-"""What clients take out of a path as steps in it, however they are written."""
+"""Path segments that clients resolve and remove, even if percent-encoded."""
 
 
 def names_asked(request: Request, id: str, state: AppState) -> tuple[str, ...]:
-    """The names under which a stream is to be kept; none if it is not."""
+    """The names under which to keep the request's stream; empty if it is not kept."""
     conversation = CONVERSATION.of(request)
     resumes = RESUME.of(request) == "1"
     if not (conversation or resumes) or not state.settings.resume_seconds:
         return ()
     if resumes and id in _STEPS:
-        what = f"must not be {id} beside {RESUME.name}: a path cannot end with it"
+        what = f"must not be {id} with {RESUME.name}: the path to resume it cannot end like that"
         raise refusal("job_id", "pattern", what)
     return (conversation, id) if conversation else (id,)
 
 
 def in_a_path(id: str) -> str:
-    """A stream's id as the path of who goes on with it has it, and as a header can have it. A slash
-    at a path's end is no part of it."""
+    """A stream's id, quoted for the path that resumes it and for a header. Slashes at its end are
+    encoded, because those at a path's end are ignored."""
     name = id.rstrip("/")
     return quote(name, safe="/:@!$&'()*+,;=") + quote(id[len(name) :], safe="")
 
 
 def owner_of(scope: Scope) -> str:
-    """Who asks: a digest of the credential, and of the client that a gateway names. It is empty
-    where there is neither. A client that names one itself is an owner without streams."""
+    """The requester: a digest of its credential and of the client that a gateway names; empty if
+    there is neither. A client that names one itself merely becomes an owner without streams."""
     parts = [*(tokens_in(scope)[:1] or [""]), *OWNER.all(scope)]
     return digest("\0".join(parts).encode("latin-1")) if any(parts) else ""
 
 
 def reading(log: StreamLog, offset: int, state: AppState) -> EventStream:
-    """The stream from an offset on; it ends without harm to the log."""
+    """The stream from `offset` on. If its reader leaves, the log is kept."""
     chunks = log.read(offset)
     state.streams.reading(log, 1)
     return EventStream(chunks, partial(state.streams.reading, log, -1), log.media_type)
 
 
 def go_on(request: Request, state: AppState, name: str) -> Response:
-    """A kept stream, behind the event that `Last-Event-ID` names, or from the byte `from` on.
+    """Resume a kept stream after the event that `Last-Event-ID` names, or at the byte `from`.
 
     Raises:
-        JobNotFound: no stream of that name is kept for who asks.
-        InvalidRequest: the stream has no such place, or not any more.
+        JobNotFound: no stream of that name is kept for the requester.
+        InvalidRequest: the position does not exist yet, or is no longer kept.
     """
     log = state.streams.find(owner_of(request.scope), name)
     last = LAST_EVENT_ID.of(request)
     if last is not None:
-        offset = log.behind(_number(last, LAST_EVENT_ID.name))
+        offset = log.offset_after(_number(last, LAST_EVENT_ID.name))
     else:
         offset = _number(request.query_params.get("from") or "0", "from")
-    if request.method == "HEAD":  # it reads nothing, and keeps the stream for nobody
+    if request.method == "HEAD":  # does not count as a reader
         stream = EventStream(log.read(offset), media_type=log.media_type)
     else:
         stream = reading(log, offset, state)
@@ -97,5 +96,5 @@ def go_on(request: Request, state: AppState, name: str) -> Response:
 
 def _number(text: str, field: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 19):
-        raise refusal(field, "type", "must be a number of 0 or more")
+        raise refusal(field, "type", "must be a non-negative integer")
     return int(text)

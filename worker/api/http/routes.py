@@ -16,19 +16,19 @@ class Place:
     """By method; empty if there is no such path."""
     parameters: Mapping[str, str]
     above: str = ""
-    """The page's path below which it was asked for."""
+    """The `api_below` of the page through which the path was found, or empty."""
 
     def missing(self, prefix: str) -> WorkerError:
-        """Why there is no operation of the method that was asked for."""
+        """The error for a request whose method has no operation here."""
         if not self.operations:
-            return PathNotFound(f"there is no such path; {prefix}/openapi.json lists all there are")
+            return PathNotFound(f"there is no such path; {prefix}/openapi.json lists all paths")
         allowed = sorted(self.operations)
-        message = f"this path does not take that method, but {' and '.join(allowed)}"
+        message = f"this path does not accept that method, only {' and '.join(allowed)}"
         return MethodNotAllowed(message, allowed=allowed)
 
 
 class Routes:
-    """All operations of all dialects by their paths. Of two at one place, the first counts."""
+    """All operations of all dialects. Of two with the same path and method, the first wins."""
 
     def __init__(self, dialects: Sequence[Dialect]) -> None:
         by_path: dict[str, tuple[Dialect, dict[str, Operation]]] = {}
@@ -39,7 +39,7 @@ class Routes:
                     methods.setdefault(method, operation)
         self._fixed: dict[str, Place] = {}
         self._open: dict[str, tuple[str, Place]] = {}
-        """Those that end with a parameter, with its name, by what stands before it."""
+        """Paths that end with a parameter: its name and the place, by the path's part before it."""
         for path, (dialect, methods) in by_path.items():
             place = Place(dialect, methods, {})
             before, _, parameter = path.partition("{")
@@ -74,10 +74,10 @@ class Routes:
         return None
 
     def serves(self, operation: Operation) -> bool:
-        """Whether no other operation stands at its place."""
+        """Whether no other operation has taken its path and method."""
         return self.at(operation.path).operations.get(operation.method) is operation
 
     def _nearest(self, path: str) -> Dialect:
-        """That of the longest root; for `*`, which is no path, that of the shortest."""
+        """The dialect with the longest root above `path`; for `*`, the one with the shortest."""
         found = (dialect for root, dialect in self._roots if f"{path}/".startswith(root))
         return next(found, self._roots[-1][1])

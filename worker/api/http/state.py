@@ -1,4 +1,4 @@
-"""The collaborators that all routes share; `lifecycle` provides them."""
+"""The state that all routes share; `lifecycle` creates it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ KEPT_REFUSALS = 16
 FETCHES_AT_ONCE = 8
 TEXT_BYTES = 4 * 2**20
 MEDIA_BYTES = 16 * 2**20
-"""A telephone's photograph has up to 12 MiB, and base64 makes four bytes of three."""
+"""Holds a phone's photograph of up to 12 MiB as base64, which is 4/3 of its size."""
 _UNBOUNDED = 2**31 - 1
 
 
 class ServedModel:
-    """What requests ask of the served model: made once for each engine that is ready.
+    """Facts about the served model, made once for each engine that becomes ready.
 
-    Before the first is, it refuses nothing.
+    Before the first one is ready, they permit everything.
     """
 
     def __init__(self, info: EngineInfo | None, settings: Settings) -> None:
@@ -45,31 +45,31 @@ class ServedModel:
         names = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
         self.info = info
         self.metadata: Mapping[str, Any] = model.metadata if model is not None else {}
-        """Of the model's file."""
+        """The metadata of the model's file."""
         self.vocab_size = model.vocab_size if model is not None else _UNBOUNDED
         self.context_length = model.context_length if model is not None else _UNBOUNDED
-        """Tokens that one sequence may hold."""
+        """The most tokens in one sequence."""
         limit = settings.max_tokens_out
         self.max_tokens_out = self.context_length if limit is None else limit
-        """The most tokens of one request."""
+        """The most tokens that a request may generate."""
         self.max_text_bytes = settings.max_body_bytes or TEXT_BYTES
-        """The most bytes of a request's body that are not of base64's alphabet."""
+        """The most bytes of a request's body outside base64's alphabet."""
         most_bytes = MEDIA_BYTES if info is None or any(self.modalities.values()) else TEXT_BYTES
         self.max_body_bytes = settings.max_body_bytes or most_bytes
         """The most bytes of a request's body."""
         self.has_chat_template = model is None or model.has_chat_template
         self.chat_template = "\n".join(str(self.metadata[n]) for n in names if n in self.metadata)
-        """The chat templates as one text, the one for tools included."""
+        """The chat templates as one text, including the one for tools."""
         self.template_takes_tools = model is None or model.template_takes_tools
-        """Otherwise the engine describes tools in words."""
+        """If false, the engine describes the tools in the prompt itself."""
         self.sampling = sampling_defaults(self.metadata, dict(settings.sampling))
-        """The value of each parameter that has one besides `Sampling`'s, and the samplers' order:
-        by flag, else by the model's file, else as in llama.cpp."""
+        """Default parameters that replace those of `Sampling`, and the samplers' order: each from
+        its flag, else from the model's file, else as in llama.cpp."""
 
     @cached_property
     def build(self) -> str:
-        """llama.cpp's build as it tells its own, `b0-` and a commit: its sources for Python have no
-        build number; then this worker's version."""
+        """llama.cpp's build in its own notation, then this worker's version. The build number is 0,
+        because llama.cpp's sources for Python have none."""
         if self.info is None:
             return ""
         name = "llama_cpp_commit"
@@ -78,7 +78,7 @@ class ServedModel:
 
     @property
     def modalities(self) -> dict[str, bool]:
-        """What it takes beside text: `vision`, `audio`."""
+        """Whether the model accepts `vision` and `audio` input."""
         projector = self.info.projector if self.info is not None else None
         return {
             "vision": projector is not None and projector.sees,
@@ -87,17 +87,17 @@ class ServedModel:
 
     @cached_property
     def metadata_sha256(self) -> str:
-        """Equal metadata has an equal digest on every worker."""
+        """A digest of the metadata, equal on every worker with the same metadata."""
         return digest(json.dumps(dict(self.metadata), sort_keys=True, default=str))
 
 
 def sampling_defaults(metadata: Mapping[str, Any], flags: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As `ServedModel.sampling`, of a model's file with this metadata."""
+    """`ServedModel.sampling` for a model's file with this metadata and for these flags."""
     sequence = metadata.get("general.sampling.sequence")
     order = _known_order(sequence) if isinstance(sequence, str) else ()
     found = {"samplers": flags.get("samplers", order or Sampling(0).samplers)}
     for name, known in PARAMETERS.items():
-        # At temperature 1, where the contract begins, small models write nonsense.
+        # Not the default of `Sampling`: at its temperature of 1, small models write nonsense.
         value = known.usual
         if known.key and is_number(own := metadata.get(f"general.sampling.{known.key}")):
             low, high = known.range
@@ -108,8 +108,8 @@ def sampling_defaults(metadata: Mapping[str, Any], flags: Mapping[str, Any]) -> 
 
 
 def _known_order(sequence: str) -> tuple[str, ...]:
-    """The order of a model's file, of which llama.cpp ignores what it does not know; of its names,
-    as many count as a request may send."""
+    """The samplers' order in a model's file, up to as many names as a request may send. Unknown
+    names are left out, as in llama.cpp."""
     found: tuple[str, ...] = ()
     for name in sequence.split(";", MAX_SAMPLERS)[:MAX_SAMPLERS]:
         with suppress(ValueError):
@@ -119,7 +119,7 @@ def _known_order(sequence: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A request that was answered with an error before it was accepted, without anything of its
+    """A request that was answered with an error before it was accepted. Quotes nothing of its
     body."""
 
     at: float
@@ -149,21 +149,21 @@ class AppState:
         self.started_at = time.time()
         """Unix time of the worker's start."""
         self.acceptances = OnePerTurn()
-        """Of jobs, by the engine."""
+        """Spreads jobs that the engine accepts together over turns of the event loop."""
         self.refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
         """The last ones, newest last."""
         self.fetches = asyncio.Semaphore(FETCHES_AT_ONCE)
-        """Each request that fetches media holds it, with bytes as of a body."""
+        """Held by each request that fetches media, because these take as many bytes as a body."""
         self.history = History(metrics)
         self.streams = Streams(settings)
-        """Those that outlive their readers."""
+        """Streams that outlive their readers."""
         reference, _, file = model_ref.partition("::file=")
         self.model_file = (file or reference.partition("@")[0]).rstrip("/").rsplit("/", 1)[-1]
-        """The name of the model's file or checkpoint, as it was asked for, without a folder."""
+        """The name of the model's file or checkpoint as in the settings, without a folder."""
         self.model_names = settings.served_model_name or (self.model_file.removesuffix(".gguf"),)
-        """All names that the model is listed by: its aliases, or else its file's."""
+        """All names that the model is listed under: its aliases, or else its file's name."""
         self.model_name = self.model_names[0]
-        """The model's name in answers of all dialects."""
+        """The model's name in all dialects' answers."""
         is_named = bool(settings.served_model_name)
         self.adapters = AdapterScales(settings.adapters, self.model_names, is_strict=is_named)
         self.all_names = self.adapters.all_names

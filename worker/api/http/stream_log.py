@@ -1,9 +1,9 @@
-"""Streams that outlive their readers: what was encoded is kept, and a reader goes on where it was.
+"""Streams that outlive their readers: the encoded events are kept, and a reader can resume.
 
-A stream is kept only if its request asks for it. Its bytes then go into a log beside its jobs, and
-each reader, the first one too, reads the log from a place of its own: a byte offset, or behind an
-event's id. A log is bounded in bytes; one that nobody reads goes after a time, and its jobs with
-it. Only who sends the credential of the request that made a log can read it. On the event loop.
+A stream is kept only if its request asks for that. Its bytes then go into a log, and each reader,
+including the first, reads the log from its own byte offset. A log is bounded in bytes. One without
+a reader is removed after a time, which also ends its jobs. A log can be read only with the
+credential of the request that created it. Runs on the event loop.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from worker.settings import Settings
 from worker.supervisor.job import Job
 
 MOST_BYTES = 4 * 2**20
-"""Of one log; what is older is dropped."""
+"""The most bytes of one log; the oldest are dropped."""
 LEAST_BYTES = 16 * 1024
-"""What a log counts at least: a short one is more than its bytes."""
+"""The least that a log counts for: a short one takes more memory than its bytes."""
 _CHECKED_BYTES = 64 * 1024
-"""A log may grow by so many bytes before its bounds are looked at."""
+"""How many bytes a log may grow by between two checks of the limits."""
 _log = get_logger()
 
 
 class StreamLog:
-    """The bytes of one answer. The events that its dialect numbers have an id: 0, 1, 2…"""
+    """The bytes of one answer. Events that its dialect numbers have the ids 0, 1, 2…"""
 
     def __init__(
         self,
@@ -40,10 +40,10 @@ class StreamLog:
         is_numbered: Callable[[bytes], bool],
         failure: Callable[[WorkerError], bytes],
     ) -> None:
-        """`failure` makes the last event of a stream that fails."""
+        """`failure` builds the last event of a stream that fails."""
         self.jobs, self.media_type = tuple(jobs), media_type
         self.began_at, self.ended_at = time.time(), 0.0
-        """Unix seconds; the end is 0 until then."""
+        """Unix time in seconds; `ended_at` is 0 while the stream runs."""
         self.dropped_bytes = 0
         self.n_readers = 0
         self.timer: asyncio.TimerHandle | None = None
@@ -52,9 +52,9 @@ class StreamLog:
         self._is_numbered, self._failure = is_numbered, failure
         self._kept = bytearray()
         self._ends: list[int] = []
-        """The byte offset behind each numbered event that was not dropped."""
+        """The byte offset after each numbered event that was not dropped."""
         self._n_dropped = 0
-        """Numbered events that were."""
+        """Number of dropped numbered events."""
         self._news = asyncio.Event()
 
     @property
@@ -63,7 +63,7 @@ class StreamLog:
 
     @property
     def total_bytes(self) -> int:
-        """Of all events so far, dropped ones too."""
+        """Size of all events so far, including dropped ones."""
         return self.dropped_bytes + len(self._kept)
 
     @property
@@ -75,7 +75,7 @@ class StreamLog:
         return max(len(self._kept), LEAST_BYTES)
 
     def append(self, chunk: bytes) -> None:
-        """Add whole events."""
+        """Append complete events."""
         if not self._is_sse:  # lines of JSON have no ids
             self._kept += chunk
         for event in filter(None, chunk.split(b"\n\n")) if self._is_sse else ():
@@ -97,30 +97,30 @@ class StreamLog:
         news, self._news = self._news, asyncio.Event()
         news.set()
 
-    def behind(self, event_id: int) -> int:
-        """The byte offset behind the event of that id.
+    def offset_after(self, event_id: int) -> int:
+        """The byte offset after the event with this id.
 
         Raises:
             InvalidRequest: there is no such event, or it was dropped.
         """
         index = event_id - self._n_dropped
         if index >= len(self._ends):
-            what = f"is {event_id}, an event that the stream does not have so far"
+            what = f"is {event_id}, an event that the stream does not have yet"
             raise refusal("Last-Event-ID", "maximum", what)
         if index < 0:
             raise _lost()
         return self._ends[index]
 
     def read(self, offset: int) -> AsyncIterator[bytes]:
-        """What follows an offset, until the stream ends.
+        """The bytes from `offset` to the end of the stream, as they are appended.
 
         Raises:
-            InvalidRequest: it has no such offset, or not any more.
+            InvalidRequest: the stream does not reach the offset yet, or has dropped it.
         """
         if offset < self.dropped_bytes:
             raise _lost()
         if offset > self.total_bytes:
-            what = f"is {offset}, and the stream has {self.total_bytes} bytes so far"
+            what = f"is {offset}, but the stream has only {self.total_bytes} bytes so far"
             raise refusal("from", "maximum", what)
         return self._read(offset)
 
@@ -137,8 +137,7 @@ class StreamLog:
         yield self._failure(_lost())
 
     async def fill(self, chunks: AsyncIterator[bytes], grown: Callable[[StreamLog], None]) -> None:
-        """Keep what a stream says, to its end; `grown` is called now and then meanwhile, and at
-        that."""
+        """Append a stream until it ends. Calls `grown` every `_CHECKED_BYTES` and at the end."""
         checked_bytes = 0
         try:
             async for chunk in chunks:
@@ -158,11 +157,11 @@ class StreamLog:
 
 
 def _lost() -> InvalidRequest:
-    return InvalidRequest("this part of the stream is not kept any more; begin anew")
+    return InvalidRequest("this part of the stream is no longer kept; send the request again")
 
 
 class Streams:
-    """The logs by their owner and their names: a conversation's, and the answer's id."""
+    """All logs by owner and name: the conversation's, if there is one, and the answer's id."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -172,7 +171,7 @@ class Streams:
     def open(
         self, owner: str, names: Collection[str], log: StreamLog, chunks: AsyncIterator[bytes]
     ) -> None:
-        """Keep a stream under these names. An older one of the same name ends."""
+        """Keep a stream under `names`, and end older streams of these names."""
         for name in names:
             self.remove(owner, name)
         self._logs |= {(owner, name): log for name in names}
@@ -184,18 +183,18 @@ class Streams:
     def find(self, owner: str, name: str) -> StreamLog:
         """
         Raises:
-            JobNotFound: there is none, or it is another's.
+            JobNotFound: there is no such stream, or it belongs to another owner.
         """
         if (log := self._logs.get((owner, name))) is None:
             raise JobNotFound("no stream of that name is kept")
         return log
 
     def named(self, owner: str, ids: Iterable[str]) -> Iterator[tuple[str, StreamLog]]:
-        """The owner's streams of conversations: of an id, and of an id with `::` and a model. They
-        come in the order of the ids; it takes one look at each log."""
+        """The owner's streams of the conversations `ids`, in that order. A name is an id, or an id
+        with `::` and a model. Passes over the logs once."""
         found: dict[str, list[tuple[str, StreamLog]]] = {id: [] for id in ids}
         for (each, name), log in self._logs.items():
-            # Either of the id and the model may have `::` itself.
+            # The id and the model may contain `::` themselves.
             parts = {name, name.partition("::")[0] or name, name.rpartition("::")[0] or name}
             if each == owner:
                 for id in parts & found.keys():
@@ -203,17 +202,17 @@ class Streams:
         return chain.from_iterable(found.values())
 
     def remove(self, owner: str, name: str) -> None:
-        """End a stream and forget it, if there is one."""
+        """End and forget the stream, if it exists."""
         if (log := self._logs.get((owner, name))) is not None:
             self._forget(log)
 
     def reading(self, log: StreamLog, change: int) -> None:
-        """A reader has come (1) or left (-1)."""
+        """Count a reader that has come (1) or left (-1)."""
         log.n_readers += change
         self._watch(log)
 
     def _watch(self, log: StreamLog) -> None:
-        """Start, or stop, the time after which a log without a reader goes."""
+        """Start the timer that removes a log without readers, or stop it."""
         if log.timer is not None:
             log.timer.cancel()
         if not log.n_readers and log in self._logs.values():
@@ -221,11 +220,11 @@ class Streams:
             log.timer = loop.call_later(seconds, self._forget, log)
 
     def _bound(self, log: StreamLog) -> None:
-        """Drop what is too much after a log has grown: its own oldest bytes; then whole logs that
-        have ended and that nobody reads; then the oldest bytes of the largest."""
+        """Enforce the limits after `log` has grown: drop its own oldest bytes; then whole logs that
+        have ended and have no reader; then the oldest bytes of the largest log."""
         if log.size_bytes > MOST_BYTES:
             log.drop(log.size_bytes - 3 * MOST_BYTES // 4)
-        logs = list(dict.fromkeys(self._logs.values()))  # the oldest first
+        logs = list(dict.fromkeys(self._logs.values()))  # oldest first
         excess = sum(each.counted_bytes for each in logs) - (self._settings.resume_mib << 20)
         for each in logs:
             if excess > 0 and each.is_done and not each.n_readers:
