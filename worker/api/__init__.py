@@ -1,1 +1,1 @@
-"""The HTTP surface, on the API process's event loop; what is for any thread says so."""
+"""The HTTP API. It runs on the API process's event loop, unless a docstring says "any thread"."""

@@ -33,9 +33,8 @@ def create_app(state: AppState) -> Application:
 async def build_schemas(state: AppState) -> None:
     """Build the validators of all bodies, one operation at a time.
 
-    Importing the models does not build them, so that the engine can start first; building them now
-    saves the first request the wait. The background thread is started here too, so that a system
-    without a free thread fails the start instead of a request.
+    The import does not build them, so that the engine starts first; the first request should not
+    wait for them either. Also starts the background thread, so that the start fails if it cannot.
     """
     await in_background(lambda: None)
     for dialect in DIALECTS:

@@ -372,7 +372,7 @@ def test_a_chat_is_tokenised_as_the_template_writes_it(worker: WorkerProcess) ->
     assert answer["count"] == len(answer["tokens"]) == counted["input_tokens"]
     assert answer["max_model_len"] == worker.get("/health").json()["context_length"]
     refused = worker.post("/tokenize", {"content": "a", "messages": messages})
-    assert refused.status_code == 400 and "content must not be given" in refused.text
+    assert refused.status_code == 400 and "content must not be combined" in refused.text
 
 
 def test_a_prompt_that_is_too_long_is_told_in_each_dialect_s_words(worker: WorkerProcess) -> None:

@@ -302,10 +302,10 @@ def test_the_pooling_that_the_refusal_of_embeddings_names_makes_them(
     worker: WorkerProcess, start_worker: StartWorker
 ) -> None:
     refused = worker.post("/v1/embeddings", {"input": "a"}).json()["error"]["message"]
-    (flags,) = re.findall(r"a worker started with (--pooling \w+) makes them", refused)
+    (flags,) = re.findall(r"start a worker with (--pooling \w+)", refused)
     assert start_worker(*flags.split()).post("/v1/embeddings", {"input": "a"}).status_code == 200
     ranks = worker.post("/v1/rerank", {"query": "a", "documents": ["b"]}).json()["error"]["message"]
-    assert ranks.endswith("this model generates text and ranks nothing")
+    assert ranks.endswith("this model generates text and does not rank")
 
 
 @pytest.mark.long

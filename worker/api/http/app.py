@@ -42,8 +42,7 @@ from worker.observability.logs import bind, get_logger, unbind_all
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9._:@/+=-]")
 _MAX_ID_CHARS = 128
 _MAX_PATH_CHARS = 256
-"""The most of a path in logs and on the status page: a log line then fits into one write to a
-pipe."""
+"""In logs and on the status page; a log line then fits into one write to a pipe."""
 _MAX_IGNORED_CHARS = 2048
 """The most for the names of ignored fields; clients and proxies accept headers of 8 KiB."""
 _MAX_REASON_CHARS = 256
@@ -70,8 +69,7 @@ class Surface(ABC):
     async def answer(
         self, request: Request, place: Place, operation: Operation, send: Send
     ) -> object:
-        """Answer a request that the gate admitted. Returns what an endpoint does, or `None` if the
-        answer has been sent."""
+        """What the endpoint returns for an admitted request; `None` if the answer was sent."""
 
     def admitted(self, key: str) -> None:
         """Called when the gate admits a request with the key of this name."""
@@ -80,12 +78,12 @@ class Surface(ABC):
     def refused(
         self, operation: Operation | None, path: str, status: int, error: WorkerError
     ) -> None:
-        """Called when a request is answered with an error before it was accepted. `operation` is
-        `None` if the path has none for the request's method."""
+        """Called for an error before a request is accepted. `operation` is `None` if the path and
+        method have none."""
         return
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http", "the server is told to offer nothing else"
+        assert scope["type"] == "http", "the server is configured to offer nothing else"
         began = time.monotonic()
         raw = scope["raw_path"]  # here, a slash that belongs to a name is still encoded
         n_slashes = len(raw) - len(raw.rstrip(b"/"))
@@ -138,8 +136,7 @@ class Surface(ABC):
             )
 
     def begin(self, request: Request, status: int, headers: RawHeaders) -> RawHeaders:
-        """Record the answer's status. Returns `headers` with those that any answer may have: ids,
-        ignored fields, CORS."""
+        """Record the status, and add the headers of any answer: ids, ignored fields, CORS."""
         request.state.status = status
         # An answer that a gateway forwards already has its worker's ids.
         there = {name for name, _ in headers}

@@ -381,7 +381,7 @@ def deadline_of(request: Request) -> float | None:
     seconds_left = int(raw) / 1000 - time.time()
     if seconds_left <= 0:
         raise InferenceTimeout(
-            f"the deadline in X-Deadline, a Unix time in milliseconds, passed {-seconds_left:.3f} "
-            "seconds before the request began"
+            "the deadline in X-Deadline, in milliseconds since 1970, passed "
+            f"{-seconds_left:.3f} seconds before the request began"
         )
     return time.monotonic() + seconds_left

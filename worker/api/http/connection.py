@@ -117,8 +117,8 @@ class _Flow(FlowControl):
 
 
 class _Transport:
-    """The transport as uvicorn sees it. When uvicorn closes it, at the end of an answer, it reports
-    that it is closing, but `_end` of the protocol decides when the socket is closed."""
+    """The transport as uvicorn sees it: closing it, at an answer's end, only calls the protocol's
+    `_end`, which decides when to close the socket."""
 
     n_written = 0
     """Bytes written since `count_written` was called."""
@@ -154,8 +154,7 @@ class _Transport:
         self._transport.close()
 
     def forget(self) -> None:
-        """Drop the references to the protocol, which would otherwise wait for the garbage
-        collector."""
+        """Break the reference cycle with the protocol, so that no garbage collection is needed."""
         self._end, self.write = lambda: None, self._transport.write
 
 
@@ -172,8 +171,7 @@ class WorkerProtocol(HttpToolsProtocol):
     _body_due = 0.0
     """When the whole body must have arrived."""
     _n_overhead_bytes = 0
-    """Size of the current head so far, or of a body's framing that its data does not pay for yet
-    (`FRAMING_PER_BYTE`)."""
+    """Size of the current head, or of a body's framing less what its data permits."""
     _has_begun = False
     """Whether a part of the next request's head has arrived."""
     _last_word: bytes | None = None
@@ -248,8 +246,7 @@ class WorkerProtocol(HttpToolsProtocol):
             cycle.on_response = lambda: None
 
     def _leave(self) -> None:
-        """Stop all timers, and tell every open request that the client is gone; uvicorn tells only
-        the last one."""
+        """Mark all open requests as disconnected; uvicorn marks only the last one."""
         _owing.pop(self, None)
         self._due = None
         self._stop_watching()
@@ -270,10 +267,7 @@ class WorkerProtocol(HttpToolsProtocol):
             self._socket.close_now()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Keep the connection open if an answer is due (with TLS it is always closed).
-
-        Returns whether this protocol closes the transport itself, instead of asyncio.
-        """
+        """Keep the connection open for an answer that is due. `False` makes asyncio close it."""
         if self.scheme == "https":
             return False
         self._has_closed_its_side = True
@@ -463,8 +457,7 @@ class WorkerProtocol(HttpToolsProtocol):
     # --- requests that do not arrive ---
 
     def timeout_keep_alive_handler(self) -> None:
-        """Do nothing: `_check_due` closes idle connections. uvicorn's own handler would close one
-        before reading data that has already arrived."""
+        """Do nothing, as uvicorn would close before it reads what arrived. See `_check_due`."""
 
     def _wait(self, due: float) -> None:
         """Set when `_check_due` acts on the client, on the loop's clock."""
@@ -486,8 +479,7 @@ class WorkerProtocol(HttpToolsProtocol):
             self._body_due += late
             self._wait(now + HELD_SECONDS)
         elif self._phase == "body" and self.flow.read_paused:
-            # The data may have arrived: reading is paused while an earlier answer runs, or while
-            # the application has not consumed what was read.
+            # The data may have arrived: reading pauses for an earlier answer or a slow application.
             self._body_due += SECONDS["body"]
             self._wait(now + SECONDS["body"])
         elif self._phase == "idle":

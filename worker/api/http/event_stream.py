@@ -1,9 +1,8 @@
 """Streamed answers, and the end of their jobs.
 
-`EventStream.__call__` ends the jobs in its `finally`, because a generator is not notified when its
-client leaves during a blocked `send`. It replaces Starlette's own method, whose anyio task group
-leaves a reference cycle when it cancels: that would keep the job and the body until the next full
-garbage collection, which is rare.
+`EventStream.__call__` ends the jobs in its `finally`: a generator is not notified when its client
+leaves during a blocked `send`. Starlette's own method uses an anyio task group, whose cancellation
+leaves a reference cycle that keeps the job and the body until a full garbage collection.
 """
 
 from __future__ import annotations
@@ -64,9 +63,8 @@ async def while_connected(
 ) -> AsyncIterator[asyncio.Event]:
     """Call `give_up` if the block fails, or if the client leaves during it unless it `may_leave`.
 
-    Yields an event that is set when `give_up` is called because the client left. If the client left
-    before the block began, that is noticed in the next turn of the loop. If the block then raises
-    `Cancelled`, `ClientDisconnect` is raised instead.
+    Yields an event that is set in the latter case; a `Cancelled` of the block then becomes a
+    `ClientDisconnect`. A client that left earlier is noticed in the next turn of the loop.
     """
     left = asyncio.Event()
 

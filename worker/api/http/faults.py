@@ -44,8 +44,7 @@ _CONSTRAINTS = {
     "too_long": "max",
     "literal_error": "enum",
 }
-"""JSON Schema's keyword for each pydantic error type; for the others it is `type`. `min` and `max`
-get a suffix, such as `Length`."""
+"""JSON Schema's keywords for pydantic's error types, else `type`; `min` and `max` get a suffix."""
 
 
 def is_number(value: object) -> TypeGuard[float]:

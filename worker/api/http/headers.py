@@ -94,17 +94,11 @@ LAST_EVENT_ID = Header(
 )
 LATE_HEAD = Header(
     "X-Llorch-Late-Head",
-    asked=_switch(
-        "delays a stream's headers until its first token, so that an earlier error has its own "
-        "status"
-    ),
+    asked=_switch("delays a stream's headers to its first token, so that errors have a status"),
 )
 OWNER = Header(
     "X-Llorch-Owner",
-    asked=_text(
-        "identifies the client of a fleet's gateway, which sends all requests with its own "
-        "credential"
-    ),
+    asked=_text("the client for which a fleet's gateway sends the request with its own credential"),
 )
 BEGAN = Header(
     "X-Llorch-Began",

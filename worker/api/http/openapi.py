@@ -83,7 +83,7 @@ def _document(state: AppState, dialects: Sequence[Dialect], types: Sequence[Any]
         "info": {
             "title": "llorch-worker",
             "version": own_version(),
-            "description": "One model on one device, behind a pool manager.",
+            "description": "One GGUF model, served over the APIs that clients have.",
             "license": {"name": "GPL-3.0-or-later", "identifier": "GPL-3.0-or-later"},
         },
         "paths": paths,

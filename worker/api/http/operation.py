@@ -140,7 +140,6 @@ class Dialect:
     reference: str | None = None
     """URL of the documentation of its answers, if another project defines them."""
     root: str | None = None
-    """Errors about a path that does not exist have the form of the dialect with the longest root
-    that the path begins with."""
+    """A path that does not exist is refused in the form of the dialect with the longest root."""
     api_below: str | None = None
     """A path below which all others are served too, for a page with relative links to them."""

@@ -1,9 +1,8 @@
 """The pages: the worker's status at `/`, the API at `/docs`, llama-server's own chat at `/chat/`.
 
-They are static files, read when they are first requested. The chat's are in the package
-`llorch_chat`, which `make ui` builds and which may be missing; all others are in
-`worker.assets.page`. The content security policies keep a page from loading anything from elsewhere
-and from running anything that a model wrote.
+Static files, read on first use: the chat's from the package `llorch_chat`, which `make ui` builds
+and which may be missing, the others from `worker.assets.page`. The content security policies keep
+pages from loading anything from elsewhere and from running anything that a model wrote.
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ _STATE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     + _CLOSED
 )
-# The page's scripts are its files and an inline one, permitted by its hash. Formulas and diagrams
-# have inline styles; pictures, sounds and PDFs are shown from memory. The page may connect to MCP
-# servers on this machine.
+# Inline scripts are permitted by hash. Formulas and diagrams have inline styles; pictures, sounds
+# and PDFs are shown from memory. The page may connect to MCP servers on this machine.
 _CHAT_POLICY = (
     "default-src 'none'; script-src 'self' {scripts}; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; media-src data: blob:; "
@@ -83,7 +81,6 @@ def _chat_folder() -> Traversable | None:
 def _chat() -> list[Operation]:
     folder = _chat_folder()
     if folder is None:
-        # The status page checks whether there is a chat page; a miss must not fill the log.
         summary = "A page that is not built"
         return [Operation("GET", CHAT, _no_chat, summary, {}, public=True, quiet=True, asks="none")]
     return [

@@ -1,7 +1,7 @@
-"""Asks the engine for vectors and ranks of texts, for whichever dialect was asked.
+"""Embeddings and ranks of texts, for all dialects.
 
-A model pools or generates, and a pooling one makes embeddings or ranks: what it was not made for is
-refused by name. Runs on the API process's event loop.
+A model either generates or pools, and one that pools either embeds or ranks. Any other use is
+refused with the reason. Runs on the API process's event loop.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from worker.wire.work import Embed, Rank
 
 
 class Embedding(NamedTuple):
-    """One text's vector as the engine sends it."""
+    """A text's vector or vectors, as the engine sends them."""
 
     n_tokens: int
     data: bytes
     """32-bit floats."""
     n_vectors: int = 1
-    """One for each token where nothing is pooled."""
+    """1, or the number of tokens if the model does not pool."""
     norm: int = 2
-    """What they are scaled by; `work.Embed` says how."""
+    """The norm that they are scaled by, as in `work.Embed`."""
 
     @property
     def n_values(self) -> int:
@@ -40,7 +40,7 @@ class Embedding(NamedTuple):
         return [Embedding(1, part, 1, self.norm).values(n) for part in parts]
 
     def values(self, n: int | None = None) -> array[float]:
-        """The first `n` dimensions, scaled anew: some models are trained for shorter vectors."""
+        """The first `n` dimensions, scaled again; some models are trained for shorter vectors."""
         vector = array("f", self.data)
         if n is None or n == len(vector):
             return vector
@@ -52,7 +52,7 @@ _LARGEST = 32760
 
 
 def _size(vector: array[float], norm: int) -> float:
-    """What a vector is divided by; 0 for one that stays as it is."""
+    """The divisor that scales a vector; 0 if it stays unchanged."""
     if norm < 0:
         return 0.0
     if norm == 0:
@@ -68,24 +68,25 @@ async def embed(
     *,
     of_tokens: bool = False,
 ) -> list[Embedding]:
-    """The vectors of `work`. With `of_tokens`, each token may have a vector, as it comes.
+    """The vectors of `work`. `of_tokens` permits unscaled vectors per token, of a model that does
+    not pool.
 
     Raises:
-        InvalidRequest: the model makes no embeddings, or none of so many dimensions, or of tokens;
-            or an input is too long.
+        InvalidRequest: the model has no embeddings, fewer dimensions, or only embeddings of tokens
+            without `of_tokens`; or an input is too long.
         NotReady: the model is still loading.
     """
     model = state.loaded().model
     if model.pooling is None:
         raise _unfit(
             "this model generates text and makes no embeddings; "
-            "a worker started with --pooling mean makes them"
+            "start a worker with --pooling mean for that"
         )
     if model.pooling == "rank":
-        raise _unfit("this model ranks documents and makes no embeddings; send to /v1/rerank")
+        raise _unfit("this model ranks documents and makes no embeddings; use /v1/rerank")
     is_pooled = model.pooling != "none"
     if not is_pooled and not of_tokens:
-        raise _unfit("with --pooling none each token has an embedding; send to /embedding")
+        raise _unfit("with --pooling none each token has its own embedding; use /embedding")
     if dimensions is not None and dimensions > model.embedding_length:
         what = f"must be at most {model.embedding_length} with this model"
         raise refusal("dimensions", "maximum", what, dimensions)
@@ -95,23 +96,23 @@ async def embed(
 
 
 async def rank(request: Request, state: AppState, work: Rank) -> tuple[list[float], int]:
-    """A score for each document, in their order, and the tokens.
+    """Each document's score, in the same order, and the number of tokens.
 
     Raises:
-        InvalidRequest: the model ranks nothing, or a document is too long.
+        InvalidRequest: the model does not rank, or a document is too long.
         NotReady: the model is still loading.
     """
     pooling = state.loaded().model.pooling
     if pooling is None:
-        raise _unfit("this model generates text and ranks nothing")
+        raise _unfit("this model generates text and does not rank")
     if pooling != "rank":
-        raise _unfit("this model makes embeddings and ranks nothing; send to /v1/embeddings")
+        raise _unfit("this model makes embeddings and does not rank; use /v1/embeddings")
     vectors: list[tuple[int, bytes]] = await answered(request, state, work)
-    # The first output of a classifier is the score for "this answers the query".
+    # A classifier's first output is the score for "this document answers the query".
     scores = [array("f", data)[0] for _, data in vectors]
     return scores, sum(n_tokens for n_tokens, _ in vectors)
 
 
 def _unfit(why: str) -> InvalidRequest:
-    """The refusal of a use that the model was not made for: its output would be meaningless."""
+    """The error for a use that the model was not made for, whose output would be meaningless."""
     return invalid([fault("model", "unsupported", f"model: {why}")])

@@ -10,7 +10,8 @@ from worker.api.http.operation import Dialect
 _REFERENCE = "https://docs.claude.com/en/api/messages"
 OPERATIONS = [
     generation(
-        "/v1/messages", "Anthropic's messages", MessagesBody, read, MessageAnswer
+        "/v1/messages", "Generate the next message of a chat, in Anthropic's form",
+        MessagesBody, read, MessageAnswer,
     ),
     counting("/v1/messages/count_tokens", PromptBody, chat_of),
 ]  # fmt: skip

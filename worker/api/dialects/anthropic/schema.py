@@ -1,4 +1,4 @@
-"""Anthropic's bodies as pydantic models, and the requests that they make. Any thread."""
+"""Anthropic's bodies as pydantic models, and their conversion to requests. Any thread."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PlainText(OpenBody):
 
 
 class Source(OpenBody):
-    """Of a picture, base64 or a URL; of a document, text or content."""
+    """A picture, as base64 or a URL; or a document, as text or content."""
 
     type: Literal["base64", "url", "text", "content"]
     media_type: str = ""
@@ -49,7 +49,7 @@ class Source(OpenBody):
 
 
 IGNORED_BLOCKS = frozenset({"server_tool_use", "web_search_tool_result"})
-"""What Anthropic's own search did. What it found is encrypted, so no model here could read it."""
+"""Blocks of Anthropic's own web search. Its results are encrypted: no model here can read them."""
 
 
 class TextBlock(OpenBody):
@@ -57,13 +57,13 @@ class TextBlock(OpenBody):
         "text", "image", "document", "search_result",
         "thinking", "redacted_thinking", "tool_use", "tool_result",
         "tool_reference", "server_tool_use", "web_search_tool_result",
-    ] = Field(description="the last two are ignored")  # fmt: skip
+    ] = Field(description="server_tool_use and web_search_tool_result are ignored")  # fmt: skip
     text: str = ""
-    source: TextOr[Source] | None = Field(None, description="of a search_result, a string")
+    source: TextOr[Source] | None = Field(None, description="of a search_result: a string")
     title: str = ""
-    context: str = Field("", description="of a document: what the model is told of it")
-    tool_name: str = Field("", description="of a tool_reference, which is read as this name")
-    content: TextOrMany[PlainText] = Field("", description="of a search_result")
+    context: str = Field("", description="of a document: notes that precede its text")
+    tool_name: str = Field("", description="of a tool_reference: the text it is replaced by")
+    content: TextOrMany[PlainText] = Field("", description="of a search_result: its text")
 
     _has_source = needed_by({"image": "source", "document": "source"})
 
@@ -79,14 +79,14 @@ TextContent = TextOrMany[TextBlock]
 
 class ContentBlock(TextBlock):
     thinking: str = ""
-    signature: str = Field("", description="of a thinking block; nothing is signed here")
+    signature: str = Field("", description="of a thinking block; without effect here")
     id: str = ""
     name: ToolName = ""
     input: JsonObject = Field(default_factory=dict)
     tool_use_id: str = ""
     content: TextContent = ""  # type: ignore[assignment]
     is_error: Flag = Field(
-        False, description="the model is told: the result's text then begins with 'Error: '"
+        False, description="the call failed: the model sees its result after 'Error: '"
     )
 
     _is_named = needed_by({"tool_use": "name"})
@@ -98,7 +98,7 @@ class TurnMessage(OpenBody):
 
 
 _SERVER_TOOL = re.compile(r"(web_search|web_fetch|code_execution|tool_search_tool_\w+)_\d{8}")
-"""The types of tools that Anthropic itself runs, behind which their date stands."""
+"""Types of the tools that Anthropic itself runs; each ends with a date."""
 
 
 class ToolFields(OpenBody):
@@ -109,11 +109,11 @@ class ToolFields(OpenBody):
 
     @field_validator("type")
     @classmethod
-    def _is_known(cls, given: str) -> str:
-        if given != "custom" and not _SERVER_TOOL.fullmatch(given):
-            what = "must be custom: only Anthropic's own models know another; send its input_schema"
+    def _is_known(cls, value: str) -> str:
+        if value != "custom" and not _SERVER_TOOL.fullmatch(value):
+            what = "must be custom, with an input_schema: other types need Anthropic's own models"
             raise wrong("unsupported", what)
-        return given
+        return value
 
 
 class ToolChoice(OpenBody):
@@ -126,7 +126,7 @@ class ToolChoice(OpenBody):
 
 class Thinking(OpenBody):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"] = Field(
-        description="between_tools: disabled, for models here write no notes between calls"
+        description="between_tools counts as disabled: models here write no notes between calls"
     )
     budget_tokens: Integer | None = Field(None, ge=0, le=2**31 - 1)
 
@@ -142,7 +142,7 @@ class OutputConfig(OpenBody):
 
 
 class PromptBody(OpenBody):
-    """`POST /v1/messages/count_tokens`."""
+    """A chat whose tokens are counted."""
 
     model: ModelName | None = None
     messages: Many[TurnMessage] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -152,12 +152,12 @@ class PromptBody(OpenBody):
     thinking: Thinking | None = None
     output_config: OutputConfig = OutputConfig()
     output_format: OutputFormat | None = Field(
-        None, description="the older name of output_config.format, which counts before it"
+        None, description="older name of output_config.format, which has precedence"
     )
 
     @property
     def formats(self) -> tuple[JsonSchema, ...]:
-        """The form of the answer, in each of its fields that was given."""
+        """The schemas that the answer must follow, from each field that has one."""
         fields = {"output_config.format": self.output_config.format}
         fields["output_format"] = self.output_format
         return tuple(
@@ -168,32 +168,32 @@ class PromptBody(OpenBody):
 
     @property
     def reasoning(self) -> ReasoningOptions:
-        effort, asked = self.output_config.effort, self.thinking
-        if asked is None:
+        effort, thinking = self.output_config.effort, self.thinking
+        if thinking is None:
             return ReasoningOptions(effort=effort)
         return ReasoningOptions(
-            asked.budget_tokens, effort=effort, enabled=asked.type in ("enabled", "adaptive")
+            thinking.budget_tokens, effort=effort, enabled=thinking.type in ("enabled", "adaptive")
         )
 
 
 class MessagesBody(PromptBody, SamplingFields, OwnFields):
-    """`POST /v1/messages`."""
+    """A chat, and how to answer it."""
 
     max_tokens: Integer = Field(ge=1)
     stop_sequences: Stops = ()
-    thread: Any = Field(None, description="not honoured; nothing is stored")
+    thread: Any = Field(None, description="not supported: nothing is stored")
 
 
 def read(body: MessagesBody, state: AppState) -> Generate:
     """
     Raises:
-        InvalidRequest: the messages and their tool results are too many, or go on with what was
-            stored, which is nothing.
+        InvalidRequest: there are too many messages and tool results, or the body continues a
+            stored thread.
     """
     if body.thread is not None:
         what = "is not honoured: nothing is stored; send the whole conversation without it"
         refused = refusal("thread", "unsupported", what)
-        # By this word Anthropic's tool runners do so themselves.
+        # With this code, Anthropic's tool runners do that themselves.
         refused.details["error_code"] = "thread_unsupported_request"
         raise refused
     return Generate(
@@ -211,7 +211,7 @@ def read(body: MessagesBody, state: AppState) -> Generate:
 
 
 def _kinds(body: PromptBody) -> set[str]:
-    """The types of the messages' blocks, and of those in results of tools."""
+    """The types of all blocks in messages and in tool results."""
     found = set[str]()
     for message in body.messages:
         for block in () if isinstance(message.content, str) else message.content:
@@ -221,18 +221,18 @@ def _kinds(body: PromptBody) -> set[str]:
 
 
 def chat_of(body: PromptBody) -> Chat:
-    """The chat of the messages. The answer continues a last message of the assistant.
+    """Convert the messages. If the last one is the assistant's, the answer continues it.
 
     Raises:
-        InvalidRequest: the messages and their tool results are too many, or a picture or document
-            is none that can be taken.
+        InvalidRequest: there are too many messages and tool results, or a picture or document is
+            not supported.
     """
     system = [Message("system", _content(body.system, "system"))] if body.system else []
-    given = ((f"messages[{index}].content", each) for index, each in enumerate(body.messages))
-    turns = groupby(given, key=lambda pair: pair[1].role)
+    placed = ((f"messages[{index}].content", each) for index, each in enumerate(body.messages))
+    turns = groupby(placed, key=lambda pair: pair[1].role)
     messages = (*system, *(flat for role, turn in turns for flat in _turn(role, turn)))
     if len(messages) > MAX_MESSAGES:
-        what = f"must be at most {MAX_MESSAGES}, each tool result counted as one"
+        what = f"must be at most {MAX_MESSAGES}; each tool result counts as one"
         raise refusal("messages", "maxItems", what)
     continues, choice = body.messages[-1].role == "assistant", body.tool_choice
     return Chat(
@@ -260,10 +260,10 @@ def _choice(choice: ToolChoice) -> Literal["auto", "none", "required"] | OneTool
 
 
 def _turn(role: str, turn: Iterable[tuple[str, TurnMessage]]) -> Iterator[Message]:
-    """Neighbouring messages of one role as one, as Anthropic has it; its tool results come first.
+    """Consecutive messages of one role, joined as in Anthropic's API, after their tool results.
 
-    The system's stay apart, as they do in other dialects, and so do words before calls: some
-    templates write what stands beside a call behind it.
+    System messages stay separate, as in other dialects. So does a text before a message with calls:
+    some templates write a message's text after its calls.
     """
     others: list[Message] = []
     for path, message in turn:
@@ -278,7 +278,7 @@ def _turn(role: str, turn: Iterable[tuple[str, TurnMessage]]) -> Iterator[Messag
 
 
 def _joined(first: Message, second: Message) -> Message:
-    """Two messages as one, their words as paragraphs."""
+    """Two messages as one, with their texts as paragraphs."""
     thoughts = [each.reasoning for each in (first, second) if each.reasoning]
     return replace(
         first,
@@ -289,7 +289,7 @@ def _joined(first: Message, second: Message) -> Message:
 
 
 def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
-    """The message, after one message for each of its tool results."""
+    """A message for each tool result, then the rest of the message, if there is any."""
     blocks = () if isinstance(message.content, str) else message.content
     results = [(i, block) for i, block in enumerate(blocks) if block.type == "tool_result"]
     for index, block in results:
@@ -312,7 +312,7 @@ def _flat(message: TurnMessage, path: str) -> Iterator[Message]:
 
 
 def _as_error(content: Content) -> Content:
-    """So that the model can tell that the call failed: no template has a field."""
+    """Begin a failed call's result with "Error: ", because no template has a field for that."""
     text = content[0] if content and isinstance(content[0], str) else ""
     if text.lower().startswith("error"):
         return content
@@ -320,16 +320,16 @@ def _as_error(content: Content) -> Content:
 
 
 _READ = ("document", "search_result", "tool_reference")
-"""Blocks that a model reads as text."""
+"""Blocks that become text."""
 
 
-def _content(given: str | Sequence[TextBlock], path: str) -> Content:
-    """A text, or the texts and pictures among blocks; what is read is a paragraph of its own."""
-    if isinstance(given, str):
-        return (given,) if given else ()
+def _content(content: str | Sequence[TextBlock], path: str) -> Content:
+    """A text, or the texts and pictures of blocks; each block of `_READ` becomes a paragraph."""
+    if isinstance(content, str):
+        return (content,) if content else ()
     runs: list[list[str] | Medium] = []
     was_apart = False
-    for index, block in enumerate(given):
+    for index, block in enumerate(content):
         if block.type not in ("text", "image", *_READ):
             continue
         part, is_apart = _part(block, f"{path}[{index}]"), block.type in _READ
@@ -348,7 +348,7 @@ def _content(given: str | Sequence[TextBlock], path: str) -> Content:
 def _part(block: TextBlock, path: str) -> str | Medium:
     if block.type == "text":
         return block.text
-    if block.type == "tool_reference":  # each tool is told from the start, also a deferred one
+    if block.type == "tool_reference":  # the prompt describes all tools, even deferred ones
         return block.tool_name
     source, where = block.source, f"{path}.source"
     if block.type == "search_result":
@@ -370,18 +370,18 @@ def _part(block: TextBlock, path: str) -> str | Medium:
         case _, "content":
             text = _text(source.content, f"{where}.content")
         case _:
-            what = "of a document must be text or content: no PDF is read, and no URL of one"
+            what = "of a document must be text or content: PDFs are not supported"
             raise refusal(f"{where}.type", "unsupported", what)
     return _in_lines(block.title, block.context, text)
 
 
-def _text(given: str | Sequence[PlainText | TextBlock], path: str) -> str:
-    if isinstance(given, str):
-        return given
-    for index, block in enumerate(given):
+def _text(content: str | Sequence[PlainText | TextBlock], path: str) -> str:
+    if isinstance(content, str):
+        return content
+    for index, block in enumerate(content):
         if block.type != "text":
             raise refusal(f"{path}[{index}].type", "enum", "must be text")
-    return _in_lines(*(block.text for block in given))
+    return _in_lines(*(block.text for block in content))
 
 
 def _in_lines(*texts: str) -> str:

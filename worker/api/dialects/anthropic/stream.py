@@ -1,4 +1,4 @@
-"""Anthropic's answers: one message, the events of its stream, or a failure."""
+"""Anthropic's answers: a message, the events of a stream, or an error."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class AnthropicError(TypedDict):
 
 def _error(error: WorkerError) -> dict[str, Any]:
     kind, message = _ERROR_TYPES.get(error.status, "api_error"), error.message
-    if isinstance(error, ContextLengthExceeded):  # in the words that Anthropic's clients look for
+    if isinstance(error, ContextLengthExceeded):  # in the words that Anthropic's clients search for
         n_tokens, most = error.details["prompt_tokens"], error.details["context_length"]
         message = f"prompt is too long: {n_tokens} tokens > {most} maximum"
-    told: dict[str, Any] = {"type": kind, "message": message}
+    found: dict[str, Any] = {"type": kind, "message": message}
     if (code := error.details.get("error_code")) is not None:
-        told["details"] = {"error_code": code}
-    return {"type": "error", "error": told}
+        found["details"] = {"error_code": code}
+    return {"type": "error", "error": found}
 
 
 ERRORS = ErrorForm(

@@ -1,4 +1,4 @@
-"""llama-server's own paths that generate: `/completion` and `/infill`."""
+"""llama-server's own paths for generation: `/completion` and `/infill`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from worker.wire.sampling import PARAMETERS
 from worker.wire.work import InferenceRequest, InfillPrompt, Prompt
 
 _LAST = b"} \n"
-"""The end of a stream's last event. `response_fields` may leave each of its fields out, so it is
-told from others by a space, which JSON may have there."""
+"""Marks a stream's last event by a space, which JSON permits there: `response_fields` may leave out
+every field that would identify it."""
 STREAM = nested_events(lambda event: _LAST in event)
 _STOP_TYPES = {"EOS": "eos", "MAX_TOKENS": "limit", "STOP_SEQUENCE": "word"}
 
@@ -53,7 +53,7 @@ def read_infill(body: InfillBody, state: AppState) -> Generate:
 
 
 def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Generate:
-    # Clients that send every field write 0 for "off", or less.
+    # Clients that send every field disable this one by 0 or a negative number.
     logprobs = min(max(body.n_probs or 0, 0), state.served.vocab_size) or None
     n_tokens = state.served.max_tokens_out
     if body.max_tokens is not None and body.max_tokens >= 0:
@@ -64,13 +64,13 @@ def _read(body: TextBody, state: AppState, prompts: tuple[Prompt, ...]) -> Gener
         raise refusal("n_probs", "maximum", what, logprobs)
     is_after = body.post_sampling_probs
     asked = body.generate(state, "cmpl-", prompts, logprobs=logprobs, post_sampling_probs=is_after)
-    # Front ends ask for no token to see the odds of the next one.
+    # Front ends request 0 tokens to see the probabilities of the next one.
     n_most = 1 if logprobs is not None and asked.max_tokens == 0 else asked.max_tokens
     return replace(asked, max_tokens=n_most, scores_end=True)
 
 
 class TextAnswer(Answer[TextBody]):
-    """One object for each choice, or its parts and then its end."""
+    """One object per choice; in a stream, its parts and then its end."""
 
     form = STREAM
 
@@ -109,7 +109,7 @@ class TextAnswer(Answer[TextBody]):
         return part
 
     def _logprobs(self, entries: Sequence[TokenLogprob]) -> Iterator[dict[str, Any]]:
-        """As OpenAI's chats have them, with token ids; after the samplers, as probabilities."""
+        """OpenAI's chat form with token ids; with `post_sampling_probs`, probabilities instead."""
         is_after = self.body.post_sampling_probs
         scored, top = (_drawn_token, "top_probs") if is_after else (scored_token, "top_logprobs")
         for entry in entries:
@@ -140,10 +140,10 @@ class TextAnswer(Answer[TextBody]):
             "model": self.state.name_of(self.asked.model),
             "tokens_predicted": choice.tokens_out,
             "tokens_evaluated": job.prompt_tokens,
-            "tokens_cached": n_tokens - (finished.tokens_out > 0),  # the last was not computed
+            "tokens_cached": n_tokens - (finished.tokens_out > 0),  # the last is not computed
             "generation_settings": settings_of(job.work, self.body),
             "has_new_line": "\n" in choice.text,
-            # By a full context: its last token has no cell.
+            # Whether a full context ended it: only then does the last token have no cell.
             "truncated": is_limit and n_tokens > self.state.served.context_length,
             "stop_type": _STOP_TYPES[finished.stop_reason],
             "stopping_word": finished.stop_sequence or "",
@@ -161,7 +161,7 @@ def _drawn_token(entry: TokenLogprob) -> dict[str, Any]:
 
 
 def settings_of(work: InferenceRequest, body: TextBody) -> dict[str, Any]:
-    """What an answer is really sampled with, under llama-server's names."""
+    """The settings that an answer is really sampled with, under llama-server's names."""
     sampling = work.sampling
     return {
         "seed": sampling.seed,
@@ -185,8 +185,8 @@ def settings_of(work: InferenceRequest, body: TextBody) -> dict[str, Any]:
 
 
 def _only(paths: Sequence[str], answer: dict[str, Any]) -> dict[str, Any]:
-    """The answer's values at these paths; all of it without any. A path that leads nowhere is left
-    out, as llama-server does."""
+    """The answer's values at `paths`, or all of it if there are none. Paths that do not exist are
+    left out, as by llama-server."""
     if not paths:
         return answer
     found: dict[str, Any] = {}
@@ -201,9 +201,10 @@ def _only(paths: Sequence[str], answer: dict[str, Any]) -> dict[str, Any]:
 
 OPERATIONS = [
     generation(
-        "/completion", "llama-server's completions", CompletionBody, read_completion, TextAnswer
+        "/completion", "Continue a text, in llama-server's form",
+        CompletionBody, read_completion, TextAnswer
     ),
     generation(
-        "/infill", "The text in a gap", InfillBody, read_infill, TextAnswer
+        "/infill", "Fill the gap between two texts", InfillBody, read_infill, TextAnswer
     ),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Ranks as llama-server, Jina and Cohere answer them, or as text-embeddings-inference does."""
+"""Reranking in the form of llama-server, Jina and Cohere, or of text-embeddings-inference."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ Documents = Annotated[Many[TextOr[Document]], Field(min_length=1, max_length=MAX
 
 
 class RerankBody(AdaptedBody):
-    """`POST /v1/rerank`; with `texts`, in the form of text-embeddings-inference."""
+    """Documents to rank. With `texts`, the answer has text-embeddings-inference's form."""
 
     query: str
     documents: Documents | None = None
     texts: Documents | None = None
-    top_n: Integer | None = Field(None, ge=1, description="the best so many; all by default")
+    top_n: Integer | None = Field(None, ge=1, description="return only this many; default: all")
     return_documents: Flag = False
     return_text: Flag = False
 
     @property
     def has_texts(self) -> bool:
-        """Whether it is in text-embeddings-inference's form, and its answer too."""
+        """Whether the body, and so the answer, has text-embeddings-inference's form."""
         return self.documents is None
 
     def unused(self) -> Iterator[str]:
-        """The given fields that the other form has."""
+        """Fields that only have an effect in the other form."""
         if not self.has_texts and self.texts is not None:
             yield "texts"
         if self.return_documents and self.has_texts:
@@ -56,14 +56,14 @@ async def rerank(request: Request, state: AppState) -> object:
     body = await read(request, state, RerankBody)
     adapters = state.adapters.of(body.model, body.lora)
     name_ignored(request, body.unused())
-    field, given = ("texts", body.texts) if body.has_texts else ("documents", body.documents)
-    texts = [each if isinstance(each, str) else each.text for each in given or ()]
+    field, found = ("texts", body.texts) if body.has_texts else ("documents", body.documents)
+    texts = [each if isinstance(each, str) else each.text for each in found or ()]
     if not texts:
         raise refusal("documents", "required", "is required: an array of at least 1 text")
     work = Rank(body.query, tuple(texts), adapters=adapters, field=field)
     scores, n_tokens = await rank(request, state, work)
     best = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
-    if body.has_texts:  # the form of text-embeddings-inference
+    if body.has_texts:
         text = {index: {"text": texts[index]} for index in best} if body.return_text else {}
         return [{"index": i, "score": scores[i], **text.get(i, {})} for i in best]
     results: list[dict[str, Any]] = [
@@ -78,6 +78,6 @@ async def rerank(request: Request, state: AppState) -> object:
 
 
 OPERATIONS = [
-    Operation("POST", path, rerank, "Documents by how well they answer a query", body=RerankBody)
+    Operation("POST", path, rerank, "Rank documents by their relevance to a query", body=RerankBody)
     for path in ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking", "/v2/rerank")
 ]

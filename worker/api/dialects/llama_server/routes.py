@@ -1,4 +1,4 @@
-"""llama-server's text tools, and those of its status paths that are true for this worker."""
+"""llama-server's text utilities, and those of its status paths that apply to this worker."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ from worker.wire.work import (
 
 _WANTS_IDLE: dict[str, Described] = {
     "fail_on_no_slot": {
-        "description": "any text: 503 where no slot is idle",
+        "description": "any non-empty text: answer 503 if no slot is idle",
         "schema": {"type": "string"},
     }
 }
 _VALUES_OF_TOKEN = 4
-"""With its piece, which may be some bytes."""
+"""JSON values per token, for its id and its piece, which may be a list of bytes."""
 
 
 async def tokenize(request: Request, state: AppState) -> Response:
@@ -61,7 +61,7 @@ async def tokenize(request: Request, state: AppState) -> Response:
         text = await answered(request, state, ApplyTemplate(chat))
     work = Tokenize(
         text,
-        # Where no text was given, as llama-server has it, nothing is added to none.
+        # Without any text nothing is added, as in llama-server.
         add_special=chat is not None or (body.add_special and body.content is not None),
         parse_special=body.parse_special,
         with_pieces=body.with_pieces,
@@ -70,7 +70,7 @@ async def tokenize(request: Request, state: AppState) -> Response:
     ids = array("i", tokens.ids)
     whole = {
         "tokens": _with_pieces(ids, tokens) if tokens.sizes else ids,
-        "count": len(ids),  # this and the next as vLLM has them
+        "count": len(ids),  # this and the next field are vLLM's
         "max_model_len": state.supervisor.status().context_length,
     }
     return await json_answer(in_parts(whole), _VALUES_OF_TOKEN * len(ids))
@@ -78,7 +78,7 @@ async def tokenize(request: Request, state: AppState) -> Response:
 
 def _tokenized(body: TokenizeBody, state: AppState) -> tuple[TokenizeBody, ChatPrompt | None]:
     if body.content is not None and body.messages:
-        raise refusal("content", "conflict", "must not be given beside messages")
+        raise refusal("content", "conflict", "must not be combined with messages")
     return body, chat_prompt(body.reasoning_chat(), state) if body.messages else None
 
 
@@ -118,7 +118,7 @@ async def props(request: Request, state: AppState) -> object:
     adapters = state.adapters.of(None, None)
     work = InferenceRequest("", "", silent.sampling(state), -1, adapters=adapters)
     params = settings_of(work, silent)
-    # What follows the seed is ignored.
+    # Requests may have the fields after the seed, but they have no effect.
     params |= {"seed": DRAWN_SEED, "n_keep": 0, "n_discard": 0, "backend_sampling": False}
     metadata = state.served.metadata
     for_tools = metadata.get("tokenizer.chat_template.tool_use")
@@ -130,7 +130,7 @@ async def props(request: Request, state: AppState) -> object:
         "total_slots": status.slots,
         "model_alias": state.model_name,
         "model_ftype": info.model.quant_kind,
-        "model_path": state.model_file,  # A folder of this machine is not for clients.
+        "model_path": state.model_file,  # Local folders are not for clients.
         "chat_template": metadata.get("tokenizer.chat_template", ""),
         **({} if for_tools is None else {"chat_template_tool_use": for_tools}),
         "media_marker": MEDIA_MARKER,
@@ -147,13 +147,13 @@ async def props(request: Request, state: AppState) -> object:
 
 
 def _of_models(answers: Sequence[Any]) -> Any:
-    """Where there are several models, the page lets its user choose one, as of a router."""
+    """With several models, reports a router, whose models the chat page lets its user choose."""
     several = {"role": "router"} if len(answers) > 1 else {}
     return {**next(iter(answers), {}), **several}
 
 
 async def tools(request: Request, state: AppState) -> object:
-    """The page asks before each message."""
+    """An empty list; the chat page requests it before each message."""
     return []
 
 
@@ -162,16 +162,16 @@ class ToolBody(OpenBody):
 
 
 async def call_tool(request: Request, state: AppState) -> object:
-    """The page calls one at its start, listed or not; a result is how it reads a failure."""
+    """Fail in the form of a result, as the chat page expects: it calls a tool at its start."""
     body = await read(request, state, ToolBody)
     return {"error": shortened(f"this worker has no tool {body.tool!r}, nor any other")}
 
 
 async def slots(request: Request, state: AppState) -> object:
-    """One entry for each slot. Which request is in which is not known: they are the first.
+    """One entry per slot. Which slot a request has is not known, so the first ones are busy.
 
     Raises:
-        QueueFull: the request wants a failure where no slot is idle, and none is.
+        QueueFull: no slot is idle, and the request has `fail_on_no_slot`.
     """
     status = state.supervisor.status()
     running = state.supervisor.activities(0)
@@ -190,7 +190,7 @@ async def slots(request: Request, state: AppState) -> object:
 
 
 async def adapters(request: Request, state: AppState) -> object:
-    """Those that are loaded, each with its scale for requests that say nothing of adapters."""
+    """The loaded adapters, each with its scale for requests that name none."""
     return [
         {
             "id": number,
@@ -223,26 +223,26 @@ def _busy(activity: Activity) -> dict[str, Any]:
 
 
 OPERATIONS = [
-    Operation("POST", "/tokenize", tokenize, "Text to token ids", body=TokenizeBody),
-    Operation("POST", "/detokenize", detokenize, "Token ids to text", body=DetokenizeBody),
+    Operation("POST", "/tokenize", tokenize, "Turn a text into token ids", body=TokenizeBody),
+    Operation("POST", "/detokenize", detokenize, "Turn token ids into text", body=DetokenizeBody),
     Operation(
-        "POST", "/apply-template", apply_template, "Messages to a prompt",
+        "POST", "/apply-template", apply_template, "Apply the chat template to messages",
         body=ReasoningChatFields,
     ),
     Operation(
-        "GET", "/props", props, "The model's defaults",
+        "GET", "/props", props, "The model's properties and default settings",
         errors=(503,), asks="groups", joined=_of_models,
     ),
-    Operation("GET", "/tools", tools, "The worker's own tools, of which there are none"),
+    Operation("GET", "/tools", tools, "An empty list: there are no tools"),
     Operation(
-        "POST", "/tools", call_tool, "Call one of them", body=ToolBody, errors=(400, 413),
+        "POST", "/tools", call_tool, "Fails: there are no tools", body=ToolBody, errors=(400, 413),
     ),
     Operation(
-        "GET", "/slots", slots, "The sequences that run at once", errors=(503,), query=_WANTS_IDLE,
+        "GET", "/slots", slots, "The slots and their state", errors=(503,), query=_WANTS_IDLE,
     ),
-    Operation("GET", "/lora-adapters", adapters, "The adapters that are loaded"),
+    Operation("GET", "/lora-adapters", adapters, "The loaded LoRA adapters"),
     Operation(
-        "POST", "/lora-adapters", set_adapters, "Adapters of requests that name none",
+        "POST", "/lora-adapters", set_adapters, "Set the default scales of adapters",
         body=AdaptersBody, errors=(400, 413), asks="named",
     ),
 ]  # fmt: skip

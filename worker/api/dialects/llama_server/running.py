@@ -1,4 +1,4 @@
-"""llama-server's paths for an answer that is running, or whose stream is kept."""
+"""llama-server's paths for running answers and kept streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from worker.api.http.state import AppState
 MAX_LOOKUPS = 1024
 _CONVERSATION: dict[str, Described] = {
     "conv_id": {
-        "description": "a conversation's id, or an answer's",
+        "description": "id of a conversation or an answer",
         "required": True,
         "schema": {"type": "string", "minLength": 1},
     }
@@ -31,12 +31,12 @@ _CONVERSATION: dict[str, Described] = {
 
 
 class ControlBody(OpenBody):
-    id: str = Field(min_length=1, max_length=256, description="of the answer, as its chunks have")
+    id: str = Field(min_length=1, max_length=256, description="id of the answer, from its chunks")
     action: Literal["reasoning_end"]
 
 
 async def control(request: Request, state: AppState) -> object:
-    """Close the reasoning of all choices of an answer."""
+    """End the reasoning of all choices of an answer."""
     body = await read(request, state, ControlBody)
     names = (body.id, *(f"{body.id}-{index}" for index in range(1, MAX_CHOICES)))
     if any([state.supervisor.end_reasoning(name) for name in names]):
@@ -53,7 +53,7 @@ async def stream(request: Request, state: AppState) -> Response:
 
 
 async def end_stream(request: Request, state: AppState) -> Response:
-    """End an answer and forget its stream; also without one."""
+    """End an answer and forget its stream. Succeeds even if there is none."""
     state.streams.remove(owner_of(request.scope), _conversation(request))
     return Response(status_code=204)
 
@@ -65,7 +65,7 @@ def _conversation(request: Request) -> str:
 
 
 async def lookup(request: Request, state: AppState) -> object:
-    """The caller's streams of conversations whose ids it knows."""
+    """The requester's kept streams of the conversations that it lists."""
     body, owner = await read(request, state, LookupBody), owner_of(request.scope)
     return [
         {
@@ -84,7 +84,7 @@ def _successful(answers: Sequence[Any]) -> Any:
 
 
 def _latest(answers: Sequence[Any]) -> Any:
-    """Of each conversation the stream that began last: its turns may be several workers'."""
+    """Each conversation's latest stream: its turns may have been answered by several workers."""
     found: dict[str, Any] = {}
     streams = [each for answer in answers for each in answer]
     for each in sorted(streams, key=lambda each: (each["started_at"], not each["is_done"])):
@@ -92,16 +92,16 @@ def _latest(answers: Sequence[Any]) -> Any:
     return list(found.values())
 
 
-# The streams that the page goes on with are chats, in OpenAI's form.
+# The chat page also resumes streams of chats, which have OpenAI's form.
 _STREAMS = nested_events(lambda event: STREAM.is_end(event) or CHUNK_STREAM.is_end(event))
 _LINES = StreamForm(
     lambda line: line.startswith(b'{"error":'),
     lambda error, first, latest: json_line({"error": error_object(error)}),
 )
-"""Of a kept stream, whichever dialect's lines it has."""
+"""For a kept stream of any dialect's lines."""
 OPERATIONS = [
     Operation(
-        "GET", "/v1/stream", stream, "Go on reading a kept stream",
+        "GET", "/v1/stream", stream, "Resume reading a kept stream",
         {SSE: _STREAMS, NDJSON: _LINES},
         errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM | _CONVERSATION,
     ),
@@ -110,11 +110,11 @@ OPERATIONS = [
         asks="all", reads=(OWNER,), query=_CONVERSATION,
     ),
     Operation(
-        "POST", "/v1/streams/lookup", lookup, "The kept streams of conversations",
+        "POST", "/v1/streams/lookup", lookup, "List the kept streams of conversations",
         body=LookupBody, errors=(400, 413), asks="all", joined=_latest, reads=(OWNER,),
     ),
     *(Operation(
-        "POST", f"{prefix}/chat/completions/control", control, "Close an answer's reasoning",
+        "POST", f"{prefix}/chat/completions/control", control, "End an answer's reasoning",
         body=ControlBody, errors=(400, 413), asks="all", joined=_successful,
     )
     for prefix in ("/v1", "")),

@@ -1,4 +1,4 @@
-"""llama-server's bodies that OpenAI's API does not have, and its form of a failure. Any thread."""
+"""llama-server's bodies that OpenAI's API lacks, and its form of errors. Any thread."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from worker.errors import ContextLengthExceeded, WorkerError
 from worker.wire.sampling import PARAMETERS
 
 MAX_LOGPROBS = 2**20
-"""Of one answer, beyond those that every answer may have."""
+"""The most in one answer that has more than `MAX_TOP_LOGPROBS` per token."""
 
 REFERENCE = "https://github.com/ggml-org/llama.cpp/tree/master/tools/server"
 
 
 class TokenizeBody(ReasoningChatFields):
-    """A text, or as vLLM takes it a chat."""
+    """A text, or a chat as in vLLM."""
 
     content: Mixed | None = Field(
         None,
         validation_alias=AliasChoices("content", "prompt"),
-        description="a text, or token ids with texts among them",
+        description="a text, or a list of token ids and texts",
     )
     messages: Many[MessageFields] = Field((), max_length=MAX_MESSAGES)
     add_special: Flag = Field(
         False,
         validation_alias=AliasChoices("add_special", "add_special_tokens"),
-        description="add BOS as the model wants it; a chat has it anyway",
+        description="add BOS if the model expects it; a chat always has it",
     )
-    parse_special: Flag = Field(True, description="special tokens are recognised in the text")
-    with_pieces: Flag = Field(False, description="answer each token's text beside its id")
+    parse_special: Flag = Field(True, description="parse special tokens in the text")
+    with_pieces: Flag = Field(False, description="return each token's text with its id")
 
 
 class DetokenizeBody(OpenBody):
@@ -57,15 +57,15 @@ Penalty = Annotated[Number, Field(ge=-1000, le=1000)]
 
 
 class TextBody(GenerationFields):
-    """The common fields of llama-server's own paths that generate."""
+    """The common fields of llama-server's own paths for generation."""
 
     n_probs: Integer | None = Field(
         None,
         ge=-(2**31),
         le=2**31 - 1,
         validation_alias=AliasChoices("n_probs", "logprobs"),
-        description="log-probabilities of the answer's tokens and of so many alternatives; none "
-        "of 0 or fewer",
+        description="report log-probabilities of the answer's tokens and of this many "
+        "alternatives; 0 or less: none",
     )
     frequency_penalty: Penalty | None = Field(
         None, description=PARAMETERS["frequency_penalty"].text
@@ -75,34 +75,32 @@ class TextBody(GenerationFields):
         (), description=SamplingFields.model_fields["logit_bias"].description
     )
     post_sampling_probs: Flag = Field(
-        False, description="probabilities at the end of the samplers, in place of n_probs' own"
+        False, description="report probabilities after the samplers instead of log-probabilities"
     )
-    return_tokens: Flag = Field(False, description="answer the tokens' ids beside the text")
+    return_tokens: Flag = Field(False, description="return the tokens' ids with the text")
     response_fields: Many[str] = Field(
         (),
         max_length=64,
-        description="the whole answer has these fields alone; a/b is field b of field a",
+        description="the only fields of the final answer; a/b is field b of field a",
     )
 
     counted_tokens = LLAMA_CPP_WINDOW
 
     @model_validator(mode="before")
     @classmethod
-    def _taken(cls, value: Any) -> Any:
-        """Numbers beyond their ranges as llama-server takes them."""
+    def _clamped(cls, value: Any) -> Any:
+        """Replace out-of-range numbers as llama-server does."""
         if not isinstance(value, dict):
             return value
         return {
-            name: _NEAREST[name](given) if name in _NEAREST and is_number(given) else given
-            for name, given in value.items()
+            name: _NEAREST[name](each) if name in _NEAREST and is_number(each) else each
+            for name, each in value.items()
         }
 
 
 class AdaptersBody(OpenBody):
-    """`POST /lora-adapters`: a list, or an object that has it.
-
-    The list is no option: one adapter outside of a list would turn all of them off.
-    """
+    """A list of adapters, or an object with such a list, which is required: a single adapter sent
+    by mistake would otherwise turn all of them off."""
 
     lora: Many[AdapterFields] = Field(max_length=MAX_ADAPTERS)
 
@@ -110,7 +108,7 @@ class AdaptersBody(OpenBody):
 
 
 class CompletionBody(TextBody):
-    """`POST /completion`."""
+    """A text to continue, and how."""
 
     prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
 
@@ -121,26 +119,26 @@ class ProjectFile(OpenBody):
 
 
 class InfillBody(TextBody):
-    """`POST /infill`."""
+    """The texts before and after a gap, and how to fill it."""
 
     input_prefix: str
     input_suffix: str
-    prompt: str = Field("", description="goes on where input_prefix ends")
+    prompt: str = Field("", description="further text before the gap, after input_prefix")
     input_extra: Many[ProjectFile] = Field(
         (), max_length=256, description="other files of the project"
     )
 
 
 def _error(error: WorkerError, correlation_id: str) -> dict[str, Any]:
-    """OpenAI's form, with a type of its own for a prompt that is too long."""
-    told = nested_error(error, correlation_id)
+    """OpenAI's form, with another type for a prompt that is too long."""
+    body = nested_error(error, correlation_id)
     if isinstance(error, ContextLengthExceeded):
-        told["error"] |= {
+        body["error"] |= {
             "type": "exceed_context_size_error",
             "n_prompt_tokens": error.details["prompt_tokens"],
             "n_ctx": error.details["context_length"],
         }
-    return told
+    return body
 
 
 ERRORS = ErrorForm(_error, NESTED.schema)

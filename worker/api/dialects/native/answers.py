@@ -72,7 +72,7 @@ class ModelAnswer(TypedDict):
     conversion: ConversionAnswer | None
     adapters: list[AdapterAnswer]
     overridden: dict[str, Any]
-    """Metadata that replaces the file's."""
+    """Metadata that overrides the file's."""
     control: ControlInfo | None
 
 
@@ -81,7 +81,7 @@ class EngineCrash(TypedDict):
     """Time in UTC, as in RFC 3339."""
     cause: str
     ready_seconds: Amount
-    """How long that engine had been ready; 0 if it crashed before it was ready."""
+    """How long that engine had been ready; 0 if it crashed during its start."""
 
 
 class Info(TypedDict):
@@ -109,7 +109,7 @@ class Status(TypedDict):
     """Unix time in seconds."""
     state: State
     phase: str
-    """Of the start, or of the engine's start after a crash; `ready` afterwards."""
+    """Phase of the worker's start, or of the engine's restart after a crash; then `ready`."""
     percent: Annotated[float, Field(ge=0, le=100)]
     bytes_per_second: float | None
     uptime_seconds: Amount
@@ -118,35 +118,35 @@ class Status(TypedDict):
     queued: Count
     queued_prompt_tokens: Count
     requests: list[Activity]
-    """Those with a slot, then the first 32 that wait."""
+    """Requests with a slot, then the first 32 that wait."""
     kv_cells: dict[str, Count]
-    """`used` by running requests, `cached` for reuse, `total`."""
+    """Number of cells: `used` by running requests, `cached` for reuse, and `total`."""
     memory: list[MemoryPart]
-    """The planned bytes on the device, by part; together all that the worker takes."""
+    """The planned bytes on the device by part; their sum is all that the worker uses."""
     device_bytes: Count
-    """All memory of the device."""
+    """Total memory of the device."""
     prompt_tokens: dict[str, Amount]
-    """Of started prompts: reused from `device`, `memory` and `disk`, and `computed`."""
+    """Tokens of started prompts: reused from `device`, `memory` and `disk`, and `computed`."""
     tokens_out: Amount
     engine_crashes: Amount
     refusals: list[Refusal]
-    """The last 16 requests that were refused, newest first."""
+    """The last 16 refused requests, newest first."""
 
 
 class History(TypedDict):
-    """Columns with a row for each ten seconds of the last hour."""
+    """Columns, with a row for each ten seconds of the last hour."""
 
     at: list[float]
     tokens_per_second: list[float]
     prompt_computed_per_second: list[float]
-    """Tokens of the prompts started, as those reused from each tier."""
+    """Tokens of started prompts that were computed; the next three are those reused per tier."""
     prompt_device_per_second: list[float]
     prompt_memory_per_second: list[float]
     prompt_disk_per_second: list[float]
     running: list[int]
     waiting: list[int]
     cells_used: list[float]
-    """Per cent of all cells."""
+    """Percentage of all cells, as in `cells_cached`."""
     cells_cached: list[float]
     first_token_ms_p50: list[float | None]
     first_token_ms_p95: list[float | None]
@@ -171,7 +171,7 @@ class WholeAnswer(TypedDict):
 
 
 class Done(TypedDict):
-    """What a command has done."""
+    """The result of a command."""
 
     job_id: NotRequired[str]
     status: Literal["cancelled", "draining", "sleeping", "waking", "awake"]

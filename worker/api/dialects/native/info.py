@@ -23,12 +23,12 @@ _LIMITS = (
     "max_queued_requests max_queued_prompt_tokens max_prompt_chars "
     "metrics_interval_ms keepalive slow_reader_timeout stall_timeout drain_timeout"
 ).split()
-"""Settings that are told."""
+"""Settings that `/info` reports."""
 _FACTS = (
     "device device_total_bytes slots speculation projector batch micro_batch prefill_budget "
     "inter_token_target_ms threads threads_derivation cpu_variant findings versions build plan"
 ).split()
-"""Fields of `EngineInfo` that are told as they are."""
+"""Fields of `EngineInfo` that `/info` reports unchanged."""
 
 
 async def info(request: Request, state: AppState) -> dict[str, Any]:
@@ -68,7 +68,7 @@ async def info(request: Request, state: AppState) -> dict[str, Any]:
 def _model(state: AppState, engine: EngineInfo) -> dict[str, Any]:
     model = asdict(engine.model)
     for adapter in model["adapters"]:
-        del adapter["path"]  # A path of this machine is not for clients.
+        del adapter["path"]  # Local paths are not for clients.
     return {
         **model,
         "metadata_sha256": state.served.metadata_sha256,
@@ -77,7 +77,7 @@ def _model(state: AppState, engine: EngineInfo) -> dict[str, Any]:
 
 
 def _conversion(metadata: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The manifest that llorch-convert wrote into the file; `None` for other files."""
+    """The manifest that llorch-convert wrote into the file; `None` for any other file."""
     found = {key: metadata.get(f"llorch.convert.{key}") for key in ConversionAnswer.__annotations__}
     return found if any(found.values()) else None
 
@@ -106,6 +106,6 @@ async def openapi(request: Request, state: AppState) -> Response:
 
 
 OPERATIONS = [
-    Operation("GET", "/info", info, "What is static about the worker", {JSON: Info}, quiet=True),
+    Operation("GET", "/info", info, "The worker's fixed properties", {JSON: Info}, quiet=True),
     Operation("GET", "/openapi.json", openapi, "This document", {JSON: AnyObject}),
 ]

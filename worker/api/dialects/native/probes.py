@@ -1,8 +1,8 @@
-"""The paths for probes, pools, dashboards, and the worker's page.
+"""The paths for probes, pools, dashboards, and the status page.
 
 They read only the supervisor's `WorkerStatus` and the counters of `/metrics`, so they answer
-whatever the engine is doing. `/status` tells what the worker does now, and the last hour of it:
-counts, times and reasons, never a text.
+whatever the engine is doing. `/status` reports the current work, `/status/history` the last hour:
+counts, times and reasons, but no text of requests or answers.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ async def health(request: Request, state: AppState) -> object:
         body["cpu_variant"] = info.cpu_variant
     if status.residency_lost is not None:
         body["residency_lost"] = status.residency_lost
-    if (reason := _why_unwell(status)) is None:
+    if (reason := _why_unhealthy(status)) is None:
         return body
     return json_response(body | {"status": "unhealthy", "reason": reason}, 503)
 
 
-def _why_unwell(status: WorkerStatus) -> str | None:
+def _why_unhealthy(status: WorkerStatus) -> str | None:
     if status.is_stalled:
         return "the engine has work and makes no progress"
     if status.state != "failed":
@@ -75,8 +75,8 @@ def _why_unwell(status: WorkerStatus) -> str | None:
 async def ready(request: Request, state: AppState) -> object:
     status = state.supervisor.status()
     if status.is_ready:
-        told = "busy" if status.is_busy else "sleeping" if status.state == "sleeping" else "idle"
-        return {"ready": True, "state": told}
+        name = "busy" if status.is_busy else "sleeping" if status.state == "sleeping" else "idle"
+        return {"ready": True, "state": name}
     body: ReadyAnswer = {
         "ready": False,
         "state": status.state,
@@ -111,7 +111,7 @@ async def metrics(request: Request, state: AppState) -> Response:
 
 
 async def load(request: Request, state: AppState) -> Load:
-    """As vLLM tells it."""
+    """The load in vLLM's form."""
     status = state.supervisor.status()
     return {"server_load": status.running + status.queued}
 
@@ -125,7 +125,7 @@ async def version(request: Request, state: AppState) -> Version:
 
 
 MOST_WAITING = 32
-"""Waiting requests that are listed; `queued` counts all."""
+"""The most waiting requests that are listed; `queued` counts all of them."""
 
 
 async def status(request: Request, state: AppState) -> Status:
@@ -157,8 +157,8 @@ async def status(request: Request, state: AppState) -> Status:
 
 
 def _memory(now: WorkerStatus) -> list[MemoryPart]:
-    """The planned bytes on the device, part by part; the cells' are split by what they hold. A
-    worker without an engine takes none."""
+    """The planned bytes on the device by part, with the cells split into used, cached and free.
+    Empty without a running engine."""
     if now.info is None or not now.resident:
         return []
     parts: list[MemoryPart] = []
@@ -180,37 +180,37 @@ async def history(request: Request, state: AppState) -> dict[str, list[float | N
     return state.history.columns(History.__annotations__)
 
 
-_IS_WELL = "Is the worker alive and well?"
-_TAKES_WORK = "May it be given work?"
 OPERATIONS = [
     *(
         Operation(
-            "GET", path, health, _IS_WELL, {JSON: Health}, errors=(503,), probe="liveness",
+            "GET", path, health, "Whether the worker is healthy", {JSON: Health},
+            errors=(503,), probe="liveness",
         )
         for path in ("/health", "/v1/health", "/v2/health/live", "/ping")
     ),
     Operation(
-        "GET", "/load", load, "Requests that run or wait", {JSON: Load}, quiet=True,
+        "GET", "/load", load, "Number of requests that run or wait", {JSON: Load}, quiet=True,
         asks="all", joined=_of_fleet,
     ),
-    Operation("GET", "/version", version, "This worker's version", {JSON: Version}),
+    Operation("GET", "/version", version, "The worker's version", {JSON: Version}),
     *(
         Operation(
-            "GET", path, ready, _TAKES_WORK, {JSON: ReadyAnswer}, errors=(503,), probe="readiness",
+            "GET", path, ready, "Whether the worker accepts requests", {JSON: ReadyAnswer},
+            errors=(503,), probe="readiness",
         )
         for path in ("/ready", "/v1/ready", "/v2/health/ready")
     ),
     Operation(
         "GET", "/v1/loading/progress", loading_progress,
-        "The start, phase by phase, until ready", {SSE: EVENT_STREAM},
+        "Stream the progress of the start until the worker is ready", {SSE: EVENT_STREAM},
     ),
     Operation(
-        "GET", "/metrics", metrics, "Prometheus text", {"text/plain": str}, probe="metrics",
+        "GET", "/metrics", metrics, "Metrics for Prometheus", {"text/plain": str}, probe="metrics",
     ),
     Operation(
-        "GET", "/status", status, "What the worker does now", {JSON: Status}, quiet=True
+        "GET", "/status", status, "Current state and requests", {JSON: Status}, quiet=True
     ),
     Operation(
-        "GET", "/status/history", history, "The last hour", {JSON: History}, quiet=True
+        "GET", "/status/history", history, "Load of the last hour", {JSON: History}, quiet=True
     ),
 ]  # fmt: skip

@@ -37,12 +37,12 @@ def streaming(path: str, *, needs_job_id: bool) -> Operation:
         return await respond(request, state, body(state), _read_stream, NativeAnswer)
 
     return Operation(
-        "POST", path, stream, "Run a job and stream it", {SSE: EVENT_STREAM},
+        "POST", path, stream, "Run a job and stream its events", {SSE: EVENT_STREAM},
         body=body, reads=STREAMING, tells=(RESUME,), names_job=True,
     )  # fmt: skip
 
 
-async def go_on_with(request: Request, state: AppState) -> Response:
+async def resume(request: Request, state: AppState) -> Response:
     return go_on(request, state, request.path_params["job_id"])
 
 
@@ -60,7 +60,7 @@ def _read_stream(body: InferenceBody, state: AppState) -> Generate:
 async def cancel(request: Request, state: AppState) -> Done:
     body = await read(request, state, CancelBody)
     if not state.supervisor.cancel(body.job_id):
-        raise JobNotFound("this worker knows no job of that id")
+        raise JobNotFound("this worker has no job with that id")
     return {"job_id": body.job_id, "status": "cancelled"}
 
 
@@ -86,33 +86,33 @@ async def is_sleeping(request: Request, state: AppState) -> Sleeping:
 OPERATIONS = [
     streaming("/execute", needs_job_id=True),
     Operation(
-        "GET", "/execute/{job_id}", go_on_with, "Go on reading a job's stream",
+        "GET", "/execute/{job_id}", resume, "Resume reading a job's stream",
         {SSE: EVENT_STREAM, NDJSON: LINE_STREAM},
         errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM,
     ),
     streaming("/v1/inference/stream", needs_job_id=False),
     Operation(
-        "POST", "/v1/inference", inference, "Run a job",
+        "POST", "/v1/inference", inference, "Run a job and return its whole answer",
         {JSON: WholeAnswer, NDJSON: LINE_STREAM},
         body=inference_body, reads=STREAMING, tells=(RESUME,), names_job=True,
     ),
     Operation(
-        "POST", "/cancel", cancel, "End a job", {JSON: Done},
+        "POST", "/cancel", cancel, "Cancel a job", {JSON: Done},
         body=CancelBody, errors=(400, 404, 413, 500), status=202, asks="all", names_job=True,
     ),
     Operation(
-        "POST", "/shutdown", shutdown, "Finish what runs, then leave", {JSON: Done}, status=202,
+        "POST", "/shutdown", shutdown, "Drain, then exit", {JSON: Done}, status=202,
         always_json=True, asks="refused",
     ),
     Operation(
-        "POST", "/sleep", sleep, "End the engine until the next request", {JSON: Done},
+        "POST", "/sleep", sleep, "Unload the model until the next request", {JSON: Done},
         errors=(503,), asks="named",
     ),
     Operation(
-        "POST", "/wake_up", wake_up, "Start the engine of a worker that sleeps", {JSON: Done},
+        "POST", "/wake_up", wake_up, "Load the model of a sleeping worker", {JSON: Done},
         errors=(503,), asks="named",
     ),
-    Operation("GET", "/is_sleeping", is_sleeping, "Does the worker sleep?", {JSON: Sleeping}),
+    Operation("GET", "/is_sleeping", is_sleeping, "Whether the worker is asleep", {JSON: Sleeping}),
 ]  # fmt: skip
 
 DIALECT = Dialect([*PROBES, *OPERATIONS, *DESCRIPTIONS], FLAT, root="/")

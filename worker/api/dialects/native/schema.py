@@ -42,48 +42,48 @@ else:
 
 
 class AdapterBody(Body):
-    """A LoRA adapter of a job."""
+    """A LoRA adapter to apply."""
 
     id: AdapterId
     scale: AdapterScale
 
 
 class InferenceBody(_Numbers):
-    """A job in the worker's native form; an absent field has the contract's default."""
+    """A job in the worker's native form."""
 
-    job_id: JobId | None = Field(None, description="names the job; unique among the running ones")
-    prompt: str = Field(min_length=1, description="raw text; special tokens in it are recognised")
-    max_tokens: Integer | None = Field(None, ge=1)
+    job_id: JobId | None = Field(None, description="name of the job, unique among running jobs")
+    prompt: str = Field(min_length=1, description="text to continue; special tokens are parsed")
+    max_tokens: Integer | None = Field(None, ge=1, description="the most tokens to generate")
     stop: Many[Stop] = Field(
-        (), max_length=4, description="texts that end the output; none of them is sent"
+        (), max_length=4, description="texts that end the output, which never contains them"
     )
     seed: Integer | None = Field(
-        None, ge=0, le=MAX_SEED, description="drawn when absent; the one that was used is echoed"
+        None, ge=0, le=MAX_SEED, description="random if absent; the answer reports it"
     )
     samplers: Many[Literal[SAMPLERS]] = Field(  # type: ignore[valid-type]
-        ORDER, max_length=MAX_SAMPLERS, description="those that are used, in their order"
+        ORDER, max_length=MAX_SAMPLERS, description="the samplers to apply, in order"
     )
     dry_sequence_breakers: Many[str] = Field(
-        DEFAULT_BREAKERS, max_length=MAX_BREAKERS, description="no repetition goes across them"
+        DEFAULT_BREAKERS, max_length=MAX_BREAKERS, description="texts that end a repetition for dry"
     )
-    ignore_eos: Flag = False
-    reasoning_budget: Limit = Field(-1, description="tokens of reasoning at most; -1 is any number")
+    ignore_eos: Flag = Field(False, description="never draw an end-of-generation token")
+    reasoning_budget: Limit = Field(-1, description="the most tokens of reasoning; -1: no limit")
     lora: Many[AdapterBody] | None = Field(
         None,
         max_length=MAX_ADAPTERS,
-        description="the adapters that are applied, and no other; without it, the default ones",
+        description="the only adapters to apply; if absent, the default ones",
     )
     cache_salt: str | None = Field(
         None,
         min_length=1,
         max_length=128,
-        description="prompt prefixes are reused only under the same salt",
+        description="prompt prefixes are reused only between requests with the same salt",
     )
-    deterministic: Flag = Field(False, description="alone in its batch, nothing reused")
+    deterministic: Flag = Field(False, description="compute alone in its batch, reusing nothing")
 
 
 def inference_body(state: AppState, *, needs_job_id: bool = False) -> type[InferenceBody]:
-    """The body's model with this worker's limits; `/execute` needs a job id."""
+    """The body's model with this worker's limits; `/execute` requires a job id."""
     prompt_chars = state.settings.max_prompt_chars
     return _inference_body(
         prompt_chars, state.served.max_tokens_out, state.served.vocab_size, needs_job_id

@@ -1,4 +1,4 @@
-"""The native answers: a job's events as server-sent events or as lines of JSON, or one object."""
+"""The native answers: a job's events as server-sent events or JSON lines, or one object."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINE_STREAM = StreamForm(
 
 
 class NativeAnswer(Answer[InferenceBody]):
-    """Events in contract order: started, token* and metrics*, one end or error."""
+    """Events in the contract's order: started, token* and metrics*, one end or error."""
 
     form = EVENT_STREAM
     token_head, token_tail = 'event: token\ndata: {"type":"token","t":', "]}\n\n"
@@ -103,7 +103,7 @@ class NativeAnswer(Answer[InferenceBody]):
         assert finished is not None
         end: dict[str, Any] = {
             "type": "end",
-            # As its events tell them, in which the end of generation is no token.
+            # Without the end-of-generation token, which no event contains.
             "tokens_out": finished.tokens_out - (finished.stop_reason == "EOS"),
             "decode_time_ms": round(finished.decode_time_ms, 3),
             "stop_reason": finished.stop_reason,
@@ -117,7 +117,7 @@ class NativeAnswer(Answer[InferenceBody]):
 
 
 class NativeLines(NativeAnswer):
-    """The same events, each as a line of JSON."""
+    """The same events, one JSON line each."""
 
     media_type = NDJSON
     form = LINE_STREAM

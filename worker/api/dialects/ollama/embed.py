@@ -23,32 +23,32 @@ from worker.wire.work import Embed, MixedTokens, Tokenize, Tokenized
 
 MAX_INPUTS = 2048
 _MOST_ADDED = 8
-"""More tokens than a vocabulary puts around a text."""
+"""An upper bound of the tokens that a vocabulary adds around a text."""
 _MOST_OF_A_CHARACTER = 64
-"""More tokens than one character outside of ASCII has; some are spelt out before."""
+"""An upper bound of one non-ASCII character's tokens; normalisation expands some characters."""
 
 
 Inputs = TextOrList[Annotated[Many[str], Field(max_length=MAX_INPUTS)]]
 
 
 class NoOptions(OpenBody):
-    """Every option is one of generation, or of the load: all are ignored by name."""
+    """All options are ignored, because they are about generation or loading."""
 
 
 class EmbedBody(AdaptedBody):
-    """`POST /api/embed`."""
+    """Texts to embed."""
 
     model: ModelName
     input: Inputs = ()
     dimensions: Integer | None = Field(None, ge=1)
     truncate: Flag = Field(
-        False, description="whether an input that is too long loses its end, or is refused"
+        False, description="cut inputs that are too long, instead of refusing them"
     )
     options: NoOptions = NoOptions()
 
 
 class EmbeddingsBody(AdaptedBody):
-    """`POST /api/embeddings`."""
+    """A text to embed."""
 
     model: ModelName
     prompt: str = ""
@@ -80,7 +80,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
 
 
 async def _cut(request: Request, state: AppState, text: str) -> str | MixedTokens:
-    """A text as it is, or as the tokens of its beginning that fit into the context."""
+    """The text unchanged if it fits into the context, else as many of its first tokens as fit."""
     most = state.loaded().model.context_length
     n_most = len(text) if text.isascii() else len(text) * _MOST_OF_A_CHARACTER
     if n_most + _MOST_ADDED <= most:
@@ -90,7 +90,7 @@ async def _cut(request: Request, state: AppState, text: str) -> str | MixedToken
     tokens, plain = (array("i", each.ids) for each in found)
     if len(tokens) <= most:
         return text
-    # What the vocabulary puts behind a text stays there: some models pool at it.
+    # Keep the tokens that the vocabulary adds at the end, because some models pool there.
     places = range(len(tokens) - len(plain) + 1)
     n_before = next((n for n in places if tokens[n : n + len(plain)] == plain), len(tokens))
     end = tokens[n_before + len(plain) :]
@@ -110,12 +110,12 @@ async def embedding(request: Request, state: AppState) -> object:
 
 
 OPERATIONS = [
-    Operation("POST", "/api/embed", embeddings, "Ollama's embeddings", body=EmbedBody),
+    Operation("POST", "/api/embed", embeddings, "Embed texts, in Ollama's form", body=EmbedBody),
     Operation(
         "POST",
         "/api/embeddings",
         embedding,
-        "One embedding, in the older form",
+        "Embed a text, in Ollama's older form",
         body=EmbeddingsBody,
     ),
 ]

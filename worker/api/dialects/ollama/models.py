@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about the server and its one model."""
+"""Ollama's paths about the server and its model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from worker.errors import ModelNotFound
 from worker.wire.sampling import PARAMETERS
 
 API_VERSION = "0.12.11"
-"""The version of Ollama whose API this is; clients refuse one that is too old for them."""
+"""The version of Ollama whose API is served; clients refuse a server that is too old."""
 _NEVER = "2300-01-01T00:00:00Z"
-"""When the model is unloaded, for clients that read it as a time."""
+"""`expires_at` of a model that is never unloaded; clients require a time."""
 
 
 class NamedBody(OpenBody):
-    """A model's name, by which `/api/show` and `/api/pull` ask for it."""
+    """The name of a model."""
 
     model: ModelName = Field(validation_alias=AliasChoices("model", "name"))
     stream: Flag = True
@@ -71,7 +71,7 @@ async def show(request: Request, state: AppState) -> object:
     own = {key: each for key, each in state.served.metadata.items() if "chat_template" not in key}
     facts = {
         "general.parameter_count": model.n_params,
-        # Clients ask for no more context than this, so it is the worker's and not the file's.
+        # Clients request at most this much context, so it is the worker's limit, not the file's.
         f"{model.architecture}.context_length": model.context_length,
     }
     return {
@@ -97,8 +97,8 @@ async def pull(request: Request, state: AppState) -> Response:
 async def change(request: Request, state: AppState) -> Response:
     names = " and ".join(map(repr, state.all_names))
     raise ModelNotFound(
-        f"this worker serves {names} and no other model: --model names it at the start, and "
-        "nothing is pulled, made, copied, pushed or deleted"
+        f"this worker serves {names} and no other model: --model sets it at the start, and models "
+        "are never pulled, created, copied, pushed or deleted"
     )
 
 
@@ -138,7 +138,7 @@ def _capabilities(state: AppState) -> list[str]:
     if model.pooling is not None:
         return [] if model.pooling == "rank" else ["embedding"]
     found = ["completion"]
-    if model.has_chat_template:  # one without tools is told of them in words
+    if model.has_chat_template:  # if it lacks tools, the prompt describes them
         found.append("tools")
     found += [name for name, is_taken in state.served.modalities.items() if is_taken]
     if conventions_of(template).thinking.begin in template:
@@ -156,27 +156,27 @@ def _started_at(state: AppState) -> str:
 
 OPERATIONS = [
     Operation(
-        "GET", "/api/tags", tags, "The model served", errors=(503,),
+        "GET", "/api/tags", tags, "List the models", errors=(503,),
         asks="groups", joined=_of_fleet,
     ),
     Operation(
-        "GET", "/api/ps", running, "The model loaded",
+        "GET", "/api/ps", running, "List the loaded model",
         asks="groups", joined=_of_fleet,
     ),
     Operation(
-        "POST", "/api/show", show, "What is known of the model",
+        "POST", "/api/show", show, "Describe a model",
         body=NamedBody, errors=(400, 404, 413, 503),
     ),
     Operation(
-        "POST", "/api/pull", pull, "The model, which is there from the start",
+        "POST", "/api/pull", pull, "Succeeds for a served model; nothing is pulled",
         {JSON: AsInReference, NDJSON: LINES}, body=NamedBody, errors=(400, 404, 413),
     ),
     *(
-        Operation(method, f"/api/{name}", change, "Refused: the model stays", errors=(404,))
+        Operation(method, f"/api/{name}", change, "Refused: models are fixed", errors=(404,))
         for method, name in
         (("POST", "create"), ("POST", "copy"), ("POST", "push"), ("DELETE", "delete"))
     ),
-    Operation("GET", "/api/version", version, "Whose API this is"),
-    Operation("GET", "/", is_running, "Is it there?", {"text/plain": str}, public=True),
+    Operation("GET", "/api/version", version, "The version of Ollama's API"),
+    Operation("GET", "/", is_running, "Whether the server runs", {"text/plain": str}, public=True),
 ]  # fmt: skip
-"""`/` is the page's where there is one; Ollama's own client only looks whether `HEAD /` is 200."""
+"""If there is a status page, it has `/`; Ollama's client only checks that `HEAD /` returns 200."""

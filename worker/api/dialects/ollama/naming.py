@@ -1,4 +1,4 @@
-"""Models, times and failures as Ollama names them. Pure functions, any thread."""
+"""Model names, times and errors in Ollama's form. Pure functions, any thread."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TAG = ":latest"
 
 
 def tagged(name: str) -> str:
-    """The name with a tag, without which Ollama lists no model."""
+    """The name with a tag, which every model listed by Ollama has."""
     return name if ":" in name else name + _TAG
 
 
@@ -24,7 +24,7 @@ def untagged(name: str) -> str:
 
 
 def served(name: str, state: AppState) -> str:
-    """The worker's own name for a model that a client names, with or without the tag."""
+    """The worker's own name for the model that a client names with or without a tag."""
     return name if name in state.all_names else untagged(name)
 
 
@@ -42,7 +42,7 @@ class OllamaError(TypedDict):
 
 ERRORS = ErrorForm(lambda error, correlation_id: {"error": error.message}, OllamaError)
 LINES = StreamForm(
-    # Quotes in a text are escaped; an argument of a call may be called so, too.
+    # Quotes in texts are escaped, but a call may have an argument of this name.
     lambda line: (
         line.startswith((b'{"error":', b'{"status":"success"'))
         or (b'"done":true' in line and json.loads(line)["done"])

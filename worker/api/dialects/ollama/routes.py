@@ -12,9 +12,9 @@ from worker.api.http.operation import Dialect
 
 _REFERENCE = "https://docs.ollama.com/api"
 OPERATIONS = [
-    generation("/api/chat", "Ollama's chats", ChatBody, read_chat, ChatAnswer),
+    generation("/api/chat", "Generate a chat's next message", ChatBody, read_chat, ChatAnswer),
     generation(
-        "/api/generate", "Ollama's completions",
+        "/api/generate", "Continue a text, in Ollama's form",
         GenerateBody, read_generate, GenerateAnswer,
     ),
 ]  # fmt: skip

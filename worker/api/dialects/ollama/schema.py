@@ -1,4 +1,4 @@
-"""Ollama's bodies as pydantic models, and the requests that they make. Any thread."""
+"""Ollama's bodies as pydantic models, and their conversion to requests. Any thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from worker.api.http.faults import refusal
 from worker.api.http.state import AppState
 from worker.wire.work import InfillPrompt, Prompt
 
-Images = Annotated[Many[str], Field(max_length=MAX_MEDIA, description="pictures in base64")]
+Images = Annotated[Many[str], Field(max_length=MAX_MEDIA, description="base64 or URLs of media")]
 Format = Annotated[
     Annotated[Literal["", "json"], Tag("~text")] | Annotated[JsonObject, Tag("~object")], ByKind
 ]
@@ -37,10 +37,10 @@ Think = FlagOrWord[Literal["low", "medium", "high", "max"]]
 
 
 class Options(SamplingFields):
-    """What shapes the answer; options of the load are ignored by name."""
+    """Options of generation; those of loading are ignored."""
 
     num_predict: Integer | None = Field(
-        None, ge=-(2**31), le=2**31 - 1, description="below 1 is all that the context leaves"
+        None, ge=-(2**31), le=2**31 - 1, description="the most tokens; below 1: no limit"
     )
     stop: Stops = ()
 
@@ -53,34 +53,34 @@ class Turn(MessageFields):
     images: Images = ()
 
     def message(self, path: str) -> Message:
-        """As Ollama has it: the pictures precede the text."""
+        """The message; as in Ollama, its pictures precede the text."""
         plain = super().message(path)
         pictures = _pictures(self.images, f"{path}.images")
         return replace(plain, content=(*pictures, *(plain.content or ()))) if pictures else plain
 
 
 def _pictures(images: tuple[str, ...], path: str) -> Content:
-    """Pictures, and sounds: Ollama has no other field for these, and tells them by their bytes."""
-    given = ((f"{path}[{index}]", image) for index, image in enumerate(images))
+    """Pictures and sounds, which Ollama has in the same field and distinguishes by their bytes."""
+    placed = ((f"{path}[{index}]", image) for index, image in enumerate(images))
     return tuple(
         named_medium("image", image, field)
         if image.startswith(("data:", "http:", "https:"))
         else medium_of(None, image, field)
-        for field, image in given
+        for field, image in placed
     )
 
 
 class GenerationBody(OwnFields):
-    """What `/api/chat` and `/api/generate` have in common."""
+    """The common fields of `/api/chat` and `/api/generate`."""
 
     model: ModelName
     stream: Flag = True
-    format: Format = Field("", description="'json', or a JSON schema that the answer follows")
-    think: Think | None = Field(None, description="whether the model reasons, or how much")
+    format: Format = Field("", description="json, or a JSON schema that the answer must follow")
+    think: Think | None = Field(None, description="whether, or how much, the model reasons")
     options: Options = Field(default_factory=lambda: Options.model_validate({}))
     logprobs: Flag = False
     top_logprobs: TopLogprobs = 0
-    template: Annotated[str, refused("leave it out")] = Field("", description="not honoured")
+    template: Annotated[str, refused("leave it out")] = Field("", description="not supported")
 
     @property
     def reasoning(self) -> ReasoningOptions:
@@ -113,7 +113,7 @@ class GenerationBody(OwnFields):
 
 
 class ChatBody(GenerationBody, ChatFields):
-    """`POST /api/chat`; without messages, the model is loaded."""
+    """A chat to answer. Without messages, the request only loads the model."""
 
     messages: Many[Turn] = Field((), max_length=MAX_MESSAGES)
 
@@ -121,15 +121,15 @@ class ChatBody(GenerationBody, ChatFields):
 
 
 class GenerateBody(GenerationBody):
-    """`POST /api/generate`; without a prompt, the model is loaded."""
+    """A text to continue. Without a prompt, the request only loads the model."""
 
     prompt: str = ""
-    suffix: str = Field("", description="what comes after the answer")
+    suffix: str = Field("", description="the text after the answer")
     system: str = ""
-    raw: Flag = Field(False, description="the prompt is not put into the chat template")
+    raw: Flag = Field(False, description="do not apply the chat template to the prompt")
     images: Images = ()
     context: Annotated[tuple[Any, ...], refused("send the conversation to /api/chat")] = Field(
-        (), description="not honoured; send the conversation to /api/chat"
+        (), description="not supported; send the conversation to /api/chat"
     )
 
 
@@ -142,7 +142,7 @@ def read_chat(body: ChatBody, state: AppState) -> Generate | ModelOnly:
 def read_generate(body: GenerateBody, state: AppState) -> Generate | ModelOnly:
     """
     Raises:
-        InvalidRequest: a system text that no template takes.
+        InvalidRequest: pictures or a system text without a chat template to put them into.
     """
     if not (body.prompt or body.suffix):
         return _loaded(body, state, {"response": ""})
@@ -152,28 +152,28 @@ def read_generate(body: GenerateBody, state: AppState) -> Generate | ModelOnly:
         messages = (*system, Message("user", content))
         return body.generate(Chat(messages, reasoning=body.reasoning, path="prompt"), state)
     if body.images:
-        raise refusal("images", "conflict", "go with a prompt that is put into a chat template")
+        raise refusal("images", "conflict", "require a prompt that is put into a chat template")
     if body.system:
-        raise refusal("system", "conflict", "goes with a prompt that is put into a chat template")
+        raise refusal("system", "conflict", "requires a prompt that is put into a chat template")
     prompt = InfillPrompt(body.prompt, body.suffix) if body.suffix else body.prompt
     return body.generate((prompt,), state)
 
 
 def _loaded(body: GenerationBody, state: AppState, empty: dict[str, object]) -> ModelOnly:
-    """The answer to a request that only wants the model loaded."""
+    """The answer to a request that only loads the model."""
     state.require_model(name := served(body.model, state))
     state.loaded()
     head = {"model": tagged(state.name_of(name)), "created_at": now()}
-    is_to_go = _asks_to_unload(body)
-    reason = "unload" if is_to_go else "load"
+    unloads = _unloads(body)
+    reason = "unload" if unloads else "load"
     answer = {**head, **empty, "done": True, "done_reason": reason}
-    return ModelOnly(answer, is_wanted=not is_to_go)
+    return ModelOnly(answer, is_wanted=not unloads)
 
 
-def _asks_to_unload(body: GenerationBody) -> bool:
-    """Whether the model is to go at once. It stays, so the field is named as ignored; but clients
-    wait for the reason that Ollama gives."""
-    given = (body.model_extra or {}).get("keep_alive")
-    if isinstance(given, str):
-        return re.fullmatch(r"[+-]?0+(\.0+)?(ns|us|µs|ms|s|m|h)?", given.strip()) is not None
-    return given == 0 and given is not False
+def _unloads(body: GenerationBody) -> bool:
+    """Whether `keep_alive` asks to unload the model at once. The model stays, so the field counts
+    as ignored, but clients wait for Ollama's `done_reason`."""
+    value = (body.model_extra or {}).get("keep_alive")
+    if isinstance(value, str):
+        return re.fullmatch(r"[+-]?0+(\.0+)?(ns|us|µs|ms|s|m|h)?", value.strip()) is not None
+    return value == 0 and value is not False

@@ -1,4 +1,4 @@
-"""Ollama's answers: lines of JSON, or the same as one object."""
+"""Ollama's answers: JSON lines, or their content as one object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Line = dict[str, Any]
 
 
 class _Lines(Answer[Body]):
-    """What chats and plain texts have in common."""
+    """What chats and plain completions have in common."""
 
     media_type = NDJSON
     form = LINES
@@ -28,11 +28,11 @@ class _Lines(Answer[Body]):
         [self._choice] = self.choices
         self._model = tagged(self.state.name_of(self.asked.model))
         self._n_calls = 0
-        """Those that were sent; a call is one line, so it waits until it is whole."""
+        """Number of calls sent. A call is one line, so it is sent once it is complete."""
 
     @abstractmethod
     def content(self, text: str, thinking: str = "", calls: Sequence[Block] = ()) -> Line:
-        """The fields of a line that hold a part of the answer, or all of it."""
+        """The fields of a line that hold a part of the answer, or the whole answer."""
 
     def encode(self, choice: Choice, delta: Delta) -> bytes:
         match delta:
@@ -42,7 +42,7 @@ class _Lines(Answer[Body]):
                 return self._calls(choice.calls[:-1])
             case Text(text, logprobs) if text or logprobs:
                 scored = {"logprobs": scored_tokens(logprobs)} if logprobs else {}
-                # Scores alone may come in the middle of a call; text ends it.
+                # Text ends a call; a delta with scores alone may be in the middle of one.
                 ended = self._calls(choice.calls) if text else b""
                 return ended + self._line(self.content(text) | scored)
             case Reasoning(text):
@@ -60,12 +60,12 @@ class _Lines(Answer[Body]):
         return self._head() | content | scored | self._end()
 
     def _whole_calls(self) -> Sequence[Block]:
-        """Not the one that was cut off: as an object, its arguments would look whole."""
+        """All calls but one that was cut off: as an object, its arguments would look complete."""
         calls = self._choice.calls
         return calls[:-1] if self._choice.is_cut else calls
 
     def _calls(self, calls: Sequence[Block]) -> bytes:
-        """A line for each of these calls that has none yet."""
+        """A line for each of these calls that was not sent yet."""
         new, self._n_calls = calls[self._n_calls :], len(calls)
         return b"".join(self._line(self.content("", calls=[call])) for call in new)
 

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings. A thread encodes them."""
+"""OpenAI's embeddings, and llama-server's form of them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ from worker.wire.work import Embed, MarkedPrompt, MixedTokens
 
 MAX_INPUTS = 2048
 SHORT_PATH, OWN_PATH = "/embeddings", "/embedding"
-"""The second is where llama-server answers in its own form alone."""
+"""On `OWN_PATH`, llama-server always answers in its own form."""
 Prompts: Any = prompts_of_at_most(MAX_INPUTS)
 
 
 class EmbeddingBody(AdaptedBody):
-    """`POST /v1/embeddings`; with `content` in place of `input`, the answer has llama-server's own
-    form."""
+    """Texts to embed. With `content` instead of `input`, the answer has llama-server's form."""
 
     input: Prompts | None = None
     content: Prompts | None = None
@@ -38,7 +37,8 @@ class EmbeddingBody(AdaptedBody):
         2,
         ge=-1,
         le=16,
-        description="the p of the p-norm that vectors are scaled by; -1 is none, 0 the largest",
+        description="vectors are divided by their p-norm of this p; -1: by nothing, 0: so that "
+        "the largest value is 32760",
     )
     user: str | None = None
 
@@ -53,8 +53,8 @@ class EmbeddingBody(AdaptedBody):
         return "content" if self.input is None else "input"
 
     def unused(self, *, is_own: bool, is_scaled: bool) -> Iterator[str]:
-        """The given fields that have no effect on an answer: in llama-server's own form where it
-        `is_own`, of vectors that are scaled or not."""
+        """The fields without effect on an answer in llama-server's form (`is_own`) or in OpenAI's,
+        whose vectors are scaled or not."""
         if None not in (self.input, self.content):
             yield "content"
         if is_own and self.encoding_format != "float":
@@ -65,13 +65,13 @@ class EmbeddingBody(AdaptedBody):
     def inputs(self) -> tuple[str | MixedTokens, ...]:
         """
         Raises:
-            InvalidRequest: there are pictures or sounds, of which no embeddings are made.
+            InvalidRequest: an input has pictures or sounds, which cannot be embedded.
         """
         path = self.field
         found = prompts_of(getattr(self, path), path)
         texts = tuple(each for each in found if not isinstance(each, MarkedPrompt))
         if len(texts) < len(found):
-            message = f"{path}: embeddings are made of texts and tokens, without multimodal_data"
+            message = f"{path}: only texts and tokens can be embedded, without multimodal_data"
             raise invalid([fault(path, "unsupported", message)])
         return texts
 
@@ -81,7 +81,7 @@ async def embeddings(request: Request, state: AppState) -> Response:
     adapters = state.adapters.of(body.model, body.lora)
     path, pooling = request.url.path, state.loaded().model.pooling
     is_own = body.field == "content" or path == OWN_PATH
-    is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has no place for it
+    is_own |= path == SHORT_PATH and pooling == "none"  # OpenAI's form has one vector per text
     work = Embed(inputs, body.embd_normalize, adapters=adapters, field=body.field)
     name_ignored(request, body.unused(is_own=is_own, is_scaled=pooling != "none"))
     found = await embed(request, state, work, body.dimensions, of_tokens=is_own)
@@ -98,8 +98,8 @@ async def embeddings(request: Request, state: AppState) -> Response:
 def _entries(
     found: Sequence[Embedding], body: EmbeddingBody, *, is_own: bool
 ) -> Iterator[dict[str, Any]]:
-    """Of each text. llama-server's own form has a list of vectors, which is one if the model
-    pools."""
+    """One entry for each text. In llama-server's form it has a list of vectors, of which there is
+    one if the model pools."""
     for index, each in enumerate(found):
         if is_own:
             yield {"index": index, "embedding": each.vectors(body.dimensions)}
@@ -111,6 +111,6 @@ def _entries(
 
 
 OPERATIONS = [
-    Operation("POST", path, embeddings, "OpenAI's embeddings", body=EmbeddingBody)
+    Operation("POST", path, embeddings, "Embed texts", body=EmbeddingBody)
     for path in ("/v1/embeddings", SHORT_PATH, OWN_PATH)
 ]

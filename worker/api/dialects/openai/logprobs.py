@@ -18,8 +18,8 @@ def chat_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def prompt_offsets(text: str, entries: Sequence[TokenLogprob]) -> list[int]:
-    """Where a prompt's tokens begin in its text, in characters. As the tokens have it, a BOS or a
-    space may come before it. A character counts once all its bytes have come."""
+    """The offset of each prompt token in the text, in characters. A BOS or space that precedes the
+    text has offset 0. A character of several tokens belongs to the one with its last byte."""
     characters = codecs.getincrementaldecoder("utf-8")("replace")
     lengths = [len(characters.decode(entry.piece)) for entry in entries]
     lengths.append(len(characters.decode(b"", final=True)))
@@ -50,7 +50,7 @@ def completion_logprobs(entries: Sequence[TokenLogprob], offsets: list[int]) -> 
 
 
 def prompt_logprobs(entries: Sequence[TokenLogprob]) -> Iterator[dict[str, Any] | None]:
-    """vLLM's form: for each token of the prompt, itself and its alternatives by token id."""
+    """vLLM's form: for each token of the prompt, its score and its alternatives' by token id."""
     for entry in entries:
         yield None if math.isnan(entry.logprob) else _by_id(entry)
 

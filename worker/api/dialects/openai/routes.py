@@ -29,7 +29,7 @@ async def models(request: Request, state: AppState) -> object:
 
 
 def _listed(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A list of OpenAI's, and a page of Anthropic's, whose clients ask at the same path."""
+    """OpenAI's list and Anthropic's page in one, because both send clients to the same path."""
     ids = [entry["id"] for entry in entries] or [None]
     page = {"has_more": False, "first_id": ids[0], "last_id": ids[-1]}
     return {"object": "list", "data": entries, **page}
@@ -59,14 +59,14 @@ def _model(state: AppState, name: str) -> dict[str, Any]:
         "object": "model",
         "created": created,
         "owned_by": "llorch-worker",
-        # What Anthropic's clients read.
+        # Fields for Anthropic's clients.
         "type": "model",
         "display_name": name,
         "created_at": rfc3339(created),
         "lifecycle": "active",
         "max_input_tokens": info.model.context_length,
         "max_tokens": state.served.max_tokens_out,
-        # As a router of llama-server has it, whose page chooses among a fleet's models by it.
+        # As from llama-server's router: the chat page uses it to choose among a fleet's models.
         "status": {"value": "sleeping" if state.supervisor.state == "sleeping" else "loaded"},
         "root": name if is_adapter else state.model_name,
         "parent": state.model_name if is_adapter else None,
@@ -92,7 +92,7 @@ OPERATIONS = [
     for prefix in ("/v1", "")
     for operation in (
         generation(
-            f"{prefix}/chat/completions", "OpenAI's chat completions",
+            f"{prefix}/chat/completions", "Generate the next message of a chat, in OpenAI's form",
             ChatBody, read_chat, ChatAnswer,
         ),
         counting(
@@ -100,17 +100,17 @@ OPERATIONS = [
             object="response.input_tokens",
         ),
         generation(
-            f"{prefix}/completions", "OpenAI's completions",
+            f"{prefix}/completions", "Continue a text, in OpenAI's form",
             CompletionBody, read_completion, CompletionAnswer,
         ),
         Operation(
             "GET", f"{prefix}/models", models,
-            "The models served, for OpenAI's and Anthropic's clients", errors=(503,),
+            "List the models, for OpenAI's and Anthropic's clients", errors=(503,),
             asks="groups", joined=_of_fleet,
         ),
         Operation(
             "GET", f"{prefix}/models/{{model}}", model,
-            "A model served, for OpenAI's and Anthropic's clients", errors=(404, 503),
+            "Describe a model, for OpenAI's and Anthropic's clients", errors=(404, 503),
         ),
     )
 ]  # fmt: skip

@@ -1,7 +1,7 @@
-"""OpenAI's bodies as pydantic models, and the requests that they make.
+"""OpenAI's bodies as pydantic models, and their conversion to requests.
 
-They have the additional fields of llama.cpp and vLLM. Every field here takes effect; any other
-field is ignored and reported by name. Any thread.
+They include the additional fields of llama.cpp and vLLM. Every field here takes effect or is
+refused; any other field is ignored, and named in the answer's headers. Any thread.
 """
 
 from __future__ import annotations
@@ -32,36 +32,36 @@ class ResponseFormat(OpenBody):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
     schema_: JsonObject | None = Field(
-        None, validation_alias="schema", description="a JSON schema, as llama.cpp has it"
+        None, validation_alias="schema", description="a JSON schema, in llama.cpp's place for it"
     )
 
 
 class ChatBody(GenerationFields, ReasoningChatFields):
-    """`POST /v1/chat/completions`."""
+    """A chat, and how to answer it."""
 
     logprobs: Flag = False
     top_logprobs: TopLogprobs | None = None
     response_format: ResponseFormat | None = None
     parallel_tool_calls: Flag | None = Field(
         None,
-        description="false: one call at most; true: where a call is required, several may come",
+        description="false: at most one call; true: several even if tool_choice requires one",
     )
     modalities: Many[Literal["text"]] = ()
     reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
-        None, description="none: reasoning stays in the text; else it is reasoning_content"
+        None, description="none: keep reasoning in content; else move it to reasoning_content"
     )
     functions: Annotated[tuple[Any, ...], refused("send them as tools")] = Field(
-        (), description="not honoured; tools took their place"
+        (), description="not supported; use tools"
     )
 
     format_fields = GenerationFields.format_fields | {"response_format"}
 
     @field_validator("max_tokens")
     @classmethod
-    def _asks_for_some(cls, given: int | None) -> int | None:
-        if given == 0:
+    def _is_not_zero(cls, value: int | None) -> int | None:
+        if value == 0:
             raise wrong("minimum", "must be an integer of at least 1, or -1")
-        return given
+        return value
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -77,25 +77,25 @@ class ChatBody(GenerationFields, ReasoningChatFields):
 
 
 class CompletionBody(GenerationFields):
-    """`POST /v1/completions`."""
+    """A text to continue, and how."""
 
     prompt: prompts_of_at_most(MAX_PROMPTS)  # type: ignore[valid-type]
-    logprobs: TopLogprobs | None = None
+    logprobs: TopLogprobs | None = Field(None, description="alternatives to report per token")
     prompt_logprobs: TopLogprobs | None = Field(
-        None, description="log-probabilities of the prompt's tokens and of so many alternatives"
+        None, description="report log-probabilities of prompt tokens and this many alternatives"
     )
     best_of: Integer | None = Field(
-        None, ge=1, description="n at most: no more choices are made than are answered with"
+        None, ge=1, description="at most n; all choices that are generated are returned"
     )
     echo: Flag = Field(
-        False, description="the answer begins with the prompt, its log-probabilities included"
+        False, description="begin the answer with the prompt and, if requested, its logprobs"
     )
     suffix: str | None = Field(
-        None, description="what comes after the answer; needs fill-in-the-middle tokens"
+        None, description="the text after the answer; needs a model with fill-in-the-middle tokens"
     )
 
     default_tokens = 16
-    """As OpenAI has it."""
+    """OpenAI's default of `max_tokens`."""
 
 
 def read_chat(body: ChatBody, state: AppState) -> Generate:
@@ -131,11 +131,11 @@ def read_completion(body: CompletionBody, state: AppState) -> Generate:
         InvalidRequest: the fields do not fit together.
     """
     if body.best_of is not None and body.best_of > body.n:
-        what = "must be at most n: no more choices are made than are answered with"
+        what = "must be at most n: all choices that are generated are returned"
         raise refusal("best_of", "maximum", what, body.best_of)
     prompts = tuple(_with_suffix(prompt, body.suffix) for prompt in prompts_of(body.prompt))
     if body.echo and not all(isinstance(prompt, str | tuple) for prompt in prompts):
-        what = "goes with a prompt of text and tokens, without media and suffix"
+        what = "requires a prompt of text and tokens, without media and suffix"
         raise refusal("echo", "conflict", what)
     wanted = [body.prompt_logprobs, body.logprobs if body.echo else None]
     n_of_prompt = max((n for n in wanted if n is not None), default=None)
@@ -148,5 +148,5 @@ def _with_suffix(prompt: str | MixedTokens | MarkedPrompt, suffix: str | None) -
     if not suffix:
         return prompt
     if not isinstance(prompt, str):
-        raise refusal("suffix", "conflict", "goes with a prompt of text only")
+        raise refusal("suffix", "conflict", "requires a prompt that is one text")
     return InfillPrompt(prompt, suffix)

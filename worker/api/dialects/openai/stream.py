@@ -1,4 +1,4 @@
-"""OpenAI's answers: one object, or chunks of a stream that `[DONE]` ends."""
+"""OpenAI's answers: one object, or a stream of chunks that ends with `[DONE]`."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ DONE = b"data: [DONE]\n\n"
 
 
 class _Choices(Answer[Any]):
-    """All choices of one request, in what chats and plain completions have in common."""
+    """All choices of one request; what chats and plain completions have in common."""
 
     form = CHUNK_STREAM
     chunk_object: ClassVar[str]
     answer_object: ClassVar[str]
     nothing: ClassVar[str]
-    """What a streamed choice without content holds, as JSON."""
+    """The content of a streamed choice without any, as JSON."""
 
     body: GenerationFields
 
@@ -78,7 +78,7 @@ class _Choices(Answer[Any]):
         reason: str = "null",
         more: str = "",
     ) -> bytes:
-        """A chunk with one choice, whose `content` is JSON; `more` stands beside the choice."""
+        """A chunk with one choice. `content` is JSON; `more` has further fields of the chunk."""
         return (
             f'{self._begin}{choice.index},{content},"logprobs":{logprobs},'
             f'"finish_reason":{reason}}}]{more}}}\n\n'
@@ -87,14 +87,14 @@ class _Choices(Answer[Any]):
     # --- whole ---------------------------------------------------------------------------
 
     def whole(self) -> dict[str, Any]:
-        # One choice after the other, because what they are built of may be large.
+        # Choices are built one at a time, because they may be large.
         return self._head | {"choices": map(self._whole, self.choices)} | self._sums()
 
     @abstractmethod
     def _whole(self, choice: Choice) -> dict[str, Any]: ...
 
     def _sums(self) -> dict[str, Any]:
-        """A prompt is counted once; its first choice tells what was cached."""
+        """`usage` and `timings`. A prompt counts once, for its first choice."""
         jobs = [choice.job for choice in self.choices if choice.job.counts_prompt]
         n_prompt = sum(job.prompt_tokens for job in jobs)
         n_out = sum(choice.tokens_out for choice in self.choices)
@@ -182,14 +182,14 @@ class CompletionAnswer(_Choices):
                 echo = f'"text":{quoted(choice.echo)}'
                 return super().encode(choice, delta) + self._chunk(choice, echo)
             case PromptScored(_, entries):
-                told = b""
+                chunks = b""
                 if self.body.prompt_logprobs is not None:
                     of_prompt = _scores(prompt_logprobs(entries))
-                    told = self._chunk(choice, f'"text":"","prompt_logprobs":{of_prompt}')
+                    chunks = self._chunk(choice, f'"text":"","prompt_logprobs":{of_prompt}')
                 if self._scored and self.body.echo:
                     offsets = prompt_offsets(choice.echo, entries)
-                    told += self._part(choice, choice.echo, entries, offsets)
-                return told
+                    chunks += self._part(choice, choice.echo, entries, offsets)
+                return chunks
             case _:
                 return super().encode(choice, delta)
 
@@ -217,13 +217,12 @@ class CompletionAnswer(_Choices):
 
 
 def _offsets(choice: Choice, entries: Sequence[TokenLogprob]) -> list[int]:
-    """Where tokens of the answer begin in a completion's text, which begins with the echo."""
+    """The offsets of the answer's tokens in a completion's text, which begins with the echo."""
     return [len(choice.echo) + entry.begin for entry in entries]
 
 
 def _scores(value: object) -> str:
-    """Log-probabilities as JSON. Many are written on a thread, which lets others have their
-    turns."""
+    """Log-probabilities as JSON. Many are encoded on a thread, in parts, so that others can run."""
     return b"".join(in_parts(value)).decode()
 
 

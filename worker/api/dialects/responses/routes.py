@@ -14,7 +14,7 @@ OPERATIONS = [
     for path in ("/v1/responses", "/responses")
     for operation in (
         generation(
-            path, "OpenAI's responses, nothing stored",
+            path, "Generate a response in OpenAI's form; nothing is stored",
             ResponsesBody, read, ResponseAnswer,
         ),
         counting(

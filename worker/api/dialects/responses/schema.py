@@ -1,6 +1,6 @@
-"""The bodies of OpenAI's responses as pydantic models, and the requests that they make.
+"""The bodies of OpenAI's responses as pydantic models, and their conversion to requests.
 
-Nothing is stored here, so a body has the whole conversation. Any thread.
+Nothing is stored here, so a body must have the whole conversation. Any thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Thought(OpenBody):
 
 
 _IGNORED_ITEMS = frozenset({"web_search_call"})
-"""What OpenAI's own tools did, of which an item tells nothing that a model could read."""
+"""Calls of OpenAI's own tools, whose items contain nothing that a model could read."""
 _UNREADABLE = {
     "item_reference": "only refers to an item, and nothing is stored; send the item itself",
     "compaction": "holds a conversation that only OpenAI can read; begin a new one",
@@ -64,18 +64,18 @@ class InputItem(OpenBody):
         "custom_tool_call_output", "reasoning", "web_search_call", "item_reference", "compaction",
     ] = Field(
         "message",
-        description="an item_reference and a compaction are refused: nothing is stored, and only "
-        "OpenAI can read the latter; a web_search_call is ignored",
+        description="web_search_call is ignored; item_reference is refused because nothing is "
+        "stored, compaction because only OpenAI can read it",
     )  # fmt: skip
-    id: str | None = Field(None, description="of an item of an earlier answer; nothing is stored")
-    status: str | None = Field(None, description="of an earlier answer's item; says nothing here")
+    id: str | None = Field(None, description="of an earlier answer's item; without effect here")
+    status: str | None = Field(None, description="of an earlier answer's item; without effect here")
     role: Literal["user", "assistant", "system", "developer"] = "user"
     content: ContentFields | None = None
     name: ToolName = ""
-    namespace: ToolName | None = Field(None, description="of a call's tool")
+    namespace: ToolName | None = Field(None, description="the namespace of a call's tool")
     call_id: str = ""
     arguments: str = ""
-    input: str = Field("", description="of a custom_tool_call")
+    input: str = Field("", description="of a custom_tool_call: its text")
     output: ContentFields = ""
     summary: Many[Thought] = ()
 
@@ -120,14 +120,14 @@ class GroupedTool(OpenBody):
     strict: Flag | None = None
     format: CustomFormat = Field(
         CustomFormat(),
-        description="of a custom tool's text; a forced call keeps it, one that the model makes by "
-        "its own choice is as the model wrote it",
+        description="format of a custom tool's input; enforced for forced calls only, else the "
+        "input is whatever the model wrote",
     )
 
     _is_named = needed_by(_NAMED)
 
     def tool(self, path: str) -> Tool:
-        """The tool, whose field is `path`."""
+        """Convert the tool at the field `path`."""
         if self.type == "custom":
             form = self.format.form(f"{path}.format")
             return custom_tool(self.name, self.description, path, form)
@@ -136,22 +136,22 @@ class GroupedTool(OpenBody):
 
 class ResponseTool(GroupedTool):
     tools: Many[GroupedTool] = Field(
-        (), max_length=MAX_TOOLS, description="of a namespace: functions and custom tools"
+        (), max_length=MAX_TOOLS, description="of a namespace: its functions and custom tools"
     )
 
     @property
     def ignored(self) -> Iterator[str]:
-        """What OpenAI itself would run; this worker has none of it."""
+        """Types of the tools that OpenAI itself would run, which this worker does not have."""
         kinds = (self, *self.tools) if self.type != "namespace" else self.tools
         return (tool.type for tool in kinds if tool.type not in _OURS)
 
-    def told(self) -> dict[str, Any]:
-        """In an answer, where a function has all of its fields."""
+    def in_answer(self) -> dict[str, Any]:
+        """The tool as an answer repeats it; a function has all of its fields there."""
         known = _OF_A_FUNCTION if self.type == "function" else ()
         return {**dict.fromkeys(known), **self.model_dump(exclude_unset=True)}
 
     def all(self, path: str) -> Iterator[Tool]:
-        """It, or the tools of the namespace that it is; their names begin with the namespace's."""
+        """This tool, or a namespace's tools, whose names begin with the namespace's."""
         if self.type in _OURS:
             yield self.tool(path)
         if self.type != "namespace":
@@ -161,14 +161,14 @@ class ResponseTool(GroupedTool):
             if each.type not in _OURS:
                 continue
             tool = each.tool(f"{path}.tools[{index}]")
-            told = "\n\n".join(filter(None, (about, tool.description)))
-            about = None  # with the first of them
-            name, within = told_name(tool.name, self.name), (self.name, tool.name)
-            yield replace(tool, name=name, description=told or None, within=within)
+            description = "\n\n".join(filter(None, (about, tool.description)))
+            about = None  # only the first tool has the namespace's description
+            name, within = qualified_name(tool.name, self.name), (self.name, tool.name)
+            yield replace(tool, name=name, description=description or None, within=within)
 
 
-def told_name(name: str, namespace: str | None) -> str:
-    """By which the model is told of a tool. Codex joins them so where it cannot keep them apart."""
+def qualified_name(name: str, namespace: str | None) -> str:
+    """The tool's name for the model, joined as Codex does for models without namespaces."""
     return f"{namespace.rstrip('_')}__{name.lstrip('_')}" if namespace else name
 
 
@@ -181,8 +181,8 @@ class TextFormat(OpenBody):
     _has_schema = needed_by({"json_schema": "schema_"})
 
     @property
-    def told(self) -> JsonObject:
-        """In an answer: OpenAI's SDK wants all of a schema's fields."""
+    def in_answer(self) -> JsonObject:
+        """The format as an answer repeats it; OpenAI's SDK requires all fields of a schema."""
         if self.type != "json_schema":
             return {"type": self.type}
         named = {"name": self.name or "", "schema": self.schema_, "strict": self.strict}
@@ -200,15 +200,15 @@ class Effort(OpenBody):
 
 class AllowedTool(OpenBody):
     type: str
-    name: ToolName = Field("", description="of a tool, or of a namespace with all of its tools")
+    name: ToolName = Field("", description="name of a tool, or of a namespace with all its tools")
     namespace: ToolName | None = None
 
     _is_named = needed_by(_NAMED)
 
     def names(self, tools: Iterable[Tool]) -> Iterator[str]:
-        """By which the model is told of what it allows."""
+        """The names, for the model, of the tools that it allows."""
         if self.type != "namespace":
-            yield told_name(self.name, self.namespace)
+            yield qualified_name(self.name, self.namespace)
             return
         for tool in tools:
             if tool.within is not None and tool.within[0] == self.name:
@@ -230,7 +230,7 @@ MAX_INCLUDED = 64
 
 
 class ResponsesBody(SamplingFields, OwnFields):
-    """`POST /v1/responses`."""
+    """A chat, and how to answer it."""
 
     input: TextOrList[Items]
     instructions: str | None = None
@@ -241,15 +241,15 @@ class ResponsesBody(SamplingFields, OwnFields):
     text: TextOptions = TextOptions()
     reasoning: Effort = Effort()
     include: Many[str] = Field(
-        (), max_length=MAX_INCLUDED, description=f"{LOGPROBS}; nothing else is included"
+        (), max_length=MAX_INCLUDED, description=f"only {LOGPROBS} is supported"
     )
     top_logprobs: TopLogprobs = Field(
-        0, description="so many alternatives of each token and its own log-probability; 0: neither"
+        0, description="report log-probabilities of tokens and of this many alternatives; 0: none"
     )
-    metadata: JsonObject = Field({}, max_length=16, description="told again in the answer")
-    previous_response_id: str | None = None
-    conversation: Any = Field(None, description="not honoured; nothing is stored")
-    prompt: Any = Field(None, description="not honoured; nothing is stored")
+    metadata: JsonObject = Field({}, max_length=16, description="repeated in the answer")
+    previous_response_id: str | None = Field(None, description="not supported: nothing is stored")
+    conversation: Any = Field(None, description="not supported: nothing is stored")
+    prompt: Any = Field(None, description="not supported: nothing is stored")
 
     @property
     def logprobs(self) -> int | None:
@@ -259,7 +259,7 @@ class ResponsesBody(SamplingFields, OwnFields):
 def read(body: ResponsesBody, state: AppState) -> Generate:
     """
     Raises:
-        InvalidRequest: the body leaves something to what was stored, which is nothing.
+        InvalidRequest: the body refers to something stored, or has nothing that a model can read.
     """
     return Generate(
         input=chat_of(body),
@@ -282,20 +282,19 @@ def _kinds(body: ResponsesBody) -> set[str]:
 def chat_of(body: ResponsesBody) -> Chat:
     """
     Raises:
-        InvalidRequest: the body leaves something to what was stored, which is nothing, or it has
-            nothing that a model reads.
+        InvalidRequest: the body refers to something stored, or has nothing that a model can read.
     """
     stored = ("previous_response_id", "conversation", "prompt")
     if named := [name for name in stored if getattr(body, name) is not None]:
         what = "is not honoured: nothing is stored; send the whole input"
         raise invalid([fault(name, "unsupported", f"{name} {what}") for name in named])
     if (kinds := _kinds(body)) and kinds <= _IGNORED_ITEMS:
-        what = f"must have an item besides {' and '.join(sorted(kinds))}: a model reads none of it"
+        what = f"must have an item besides {' and '.join(sorted(kinds))}, which models cannot read"
         raise refusal("input", "minItems", what)
     verbosity = body.text.verbosity
     tools = [each for index, tool in enumerate(body.tools) for each in tool.all(f"tools[{index}]")]
     if len(tools) > MAX_TOOLS:
-        what = f"must be at most {MAX_TOOLS}, those of namespaces counted one by one"
+        what = f"must be at most {MAX_TOOLS}, including each tool of a namespace"
         raise refusal("tools", "maxItems", what)
     chat = Chat(
         messages=tuple(_messages(body)),
@@ -309,7 +308,7 @@ def chat_of(body: ResponsesBody) -> Chat:
     if not isinstance(choice, ToolChoice):
         return chat if choice is None else replace(chat, tool_choice=choice)
     if choice.type != "allowed_tools":
-        name = told_name(choice.name or "", choice.namespace)
+        name = qualified_name(choice.name or "", choice.namespace)
         return replace(chat, tool_choice=OneTool(name, "tool_choice.name"))
     allowed = [
         (list(each.names(tools)), f"tool_choice.tools[{index}].name")
@@ -330,12 +329,12 @@ def _messages(body: ResponsesBody) -> list[Message]:
             case "message" if item.role == "assistant":
                 if turn is None or (turn.content is not None and not turn.tool_calls):
                     messages.append(Message("assistant", content or ()))
-                else:  # also behind a call: between it and its result a template takes nothing
+                else:  # even after a call, which templates want directly before its result
                     messages[-1] = replace(turn, content=content_joined(turn.content, content))
             case "message":
                 messages.append(Message(item.role, content or ()))
             case "function_call" | "custom_tool_call":
-                name = told_name(item.name, item.namespace)
+                name = qualified_name(item.name, item.namespace)
                 is_custom = item.type == "custom_tool_call"
                 arguments = {INPUT: item.input} if is_custom else item.arguments
                 call = ToolCall(name, arguments, item.call_id)
@@ -347,7 +346,7 @@ def _messages(body: ResponsesBody) -> list[Message]:
                 output = content_of(item.output, f"input[{index}].output")
                 messages.append(Message("tool", output, tool_call_id=item.call_id))
             case "reasoning":
-                # The full text, if this worker wrote it; a text of its own begins a turn.
+                # The full text, if this worker wrote it. Reasoning begins a new turn.
                 text = "\n".join(part for part in content or () if isinstance(part, str))
                 summary = "\n".join(thought.text for thought in item.summary)
                 messages.append(Message("assistant", reasoning=text or summary))

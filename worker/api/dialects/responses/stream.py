@@ -22,15 +22,15 @@ from worker.wire.messages import TokenLogprob
 
 
 class _Item(NamedTuple):
-    """How a block is told."""
+    """How a kind of block appears in an answer."""
 
     type: str
     prefix: str
-    """Of its id."""
+    """Prefix of its id."""
     events: str
-    """What the types of its events begin with."""
+    """Prefix of its events' types."""
     field: str
-    """Of its text."""
+    """The field with its text."""
 
 
 _ITEMS = {
@@ -39,16 +39,16 @@ _ITEMS = {
     "call": _Item("function_call", "fc", "response.function_call_arguments", "arguments"),
     "custom": _Item("custom_tool_call", "ctc", "response.custom_tool_call_input", "input"),
 }
-"""By the block's kind."""
+"""By kind of block."""
 
 
-# --- the end of a stream, seen from outside ------------------------------------------------
+# --- the end of a stream ------------------------------------------------
 
 _ENDS = tuple(f"event: response.{end}\n".encode() for end in ("completed", "incomplete", "failed"))
 
 
 def _failure(error: WorkerError, first: bytes, last: bytes) -> bytes:
-    """`response.failed` with the response of the stream's first event and the next number."""
+    """`response.failed`, with the response of the first event and the number after the last."""
     response = _data(first).get("response") or {
         "id": "", "object": "response", "created_at": int(time.time()), "output": [],
     }  # fmt: skip
@@ -62,14 +62,14 @@ def _failure(error: WorkerError, first: bytes, last: bytes) -> bytes:
 
 
 def _error(error: WorkerError) -> dict[str, Any]:
-    """As a response has it, whose codes are a closed set: the worker's own code is its type."""
-    told = error_object(error)
+    """A response's `error`. Its codes are a closed set, so `type` has the worker's own code."""
+    found = error_object(error)
     code = "server_error" if error.status >= Cancelled.status else "invalid_prompt"
-    return told | {"code": code, "type": told["code"]}
+    return found | {"code": code, "type": found["code"]}
 
 
 def _data(event: bytes) -> dict[str, Any]:
-    """Of an event as it is sent; it may have an id, too."""
+    """The data of an encoded event, which may also have an id."""
     lines = [line for line in event.split(b"\n") if line.startswith(b"data: ")]
     return json.loads(lines[0].removeprefix(b"data: ")) if lines else {}
 
@@ -86,12 +86,12 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._created = int(time.time())
-        assert isinstance(self.asked.input, Chat), "made of a body's input"
+        assert isinstance(self.asked.input, Chat), "`chat_of` returns one"
         self._within = {tool.name: tool.within for tool in self.asked.input.tools}
         self._n_events = 0
         self._sent: dict[int, list[TokenLogprob]] = {}
-        """By its index, the log-probabilities of a block that its events had. The end of the block
-        and that of the stream have them again."""
+        """By block index, the log-probabilities sent in its deltas; the last events of the block
+        and of the stream repeat them."""
 
     def whole(self) -> dict[str, Any]:
         return self._response(self._status)
@@ -106,8 +106,8 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         return sse(numbered, is_large=self.asked.sampling.logprobs is not None)
 
     def n_scores(self, delta: Delta) -> int:
-        told_again = self._sent.values() if self.ends_block(delta) else ()
-        return super().n_scores(delta) + sum(map(count_scores, told_again))
+        repeated = self._sent.values() if self.ends_block(delta) else ()
+        return super().n_scores(delta) + sum(map(count_scores, repeated))
 
     def first_events(self) -> Iterator[Event]:
         for kind in ("created", "in_progress"):
@@ -118,7 +118,7 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         yield {"type": f"response.{self._status}", **whole}
 
     def step_events(self, what: BlockStep, index: int, block: Block, text: str) -> Iterator[Event]:
-        told, place = _ITEMS[block.kind], {"output_index": index, "item_id": self._id_of(index)}
+        kind, place = _ITEMS[block.kind], {"output_index": index, "item_id": self._id_of(index)}
         if has_part := not block.is_call:
             place["content_index"] = 0
         match what:
@@ -134,14 +134,14 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
                     scores, block.scores = block.scores, []
                     self._sent.setdefault(index, []).extend(scores)
                     extra = {"logprobs": scored_tokens(scores)}
-                yield {"type": f"{told.events}.delta", **place, "delta": text, **extra}
+                yield {"type": f"{kind.events}.delta", **place, "delta": text, **extra}
             case "stop":
-                whole: Event = {told.field: block.text}
+                whole: Event = {kind.field: block.text}
                 if block.kind == "text":
                     whole["logprobs"] = self._scored(index)
                 if block.kind == "call":
                     whole["name"] = self._named(block)["name"]
-                yield {"type": f"{told.events}.done", **place, **whole}
+                yield {"type": f"{kind.events}.done", **place, **whole}
                 if has_part:
                     part = self._part(index, block.text, self._scored(index))
                     yield {"type": "response.content_part.done", **place, "part": part}
@@ -164,29 +164,29 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
         return scored_tokens((*self._sent.get(index, ()), *self.choice.blocks[index].scores))
 
     def _ended_item(self, index: int, status: str) -> dict[str, Any]:
-        """A finished item; the last one of a response that was cut off or failed is incomplete."""
+        """A finished item. If the response was cut off or failed, its last item is incomplete."""
         is_cut = index == len(self.choice.blocks) - 1 and status != "completed"
         return self._item(index, "incomplete" if is_cut else "completed")
 
     def _item(self, index: int, status: str) -> dict[str, Any]:
         block = self.choice.blocks[index]
         text = "" if status == "in_progress" else block.text
-        told = _ITEMS[block.kind]
-        head = {"id": self._id_of(index), "status": status, "type": told.type}
+        kind = _ITEMS[block.kind]
+        head = {"id": self._id_of(index), "status": status, "type": kind.type}
         if block.is_call:
-            return {**head, "call_id": block.id, **self._named(block), told.field: text}
+            return {**head, "call_id": block.id, **self._named(block), kind.field: text}
         own: dict[str, Any] = {"role": "assistant"} if block.kind == "text" else {"summary": []}
         content = [self._part(index, text, self._scored(index))] if text else []
         return {**head, **own, "content": content}
 
     def _named(self, call: Block) -> dict[str, str]:
-        """The tool of a call, as the client has it."""
+        """The name of a call's tool, as the client defined it."""
         if (within := self._within.get(call.name)) is None:
             return {"name": call.name}
         return {"namespace": within[0], "name": within[1]}
 
     def _part(self, index: int, text: str, logprobs: Iterable[dict[str, Any]]) -> dict[str, Any]:
-        """The one part of the content of a text or reasoning."""
+        """The single content part of a text or of reasoning."""
         if self.choice.blocks[index].kind == "reasoning":
             return {"type": "reasoning_text", "text": text}
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
@@ -212,12 +212,12 @@ class ResponseAnswer(BlockAnswer[ResponsesBody]):
             "temperature": self.asked.sampling.temperature,
             "top_p": self.asked.sampling.top_p,
             "top_logprobs": body.top_logprobs,
-            "tools": [tool.told() for tool in body.tools],
+            "tools": [tool.in_answer() for tool in body.tools],
             "tool_choice": choice.model_dump(exclude_unset=True)
             if isinstance(choice, ToolChoice)
             else choice or "auto",
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "text": {"format": {"type": "text"} if form is None else form.told},
+            "text": {"format": {"type": "text"} if form is None else form.in_answer},
             "reasoning": {"effort": body.reasoning.effort, "summary": None},
             "previous_response_id": None,
             "truncation": "disabled",
