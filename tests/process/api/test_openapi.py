@@ -85,6 +85,7 @@ def test_the_limits_in_it_are_this_workers(document: dict[str, Any], worker: Wor
     assert execute["properties"]["max_tokens"]["maximum"] == 1024
     assert execute["additionalProperties"] is False
     assert execute["required"] == ["job_id", "prompt"]
+    assert all(field.get("description") for field in execute["properties"].values())
 
 
 HEADERS_OF_HTTP = {

@@ -94,19 +94,19 @@ def inference_body(state: AppState, *, needs_job_id: bool = False) -> type[Infer
 def _inference_body(
     prompt_chars: int | None, tokens_out: int, vocab_size: int, needs_job_id: bool
 ) -> type[InferenceBody]:
-    fields = InferenceBody.model_fields
-    bounded: dict[str, Any] = {
-        "prompt": (
-            Annotated[str, Field(min_length=1, max_length=prompt_chars)],
-            Field(description=fields["prompt"].description),
-        ),
-        "max_tokens": (Annotated[Integer, Field(ge=1, le=tokens_out)], Field(tokens_out)),
-        "top_k": (Annotated[Integer, Field(ge=0, le=vocab_size)], Field(0)),
+    bounded: dict[str, tuple[Any, Any]] = {
+        "prompt": (Annotated[str, Field(min_length=1, max_length=prompt_chars)], ...),
+        "max_tokens": (Annotated[Integer, Field(ge=1, le=tokens_out)], tokens_out),
+        "top_k": (Annotated[Integer, Field(ge=0, le=vocab_size)], 0),
     }
     if needs_job_id:
-        bounded["job_id"] = (JobId, Field(description=fields["job_id"].description))
+        bounded["job_id"] = (JobId, ...)
+    fields: dict[str, Any] = {
+        name: (kind, Field(default, description=InferenceBody.model_fields[name].description))
+        for name, (kind, default) in bounded.items()
+    }
     name = "ExecuteRequest" if needs_job_id else "InferenceRequest"
-    return create_model(name, __base__=InferenceBody, **bounded)
+    return create_model(name, __base__=InferenceBody, **fields)
 
 
 class CancelBody(Body):
