@@ -196,7 +196,7 @@ def test_a_stream_that_is_shown_is_what_comes(worker: WorkerProcess) -> None:
 def test_each_header_of_ours_is_on_a_page() -> None:
     known = " ".join(TEXTS.values())
     for header in headers.ALL:
-        if header.asked or header.told:
+        if header.in_request or header.in_answer:
             assert f"`{header.name}" in known, header.name
 
 

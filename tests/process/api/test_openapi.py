@@ -217,7 +217,7 @@ def test_what_an_operation_reads_of_a_head_is_described(
             for method, operation in methods.items():
                 looked_up.clear()
                 asked_with_each_head(client, method, path)
-                read = {each.name.lower() for each in looked_up if each.asked is not None}
+                read = {each.name.lower() for each in looked_up if each.in_request is not None}
                 told = parameters_in(document, operation)
                 assert looked_up <= {*headers.ALL} and read <= told, (method, path)
                 is_whole = read == told - OF_A_GATEWAY

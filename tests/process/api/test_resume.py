@@ -18,7 +18,7 @@ from tests.support.held import holding
 from tests.support.scripted_api import ScriptedFactory, story
 from tests.support.worker import WorkerProcess, asking, new_job_id, until
 from worker.api.http.encoding import KEEPALIVE
-from worker.api.http.headers import TOLD_IDS
+from worker.api.http.headers import ECHOED_IDS
 from worker.api.http.stream_log import LEAST_BYTES, StreamLog, Streams
 from worker.settings import Settings
 
@@ -305,7 +305,7 @@ def test_the_head_of_a_kept_stream_is_that_of_its_reading(
     httpx.post(url, json=JOB, headers=RESUME)
     got, head = httpx.get(f"{url}/j{place}"), httpx.head(f"{url}/j{place}")
     assert head.status_code == got.status_code and not head.content
-    own = {"date", "transfer-encoding", *(each.name.lower() for each in TOLD_IDS)}
+    own = {"date", "transfer-encoding", *(each.name.lower() for each in ECHOED_IDS)}
     told, expected = ({*each.headers.multi_items()} for each in (head, got))
     assert {key for key, _ in told ^ expected} <= own
 

@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import StartWorker
 from tests.support.sse import collect
 from tests.support.worker import WorkerProcess, until
-from worker.api.http.headers import TOLD_IDS
+from worker.api.http.headers import ECHOED_IDS
 
 TOKEN = "s3cret-of-the-worker"
 CANARY = "Zebulon-Quandary"
@@ -112,7 +112,7 @@ def test_a_correlation_id_is_cleaned_and_echoed(
 ) -> None:
     for path, body in (("/tokenize", {"content": "a"}), ("/v1/inference", {"prompt": ""})):
         answer = httpx.post(f"{worker.base_url}{path}", json=body, headers={name: given})
-        assert {answer.headers[each.name] for each in TOLD_IDS} == {echoed}
+        assert {answer.headers[each.name] for each in ECHOED_IDS} == {echoed}
 
 
 def test_a_correlation_id_is_made_where_there_is_none(worker: WorkerProcess) -> None:

@@ -32,7 +32,7 @@ def generation(
     media_type = answer.media_type.partition(";")[0]
     answers = {JSON: AsInReference, media_type: answer.form}
     return Operation(
-        "POST", path, endpoint, summary, answers, body=body, reads=STREAMING, tells=(RESUME,)
+        "POST", path, endpoint, summary, answers, body=body, reads=STREAMING, sends=(RESUME,)
     )
 
 

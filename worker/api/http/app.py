@@ -25,10 +25,10 @@ from worker.api.http.errors import details_of, error_response
 from worker.api.http.gate import Gate
 from worker.api.http.headers import (
     CORRELATION_ID,
+    ECHOED_IDS,
     IGNORED_FIELDS,
     ORIGIN,
     REQUEST_ID,
-    TOLD_IDS,
     RawHeaders,
 )
 from worker.api.http.one_per_turn import OnePerTurn
@@ -141,7 +141,7 @@ class Surface(ABC):
         # An answer that a gateway forwards already has its worker's ids.
         there = {name for name, _ in headers}
         id = request.state.correlation_id.encode()
-        added = [(each.key, id) for each in TOLD_IDS if each.key not in there]
+        added = [(each.key, id) for each in ECHOED_IDS if each.key not in there]
         if names := request.scope["state"].get("ignored_fields"):
             added.append((IGNORED_FIELDS.key, _shown(names).encode()))
         if ORIGIN.all(request.scope):

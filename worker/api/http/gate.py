@@ -28,7 +28,7 @@ _OF_BROWSERS = (
 )  # fmt: skip
 """Every recent browser sends at least one of these with a page's POST. `curl -d` sends none,
 although its content type is that of a form."""
-_EXPOSED = b", ".join(each.key for each in headers.ALL if each.told is not None)
+_EXPOSED = b", ".join(each.key for each in headers.ALL if each.in_answer is not None)
 
 
 class Gate:

@@ -35,9 +35,9 @@ def _switch(description: str) -> Described:
 @dataclass(frozen=True, eq=False)
 class Header:
     name: str
-    asked: Described | None = None
+    in_request: Described | None = None
     """Its meaning in a request."""
-    told: Described | None = None
+    in_answer: Described | None = None
     """Its meaning in an answer."""
 
     @cached_property
@@ -51,29 +51,29 @@ class Header:
 
     def all(self, scope: Scope) -> list[str]:
         """All its values in a request's scope."""
-        given = (value for name, value in scope["headers"] if name == self.key)
-        return [str(value, "latin-1").strip(" \t") for value in given]
+        values = (value for name, value in scope["headers"] if name == self.key)
+        return [str(value, "latin-1").strip(" \t") for value in values]
 
 
 _ID = {"maxLength": 128, "pattern": "^[A-Za-z0-9._:@/+=-]+$"}
 CORRELATION_ID = Header(
     "X-Correlation-Id",
-    asked=_text("identifies the request in logs and the answer; generated if absent", **_ID),
-    told=_text("the request's id in the logs", **_ID),
+    in_request=_text("identifies the request in logs and the answer; generated if absent", **_ID),
+    in_answer=_text("the request's id in the logs", **_ID),
 )
 REQUEST_ID = Header(
     "X-Request-Id",
-    asked=_text("the same as X-Correlation-Id, which has precedence", **_ID),
-    told=_text("the same as X-Correlation-Id", **_ID),
+    in_request=_text("the same as X-Correlation-Id, which has precedence", **_ID),
+    in_answer=_text("the same as X-Correlation-Id", **_ID),
 )
 BARE_REQUEST_ID = Header(
-    "Request-Id", told=_text("the same again, for Anthropic's clients, which read this name", **_ID)
+    "Request-Id", in_answer=_text("the same again, under Anthropic's name for it", **_ID)
 )
-TOLD_IDS = (CORRELATION_ID, REQUEST_ID, BARE_REQUEST_ID)
+ECHOED_IDS = (CORRELATION_ID, REQUEST_ID, BARE_REQUEST_ID)
 """Sent with each answer."""
 DEADLINE = Header(
     "X-Deadline",
-    asked=_number(
+    in_request=_number(
         "Unix time in milliseconds at which the request is abandoned",
         minimum=0,
         maximum=10**15 - 1,
@@ -81,43 +81,43 @@ DEADLINE = Header(
 )
 RESUME = Header(
     "X-Llorch-Resume",
-    asked=_switch("keeps the stream so that a reader can resume it, and gives its events ids"),
-    told=_text("id of the kept stream, for the path GET /execute/{id}"),
+    in_request=_switch("keeps the stream so that a reader can resume it, and gives its events ids"),
+    in_answer=_text("id of the kept stream, for the path GET /execute/{id}"),
 )
 CONVERSATION = Header(
     "X-Conversation-Id",
-    asked=_text("keeps the stream under this name as well, as llama-server does"),
+    in_request=_text("keeps the stream under this name as well, as llama-server does"),
 )
 LAST_EVENT_ID = Header(
     "Last-Event-ID",
-    asked=_number("resumes the stream after the event with this id", minimum=0, maximum=10**18 - 1),
+    in_request=_number("resumes after the event with this id", minimum=0, maximum=10**18 - 1),
 )
 LATE_HEAD = Header(
     "X-Llorch-Late-Head",
-    asked=_switch("delays a stream's headers to its first token, so that errors have a status"),
+    in_request=_switch("delays the headers until the first token, so an error can set the status"),
 )
 OWNER = Header(
     "X-Llorch-Owner",
-    asked=_text("the client for which a fleet's gateway sends the request with its own credential"),
+    in_request=_text("the client for which a gateway sends the request with its own credential"),
 )
 BEGAN = Header(
     "X-Llorch-Began",
-    told=_text(
+    in_answer=_text(
         "Unix time in seconds at which the stream began; a fleet's gateway resumes the latest"
     ),
 )
 WORKER = Header(
     "X-Llorch-Worker",
-    asked=_text("the worker of a fleet that must answer; read by the gateway only"),
-    told=_text("the worker that answered; sent by a fleet's gateway"),
+    in_request=_text("the worker of a fleet that must answer; read by the gateway only"),
+    in_answer=_text("the worker that answered; sent by a fleet's gateway"),
 )
 IGNORED_FIELDS = Header(
     "X-Ignored-Fields",
-    told=_text("fields of the body that had no effect: percent-encoded, separated by commas"),
+    in_answer=_text("fields of the body that had no effect: percent-encoded, separated by commas"),
 )
 RETRY_AFTER = Header(
     "Retry-After",
-    told=_number("seconds to wait before the next attempt, if the queue is full", minimum=1),
+    in_answer=_number("seconds to wait before the next attempt, if the queue is full", minimum=1),
 )
 API_KEY = Header("X-Api-Key")
 """Documented as a security scheme, as `Authorization` is."""

@@ -90,14 +90,14 @@ def _document(state: AppState, dialects: Sequence[Dialect], types: Sequence[Any]
         "components": {
             "schemas": definitions.get("$defs", {}),
             "parameters": {
-                each.name: {"name": each.name, "in": "header", "required": False, **each.asked}
+                each.name: {"name": each.name, "in": "header", "required": False, **each.in_request}
                 for each in headers.ALL
-                if each.asked is not None
+                if each.in_request is not None
             },
             "headers": {
-                each.name: {**each.told, "required": each in headers.TOLD_IDS}
+                each.name: {**each.in_answer, "required": each in headers.ECHOED_IDS}
                 for each in headers.ALL
-                if each.told is not None
+                if each.in_answer is not None
             },
             "securitySchemes": {
                 "bearer": {
@@ -120,12 +120,12 @@ def _described(
     operation: Operation, refusal: Any, state: AppState, schemas: Mapping[Any, Any]
 ) -> dict[str, Any]:
     body = operation.body_of(state)
-    always = [*headers.TOLD_IDS, *([] if operation.asks == "none" else [headers.WORKER])]
+    always = [*headers.ECHOED_IDS, *([] if operation.asks == "none" else [headers.WORKER])]
     ignores = isinstance(body, type) and issubclass(body, OpenBody)
     ignored = [headers.IGNORED_FIELDS] if ignores else []
-    told = [*always, *operation.tells, *ignored]
+    sent = [*always, *operation.sends, *ignored]
     content = {media_type: schemas[kind] for media_type, kind in _kinds(operation).items()}
-    answers = {str(operation.status): _answer("success", content, told)}
+    answers = {str(operation.status): _answer("success", content, sent)}
     for code in sorted({*operation.failures, *(() if operation.probe else (401, 403))}):
         if operation.probe:
             answers[str(code)] = _answer("unhealthy or not ready", content, always)
@@ -141,7 +141,7 @@ def _described(
             *({"name": name, "in": "path", "required": True,
                "schema": {"type": "string", "minLength": 1}} for name in operation.parameters),
             *({"name": name, "in": "query", **found} for name, found in operation.query.items()),
-            *({"$ref": f"#/components/parameters/{each.name}"} for each in operation.asked_headers),
+            *({"$ref": f"#/components/parameters/{each.name}"} for each in operation.all_reads),
         ],
         "responses": answers,
         "security": []
@@ -153,10 +153,10 @@ def _described(
     return described
 
 
-def _answer(description: str, content: Mapping[str, Any], told: Sequence[Header]) -> dict[str, Any]:
+def _answer(description: str, content: Mapping[str, Any], sent: Sequence[Header]) -> dict[str, Any]:
     return {
         "description": description,
-        "headers": {each.name: {"$ref": f"#/components/headers/{each.name}"} for each in told},
+        "headers": {each.name: {"$ref": f"#/components/headers/{each.name}"} for each in sent},
         "content": {media_type: {"schema": schema} for media_type, schema in content.items()},
     }
 

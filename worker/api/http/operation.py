@@ -58,7 +58,7 @@ class Operation:
     """Whether its requests are logged at debug level only."""
     reads: tuple[Header, ...] = ()
     """Request headers that it reads, besides those that every operation does."""
-    tells: tuple[Header, ...] = ()
+    sends: tuple[Header, ...] = ()
     """Headers of its successful answers, besides those that every answer has."""
     query: Mapping[str, Described] = field(default_factory=dict)
     """The query parameters that it reads, as OpenAPI describes them."""
@@ -88,7 +88,7 @@ class Operation:
         return {kind: form for kind, form in self.answers.items() if isinstance(form, StreamForm)}
 
     @property
-    def asked_headers(self) -> tuple[Header, ...]:
+    def all_reads(self) -> tuple[Header, ...]:
         """All request headers of ours that are read, including those that only a gateway reads."""
         deadline = (DEADLINE,) if 504 in self.failures else ()
         worker = () if self.asks == "none" else (WORKER,)

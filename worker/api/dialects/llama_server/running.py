@@ -103,7 +103,7 @@ OPERATIONS = [
     Operation(
         "GET", "/v1/stream", stream, "Resume reading a kept stream",
         {SSE: _STREAMS, NDJSON: _LINES},
-        errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM | _CONVERSATION,
+        errors=(400, 404), asks="all", reads=READING, sends=(BEGAN,), query=FROM | _CONVERSATION,
     ),
     Operation(
         "DELETE", "/v1/stream", end_stream, "End a kept stream", {}, errors=(400,), status=204,

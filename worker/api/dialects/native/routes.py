@@ -38,7 +38,7 @@ def streaming(path: str, *, needs_job_id: bool) -> Operation:
 
     return Operation(
         "POST", path, stream, "Run a job and stream its events", {SSE: EVENT_STREAM},
-        body=body, reads=STREAMING, tells=(RESUME,), names_job=True,
+        body=body, reads=STREAMING, sends=(RESUME,), names_job=True,
     )  # fmt: skip
 
 
@@ -88,13 +88,13 @@ OPERATIONS = [
     Operation(
         "GET", "/execute/{job_id}", resume, "Resume reading a job's stream",
         {SSE: EVENT_STREAM, NDJSON: LINE_STREAM},
-        errors=(400, 404), asks="all", reads=READING, tells=(BEGAN,), query=FROM,
+        errors=(400, 404), asks="all", reads=READING, sends=(BEGAN,), query=FROM,
     ),
     streaming("/v1/inference/stream", needs_job_id=False),
     Operation(
         "POST", "/v1/inference", inference, "Run a job and return its whole answer",
         {JSON: WholeAnswer, NDJSON: LINE_STREAM},
-        body=inference_body, reads=STREAMING, tells=(RESUME,), names_job=True,
+        body=inference_body, reads=STREAMING, sends=(RESUME,), names_job=True,
     ),
     Operation(
         "POST", "/cancel", cancel, "Cancel a job", {JSON: Done},
