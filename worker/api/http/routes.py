@@ -53,7 +53,8 @@ class Routes:
         self._above = [f"{each.api_below}/" for each in dialects if each.api_below is not None]
 
     def at(self, path: str) -> Place:
-        if (place := self._find(path)) is not None:
+        place = self._fixed.get(path) or self._find(path)
+        if place is not None:
             return place
         for above in self._above:
             rest = path.removeprefix(above)
