@@ -105,7 +105,7 @@ class ToolFields(OpenBody):
     type: str = Field("custom", description="custom; tools that Anthropic itself runs are ignored")
     name: ToolName = Field(min_length=1)
     description: str | None = None
-    input_schema: JsonObject | None = None
+    input_schema: JsonObject | None = Field(None, description="a JSON schema of the arguments")
 
     @field_validator("type")
     @classmethod
@@ -179,7 +179,7 @@ class PromptBody(OpenBody):
 class MessagesBody(PromptBody, SamplingFields, OwnFields):
     """A chat, and how to answer it."""
 
-    max_tokens: Integer = Field(ge=1)
+    max_tokens: Integer = Field(ge=1, description="the most tokens to generate")
     stop_sequences: Stops = ()
     thread: Any = Field(None, description="not supported: nothing is stored")
 

@@ -121,8 +121,8 @@ class ProjectFile(OpenBody):
 class InfillBody(TextBody):
     """The texts before and after a gap, and how to fill it."""
 
-    input_prefix: str
-    input_suffix: str
+    input_prefix: str = Field(description="the text before the gap")
+    input_suffix: str = Field(description="the text after the gap")
     prompt: str = Field("", description="further text before the gap, after input_prefix")
     input_extra: Many[ProjectFile] = Field(
         (), max_length=256, description="other files of the project"

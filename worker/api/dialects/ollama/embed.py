@@ -40,7 +40,7 @@ class EmbedBody(AdaptedBody):
 
     model: ModelName
     input: Inputs = ()
-    dimensions: Integer | None = Field(None, ge=1)
+    dimensions: Integer | None = Field(None, ge=1, description="keep only the first dimensions")
     truncate: Flag = Field(
         False, description="cut inputs that are too long, instead of refusing them"
     )

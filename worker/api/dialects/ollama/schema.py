@@ -78,8 +78,8 @@ class GenerationBody(OwnFields):
     format: Format = Field("", description="json, or a JSON schema that the answer must follow")
     think: Think | None = Field(None, description="whether, or how much, the model reasons")
     options: Options = Field(default_factory=lambda: Options.model_validate({}))
-    logprobs: Flag = False
-    top_logprobs: TopLogprobs = 0
+    logprobs: Flag = Field(False, description="report log-probabilities of the answer's tokens")
+    top_logprobs: TopLogprobs = Field(0, description="alternatives to report per token")
     template: Annotated[str, refused("leave it out")] = Field("", description="not supported")
 
     @property
@@ -125,7 +125,7 @@ class GenerateBody(GenerationBody):
 
     prompt: str = ""
     suffix: str = Field("", description="the text after the answer")
-    system: str = ""
+    system: str = Field("", description="a system message")
     raw: Flag = Field(False, description="do not apply the chat template to the prompt")
     images: Images = ()
     context: Annotated[tuple[Any, ...], refused("send the conversation to /api/chat")] = Field(

@@ -29,10 +29,10 @@ Prompts: Any = prompts_of_at_most(MAX_INPUTS)
 class EmbeddingBody(AdaptedBody):
     """Texts to embed. With `content` instead of `input`, the answer has llama-server's form."""
 
-    input: Prompts | None = None
-    content: Prompts | None = None
+    input: Prompts | None = Field(None, description="texts or token ids to embed")
+    content: Prompts | None = Field(None, description="the same, for llama-server's form")
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: Integer | None = Field(None, ge=1)
+    dimensions: Integer | None = Field(None, ge=1, description="keep only the first dimensions")
     embd_normalize: Integer = Field(
         2,
         ge=-1,

@@ -39,8 +39,8 @@ class ResponseFormat(OpenBody):
 class ChatBody(GenerationFields, ReasoningChatFields):
     """A chat, and how to answer it."""
 
-    logprobs: Flag = False
-    top_logprobs: TopLogprobs | None = None
+    logprobs: Flag = Field(False, description="report log-probabilities of the answer's tokens")
+    top_logprobs: TopLogprobs | None = Field(None, description="alternatives to report per token")
     response_format: ResponseFormat | None = None
     parallel_tool_calls: Flag | None = Field(
         None,

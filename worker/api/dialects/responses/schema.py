@@ -73,7 +73,7 @@ class InputItem(OpenBody):
     content: ContentFields | None = None
     name: ToolName = ""
     namespace: ToolName | None = Field(None, description="the namespace of a call's tool")
-    call_id: str = ""
+    call_id: str = Field("", description="of a call and its output: what connects the two")
     arguments: str = ""
     input: str = Field("", description="of a custom_tool_call: its text")
     output: ContentFields = ""
@@ -116,7 +116,7 @@ class GroupedTool(OpenBody):
     type: str
     name: ToolName = ""
     description: str | None = None
-    parameters: JsonObject | None = None
+    parameters: JsonObject | None = Field(None, description="a JSON schema of the arguments")
     strict: Flag | None = None
     format: CustomFormat = Field(
         CustomFormat(),
@@ -175,7 +175,7 @@ def qualified_name(name: str, namespace: str | None) -> str:
 class TextFormat(OpenBody):
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
-    schema_: JsonObject | None = Field(None, validation_alias="schema")
+    schema_: JsonObject | None = Field(None, validation_alias="schema", description="a JSON schema")
     strict: Flag | None = None
 
     _has_schema = needed_by({"json_schema": "schema_"})
@@ -233,8 +233,8 @@ class ResponsesBody(SamplingFields, OwnFields):
     """A chat, and how to answer it."""
 
     input: TextOrList[Items]
-    instructions: str | None = None
-    max_output_tokens: Integer | None = Field(None, ge=1)
+    instructions: str | None = Field(None, description="a system message, before the input")
+    max_output_tokens: Integer | None = Field(None, ge=1, description="the most tokens to generate")
     tools: Many[ResponseTool] = Field((), max_length=MAX_TOOLS)
     tool_choice: WordOr[ToolChoice] | None = None
     parallel_tool_calls: Flag | None = None
