@@ -1,5 +1,5 @@
-"""Turns what a step has computed into its events: how far prompts are, their log-probabilities, the
-text of drawn tokens, the end of an answer. Engine thread."""
+"""Turns what a step has computed into events: progress and log-probabilities of prompts, the text
+of drawn tokens, the end of an answer. Engine thread."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ Drawn = tuple[Sequence, int, int]
 """A sequence, the index of the chunk after which a token was drawn for it, and the token."""
 _NO_LIMITS = LineLimits()
 _SCORES_AT_ONCE = 2048
-"""Log-probabilities of a prompt in one event, alternatives included."""
+"""The most log-probabilities of a prompt in one event, alternatives included."""
 _LEAST_SECONDS = 1e-6
-"""Of an answer, as llama-server has it: clients divide by its time."""
+"""The shortest time reported for an answer, as in llama-server: clients divide by it."""
 _MOST_TEXTS = 1 << 17
-"""Of tokens, that are kept."""
+"""The most tokens whose texts are kept."""
 
 
 class Answers:
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._texts: dict[int, str] = {}
-        """What a token adds to any answer; empty for one that ends it, is a part of a character
-        or has no text."""
+        """The text that a token adds to any answer; empty if the token ends the answer, is a part
+        of a character or has no text."""
 
     def take_plain(self, drawn: list[Drawn], events: list[Event]) -> Iterator[Drawn]:
-        """Take the tokens that are whole text by themselves, as most are.
+        """Emit the tokens whose text is complete and needs no check, as most are.
 
-        Yields each of the others in its turn: `take` is for it, before the next is asked for.
+        Yields each other token in its turn; pass it to `take` before asking for the next.
         """
         texts = self._texts
         for each in drawn:
@@ -65,10 +65,10 @@ class Answers:
     def take(
         self, sequence: Sequence, index: int, token: int, events: list[Event]
     ) -> tuple[StopReason, str | None] | None:
-        """Take a token that was drawn after the `index`th chunk, and emit the text that it
+        """Append a token that was drawn after chunk number `index`, and emit the text that it
         completes.
 
-        Returns why the answer ends and the stop that matched; `None` if the answer goes on.
+        Returns why the answer ends and the stop that matched, or `None` if the answer continues.
         """
         request = sequence.request
         if request.max_tokens == 0:
@@ -107,7 +107,7 @@ class Answers:
         return None
 
     def _logprob(self, sequence: Sequence, index: int, token: int, n_top: int) -> TokenLogprob:
-        """Of a token and its alternatives: as the model has them, or as they were drawn with."""
+        """The log-probabilities of a token and its alternatives, before or after sampling."""
         if not sequence.request.sampling.post_sampling_probs:
             scored = self._runner.logprobs(index, token, n_top)
         else:
@@ -130,15 +130,15 @@ class Answers:
     ) -> None:
         """Emit the text that was held back, then the end."""
         if stop is None:
-            # The held text is the beginning of a stop that did not come, or a part of a character.
-            # That part becomes U+FFFD, which may complete a stop.
+            # What is held back begins a stop that did not come, or is a part of a character. Such
+            # a part becomes U+FFFD, which may complete a stop.
             text, stop = sequence.stops.feed(sequence.characters.decode(b"", final=True))
             if stop is None:
                 text += sequence.stops.finish()
             else:
                 reason = "STOP_SEQUENCE"
             _emit(sequence, sequence.lines.feed(text), events, is_last=True)
-        # What is pending then is what a stop or the end of a line has cut off.
+        # What is still pending was then cut off by a stop or by a limit of lines.
         is_cut = stop is not None or sequence.lines.is_over
         ended_by = () if sequence.end_token is None else (sequence.end_token,)
         started_at, first_at = sequence.started_at, sequence.first_token_at
@@ -158,7 +158,7 @@ class Answers:
 
 
 def _emit(sequence: Sequence, text: str, events: list[Event], *, is_last: bool) -> None:
-    """Emit a text with the tokens from which it follows; the last one without those behind it."""
+    """Emit a text with its tokens. With the last text, leave out tokens that begin after it."""
     if not text:
         return
     sequence.n_sent += len(text)
@@ -172,31 +172,31 @@ def _emit(sequence: Sequence, text: str, events: list[Event], *, is_last: bool) 
 def prompt_events(
     runner: ModelRunner, chunks: Iterable[Chunk], now: float
 ) -> list[PromptProgress | PromptScored]:
-    """Read the log-probabilities from the batch just computed; returns those of complete
-    prompts, and the progress of those that report it or take more steps."""
+    """Read the log-probabilities of prompts from the batch just computed. Returns those of complete
+    prompts, and the progress of prompts that report it or need more steps."""
     events: list[PromptProgress | PromptScored] = []
     for index, chunk in enumerate(chunks):
         sequence, start, _ = chunk
         if start >= sequence.n_prompt or sequence.slot is None:
             continue  # it decodes, or has failed in this step
         n_computed = min(chunk.end, sequence.n_prompt)
-        is_news = n_computed > sequence.n_told and sequence.first_token_at is None
-        if is_news and (sequence.request.reports_progress or chunk.end < sequence.n_prompt):
-            sequence.n_told = n_computed
+        is_new = n_computed > sequence.n_reported and sequence.first_token_at is None
+        if is_new and (sequence.request.reports_progress or chunk.end < sequence.n_prompt):
+            sequence.n_reported = n_computed
             seconds = now - (sequence.started_at or now)
             events.append(PromptProgress(sequence.request_id, n_computed, seconds))
         if not sequence.scores_prompt:
             continue
         n_top = sequence.request.prompt_logprobs or 0
         known, tokens = sequence.prompt_logprobs, sequence.tokens
-        if not start:  # of a prompt that starts over, what was known may be NaN
+        if not start:  # if the prompt starts over, what was known may be NaN
             first = runner.logprobs(index, tokens[0], 0)
             known[:] = [TokenLogprob(first.token_id, first.piece, math.nan)]
-        # A token's row predicts the next token. A prompt that goes on has some scores already.
+        # A token's row predicts the next token. The scores from earlier steps are kept.
         for at in range(max(start + 1, len(known)), min(chunk.end + 1, sequence.n_prompt)):
             known.append(runner.logprobs(index, tokens[at], n_top, chunk.end - at))
         is_number = len(known) == 1 or not math.isnan(known[-1].logprob)
-        if len(known) == sequence.n_prompt and is_number:  # else it starts over, or fails
+        if len(known) == sequence.n_prompt and is_number:  # after NaN it starts over, or fails
             n_each = max(1, _SCORES_AT_ONCE // (1 + n_top))
             for at in range(0, len(known), n_each):
                 part, n_left = known[at : at + n_each], max(0, len(known) - at - n_each)

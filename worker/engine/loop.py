@@ -30,12 +30,12 @@ from worker.wire.messages import Event, Failed, Started, Stats
 log = get_logger()
 
 _STATS_SECONDS = 0.2
-"""While it works, the loop sends its state no more often: to build it takes a tenth of the own cost
-of a step."""
+"""Shortest time between two `Stats` while there is work: building one costs a tenth of a step's own
+overhead."""
 
 _WAKE_SECONDS = 0.5
-"""While all requests wait for the disk, the loop looks after their deadlines, and tells that it
-lives, this often."""
+"""While every request waits for the disk, the loop wakes this often to check deadlines and to send
+`Stats`, which show that it is alive."""
 
 
 class Loop:
@@ -50,7 +50,7 @@ class Loop:
         drafter: Drafter | None = None,
         before_step: Callable[[float], None] | None = None,
     ) -> None:
-        """`before_step` is called with the time before anything is computed."""
+        """`before_step` is called with the current time before anything is computed."""
         self._runner, self._scheduler = runner, scheduler
         self._before_step = before_step
         self._send, self._clock = send, clock
@@ -61,7 +61,7 @@ class Loop:
         self.speculation: Speculation | None = None
         self._cuts_anywhere = runner.memory_kind.cuts_anywhere
         self._n_held: dict[Sequence, int] = {}
-        """The tokens in the cells of those for whom guesses were computed in this step."""
+        """The number of tokens in the cells of each sequence whose guesses this step computed."""
         if drafter is not None and (most_back := runner.memory_kind.most_back):
             most_rows = min(scheduler.limits.batch, runner.rows_a_pass)
             self.speculation = Speculation(
@@ -74,11 +74,11 @@ class Loop:
         self._answers, self._pace = Answers(runner), scheduler.pace
         self._n_deadlines = self._steps = 0
         self._batch_seconds = 0.0
-        """Of the last batch that was computed."""
+        """The time that the last computed batch took."""
         self._decode_seconds = self._sample_seconds = self._overhead_seconds = 0.0
         self._n_encoded, self._encode_seconds = 0, 0.0
         self._native_seconds = 0.0
-        """Seconds of this turn inside native code: decoding, sampling, a draft model's guesses."""
+        """Seconds of this turn in native code: encoding, decoding, sampling, guessing."""
         self._stats_at = 0.0
         self._computing: int | None = None
         """The request whose prompt fills most of the batch that is being computed."""
@@ -105,7 +105,7 @@ class Loop:
     # --- the engine thread -------------------------------------------------------------------
 
     def run(self) -> NoReturn:
-        """Work until the process ends; sleeps while there is no work."""
+        """Run turns until the process ends; sleep while there is no work."""
         while True:
             self.turn()
 
@@ -152,7 +152,7 @@ class Loop:
         self._decode_seconds += decode_seconds
 
     def _run_inbox(self) -> None:
-        """Run the actions from other threads; waits for one if there is no work."""
+        """Run the actions from other threads; wait for one if there is no work."""
         first: Callable[[], None] | None = None
         if not self._scheduler.has_work:
             if self._steps:  # not in the way of a start
@@ -163,13 +163,13 @@ class Loop:
                 return
         if self._before_step is not None:
             self._before_step(self._clock())
-        if first is not None:  # which may compute, where the model pools
+        if first is not None:  # with a pooling model, it may compute
             first()
         while not self._inbox.empty():  # this thread is the only reader
             self._inbox.get()()
 
     def _encode(self, chunks: list[Chunk], span: Span) -> list[Chunk]:
-        """Have the embeddings of a part of a medium computed; returns the chunks that are left."""
+        """Compute the embeddings of a part of a medium. Returns the chunks, or none if it fails."""
         ((sequence, _, _),) = chunks
         self._in_hand[LOOP] = sequence.request_id
         began = self._clock()
@@ -186,10 +186,10 @@ class Loop:
         return chunks
 
     def _guess(self, speculation: Speculation, chunks: list[Chunk]) -> dict[Sequence, list[int]]:
-        if chunks[0].sequence.is_on_trial:  # NaN may come of a guess
+        if chunks[0].sequence.is_on_trial:  # a guess may be what computes NaN
             return {}
         is_alone = len(chunks) == len(self._scheduler.running) == 1
-        # In a split pool, sequences with unlike numbers of rows would take a pass each.
+        # In a split pool, sequences with different numbers of rows would take a pass each.
         if not is_alone and (speculation.for_one or not self._scheduler.limits.one_pass):
             return {}
         self._in_hand[LOOP] = chunks[0].sequence.request_id
@@ -200,7 +200,8 @@ class Loop:
     # --- decode and its failures -------------------------------------------------------------
 
     def _decode(self, chunks: list[Chunk], drafts: dict[Sequence, list[int]]) -> list[Chunk]:
-        """Compute as many chunks as possible and return those; clears uncomputed drafts."""
+        """Compute as many of the chunks as possible and return them. Clears `drafts` if they were
+        not computed."""
         while chunks:
             self._runner.fill(chunks, drafts)
             sizes = [n for _, _, n in chunks]
@@ -214,14 +215,14 @@ class Loop:
             self._decode_seconds += seconds
             self._native_seconds += seconds
             cache = self._scheduler.cache
-            if cache.read or cache.written:  # copies precede the rows, whatever comes of those
+            if cache.read or cache.written:  # copies come first, even if the rows then fail
                 cache.settled()
             self._computing = None
             if outcome == "ok":
                 n_prompt = 0
                 if n_rows > len(sizes):
                     n_prompt = sum([n for s, start, n in chunks if start < s.n_prompt])
-                if n_prompt or n_rows == len(sizes):  # rows of given tokens have another price
+                if n_prompt or n_rows == len(sizes):  # rows of forced tokens cost another time
                     n_rows += sum(map(len, drafts.values()))
                     self._pace.measured(n_rows - n_prompt, n_prompt, seconds)
                 self._batch_seconds = seconds
@@ -230,7 +231,7 @@ class Loop:
                         s: c.end + len(drafts[s]) for c in chunks if (s := c.sequence) in drafts
                     }
                 return chunks
-            if outcome != "no_room":  # then nothing was computed
+            if outcome != "no_room":  # which leaves the cells unchanged
                 self._roll_back(chunks)
             if drafts:
                 drafts.clear()
@@ -267,11 +268,11 @@ class Loop:
         self._fail(youngest, VramOom("the device has no memory left for this request"))
 
     def _sample(self, chunks: list[Chunk], drafts: dict[Sequence, list[int]]) -> list[Drawn]:
-        """Draw a token for each chunk that ends its sequence, and one more for each right guess;
-        tokens that are given follow without a row.
+        """Draw a token for each chunk that ends its sequence, and one more for each correct guess,
+        followed by the tokens that the sampler forces, which need no row.
 
-        Returns (sequence, index of chunk, token). All tokens are drawn before any is handled, so
-        that native code and Python alternate only once in a step.
+        All tokens are drawn before any is handled, so that native code and Python alternate only
+        once in a step.
         """
         began = self._clock()
         drawn = []
@@ -290,7 +291,7 @@ class Loop:
                         # A token whose log-probabilities are wanted needs a row before it.
                         n_more = sequence.n_most - len(sequence.tokens) - len(tokens)
                         tokens += sampler.take_given(n_more)
-                    if draft:  # nobody learns of a request that has failed
+                    if draft:  # speculation learns nothing from a request that has failed
                         right[sequence.request_id] = n_right
                     drawn += [(sequence, index, token) for token in tokens]
                 except NotANumber as error:
@@ -314,14 +315,14 @@ class Loop:
         return drawn
 
     def _verify(self, sequence: Sequence, index: int, draft: list[int], token: int) -> list[int]:
-        """Draw on while the guesses behind chunk number `index` are right. Their cells belong to
-        the sequence."""
+        """Draw a further token for each correct guess after chunk number `index`, and count the
+        cells of those guesses as the sequence's."""
         drawn: list[int] = []
         while len(drawn) < len(draft) and token == draft[len(drawn)]:
             try:
                 token = self._runner.sample(sequence.sampler, index, len(drawn) + 1)
             except WorkerError:
-                break  # the next step, if there is one, computes it without guesses before it
+                break  # the next step, if there is one, computes this row again without guesses
             drawn.append(token)
         sequence.n_computed += len(drawn)
         return drawn
@@ -344,7 +345,7 @@ class Loop:
         self._in_hand[LOOP] = 0
 
     def _take_back(self, sequence: Sequence) -> None:
-        """Free the cells of guesses that were wrong, or behind the end."""
+        """Free the cells of guesses that were wrong, or that follow the answer's end."""
         n_held = self._n_held.pop(sequence, 0)
         sequence.n_computed = min(sequence.n_computed, len(sequence.tokens))
         if sequence.slot is not None and n_held > sequence.n_computed:
@@ -400,7 +401,7 @@ class Loop:
                 n_cached, prompt_end = sequence.n_computed, sequence.prompt_end
                 event = Started(sequence.request_id, n_cached, prompt_end, sequence.tier, now)
                 self._events.append(event)
-        # Now, and not with what the step computes, which takes a long prompt a second.
+        # Not with the step's results: a long prompt takes a second to compute.
         events, self._events = self._events, []
         if events:
             self._send(events)

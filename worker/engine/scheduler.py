@@ -1,8 +1,8 @@
 """Decides what each step computes. Plain Python: no native code, no clock, no thread, no copy.
 
 A step decodes one token of every running sequence and spends a budget of prompt tokens. Requests
-start in the order of arrival. A prompt that begins like one that is being computed waits for that
-part instead of computing it again. Engine thread.
+start in the order of arrival. A prompt that shares a prefix with one being computed waits for that
+prefix instead of computing it again. Engine thread.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from worker.engine.step import Chunk, Step, split_budget
 from worker.engine.turns import Turns
 
 _MORE_TOKENS = 32
-"""A sequence gets a longer part before it needs it: a step may draw several tokens."""
+"""A sequence gets a longer part this many tokens before it needs one: a step may draw several."""
 
 
 class Scheduler:
     def __init__(self, *layouts: Limits) -> None:
-        """The limits for each layout of the cells, the best first; in the last one, every sequence
-        fits that is taken in at all."""
+        """`layouts` are the limits of each layout of the cells, best first. The last one fits every
+        sequence that is accepted at all."""
         self._layouts, limits = layouts, layouts[0]
         self.pace = Pace(limits.inter_token_seconds, limits.prefill_budget)
         self.cache = Cache(limits, self.pace)
@@ -32,28 +32,31 @@ class Scheduler:
         self.running: list[Sequence] = []
         """In the order of admission: the last is the youngest."""
         self._is_full = False
-        """The first that waits found no slot or too few cells, and nothing was freed since."""
+        """Whether the first waiting sequence found no slot or too few cells, and nothing has been
+        freed since."""
         self._is_spoilt = False
-        """NaN was computed in this step: the next one begins with empty cells."""
+        """Whether NaN was computed: the next step begins with empty cells."""
         self._trials: set[Sequence] = set()
-        """Those that compute one token alone, as NaN was computed when they ran beside others."""
+        """Sequences that compute their next token alone, because one of them computed NaN while
+        they ran together."""
         self._n_admitted = 0
-        """Times that a sequence got cells since all were last emptied."""
+        """How often a sequence was given cells since all cells were last emptied."""
         self._is_placed = True
-        """No sequence has started or ended since the last search for holes between them."""
+        """Whether the last search found no hole between running slots, and no sequence has started
+        or ended since."""
         self._turns = Turns(self.pace)
 
     # --- state ---------------------------------------------------------------------------
 
     @property
     def limits(self) -> Limits:
-        """Those of the layout that the cells have now."""
+        """The limits of the current layout."""
         return self.cache.limits
 
     @property
     def has_work(self) -> bool:
-        """Whether something can be done before the next call or arrival: those that wait for the
-        disk keep slots from the ones behind them."""
+        """Whether a step could compute anything now. A sequence that waits for the disk reserves a
+        slot, so only the first `n_slots` in the queue count."""
         if self.running:
             return True
         return any(not each.awaits_disk for each in islice(self.waiting, self.limits.n_slots))
@@ -76,8 +79,8 @@ class Scheduler:
         self.cache.release(sequence, keep=keep)
 
     def preempt_youngest(self) -> Sequence | None:
-        """Return the youngest running sequence to the head of the queue: its cells are freed, and
-        nothing is lost. `None` if it is the only one, which would need the same room again."""
+        """Free the youngest running sequence's cells and return it to the head of the queue, to
+        continue later. `None` if it is the only one: it would need the same room again."""
         if len(self.running) < 2:
             return None
         youngest = self.running[-1]
@@ -91,13 +94,14 @@ class Scheduler:
         self.waiting.appendleft(sequence)
 
     def is_its_own(self, sequence: Sequence) -> bool:
-        """Whether NaN that a sequence has computed cannot be another's: no other has had cells
+        """Whether NaN that a sequence has computed must be its own: no other sequence has had cells
         since all were emptied."""
         return sequence.is_on_trial and self._n_admitted == 1
 
     def put_on_trial(self, first: Sequence) -> None:
-        """`first` has computed NaN, and masks of attention do not keep that from other sequences:
-        have all that run begin anew in empty cells, and each compute its next token alone."""
+        """Make all running sequences start over in empty cells, and compute their next tokens one
+        sequence at a time, beginning with `first`, which has computed NaN. Attention masks do not
+        keep NaN from other sequences."""
         self._is_spoilt = True
         self.running.remove(first)
         self.running.insert(0, first)
@@ -121,7 +125,7 @@ class Scheduler:
             self._start_waiting(step)
         limits = self.cache.limits
         if not self._is_placed and limits.cuts_anywhere and not limits.unified:
-            # One at a time, as running streams wait for the copy; one pool has no neighbours.
+            # One copy a step, as running streams wait for it. In one pool, order does not matter.
             self._is_placed = not self.cache.close_hole(self.pace.seconds_per_pass)
         if self.cache.moves:
             step.moves = self.cache.take_moves()
@@ -131,12 +135,12 @@ class Scheduler:
         group = self._turns.next() if are_shared else self.running
         if self._trials:
             group = [each for each in self.running if each.is_on_trial] or group
-        # In a split pool, sequences with unlike numbers of rows would take a pass each.
+        # In a split pool, sequences with different numbers of rows would take a pass each.
         may_differ = len(group) == 1 or limits.one_pass
-        n_free = limits.batch - len(group)  # rows that are left when each sequence has one
+        n_free = limits.batch - len(group)  # rows left when each sequence has one
         for sequence in group:
             n_computed, n_tokens = sequence.n_computed, len(sequence.tokens)
-            if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # most are so
+            if n_tokens - n_computed == 1 and n_tokens > sequence.n_prompt:  # the usual case
                 chunks.append(Chunk(sequence, n_computed, 1))
             elif sequence.is_decoding:
                 n_tokens = min(sequence.n_next, 1 + n_free) if may_differ else 1
@@ -156,7 +160,7 @@ class Scheduler:
             sequence.n_computed += n_tokens
 
     def _plan_prompts(self, prefilling: list[Sequence], n_free: int, step: Step) -> None:
-        """Add parts of prompts to a step. `n_free` rows are left when each prompt has one."""
+        """Add parts of prompts to a step. `n_free` rows are left when each sequence has one."""
         if any([s.spans for s in prefilling]):
             prefilling = self._plan_media(prefilling, step)
         if not prefilling:
@@ -164,15 +168,15 @@ class Scheduler:
         step.has_prompts = True
         n_streams = sum([s.is_decoding for s in self.running])
         budget = self.pace.budget(n_streams, len(self.waiting) + len(prefilling) - 1)
-        if prefilling[0].request.deterministic:  # it is alone, and rounds by the sizes of its parts
+        if prefilling[0].request.deterministic:  # alone; the sizes of its chunks affect rounding
             budget = self.limits.prefill_budget
         budget = min(budget, n_free + len(prefilling))
         step.chunks += split_budget(prefilling, budget, oldest_first=self._turns.oldest_first())
 
     def _plan_media(self, prefilling: list[Sequence], step: Step) -> list[Sequence]:
-        """The prompts that go on with tokens; none, if this step is for a part of a medium. That is
-        its only chunk: the projector computes before it, and embeddings fill a batch of their own.
-        """
+        """Returns the prompts that continue with tokens, or none if this step is for a part of a
+        medium. That part is the step's only chunk: the projector runs first, and embeddings need a
+        batch of their own."""
         at_media = [s for s in prefilling if s.next_span is not None]
         is_beside = not self._trials and any([s.next_span is None for s in self.running])
         if not at_media or (is_beside and not self.pace.may_encode):
@@ -186,11 +190,11 @@ class Scheduler:
     # --- the layout of the cells ---------------------------------------------------------------
 
     def _lay_out(self) -> None:
-        """Divide the cells anew when somebody needs a longer part, and when nobody does any more:
+        """Change the layout when a sequence needs a longer part, and back when none does any more:
         each long sequence costs two changes at most.
 
-        The latter only if parts help: one alone has no cells of others in its way, and half as many
-        parts do for half as many sequences.
+        It changes back only if more parts help: a sequence that runs alone has no others' cells in
+        its way, and a layout with a part for each sequence is good enough.
         """
         n_slots = max(each.n_slots for each in self._layouts)
         starting = islice(self.waiting, n_slots - len(self.running))
@@ -205,8 +209,9 @@ class Scheduler:
             self._begin_anew(limits)
 
     def _begin_anew(self, limits: Limits, *, keep: bool = True) -> None:
-        """Lay empty cells out. `keep`: what the running sequences have computed."""
-        while self.running:  # the oldest one is the first to go on
+        """Empty the cells and lay them out. With `keep`, what the running sequences have computed
+        is saved first."""
+        while self.running:  # the oldest comes last, and so to the head of the queue
             self._preempt(self.running[-1], keep=keep)
         self.cache.divide(limits)
         self._n_admitted = 0
@@ -216,8 +221,8 @@ class Scheduler:
     def _start_waiting(self, step: Step) -> None:
         """Start waiting sequences in order of arrival, while slots and cells last.
 
-        One that waits for the disk or for a common beginning keeps a slot reserved, so that later
-        arrivals cannot overtake it for ever.
+        A sequence that waits for the disk or for a common prefix keeps a slot reserved, so that
+        later arrivals cannot overtake it forever.
         """
         cache = self.cache
         n_idle, n_reserved = cache.n_idle, 0
@@ -228,9 +233,9 @@ class Scheduler:
             if self._trials and not sequence.is_on_trial:
                 continue
             if self._trials and any([each.is_on_trial for each in self.running]):
-                return  # one trial after the other
+                return  # one trial at a time
             if _needs(sequence) > self.limits.longest and self.limits is not self._layouts[-1]:
-                return  # the next step lays the cells out for it
+                return  # the next step changes the layout for it
             match = self._match(sequence)
             if match is None:
                 n_reserved += 1
@@ -242,7 +247,7 @@ class Scheduler:
             if not step.started:
                 cache.clear(match)
             if not cache.acquire(sequence, match):
-                # The next step can, unless no batch comes that would settle what it waits for.
+                # The next step can. But if nothing runs, no batch settles what it waits for.
                 if self.running or not cache.acquire(sequence, Match()):
                     return
             self._start(sequence)
@@ -250,7 +255,7 @@ class Scheduler:
             n_idle -= 1
 
     def _match(self, sequence: Sequence) -> Match | None:
-        """What a sequence goes on from; `None` while that is still being read or computed."""
+        """What a sequence continues from; `None` while that is still being read or computed."""
         if sequence.awaits_disk or (sequence.awaited is not None and sequence.awaited.is_due):
             return None
         match = self.cache.match(sequence)
@@ -262,8 +267,9 @@ class Scheduler:
         return None
 
     def _fitting(self, sequence: Sequence, match: Match) -> Match | None:
-        """The match, or an empty one if only so the cells suffice beside the running sequences: a
-        state needs cells for all its tokens, be they of use or not. `None` if not even so."""
+        """The match if the sequence then fits beside the running ones, else an empty match if that
+        fits: a state needs cells for all its tokens, even those that differ. `None` if neither
+        fits."""
         if not self.running or self.cache.fits(sequence, match):
             return match
         match = Match(n_common=match.n_common)
@@ -283,5 +289,5 @@ class Scheduler:
 
 
 def _needs(sequence: Sequence) -> int:
-    """The cells that a sequence needs now and soon. Its last token is drawn, and not computed."""
+    """The cells that a sequence needs now and soon. Its last token is drawn but never computed."""
     return min(len(sequence.tokens) + _MORE_TOKENS, max(sequence.n_most - 1, len(sequence.tokens)))

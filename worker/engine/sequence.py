@@ -21,7 +21,8 @@ from worker.wire.work import InferenceRequest
 
 NO_LIMIT = 2**31
 MOST_NEW = 32
-"""More new tokens than these are computed as a prompt is: in the prompts' share of a step."""
+"""With more new tokens than this, a sequence computes them like a prompt: within the prompts' share
+of a step."""
 
 
 @dataclass(slots=True, eq=False)
@@ -43,51 +44,51 @@ class Sequence:
     n_computed: int = 0
     n_prompt: int = field(init=False)
     n_most: int = 0
-    """The number of tokens at which it ends."""
+    """The number of tokens at which it ends, prompt included."""
     holds_nothing: bool = False
-    """Whether no text is held back and each token can be emitted at once. It is never set with
-    stops or log-probabilities, nor before the first token."""
+    """Whether no text is held back and each token can be emitted at once. Never set with stops,
+    limits of lines or log-probabilities, nor before the first token."""
     snapshot_at: dict[int, bool] = field(default_factory=dict)
     """Numbers of tokens after which a snapshot of its memory is taken, each with whether a later
     prompt is likely to use it."""
     tier: CacheTier = "device"
-    """Where the tokens were whose cells were reused when it got its slot."""
+    """Where the reused tokens were kept when it got its slot."""
     first_token_at: float | None = None
     characters: Utf8 = field(default_factory=partial(Utf8, "replace"))
-    """Holds back a character whose last byte has not come; what is no UTF-8 becomes U+FFFD."""
+    """Holds back an incomplete character; bytes that are not UTF-8 become U+FFFD."""
     stops: StopMatcher = field(init=False)
     lines: LineGuard = field(init=False)
     prompt_end: str = ""
     """The last characters of its prompt, control tokens included."""
     n_system: int = 0
-    """The number of tokens of its chat's system prompt, with which other chats may begin."""
+    """The number of tokens of its chat's system prompt, which other chats may share; 0 unless
+    snapshots are taken."""
     awaits_disk: bool = False
-    """Whether a state is being read from the disk, from which it will go on."""
+    """Whether it waits for a state from the disk to continue from."""
     awaited: Awaited | None = None
-    """The beginning that another sequence computes for both."""
+    """The prefix that another sequence computes for both."""
     saved: State | None = None
-    """The state from which it will go on: its own, if it was preempted, or what the disk had."""
+    """The state that it will continue from: its own if it was preempted, or one from the disk."""
     spans: tuple[Span, ...] = ()
-    """Where its prompt has parts of pictures and sounds."""
+    """The places of pictures and sounds in its prompt."""
     max_rows: int = NO_LIMIT
     """The most rows of its prompt in one batch."""
-    n_told: int = 0
-    """How much of its prompt `PromptProgress` has told. Less of it is computed where it starts
-    over."""
+    n_reported: int = 0
+    """How much of its prompt `PromptProgress` has reported. Less is computed if it starts over."""
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Those known so far; empty again once they are sent."""
+    """The log-probabilities of its prompt that are known so far; empty once they are sent."""
     tried_at: int = -1
-    """The number of its tokens when it last started over because NaN was computed."""
+    """The number of its tokens when it last started over because NaN was computed; -1 if never."""
     started_at: float | None = None
     """When `Started` was sent; a preempted sequence does not start twice."""
     pending_ids: list[int] = field(default_factory=list)
     """Sampled tokens whose text is still held back."""
     begins: list[int] = field(default_factory=list)
-    """Where the text of each of them begins, in characters."""
+    """Where the text of each of them begins in the answer, in characters."""
     n_read: int = 0
-    """Characters of the text so far, those that are held back or cut off too."""
+    """Characters of the text so far, including those that are held back or cut off."""
     n_sent: int = 0
-    """Those of them that were sent."""
+    """Characters that were sent."""
     end_token: int | None = None
     """The end-of-generation token that was drawn."""
     is_scored: bool = False
@@ -100,7 +101,7 @@ class Sequence:
         self.lines = LineGuard(self.request.lines)
 
     def follow_produced(self, piece: Callable[[int, tuple[str, ...]], bytes]) -> None:
-        """Go on behind the tokens that an earlier engine has sent."""
+        """Continue after the tokens that an earlier engine has sent."""
         for token in self.request.produced:
             self.tokens.append(token)
             text = self.characters.decode(piece(token, self.request.shown_tokens))
@@ -108,8 +109,8 @@ class Sequence:
         self.begins.clear()
 
     def match_stops(self, text: str) -> tuple[str, str | None]:
-        """The part of a text that can be sent, and the stop that matched; none matches before
-        `min_tokens`."""
+        """The part of a text that can be sent, and the stop that matched, if any. No stop matches
+        before `min_tokens`."""
         self.begins.append(self.n_read)
         self.n_read += len(text)
         if self.n_out < self.request.sampling.min_tokens:
@@ -119,13 +120,13 @@ class Sequence:
 
     @property
     def prompt_ids(self) -> bytes:
-        """Its prompt for another engine, as 32-bit integers; empty if it has media, which stand
-        there as no tokens."""
+        """Its prompt for another engine, as 32-bit integers; empty if it has media, which are not
+        tokens."""
         return b"" if self.spans else array("i", self.tokens[: self.n_prompt]).tobytes()
 
     @property
     def is_on_trial(self) -> bool:
-        """Whether its next token is computed without others beside it."""
+        """Whether it must compute its next token alone (see `Scheduler.put_on_trial`)."""
         return self.tried_at == len(self.tokens)
 
     @property
@@ -139,11 +140,11 @@ class Sequence:
 
     @property
     def n_next(self) -> int:
-        """The number of them that may be computed in the next step."""
+        """How many of these tokens the next step may compute."""
         n_computed, end = self.n_computed, len(self.tokens)
         if self.snapshot_at:
             end = min((at for at in self.snapshot_at if at > n_computed), default=end)
-        for span in self.spans:  # embeddings and tokens are not computed together
+        for span in self.spans:  # a batch has either embeddings or tokens
             if n_computed < span.end:
                 end = min(end, span.end if span.start <= n_computed else span.start)
                 break
@@ -151,7 +152,7 @@ class Sequence:
 
     @property
     def next_span(self) -> Span | None:
-        """The part of a medium that is to be computed next."""
+        """The part of a medium that comes next; `None` if a token does."""
         n_computed = self.n_computed
         for span in self.spans:
             if n_computed < span.end:
@@ -159,37 +160,39 @@ class Sequence:
         return None
 
     def can_go_on_from(self, length: int) -> bool:
-        """Whether its first `length` tokens may be in the cells without the next: not where a part
-        of a medium is computed at once, nor where its rows have one position."""
+        """Whether it can continue after its first `length` tokens: not inside a part of a medium
+        that is computed at once or whose rows share a position."""
         inside = (s for s in self.spans if s.start < length < s.end)
         return not any(span.chunk.at_once or span.n_still for span in inside)
 
     def position(self, index: int) -> int:
-        """The position of its token at `index`, which is in no medium or the first of one."""
+        """The position of its token at `index`, which must not be inside a medium; the first token
+        of one is allowed."""
         return index - sum([span.n_still for span in self.spans if span.end <= index])
 
     @property
     def scores_prompt(self) -> bool:
-        """Whether the log-probabilities of its prompt's tokens are wanted and not complete."""
+        """Whether the log-probabilities of its prompt's tokens are wanted and were not sent yet."""
         return self.request.prompt_logprobs is not None and not self.is_scored
 
     @property
     def may_reuse(self) -> bool:
-        """Whether its first tokens need not be computed if there are cells of the same tokens."""
+        """Whether cells of the same tokens may be reused for its first tokens."""
         if self.is_on_trial:  # what was kept meanwhile may hold NaN, too
             return False
         return not self.request.deterministic and not self.scores_prompt
 
     @property
     def is_decoding(self) -> bool:
-        """Whether all but its newest tokens are computed; several are new where some were given."""
+        """Whether its prompt and all but its newest tokens are computed. Several tokens are new if
+        the sampler forced some."""
         n_computed, n_tokens = self.n_computed, len(self.tokens)
         return self.n_prompt <= n_computed >= n_tokens - MOST_NEW and n_tokens > self.n_prompt
 
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """A beginning that a running sequence computes, for others too."""
+    """A prefix that a running sequence computes, and others wait for."""
 
     owner: Sequence
     length: int

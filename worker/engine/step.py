@@ -1,5 +1,5 @@
-"""One step of the loop as a value: changes of the cells, then one batch; and how prompts share it.
-Plain Python."""
+"""One step of the loop as a value (changes of the cells, then one batch), and how prompts share the
+batch. Plain Python."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Step:
     started: list[Sequence] = field(default_factory=list)
     """Sequences that got a slot in this step."""
     drafts: dict[Sequence, list[int]] = field(default_factory=dict)
-    """Guessed tokens behind the chunks that end their sequences, each a row with logits."""
+    """Guessed tokens after the chunks that end their sequences, each a row with logits."""
     has_prompts: bool = False
     """Whether some chunks are parts of prompts."""
     span: Span | None = None
-    """The part of a medium that the only chunk is in."""
+    """The part of a medium that the only chunk belongs to; `None` if the chunks are tokens."""
 
 
 def main_prompt(chunks: list[Chunk]) -> int | None:
@@ -53,12 +53,13 @@ def main_prompt(chunks: list[Chunk]) -> int | None:
 def split_budget(
     sequences: list[Sequence], budget: int, *, oldest_first: bool = True
 ) -> list[Chunk]:
-    """Split a budget of prompt tokens between sequences in the order of admission: half of its
-    tiles are the oldest prompt's, the rest goes to the prompts with the least left to compute. An
-    odd tile is the oldest's if it is its turn.
+    """Split a budget of prompt tokens between sequences, which are in order of admission. Half of
+    its tiles go to the oldest prompt, and an odd tile, too, if `oldest_first`; the rest goes to the
+    prompts with the least left to compute.
 
-    So a short prompt behind a long one starts to answer soon, and the long one always moves on. No
-    two prompts share a tile where one of them fills it: each prompt in a step is a pass of its own.
+    This way a short prompt after a long one soon starts to answer, and the long one always makes
+    progress. The oldest prompt's share is whole tiles, because in a split pool each prompt in a
+    step takes a pass of its own.
     """
     n_tiles = max(budget // TILE_TOKENS, 1)
     half = (n_tiles + oldest_first) // 2 * TILE_TOKENS
@@ -71,15 +72,15 @@ def split_budget(
         more = min(sequences[rank].n_next - taken, budget)
         shares[rank] = taken + more
         budget -= more
-    given = [(sequences[rank], n) for rank, n in sorted(shares.items()) if n]
-    return [Chunk(sequence, sequence.n_computed, n) for sequence, n in given]
+    parts = [(sequences[rank], n) for rank, n in sorted(shares.items()) if n]
+    return [Chunk(sequence, sequence.n_computed, n) for sequence, n in parts]
 
 
 def shrink(chunks: list[Chunk]) -> list[Chunk] | None:
     """A smaller batch after "no room": only decode rows if there are any, else half of the prompt
     tokens; `None` if it cannot get smaller."""
     if any(chunk.sequence.next_span is not None for chunk in chunks):
-        return None  # embeddings are computed as they are planned
+        return None  # a chunk of embeddings is not split
     decodes = [chunk for chunk in chunks if chunk.sequence.is_decoding]
     prefills = [chunk for chunk in chunks if not chunk.sequence.is_decoding]
     if decodes and prefills:
