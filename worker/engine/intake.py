@@ -3,7 +3,7 @@
 Prompts are rendered and tokenised, and samplers built, while the engine thread computes: any thread
 may read llama.cpp's vocabulary, and native calls release the GIL. The receiving thread only sorts
 commands, so a cancel overtakes all work. One thread prepares small requests and another one the
-long ones, so that nobody waits for another's long prompt.
+long ones, so that a small request never waits for a long prompt.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Intake:
             case Cancel(request_id):
                 self._cancel(request_id)
             case EndReasoning(request_id):
-                with self._lock:  # behind a request that is being handed over
+                with self._lock:  # after a request that is being handed over
                     self._loop.end_reasoning(request_id)
             case _:
                 raise AssertionError(f"{type(command).__name__} is not for a running engine")
@@ -139,12 +139,12 @@ class Intake:
                     self._take_in(request_id, work)
             except WorkerError as error:
                 self._end(Failed(request_id, error))
-            except Gone:  # the next engine has one
+            except Gone:  # the next engine starts the program again
                 log.exception("engine.intake_failed")
                 os._exit(70)
             except Exception:
                 log.exception("engine.request_failed")
-                fault = InferenceFailed("the engine met an error while it prepared the request")
+                fault = InferenceFailed("an unexpected error occurred while preparing the request")
                 self._end(Failed(request_id, fault))
 
     def _take_in(self, request_id: int, work: Work) -> None:
@@ -174,10 +174,10 @@ class Intake:
                 self._end(Answered(request_id, None))
 
     def _check_wanted(self, request_id: int) -> None:
-        """Tell that its preparation moves.
+        """Report that the preparation of a request makes progress.
 
         Raises:
-            Cancelled: the request was cancelled, whose client has its end.
+            Cancelled: the request was cancelled; its end was already sent.
         """
         with self._lock:  # nothing follows a request's end
             if request_id not in self._preparing:
@@ -193,19 +193,19 @@ class Intake:
 
     def _sequence(self, request_id: int, request: InferenceRequest) -> Sequence:
         if self._pooling is not None:
-            why = "this model makes embeddings or ranks documents, and generates no text"
+            why = "this model computes embeddings or ranks documents, and generates no text"
             raise InvalidRequest.of_field("model", why)
         if request.deterministic and self._kv_unified:
             raise InvalidRequest.of_field(
                 "deterministic",
-                "not with a unified KV cache, where other requests' cells change the order of the "
-                "sums; start the worker with --no-kv-unified",
+                "not available with a unified KV cache, where other requests' cells change the "
+                "order of the sums; start the worker with --no-kv-unified",
             )
         check_wanted = partial(self._check_wanted, request_id)
         prompt = self._prompts.read(request.prompt, check_wanted, request.cache_salt, request.field)
         tokens = prompt.ids
         if prompt.spans and request.prompt_logprobs is not None:
-            why = "pictures and sounds have no tokens, and so no log-probabilities"
+            why = "pictures and sounds have no tokens, and thus no log-probabilities"
             raise InvalidRequest.of_field("prompt_logprobs", why)
         texts = [token for token in tokens if token >= 0] if prompt.spans else tokens
         sampler = self._make_sampler(request.sampling, texts)
@@ -227,7 +227,7 @@ class Intake:
     def _hand_over(
         self, request_id: int, n_tokens: int, ids: bytes, submit: Callable[[], None]
     ) -> None:
-        """Give a request to the loop, unless it was cancelled before.
+        """Give a request to the loop, unless it has been cancelled.
 
         `Accepted` is sent first, because the loop may send `Started` at once. The lock is held, so
         that a cancel finds the request either here or in the loop.
@@ -241,7 +241,7 @@ class Intake:
     def _pool(
         self, request_id: int, work: Embed | Rank, texts: Iterable[list[int]], norm: int
     ) -> None:
-        """Give texts, which are tokenised as they are read, to the engine thread."""
+        """Tokenise the texts and give them to the engine thread."""
         pooling = self._pooling
         assert pooling is not None, "the API process refuses it"
         tokens = list(texts)

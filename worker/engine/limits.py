@@ -13,8 +13,8 @@ from worker.wire.engine_settings import EngineSettings
 _CPU_COPY_RATE, _GPU_COPY_RATE = 4e9, 100e9
 """Assumed rates of copies inside the device's memory, in bytes per second."""
 _STEP_SECONDS = 0.25
-"""A step of prompts alone takes no longer by default if it has more than one micro-batch: nothing
-can be cancelled within a step, and who arrives waits for its end."""
+"""By default, a step of prompts alone has several micro-batches only if it takes no longer than
+this: new requests wait for its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,8 @@ class Limits(MemoryKind):
     """The target time of a step beside running streams."""
     prefix_cache: bool = True
     unified: bool = False
-    """Whether slots share cells. Otherwise a copy always copies a slot's whole part of them."""
+    """Whether slots share one pool of cells. Otherwise each has a part of its own, and a copy
+    always copies the whole part."""
     copy_seconds: float = 0.0
     """The time of a copy in a split pool."""
     memory_bytes: int = 0
@@ -51,10 +52,10 @@ class Limits(MemoryKind):
 
 
 def prefill_budget(settings: EngineSettings, seconds_per_token: float) -> int:
-    """The most prompt tokens of a step: the chosen number, or as many micro-batches of a batch as
-    are soon computed, so that a fast device has few steps to wait for.
+    """The most prompt tokens of a step: the configured number, or as many micro-batches as are
+    computed within `_STEP_SECONDS`, so that a fast device loses little time between steps.
 
-    `seconds_per_token` is what the device takes for a token of a micro-batch; 0 if unknown.
+    `seconds_per_token` is the device's time for a token of a micro-batch; 0 if unknown.
     """
     if settings.prefill_budget is not None:
         return settings.prefill_budget

@@ -118,7 +118,7 @@ class Loop:
         if self._scheduler.has_work:
             self.step()
         if self.traffic is not None:
-            self.traffic.go_on()
+            self.traffic.start_due()
         self._flush()
         self._overhead_seconds += self._clock() - began - self._native_seconds
 
@@ -142,7 +142,7 @@ class Loop:
             self._events += prompt_events(self._runner, step.chunks, self._clock())
         self._scheduler.advance(step)
         if not self._cuts_anywhere:
-            self.carrier.look_at([sequence for sequence, _, _ in step.chunks])
+            self.carrier.after_batch([sequence for sequence, _, _ in step.chunks])
         self._accept(drawn)
         self._steps += 1
 

@@ -1,4 +1,4 @@
-"""Through which the loop uses a model: llama.cpp's context, batch and samplers.
+"""The loop's interface to a model: llama.cpp's context, batch and samplers.
 
 Engine thread, except `abort`.
 """
@@ -27,7 +27,7 @@ NO_DRAFTS: Drafts = {}
 
 
 class ModelRunner:
-    """A model with its KV cache; tests of the loop have a byte-level model in its place."""
+    """A model with its KV cache. The loop's tests use a byte-level model in its place."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class ModelRunner:
         """The slots of the last batch of single rows, and the order of its rows."""
         self.is_eog: Callable[[int], bool] = model.eog.__contains__
         self.cells = context
-        """What the slots hold."""
+        """The context, which holds the slots' cells."""
         self.context_length = context_length
         self.rows_a_pass = context.options.n_ubatch
         has_still_tokens = projector is not None and projector.has_four_positions
@@ -56,8 +56,8 @@ class ModelRunner:
         self.use_threads = context.use_threads
 
     def encode(self, span: Span, salt: str | None) -> bool:
-        """Have the embeddings of a part of a medium at hand for `fill`; false if they were kept
-        from an earlier request with this salt."""
+        """Compute the embeddings of a part of a medium for `fill`. Returns false if an earlier
+        request with this salt has left them."""
         assert self._projector is not None, "without one, no prompt has media"
         key = (salt, span.key)
         is_new = self._embeddings.get(key) is None
@@ -66,9 +66,9 @@ class ModelRunner:
         return is_new
 
     def fill(self, chunks: Sequence[Chunk], drafts: Drafts = NO_DRAFTS) -> None:
-        """Make the chunks' tokens the batch that `decode` computes, each with the draft that
-        follows it, with the adapters that all of them have. A chunk of a medium, whose part was
-        just encoded, is the only one."""
+        """Make the chunks, each followed by its draft, the batch that `decode` computes, and apply
+        their adapters, which are the same. A chunk of a medium, whose part was just encoded, is the
+        only one."""
         batch = self._batch
         sequence, start, n_tokens = chunks[0]
         self._context.apply(sequence.request.adapters)
@@ -134,7 +134,7 @@ class ModelRunner:
         batch.set_rows(positions, tokens)
 
     def sample(self, sampler: Sampler, chunk: int, guesses: int = 0) -> int:
-        """Draw the token that follows chunk number `chunk` and `guesses` tokens of the draft."""
+        """Draw the token that follows chunk number `chunk` and `guesses` tokens of its draft."""
         return sampler.sample(self._context, self._rows[chunk] + guesses)
 
     def logprobs(self, chunk: int, token: int, n_top: int, before: int = 0) -> TokenLogprob:

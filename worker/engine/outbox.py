@@ -48,13 +48,13 @@ class Outbox:
                         self._channel.send(part)
         except ConnectionError:  # without its parent, the engine process ends
             os._exit(0)
-        except BaseException:  # a silent engine would be found by the stall timeout alone
+        except BaseException:  # only the stall timeout would notice a silent engine
             get_logger().exception("engine.outbox_failed")
             os._exit(70)
 
 
 def _parts(frame: list[Event]) -> Iterator[list[Event]]:
-    """A frame ends with the part of a prompt's log-probabilities that it holds."""
+    """Split a frame after each part of a prompt's log-probabilities."""
     start = 0
     for end, event in enumerate(frame, 1):
         if end == len(frame) or isinstance(event, PromptScored):

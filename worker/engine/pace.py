@@ -7,12 +7,12 @@ the next step gets as many prompt tokens as fit into the target. Plain Python.
 from __future__ import annotations
 
 TILE_TOKENS = 64
-"""Prompt tokens are counted out in tiles: llama.cpp's attention on a CPU computes this many rows
+"""Prompt tokens are allotted in tiles: llama.cpp's attention on a CPU computes this many rows
 together (GGML_FA_TILE_Q), and the rows of an incomplete tile take several times as long. A step has
 at least one tile, even beyond the target."""
 MEASURED_TOKENS = 64
-"""A prompt of so many tokens tells well what a token costs. A shorter one, whose tokens cost more,
-tells it until there was such a prompt."""
+"""A prompt of this many tokens measures well what a token costs. Until there was one, shorter
+prompts, whose tokens cost more, are measured instead."""
 _ROW_COST = 1.5
 """The expected time of one more decode row, in prompt tokens of a long prompt…"""
 _LEAST_ROW_COST = 0.02
@@ -20,9 +20,9 @@ _LEAST_ROW_COST = 0.02
 NEWEST = 0.3
 """Weight of the newest measurement in a running mean."""
 FORGOTTEN = 0.03
-"""How far a known time moves where nothing measures it anew: the time of more rows, by
-`forget_beyond`, and that of fewer rows, where more took less. While all steps have guesses, none is
-measured without. So do the prices of copies that are too dear to be made."""
+"""The weight of an expected value in a known time that is no longer measured: the time of more
+rows, by `forget_beyond`; that of fewer rows, if more rows took less (while all steps have guesses,
+none is measured without); and the prices of copies that are too expensive to be made."""
 
 
 class Pace:
@@ -35,10 +35,10 @@ class Pace:
         """Seconds per prompt token in steps with decode rows."""
         self.seconds_per_prompt_token = 0.0
         """Measured in batches of prompts alone, if there were any; 0 before the first prompt."""
-        self._n_told = 1
-        """The prompt tokens that this was measured with."""
+        self._n_measured = 1
+        """The number of prompt tokens in that measurement."""
         self._owed = 0.0
-        """Seconds of encoding that no steps have made up for."""
+        """Seconds of encoding that are not yet followed by as many seconds of steps."""
 
     def measured(self, n_decoding: int, n_prompt: int, seconds: float) -> None:
         """Record the time of a batch of `n_decoding` decode rows and `n_prompt` prompt tokens."""
@@ -50,9 +50,9 @@ class Pace:
                 if n < n_decoding and longer > seconds:  # fewer rows take no longer than more do
                     self._decode[n] = moved(longer, seconds, FORGOTTEN)
             return
-        are_enough = n_prompt >= min(self._n_told, MEASURED_TOKENS)
+        are_enough = n_prompt >= min(self._n_measured, MEASURED_TOKENS)
         if are_enough and not (n_decoding and self.seconds_per_prompt_token):
-            self._n_told = n_prompt
+            self._n_measured = n_prompt
             self.seconds_per_prompt_token = seconds / (n_decoding + n_prompt)
         if n_decoding:
             if n_decoding not in self._decode and self.seconds_per_prompt_token:
@@ -90,8 +90,8 @@ class Pace:
             return self._most
         # Small steps cost throughput, and throughput is what helps requests that wait.
         target = self.target_seconds * (1 + n_waiting / n_decoding)
-        # Where decode rows take most of it, prompts get as much time as they: streams then run at
-        # half of their pace, and no prompt waits for ever.
+        # If decode rows take most of it, prompts get as much time as they do: streams then run at
+        # half of their pace, and no prompt waits forever.
         decode = self.decode_seconds(n_decoding)
         tokens = int(max(target - decode, decode) / cost)
         return min(max(tokens // TILE_TOKENS, 1) * TILE_TOKENS, self._most)
@@ -99,9 +99,8 @@ class Pace:
     def decode_seconds(self, n_rows: int) -> float:
         """The time of a step with this many rows and no prompt; 0 before the first.
 
-        Between two numbers that were measured it is between their times; beyond, each row takes
-        what rows are expected to. The second row is the dearest on a CPU: a single one has kernels
-        of its own.
+        It is interpolated between measured numbers of rows; beyond them, each row adds its expected
+        time. The second row is the most expensive on a CPU: a single one has kernels of its own.
         """
         known = self._decode
         if n_rows in known or not known:
@@ -118,13 +117,13 @@ class Pace:
         return max(self._expected(seconds, n_rows - nearest), 0.0)
 
     def _expected(self, seconds: float, n_more: int) -> float:
-        """The time with so many rows more than a step has that takes `seconds`."""
+        """The time of a step with `n_more` rows more than one that takes `seconds`."""
         row = max(_ROW_COST * self.seconds_per_prompt_token, _LEAST_ROW_COST * seconds)
         return seconds + row * n_more
 
     def forget_beyond(self, n_rows: int) -> None:
-        """The cost of more rows than are computed is forgotten slowly: one bad moment of the
-        machine passes."""
+        """Move the times of more than `n_rows` rows towards what is expected, so that one slow
+        moment of the machine is slowly forgotten."""
         first = self.decode_seconds(n_rows)
         for n, seconds in self._decode.items():
             if n > n_rows:
@@ -132,5 +131,5 @@ class Pace:
 
 
 def moved(mean: float, newest: float, weight: float) -> float:
-    """A running mean with a new value in it."""
+    """A running mean, moved towards its newest value."""
     return mean + weight * (newest - mean)

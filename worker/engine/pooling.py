@@ -1,6 +1,6 @@
-"""Computes embeddings and ranks: several texts share a decode, whichever request they are of.
+"""Computes embeddings and ranks: texts share a decode, even across requests.
 
-Intake threads submit the texts, the engine thread computes a group of them between two steps of the
+Intake threads submit the texts. The engine thread computes a group of them between two steps of the
 loop, after which other waiting work gets its turn.
 """
 
@@ -18,12 +18,12 @@ from worker.wire.black_box import LOOP
 from worker.wire.messages import Answered, Event, Failed, Started
 
 MOST_OUTPUT_BYTES = 1 << 27
-"""Of an answer with a vector of each token; the pipe takes twice as much."""
+"""The limit of an answer with a vector of each token: half of what the pipe takes in one frame."""
 
 
 @dataclass(slots=True)
 class _Texts:
-    """The texts of one request that are left, and the outputs of the others."""
+    """One request: the texts that are left, and the vectors of the others."""
 
     request_id: int
     left: deque[list[int]]
@@ -31,8 +31,8 @@ class _Texts:
     adapters: Applied
     vectors: list[tuple[int, bytes]] = field(default_factory=list)
     n_left: int = field(init=False)
-    """Tokens of the texts that are left. To count them in each turn would take longer than a small
-    model computes, with a hundred requests of thousands of texts."""
+    """Tokens of the texts that are left. With a hundred requests of thousands of texts, counting
+    them in each turn would take longer than a small model computes."""
 
     def __post_init__(self) -> None:
         self.n_left = sum(map(len, self.left))
@@ -53,27 +53,27 @@ class Pooling:
         count_step: Callable[[float], None],
     ) -> None:
         """`call` runs an action on the engine thread between two steps; any thread may use it.
-        `count_step` is told of each batch in how many seconds it was decoded."""
+        `count_step` gets the seconds that each batch took to decode."""
         self._call, self._compute, self._send, self._stats = call, compute, send, stats
         self._count_step = count_step
         self.token_bytes = compute.token_bytes
-        """What each token adds to an answer where nothing is pooled; else 0."""
+        """What each token adds to an answer if nothing is pooled; otherwise 0."""
         self._in_hand = in_hand
         self._requests: dict[int, _Texts] = {}
         """In the order of arrival."""
         self._oldest_first = True
         self._is_due = False
-        """Whether a turn was asked for."""
+        """Whether a turn is queued."""
 
     # --- called by other threads --------------------------------------------------------------
 
     def take(self, request_id: int, texts: list[list[int]], norm: int, adapters: Applied) -> None:
-        """`norm` is what vectors are scaled by; `work.Embed` says how."""
+        """Queue a request's texts. `norm` is how vectors are normalised, as in `work.Embed`."""
         request = _Texts(request_id, deque(texts), norm, adapters)
         self._call(lambda: self._add(request))
 
     def cancel(self, request_id: int) -> None:
-        """Drop the texts that are left of a request; one that has ended is ignored."""
+        """Drop a request and its remaining texts; one that has ended is ignored."""
         self._call(lambda: self._cancel(request_id))
 
     # --- the engine thread -------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Pooling:
             self._send([Failed(request_id, Cancelled("the request was cancelled"))])
 
     def _ask_for_turn(self) -> None:
-        """Behind what has arrived meanwhile."""
+        """Queue a turn after what has arrived meanwhile."""
         if self._requests and not self._is_due:
             self._is_due = True
             self._call(self._turn)
@@ -104,9 +104,9 @@ class Pooling:
         self._ask_for_turn()
 
     def _group(self) -> Group:
-        """The requests with the least left come first, so that one short text does not wait for a
-        hundred long ones. In every other turn the oldest request is the first: each moves on. All
-        have the adapters of the first.
+        """The texts of the next decode. The requests with the least left come first, so that one
+        short text does not wait for a hundred long ones. In every other turn the oldest request is
+        first, so that each makes progress. All have the adapters of the first.
         """
         oldest = next(iter(self._requests.values()), None)
         self._oldest_first = not self._oldest_first
@@ -130,7 +130,7 @@ class Pooling:
         return group
 
     def _computed(self, group: Group) -> list[Event]:
-        """Compute the texts of a group. One that cannot be computed costs its own request alone."""
+        """Compute the texts of a group. One that cannot be computed fails only its own request."""
         self._in_hand[LOOP] = group[0][0].request_id if len(group) == 1 else 0
         began = time.monotonic()
         try:

@@ -1,8 +1,8 @@
 """The engine process: its entry point and its threads.
 
-The main thread loads the model (`start`) and then is the engine thread; another one takes in
-commands. When the pipe ends the parent is gone, and so are we, at once and
-whatever native code is doing.
+The main thread loads the model (`start`) and then becomes the engine thread; another thread
+receives commands. The pipe ends when the parent is gone; this process then exits at once, whatever
+native code is doing.
 
 NOTE: every native computation happens on the main thread. OpenMP keeps a pool of threads for each
 thread that computes. With two pools it counts more threads than processors and no longer spins at
@@ -45,8 +45,8 @@ _EXPECTED_WARNINGS = (
     *("failed to decode, ret = 2", "failed to find a memory slot"),
     "failed to prepare attention ubatches",
 )
-"""Of a pool that is larger than one sequence, of a plan without a vocabulary, of a step that a
-cancel ended, and of one for which the loop then makes room."""
+"""Parts of llama.cpp's warnings about what is expected: a pool that is larger than one sequence, a
+plan without a vocabulary, a step that a cancel ended, a step for which the loop then makes room."""
 
 
 def main() -> None:
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="worker.engine.process")
     parser.add_argument("--fd", type=int, required=True, help="the socket to the parent")
     parser.add_argument("--black-box", type=int, required=True, help="the black box's file")
-    # The parent decides when to stop; a service manager may send both what is for the parent.
+    # The parent decides when to stop; a service manager may signal both processes.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     # On an abort, ggml would run a debugger first, and the requests in flight would wait for it.
@@ -70,7 +70,7 @@ def main() -> None:
     library.log.listener = _forward_log
     intake: Future[Intake] = Future()
     try:
-        renderer()  # another program; the walls let none start
+        renderer()  # a program of its own, which the walls would not let start
         if config.projector is not None:
             decoder()
         walls = walls_for(config)
@@ -81,7 +81,7 @@ def main() -> None:
     except WorkerError as error:
         channel.send([EngineFailed(error)])
         os._exit(error.exit_code)
-    except Exception as error:  # of the system, such as no thread left, or of the worker itself
+    except Exception as error:  # a fault of the system (no thread is left) or of the worker itself
         log.exception("engine.start_failed")
         what = str(told_by_system(error) or f"{type(error).__name__}: {error}").removesuffix(".")
         channel.send([EngineFailed(WorkerError(f"The engine's start failed: {what}."))])
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def _take_in(channel: SyncChannel, intake: Future[Intake]) -> None:
-    """The intake thread: receive commands until `Stop` or the end of the pipe, also while the
+    """The intake thread: receive commands until `Stop` or the end of the pipe, even while the
     engine loads."""
     try:
         while (command := channel.recv()) is not None and not isinstance(command, Stop):
@@ -119,7 +119,7 @@ def _run(loop: Loop, outbox: Outbox, channel: SyncChannel) -> None:
         outbox.flush()
         *_, (frame, line) = traceback.walk_tb(error.__traceback__)
         place = f"{Path(frame.f_code.co_filename).name}, line {line}"
-        # Without the error's own words, which may have a text in them.
+        # Without the error's own message, which may quote a request's text.
         channel.send([EngineFailed(EngineCrashed(f"{type(error).__name__} in {place}."))])
         os._exit(70)
 

@@ -1,6 +1,6 @@
 """The start of an engine: everything between the command to load and the first request.
 
-Runs on the main thread of the engine process, which then is the engine thread.
+Runs on the main thread of the engine process, which then becomes the engine thread.
 """
 
 from __future__ import annotations
@@ -221,8 +221,8 @@ def start(config: LoadModel, walls: Walls, channel: SyncChannel, black_box: Blac
 
 
 def tell_abort(channel: SyncChannel, kind: type[WorkerError], what: str, message: str) -> None:
-    """Tell the log and the parent why native code aborts this process. A {} in `what` is the file
-    that it works on."""
+    """Report to the log and the parent why native code aborts this process. A {} in `what` stands
+    for the file that it works on."""
     log.error("engine.native_abort", line=message)
     channel.send([EngineFailed(kind(library.sentence_of_abort(what, message)))])
 
@@ -296,7 +296,7 @@ def _model_info(
     context_length: int,
 ) -> ModelInfo:
     metadata = header.summary()
-    if template is not None:  # the operator's may stand in for all of the file's
+    if template is not None:  # the operator's template may replace all of the file's
         metadata["tokenizer.chat_template"] = template.source
         if template.tool_use is None:
             metadata.pop("tokenizer.chat_template.tool_use", None)

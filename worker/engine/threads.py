@@ -1,8 +1,8 @@
-"""Keeps the threads that compute to the CPUs that the engine may use. Engine thread.
+"""Adapts the number of compute threads to the CPUs that the engine may use. Engine thread.
 
-Those may change while it runs: by a cpuset, as Kubernetes' static CPU manager and `docker update`
-set one, or by `taskset -a`. Two threads on one core wait for each other at every barrier of a
-compute graph, of which a token has hundreds, and take several times as long as one.
+These CPUs may change while it runs: by a cpuset, as Kubernetes' static CPU manager and `docker
+update` set one, or by `taskset -a`. Two threads on one core wait for each other at every barrier of
+a compute graph, of which a token has hundreds, and take several times as long as one.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from worker.wire.messages import Event, Threads
 log = get_logger()
 
 _SECONDS = 1.0
-"""Between two looks, each of which takes some microseconds."""
+"""The time between two checks, each of which takes some microseconds."""
 
 
 def allowed_cpus() -> Collection[int] | None:
-    """The CPUs that this process may use; `None` where the system does not tell.
+    """The CPUs that this process may use; `None` if the system cannot report them.
 
-    The engine thread alone does not tell: OpenMP binds it to its first place at its first compute
-    graph, where `OMP_PROC_BIND` and the like ask for that.
+    The engine thread's own affinity is not enough: with `OMP_PROC_BIND` and the like, OpenMP binds
+    that thread to its first place at the first compute graph.
     """
     if not hasattr(os, "sched_getaffinity"):
         return None
@@ -46,14 +46,14 @@ class ThreadsFollowCpus:
         send: Callable[[list[Event]], None],
         cpus: Callable[[], Collection[int] | None] = allowed_cpus,
     ) -> None:
-        """`n_threads` compute now."""
+        """`n_threads` is the current number of compute threads."""
         self._cores, self._n_threads, self._cpus = cores, n_threads, cpus
         self._use_threads, self._send = use_threads, send
         self._seen: Collection[int] | None = None
         self._look_at = 0.0
 
     def look(self, now: float) -> None:
-        """Before each step."""
+        """Check the CPUs, if it is time to; to be called before each step."""
         if now < self._look_at:
             return
         self._look_at = now + _SECONDS

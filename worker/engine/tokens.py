@@ -1,4 +1,4 @@
-"""How far two lists of tokens are the same. Plain Python."""
+"""The common prefix of two lists of tokens. Plain Python."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def common_length(a: Sequence[int], b: Sequence[int], most: int | None = None) -> int:
-    """The number of equal tokens at the beginning, `most` at most.
+    """The length of the common prefix, at most `most`.
 
-    Slices are compared in C. They grow while they are equal, so a short common beginning costs
-    little, and halve from the first difference on.
+    Slices are compared in C. They grow while they are equal, so a short common prefix costs little,
+    and halve from the first difference on.
     """
     end = min(len(a), len(b)) if most is None else min(len(a), len(b), most)
     low, size, grows = 0, 64, True

@@ -1,9 +1,9 @@
 """Whose turn it is: llama.cpp applies one set of adapters to a whole batch. Engine thread.
 
-Running sequences of equal adapters are a group, which shares batches; a deterministic sequence is a
-group of its own. Groups take turns in a circle, so that each waits for one turn of each other at
-most. A change of adapters costs as much as a small model's step, so a turn has a few steps, as long
-as the others do not wait for longer than a step may take. Plain Python.
+Running sequences with equal adapters form a group, which shares batches; a deterministic sequence
+is a group of its own. Groups take turns in a circle, so that each waits for at most one turn of
+each other. A change of adapters costs as much as a small model's step, so a turn has a few steps,
+as long as the others do not wait for longer than a step may take. Plain Python.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from worker.engine.sequence import Sequence
 from worker.wire.adapters import Applied
 
 MOST_STEPS = 4
-"""Of one turn. A step with prompt tokens is a turn of its own: it may take its whole time."""
+"""The most steps of one turn. A step with prompt tokens ends its turn: it may take all its time."""
 
 Key = tuple[Applied, int]
 
@@ -22,11 +22,11 @@ class Turns:
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
         self._groups: dict[Key, list[Sequence]] = {}
-        """Each in the order of admission; the first one's turn is under way."""
+        """In the order of their turns, the current one first; each in the order of admission."""
         self._n_steps = 0
-        """Of this turn, so far."""
+        """The steps of this turn so far."""
         self._odd: set[Key] = set()
-        """Groups of which the oldest prompt came first in their last step with prompts."""
+        """Groups that have had an odd number of steps with prompts."""
 
     @property
     def are_shared(self) -> bool:
@@ -47,7 +47,7 @@ class Turns:
                 self._n_steps = 0
 
     def next(self) -> list[Sequence]:
-        """The group that the next step is of; there is one."""
+        """The group that the next step computes. There must be one."""
         key = next(iter(self._groups))
         if self._n_steps >= self._most_steps(len(self._groups[key])):
             self._groups[key] = self._groups.pop(key)
@@ -56,9 +56,9 @@ class Turns:
         return self._groups[key]
 
     def oldest_first(self) -> bool:
-        """Whether the oldest prompt of the group whose turn it is comes first in a step with
-        prompts: every other time of this group. One count for all groups would always give it to
-        the same one of two that alternate."""
+        """Whether the oldest prompt comes first in this step with prompts: every other time of the
+        group whose turn it is. With one count for all groups, of two that alternate only one would
+        ever have its oldest prompt first."""
         key = next(iter(self._groups))
         self._odd ^= {key}
         return key not in self._odd

@@ -1,6 +1,6 @@
-"""What an engine's states depend on: engines that share all of it go on from each other's files.
+"""What an engine's states depend on: engines that share all of it can use each other's files.
 
-The engine's main thread, and a thread of the store, which hashes the model.
+Runs on the engine's main thread; a thread of the store hashes the model.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def open_disk(
     kind: MemoryKind,
     projector: Path | None,
 ) -> Disk | None:
-    """The third tier of the engine's cache; `None` if states are not to be stored. Raises as
-    `Disk`."""
+    """The third tier of the engine's cache; `None` if states are not to be stored. Raises what
+    `Disk` raises."""
     if settings.kv_store is None or info.kv_store_bytes is None:
         return None
 
     def bind(hashes: Path) -> Binding:
-        """Hashes the model, which takes seconds per gigabyte, or finds the hash that was stored
-        under `hashes`. Raises `OSError` if a file cannot be read."""
+        """Hash the model, which takes seconds per gigabyte, or find the hash that was stored in the
+        folder `hashes`. Raises `OSError` if a file cannot be read."""
         n_parts = 1 if info.kv_unified else info.slots
         longest = info.kv_cells // n_parts
         parts = {

@@ -1,6 +1,6 @@
-"""The books of the cache: what a prompt goes on from, and what gives way. Plain Python.
+"""The books of the cache: what a prompt continues from, and what is evicted. Plain Python.
 
-It decides and writes down `moves`; the `Carrier` carries them out. Engine thread.
+`Cache` decides and records `moves`; the `Carrier` carries them out. Engine thread.
 """
 
 from __future__ import annotations
@@ -17,43 +17,44 @@ from worker.engine.sequence import Awaited, Sequence
 from worker.engine.tokens import common_length
 
 MIN_SHARED_TOKENS = 32
-"""A shorter common beginning is not reused."""
+"""A shorter common prefix is not reused."""
 _MIN_AWAITED_TOKENS = 8
 """A prompt does not wait for fewer common tokens than this."""
 SNAPSHOT_TAIL = 16
 """Tokens after the snapshot at a prompt's end: the next turn of a conversation may write them
 differently, and the last one is always computed."""
 SPACING = 2048
-"""Tokens between the snapshots of a long prompt. A prompt that differs from its middle on computes
-fewer than these again."""
+"""Tokens between the snapshots of a long prompt. A later prompt that differs from some token on
+computes fewer than these again."""
 MOST_SECONDS, _MOST_SECONDS_ALONE = 0.1, 2.0
 """The longest expected time of a step's copies to memory, beside running streams and without. What
 would take longer stays in its cells, or is lost with them."""
 _COPIED, _READ = 1e-9, 4e-9
-"""The expected seconds to copy a byte and to read one from the disk."""
+"""The seconds to copy a byte and to read one from the disk, until they are measured."""
 _MORE_TOKENS = 16
-"""An answer is expected to go on for as many tokens as it has, and for these."""
+"""An answer is expected to continue for as many tokens as it has, plus these."""
 
 
 class Price:
-    """What it takes to bring a byte back, as measured."""
+    """The measured time to bring a byte back."""
 
     def __init__(self, expected: float) -> None:
         self.per_byte = self._expected = expected
         """In seconds."""
 
     def paid(self, n_bytes: int, seconds: float) -> None:
-        """One time that was interrupted does not decide alone."""
+        """Record the time of `n_bytes`. One time that was interrupted does not decide alone."""
         self.per_byte = moved(self.per_byte, seconds / max(n_bytes, 1), NEWEST)
 
     def too_dear(self) -> None:
-        """It was not paid. A bad moment of the machine passes, also if nothing measures that."""
+        """Record that it was too expensive to pay, and move it towards the expected price, so that
+        one slow moment of the machine is forgotten even though nothing measures it again."""
         self.per_byte = min(self.per_byte, moved(self.per_byte, self._expected, FORGOTTEN))
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What a prompt can go on from."""
+    """What a prompt can continue from."""
 
     source: Slot | State | None = None
     n_ready: int = 0
@@ -61,21 +62,21 @@ class Match:
     snapshot: Snapshot | None = None
     """The snapshot that is needed to cut the source there."""
     n_common: int = 0
-    """The length of the longest common beginning with anything there is, computed or not."""
+    """The length of the longest prefix in common with anything there is, computed or not."""
     awaited: Awaited | None = None
-    """A longer beginning that should not be computed twice."""
+    """A longer prefix that is being computed, and should not be computed twice."""
 
 
 class Cache:
     def __init__(self, limits: Limits, pace: Pace) -> None:
-        """`pace` tells what it takes to compute a token."""
+        """`pace` has the time to compute a token."""
         self.limits, self.pace = limits, pace
         self.copying, self.reading = Price(_COPIED), Price(_READ)
-        """Between cells and memory, and from the disk."""
+        """The prices of copies between cells and memory, and of reads from the disk."""
         self.slots = [Slot(index) for index in range(limits.n_slots)]
         self.memory = Memory(limits.memory_bytes, self.slots, limits)
         self.moves: list[Move] = []
-        """Planned, in order, and not carried out yet."""
+        """Those planned and not carried out yet, in order."""
         self.read: set[int] = set()
         self.written: set[int] = set()
         """Slots that moves have read or written since the last batch was computed."""
@@ -85,7 +86,7 @@ class Cache:
         self._n_pushed_out = 0
         """Conversations pushed out of their slots since one last came back from memory."""
         self.now = 0
-        """The time in the order of use."""
+        """Counts uses, to order them."""
 
     # --- what there is -----------------------------------------------------------------------
 
@@ -95,7 +96,7 @@ class Cache:
 
     @property
     def is_busy(self) -> bool:
-        """Whether sequences run, which wait while copies are made."""
+        """Whether sequences run: they wait while copies are made."""
         return any(slot.owner is not None for slot in self.slots)
 
     @property
@@ -118,7 +119,7 @@ class Cache:
         return count_cells(self.slots, lambda slot: slot.n_cells) - self.cells_running
 
     def match(self, sequence: Sequence) -> Match:
-        """The beginning of a sequence that saves the most time.
+        """The match for a sequence that saves the most time.
 
         Its last token is always computed: the next one is drawn from its logits.
         """
@@ -153,7 +154,7 @@ class Cache:
     def fits(self, sequence: Sequence, match: Match) -> bool:
         """Whether there are cells for a sequence beside those that running ones have or need.
 
-        It needs one more than tokens, for the next token that is sampled.
+        It needs one more cell than it has tokens, for the next token that is sampled.
         """
         if not self.limits.unified:
             return True
@@ -171,18 +172,19 @@ class Cache:
         return n_used + n_cells <= self.limits.n_cells
 
     def fits_part(self, n_tokens: int, tokens: list[int]) -> bool:
-        """Whether a state of so many tokens fits into the cells that one slot can have when a
-        sequence of these tokens runs."""
+        """Whether a state of `n_tokens` fits into the cells that one slot can have while a sequence
+        of `tokens` runs."""
         return n_tokens <= max(self.limits.longest, len(tokens))
 
     # --- slots come and go -------------------------------------------------------------------
 
     def acquire(self, sequence: Sequence, match: Match) -> bool:
-        """Give a sequence a slot with what it goes on from.
+        """Give a sequence a slot with what it continues from.
 
-        Returns false, without a change, if that needs a slot which a move has changed and which no
-        batch has settled yet, or if running streams would wait too long for this step's copies.
-        Alone, a sequence that goes on from nothing has any slot: its batch settles all first.
+        Returns false, without a change, if that needs a slot that a move has changed and no batch
+        has settled yet, or if running streams would wait too long for this step's copies. If
+        nothing runs, a sequence that continues from nothing can have any slot: its own batch
+        settles all moves first.
         """
         source, n_ready = match.source, match.n_ready
         slot = self._slot_for(sequence, match)
@@ -220,8 +222,8 @@ class Cache:
         return True
 
     def _slot_for(self, sequence: Sequence, match: Match) -> Slot | None:
-        """The slot for a sequence: its source, or the one that gives way first. `None` if a batch
-        has to settle one before."""
+        """The slot for a sequence: its source, or the idle one that is to be reused first. `None`
+        if a batch must settle one first."""
         source = match.source
         touched = self.read | self.written if self.is_busy or source is not None else set[int]()
         idle = [slot for slot in self.slots if slot.owner is None and slot.index not in touched]
@@ -235,7 +237,7 @@ class Cache:
         return min(others, key=lambda each: self._order(each, partners), default=None)
 
     def _cut(self, slot: Slot, match: Match) -> None:
-        """Leave in a slot what its next owner goes on from."""
+        """Leave in a slot what its next owner continues from."""
         n_lost = len(slot.kept) - match.n_ready
         if n_lost >= MIN_SHARED_TOKENS:
             self._save_if_likely(slot)
@@ -243,7 +245,7 @@ class Cache:
             self._truncate(slot, match.n_ready, match.snapshot)
 
     def _bring(self, match: Match, slot: Slot) -> None:
-        """Put into an empty slot what its next owner goes on from."""
+        """Put into an empty slot what its next owner continues from."""
         source, n_ready, snapshot = match.source, match.n_ready, match.snapshot
         if source is None:
             return
@@ -268,8 +270,8 @@ class Cache:
             self._truncate(slot, 0)
 
     def preempt(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """Take a running sequence's slot back; what it has computed goes to memory, and stays there
-        until it goes on. Or it is lost."""
+        """Take a running sequence's slot back. With `keep`, what it has computed goes to memory if
+        there is room, and stays there until it continues; otherwise it is lost."""
         slot = self._taken_from(sequence)
         if keep:
             slot.kept = sequence.tokens[: sequence.n_computed]
@@ -279,8 +281,8 @@ class Cache:
         sequence.n_computed = 0
 
     def divide(self, limits: Limits) -> None:
-        """Begin anew in another layout; all slots are idle. What they keep goes to memory, the most
-        recent first, as far as it has room; what no batch has settled is lost."""
+        """Start over in another layout, while all slots are idle. What they keep goes to memory,
+        the most recent first, as far as it has room; what no batch has settled is lost."""
         assert self.n_idle == len(self.slots)
         touched = self.read | self.written
         for slot in sorted(self.slots, key=lambda each: each.last_used, reverse=True):
@@ -292,10 +294,10 @@ class Cache:
         self.moves.append(Divide(limits.n_cells, limits.n_slots, limits.unified))
 
     def let_go(self, sequence: Sequence) -> None:
-        """Unlock the state that a sequence was to go on from."""
+        """Unlock the state that a sequence was to continue from."""
         if sequence.saved is not None:
             self.memory.unlock(sequence.saved)
-            if not self.limits.prefix_cache:  # nobody else goes on from it
+            if not self.limits.prefix_cache:  # no other request continues from it
                 self.memory.drop(sequence.saved)
             sequence.saved = None
 
@@ -307,7 +309,7 @@ class Cache:
             slot.owner.n_computed = 0
 
     def keep_snapshot(self, sequence: Sequence, data: bytes) -> None:
-        """Keep a snapshot of a running sequence's memory; the least recently used make room."""
+        """Keep a snapshot of a running sequence's memory; the least recently used are evicted."""
         if sequence.slot is None or not 0 < len(data) <= self.memory.most_bytes:
             return
         is_likely = sequence.snapshot_at[sequence.n_computed]
@@ -317,7 +319,7 @@ class Cache:
 
     def close_hole(self, seconds_per_pass: float) -> bool:
         """Move a stream of a split pool next to the others, if that saves passes over all weights
-        that take longer than the copy (see `_order`). False if none is moved."""
+        that take longer than the copy (see `_order`). Returns false if none is moved."""
         touched = self.read | self.written
         untouched = [slot for slot in self.slots if slot.index not in touched]
         idle = [slot for slot in untouched if slot.owner is None]
@@ -347,8 +349,8 @@ class Cache:
         return True
 
     def _is_worth_a_copy(self, stream: Sequence, seconds_per_pass: float) -> bool:
-        """Whether a stream is expected to go on for longer than the copy takes, if each of its
-        steps takes one pass less."""
+        """Whether the passes that a stream is expected to save, one in each of its steps, take
+        longer than the copy."""
         if not stream.n_out or stream.request.deterministic:
             return False  # a prompt that is being computed is not moved
         n_more = min(stream.n_most - len(stream.tokens), stream.n_out + _MORE_TOKENS)
@@ -365,7 +367,7 @@ class Cache:
         return True
 
     def clear(self, match: Match) -> None:
-        """Move what idle slots keep to memory, once most used cells of one pool are such.
+        """Move what idle slots keep to memory, once they have most of the used cells of one pool.
 
         llama.cpp's attention goes over all cells up to the highest used one, whoever's they are:
         beside running streams, idle cells cost time in every step.
@@ -386,10 +388,11 @@ class Cache:
         return kept[:1] if all(slot.tokens for slot in self.slots) else []
 
     def save(self, slot: Slot, *, is_awaited: bool = False) -> State | None:
-        """The state of what an idle slot keeps, whose copy is planned unless memory has it.
+        """The state of what an idle slot keeps. Its copy is planned, unless memory has it already.
 
-        `None` if there is none: it is too short to be reused, or the copy would take too long. For
-        a request that awaits it, any copy is shorter than to compute it again.
+        `None` if it cannot be copied, is too short to be reused, has no room in memory, or would
+        take too long to copy. For a request that awaits it, no copy takes too long: to compute it
+        again would take longer.
         """
         tokens, memory, limits = slot.kept, self.memory, self.limits
         if len(tokens) < (1 if is_awaited else MIN_SHARED_TOKENS) or slot.index in self.written:
@@ -417,15 +420,15 @@ class Cache:
         return state
 
     def _push_out(self, slot: Slot) -> None:
-        """Free what a slot keeps for somebody else, with a copy in memory if it may come back."""
+        """Free the cells that an idle slot keeps, with a copy in memory if it may come back."""
         self._save_if_likely(slot)
         self._truncate(slot, 0)
 
     def _save_if_likely(self, slot: Slot) -> None:
         """Copy what a slot loses to memory, if it may come back.
 
-        Running streams wait for a copy. Once more conversations than slots were pushed out and none
-        came back, streams wait for one copy in `n_slots` alone, to learn when that changes.
+        Running streams wait for a copy. Once as many conversations as there are slots were pushed
+        out and none came back, only one in `n_slots` is copied, to notice when that changes.
         """
         n_slots = len(self.slots)
         if not self.is_busy or self._n_pushed_out < n_slots or self._n_pushed_out % n_slots == 0:
@@ -443,19 +446,19 @@ class Cache:
             return length
         return position_of(self.slots[index].tokens, length)
 
-    # --- what the carrier tells --------------------------------------------------------------
+    # --- called by the carrier and the loop --------------------------------------------------
 
     def take_moves(self) -> list[Move]:
         moves, self.moves, self._copying_seconds = self.moves, [], 0.0
         return moves
 
     def settled(self) -> None:
-        """llama.cpp has begun a batch, and before it made all copies."""
+        """llama.cpp has begun a batch, and has made all copies first."""
         self.read.clear()
         self.written.clear()
 
     def saved(self, state: State, seconds: float) -> None:
-        """A copy to memory was made, in this time."""
+        """A copy to memory was made, in `seconds`."""
         self._bytes_per_cell = state.n_bytes / len(state.tokens)
         self.copying.paid(state.n_bytes, seconds)
         self.memory.fit()
@@ -487,7 +490,7 @@ class Cache:
         """The time that a match saves, in prompt tokens."""
         source, per_token = match.source, self.pace.seconds_per_prompt_token
         if isinstance(source, State):
-            if source.n_locks:  # somebody waited for it
+            if source.n_locks:  # a request has waited for it
                 return match.n_ready
             seconds = source.n_bytes * self.copying.per_byte
             return match.n_ready - (seconds / per_token if per_token else MIN_SHARED_TOKENS)
@@ -496,7 +499,7 @@ class Cache:
         return match.n_ready - self.limits.copy_seconds / per_token
 
     def _takes_over(self, slot: Slot, n_ready: int) -> bool:
-        """Whether a prompt goes on in this slot itself, and what else it keeps is lost."""
+        """Whether a prompt takes over this slot itself; the rest of what it keeps is lost."""
         return slot.owner is None and 2 * n_ready >= len(slot.kept)
 
     def _partners(self, sequence: Sequence) -> set[int]:
@@ -506,11 +509,11 @@ class Cache:
         return {i for i, owner in owned if owner and owner.request.adapters == adapters}
 
     def _order(self, slot: Slot, partners: set[int]) -> tuple[int, bool, int]:
-        """The order in which idle slots are used for something else, beside the running ones.
+        """A sort key for idle slots: the one with the lowest is the first to be reused.
 
         With a split pool, llama.cpp computes one pass over all weights for each run of neighbouring
-        slots in a batch: eight streams in every other slot take eight passes a step. So those come
-        first that close a hole between `partners`, and those last that begin a run.
+        slots in a batch: eight streams in every other slot take eight passes a step. Slots that
+        close a hole between `partners` therefore come first, and slots that begin a run last.
         """
         runs = 0 if self.limits.unified else _runs_beside(partners, slot.index)
         return runs, bool(slot.kept), slot.last_used
@@ -524,14 +527,14 @@ class Cache:
         self.moves.append(Truncate(slot.index, length, snapshot))
 
     def _make_cells(self, n_cells: int) -> None:
-        """Free cells of one pool until so many are free, or no idle slot has any."""
+        """Free cells of one pool until `n_cells` are free, or no idle slot has any."""
         if self.limits.unified:
             while self.cells_running + self.cells_cached + n_cells > self.limits.n_cells:
                 if not self.room():
                     return
 
     def _taken_from(self, sequence: Sequence) -> Slot:
-        """Its slot, which has no owner any more."""
+        """Take a sequence's slot away and return it."""
         assert sequence.slot is not None
         slot = self.slots[sequence.slot]
         assert slot.owner is sequence
@@ -550,7 +553,7 @@ def _runs_beside(used: set[int], index: int) -> int:
 
 
 def _longest(snapshots: list[Snapshot], most: int) -> tuple[int, Snapshot | None]:
-    """The length and the snapshot of the longest that has `most` tokens at most."""
+    """The longest snapshot of at most `most` tokens, preceded by its length; else 0 and `None`."""
     fitting = (each for each in snapshots if each.length <= most)
     longest = max(fitting, key=lambda each: each.length, default=None)
     return (longest.length if longest is not None else 0), longest
@@ -559,8 +562,8 @@ def _longest(snapshots: list[Snapshot], most: int) -> tuple[int, Snapshot | None
 def _snapshots_due(sequence: Sequence, n_common: int) -> dict[int, bool]:
     """The lengths at which to take snapshots of a new prompt, each with whether a use is likely.
 
-    Likely are: shortly before the prompt's end, after the chat's system prompt, and after a
-    beginning that another prompt had too. The others are `SPACING` tokens apart.
+    A use is likely shortly before the prompt's end, after the chat's system prompt, and after a
+    prefix that another prompt had, too. The other snapshots are `SPACING` tokens apart.
     """
     if sequence.request.deterministic:
         return {}

@@ -1,4 +1,4 @@
-"""Carries out what the books have planned: native calls and clocks are here.
+"""Carries out the moves that `Cache` has planned, with native calls and clocks.
 
 Engine thread. Running streams wait for a copy, as it is made between two steps.
 """
@@ -17,9 +17,9 @@ from worker.observability.logs import get_logger
 log = get_logger()
 
 _MOST_COUNTING = 0.02
-"""A state is copied only if its size was found within so many seconds: llama.cpp lists all pieces
-before it copies one, and the list takes hundreds of MiB where values lie transposed (no flash
-attention) and the cells of one sequence between those of others."""
+"""A state is copied only if its size was found within this many seconds: llama.cpp lists all pieces
+before it copies one, and the list takes hundreds of MiB if values are transposed (no flash
+attention) and the cells of one sequence lie between those of others."""
 
 
 class Carrier:
@@ -27,8 +27,8 @@ class Carrier:
         self._cache, self._cells, self._clock = cache, cells, clock
 
     def carry_out(self, moves: Iterable[Move]) -> None:
-        """Change the cells as planned. What fails leaves the slot empty, and its sequence starts
-        over."""
+        """Change the cells as planned. A move that fails leaves its slot empty, and the slot's
+        sequence starts over."""
         cache, cells = self._cache, self._cells
         for move in moves:
             match move:
@@ -43,11 +43,11 @@ class Carrier:
                     if cache.limits.window:
                         cache.slots[slot].first = cells.first_position(slot)
 
-    def look_at(self, sequences: Iterable[Sequence]) -> None:
-        """After a batch of these sequences on memory that cannot be cut anywhere: see what windows
-        have left, and take the snapshots that are due."""
+    def after_batch(self, sequences: Iterable[Sequence]) -> None:
+        """After a batch of these sequences, whose memory cannot be cut anywhere: read which cells
+        windows have left, and take the snapshots that are due."""
         cache, cells = self._cache, self._cells
-        if cache.limits.window:  # new cells overwrite old ones, in one pool also those of others
+        if cache.limits.window:  # new cells overwrite old ones; in one pool, even those of others
             for slot in cache.slots:
                 slot.first = cells.first_position(slot.index)
         for sequence in sequences:
@@ -56,7 +56,7 @@ class Carrier:
                 cache.keep_snapshot(sequence, cells.snapshot(sequence.slot))
 
     def save_while(self, is_idle: Callable[[], bool]) -> None:
-        """Copy to memory what the next request would have to wait for."""
+        """While idle, copy to memory what the next request would have to wait for."""
         for slot in self._cache.next_out():
             if not is_idle():
                 return
@@ -64,7 +64,7 @@ class Carrier:
             self.carry_out(self._cache.take_moves())
 
     def _change_slot(self, move: Truncate | Copy | Restore) -> bool:
-        """Returns false if it fails, whatever the slot has then."""
+        """Returns false if it fails; what the slot then has is undefined."""
         cells = self._cells
         data = move.snapshot.data if move.snapshot is not None else None
         length = self._cache.position(move.slot, move.length)

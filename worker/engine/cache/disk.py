@@ -46,8 +46,8 @@ _ABANDONED_SECONDS = 3600
 
 
 Binding = tuple[str, Sequence[str]]
-"""A hash of what all states depend on, which engines must share to read them; and one of each
-adapter that is loaded."""
+"""A hash of what all states depend on, which must be equal for an engine to read them; and a hash
+of each adapter that is loaded."""
 
 
 class Disk:
@@ -65,7 +65,7 @@ class Disk:
         """
         self._folder, self._limit_bytes, self._kind = folder, limit_bytes, kind
         self.largest_bytes = limit_bytes // LARGEST_SHARE
-        """Of one prefix."""
+        """The largest file that is written."""
         self._secret = _open(folder)
         self._adapters: Sequence[str] = ()
         self._key, self._beginning = b"", ""
@@ -97,7 +97,7 @@ class Disk:
         return best
 
     def has(self, tokens: Sequence[int], scope: Scope) -> bool:
-        """Whether a stored prefix allows to reuse all of these tokens."""
+        """Whether a stored prefix allows all of these tokens to be reused."""
         found = self.longest(tokens, scope)
         return found is not None and found[1] == len(tokens)
 
@@ -111,8 +111,8 @@ class Disk:
         self._writer.submit(self._write, state).add_done_callback(lambda _: done())
 
     def _usable(self, entry: Entry, tokens: array[int], beyond: int) -> int:
-        """How many of the tokens can be reused; told only if they may be more than `beyond`, else
-        0: of many files, most are left at a glance."""
+        """How many of the tokens can be reused; 0 if that cannot be more than `beyond`. Of many
+        files, most are ruled out by one comparison."""
         if entry.tokens[: beyond + 1] != tokens[: beyond + 1]:
             return 0
         n_common, cuts = common_length(entry.tokens, tokens), (n for n, _ in entry.snapshots)
@@ -183,10 +183,11 @@ class Disk:
                 self._remove(each.path)
 
     def _make_room(self, n_bytes: int) -> None:
-        """Remove the least recently used files, whichever worker wrote them. One with a time to
-        come is as old as that is far: a clock was wrong, and nobody knows when it was used."""
+        """Remove the least recently used files, whichever worker wrote them. A time in the future
+        counts as equally far in the past: a clock was wrong, and when the file was used is unknown.
+        """
         files, total, now = list[tuple[float, int, str]](), n_bytes, time.time()
-        with os.scandir(self._folder) as found:  # of ten thousand, a path of each takes longest
+        with os.scandir(self._folder) as found:  # of ten thousand files, making paths takes longest
             for file in found:
                 if file.name.endswith((SUFFIX, UNFINISHED)):
                     with contextlib.suppress(OSError):
@@ -207,8 +208,8 @@ class Disk:
                 total -= size
 
     def _ignore(self, path: Path, fault: Exception) -> None:
-        """Log why a file cannot be used, and remove it if it is damaged. One that is gone has given
-        way to a file of another worker, as it should."""
+        """Log why a file cannot be used, and remove it if it is damaged. It is normal for a file to
+        be gone: another worker has evicted it."""
         level = "debug" if isinstance(fault, FileNotFoundError) else "warning"
         getattr(log, level)("kv_store.ignored", file=path.name, reason=str(fault))
         if isinstance(fault, Damaged):
@@ -236,8 +237,8 @@ def _open(folder: Path) -> bytes:
 
 
 def _secret(path: Path) -> bytes:
-    """The folder's secret; made once. Workers that start at once agree on one, because a link to
-    the complete file appears atomically."""
+    """The folder's secret; made once. Workers that start at the same time agree on one, because a
+    link to the complete file appears atomically."""
     if not path.exists():
         made = path.with_name(f"key-{secrets.token_hex(8)}{UNFINISHED}")
         descriptor = os.open(made, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)

@@ -1,9 +1,9 @@
 """Writes and reads the file of one state, which is verified before it is used.
 
 The file has a magic, the length of a header in MessagePack, the header, the state of all memory,
-the snapshots, and an HMAC-SHA256 of all that. Native code trusts the state, so the key is a secret
-of the folder: a file that was not written with it is not used. Blocking; runs on the disk's
-threads.
+the snapshots, and an HMAC-SHA256 of all that. Native code trusts the state, so the key is derived
+from a secret of the folder: a file that was not written with it is not used. Blocking; runs on the
+disk's threads.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _LENGTH_BYTES, _MAC_BYTES = 4, 32
 _PIECE = 8 << 20
 """Bytes that are written, read or hashed at once, without the GIL."""
 _FIRST = 64
-"""The first bytes of a state, which are copied: while it is written, the engine thread may restore
-it, which writes into them."""
+"""The first bytes of a state, which are copied before it is written: the engine thread may restore
+it meanwhile, which writes into them."""
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -42,7 +42,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0)]
 class _Header(msgspec.Struct, frozen=True):
     salt: str
     tokens: bytes
-    """32 bits each, as this machine has them; no other kind of machine reads the file."""
+    """32-bit integers in this machine's byte order; engines with another never read the file."""
     state_bytes: _Count
     snapshots: tuple[tuple[_Count, _Count], ...]
     """The number of tokens and the number of bytes of each."""
@@ -71,8 +71,8 @@ def write(
     key: bytes,
     make_room: Callable[[int], None] = lambda n_bytes: None,
 ) -> Entry:
-    """Write a state to `path`, completely or not at all, once there is room for so many bytes. It
-    is locked, but its snapshots may give way meanwhile.
+    """Write a state to `path`, completely or not at all. `make_room` is called with its size first.
+    The state must be locked, but its snapshots may be evicted meanwhile.
 
     Raises:
         OSError: it cannot be written.
@@ -104,9 +104,10 @@ def write(
 
 
 def read_entry(path: Path) -> Entry:
-    """
+    """The file's first part.
+
     Raises:
-        Damaged: the file's first part does not fit the file.
+        Damaged: the first part does not fit the file.
         OSError: the file cannot be read.
     """
     with _opened(path) as file:
@@ -126,13 +127,13 @@ def read(entry: Entry, scope: Scope, key: bytes) -> State:
             raise Damaged("its size has changed")
         mac = hmac.new(key, digestmod="sha256")
         take = partial(_taken, file, seen=mac.update)
-        # Each part has memory of its own, so that a snapshot that gives way frees its bytes.
+        # Each part has memory of its own, so that evicting a snapshot frees its bytes.
         found = _entry(entry.path, size, take)
         data = take(found.state_bytes)
         snapshots = [Snapshot(length, bytes(take(n))) for length, n in found.snapshots]
         written_mac = _taken(file, _MAC_BYTES)
     if not hmac.compare_digest(mac.digest(), written_mac):
-        raise Damaged("its checksum is wrong: it was changed, or written by another")
+        raise Damaged("its checksum is wrong: it was changed, or written with another key")
     if (found.salt, found.tokens) != (entry.salt, entry.tokens):
         raise Damaged("it has changed since it was found")
     return State(found.tokens.tolist(), scope, len(data), data, snapshots, is_from_disk=True)
@@ -150,7 +151,7 @@ def _opened(path: Path) -> Iterator[BufferedReader]:
     with open(descriptor, "rb") as file:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            raise Damaged("it is no regular file")
+            raise Damaged("it is not a regular file")
         if status.st_uid != os.geteuid() or status.st_mode & 0o077:
             raise Damaged("it belongs to another user, or others may touch it")
         yield file
@@ -164,7 +165,7 @@ def _entry(path: Path, size: int, take: Callable[[int], memoryview]) -> Entry:
     head = take(start)
     header_bytes = int.from_bytes(head[len(_MAGIC) :], "little")
     if head[: len(_MAGIC)] != _MAGIC or header_bytes > size:
-        raise Damaged("it does not begin as a stored prefix")
+        raise Damaged("it does not begin like a stored prefix")
     try:
         header = msgspec.msgpack.decode(take(header_bytes), type=_Header)
         tokens = array("i", header.tokens)
@@ -185,7 +186,7 @@ def _pieces(parts: list[memoryview]) -> Iterator[memoryview]:
 def _taken(
     file: BufferedReader, n_bytes: int, seen: Callable[[memoryview], None] = lambda piece: None
 ) -> memoryview:
-    """The next so many bytes; `seen` gets each piece of them."""
+    """The next `n_bytes` of the file; `seen` is called with each piece of them."""
     content = memoryview(bytearray(n_bytes))
     for piece in _pieces([content]):
         if file.readinto(piece) < len(piece):

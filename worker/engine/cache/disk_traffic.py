@@ -1,6 +1,6 @@
-"""Asks the disk's threads for what arriving requests can go on from, and gives them what is new.
+"""Has the disk's threads read what arriving requests can continue from, and write what is new.
 
-Engine thread: nobody waits here for a file.
+Engine thread: nothing here blocks on a file.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from worker.observability.logs import get_logger
 log = get_logger()
 
 _LEAST_PATIENCE = 2.0
-"""Seconds that a request waits for the disk at least; else as long as it takes to compute what is
-read."""
+"""A request waits for the disk as long as it would take to compute what is read, but at least this
+many seconds."""
 
 
 class DiskTraffic:
@@ -39,17 +39,17 @@ class DiskTraffic:
         self.disk, self._cache, self._carrier = disk, cache, carrier
         self._call, self._clock = call, clock
         self._due: deque[tuple[Sequence, Entry, int]] = deque()
-        """For whom which file is to be read, in order of arrival, and how many of its tokens are
-        wanted. The first stays while its file is read."""
+        """The sequences that wait, in order of arrival, each with the file to read for it and the
+        number of the file's tokens that it can use. The first stays while its file is read."""
         self._patient_until = math.inf
-        """When the wait of the first is over, be it for the file or for room in memory."""
+        """When the first stops waiting, be it for the file or for room in memory."""
         self.is_reading = self.is_writing = False
         self._hangs = False
-        """What is being read or written takes too long to wait for; until it is over, nobody waits
-        for the disk."""
+        """Whether a read or write takes too long to wait for; until it ends, no request waits for
+        the disk."""
 
     def look_up(self, sequence: Sequence) -> None:
-        """Have the disk read what an arriving sequence can go on from, if that saves time."""
+        """Have the disk read what an arriving sequence can continue from, if that saves time."""
         if self._hangs or not sequence.may_reuse:
             return
         found = self.disk.longest(sequence.tokens[:-1], sequence.request.scope)
@@ -58,8 +58,8 @@ class DiskTraffic:
             self._due.append((sequence, *found))
 
     def _saves_time(self, sequence: Sequence, entry: Entry, length: int) -> bool:
-        """Whether to read `length` of a sequence's tokens takes less than to compute those of them
-        that cells and memory have not."""
+        """Whether reading `length` of a sequence's tokens takes less time than computing those that
+        neither cells nor memory have."""
         if not self._cache.fits_part(len(entry.tokens), sequence.tokens):
             return False
         cache, match = self._cache, self._cache.match(sequence)
@@ -73,8 +73,8 @@ class DiskTraffic:
             return False
         return True
 
-    def go_on(self) -> None:
-        """Begin to read and to write what is due."""
+    def start_due(self) -> None:
+        """Start the read and the write that are due, unless one is under way."""
         if not self.is_reading:
             self._read_next()
         if self._clock() >= self._patient_until:
@@ -85,12 +85,12 @@ class DiskTraffic:
 
     def _read_next(self) -> None:
         while self._due and not self._due[0][0].awaits_disk:
-            self._serve_next()  # it has ended
+            self._end_first_wait()  # the sequence has ended
         if not self._due:
             return
         sequence, entry, length = self._due[0]
-        if not self._saves_time(sequence, entry, length):  # it was read for another, since
-            self._serve_next()
+        if not self._saves_time(sequence, entry, length):  # it was read for another since
+            self._end_first_wait()
             return
         began = self._clock()
         if self._patient_until == math.inf:
@@ -98,26 +98,26 @@ class DiskTraffic:
             self._patient_until = began + max(_LEAST_PATIENCE, seconds)
         memory = self._cache.memory
         if memory.locked_bytes + entry.size_bytes > memory.most_bytes:
-            return  # until those before it, or the disk, have let go of theirs
+            return  # until earlier requests, or the disk, unlock their states
         self.is_reading = True
 
         def done(state: State | None) -> None:
-            seconds = self._clock() - began  # without the step that is being computed
+            seconds = self._clock() - began  # `call` waits for the step that is being computed
             self._call(lambda: self._has_read(sequence, state, seconds))
 
         self.disk.read(entry, sequence.request.scope, done)
 
-    def _serve_next(self) -> None:
-        """The first that waits for the disk waits no longer."""
+    def _end_first_wait(self) -> None:
+        """The first sequence that waits for the disk waits no longer."""
         sequence, _, _ = self._due.popleft()
         sequence.awaits_disk = False
         self._patient_until = math.inf
 
     def _stop_waiting(self) -> None:
-        """Those that wait for the disk are computed."""
+        """End all waits for the disk: the sequences compute their tokens instead."""
         while self._due:
-            self._serve_next()
-        if self.is_reading or self.is_writing:  # else the room is that of requests that wait
+            self._end_first_wait()
+        if self.is_reading or self.is_writing:  # else only other requests' states took the room
             self._hangs = True
             log.warning("kv_store.hangs")
 
@@ -125,7 +125,7 @@ class DiskTraffic:
         cache, self.is_reading, self._hangs = self._cache, False, False
         is_awaited = sequence.awaits_disk
         if self._due and self._due[0][0] is sequence:
-            self._serve_next()
+            self._end_first_wait()
         if state is None:
             return
         cache.reading.paid(state.all_bytes, seconds)
@@ -134,7 +134,7 @@ class DiskTraffic:
             sequence.saved = state
 
     def _save_new(self) -> None:
-        """Copy the most recently finished prefix that the disk has not yet, for its thread."""
+        """Copy to memory the most recently finished prefix that the disk does not have yet."""
         cache = self._cache
         for slot in sorted(cache.slots, key=lambda slot: slot.last_used, reverse=True):
             if not slot.is_new or (cache.is_busy and cache.expected_seconds(slot) > MOST_SECONDS):

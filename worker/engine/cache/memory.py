@@ -8,14 +8,14 @@ from worker.llama.memory_kind import MemoryKind
 from worker.wire.adapters import Scope
 
 MOST_STATES = 1024
-"""A request is compared with all of them, while streams wait. The bytes hold more only of states of
-a few MiB, which are soon computed again."""
+"""A request is compared with all of them, while streams wait. The budget of bytes has room for more
+only if states have a few MiB, and those are soon computed again."""
 
 
 class Memory:
-    """The states, and the snapshots of states and slots, which have at most `most_bytes` together.
+    """The states, and the snapshots of states and slots, with at most `most_bytes` together.
 
-    The least recently used gives way, be it a state or a snapshot; no locked state does.
+    The least recently used state or snapshot is evicted first; a locked state is not evicted.
     """
 
     def __init__(self, most_bytes: int, slots: list[Slot], kind: MemoryKind) -> None:
@@ -24,7 +24,7 @@ class Memory:
 
     @property
     def n_bytes(self) -> int:
-        """What several slots and states share counts once."""
+        """Bytes in use; a snapshot that several slots and states share counts once."""
         snapshots = sum([len(each.data) for each in self._snapshots()])
         return snapshots + sum([state.n_bytes for state in self.states])
 
@@ -38,7 +38,8 @@ class Memory:
         return [s for s in self.states if s.scope == scope and _begins(s.tokens, head)]
 
     def keep(self, state: State) -> bool:
-        """Keep a state, in place of those that it makes superfluous; false if it finds no room."""
+        """Keep a state in place of those that it makes superfluous. Returns false if there is no
+        room for it."""
         self.states = [
             each
             for each in self.states
@@ -49,7 +50,7 @@ class Memory:
         return state in self.states
 
     def unlock(self, state: State) -> None:
-        """Take one lock off a state, which may give way with the last of them."""
+        """Take one lock off a state. Without any, it may be evicted."""
         state.n_locks -= 1
         self.fit()
 
@@ -58,7 +59,7 @@ class Memory:
             self.states.remove(state)
 
     def fit(self) -> None:
-        """Let the least recently used go until the rest is within the budget."""
+        """Evict the least recently used until the rest is within the budget."""
         while (are_many := len(self.states) > MOST_STATES) or self.n_bytes > self.most_bytes:
             going: list[State | Snapshot] = [each for each in self.states if not each.n_locks]
             if not are_many:
@@ -74,7 +75,7 @@ class Memory:
                     holder.snapshots = [each for each in holder.snapshots if each is not oldest]
 
     def _contains(self, state: State, other: State) -> bool:
-        """Whether one can go on from a state wherever one can from the other."""
+        """Whether a prompt can continue from `state` wherever it can from `other`."""
         n_other, cuts = len(other.tokens), (each.length for each in state.snapshots)
         return _begins(state.tokens, other.tokens) and (
             self._kind.longest_cut(n_other, len(state.tokens), cuts) == n_other
@@ -89,6 +90,6 @@ class Memory:
 
 def _begins(tokens: list[int], head: list[int]) -> bool:
     """Whether `tokens` begin with all of `head`. Conversations often differ only after thousands of
-    tokens, so the last one is looked at first."""
+    tokens, so the last one is compared first."""
     n = len(head)
     return not n or (len(tokens) >= n and tokens[n - 1] == head[-1] and tokens[:n] == head)

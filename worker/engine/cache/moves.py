@@ -11,8 +11,8 @@ from worker.wire.adapters import Scope
 @dataclass(slots=True, eq=False)
 class Snapshot:
     """The part of a sequence's memory after `length` tokens that cannot be cut to that length
-    later: its recurrent state or the cells of its windows. It is valid only while its other cells
-    exist."""
+    later: its recurrent state or the cells of its windows. It is valid only while the sequence's
+    other cells exist."""
 
     length: int
     data: bytes
@@ -23,23 +23,24 @@ class Snapshot:
 class State:
     """All memory of a sequence after `tokens`, in host memory.
 
-    It is in the books from the moment that its copy is planned; the copy brings the data.
+    `Memory` lists it as soon as its copy is planned; the copy brings the data.
     """
 
     tokens: list[int]
     scope: Scope
     n_bytes: int
-    """Of `data`; expected until it is there."""
+    """The size of `data`; an estimate until it is there."""
     data: memoryview | None = None
     snapshots: list[Snapshot] = field(default_factory=list)
-    """Of lengths to which the state can be cut."""
+    """Snapshots of the lengths to which the state can be cut."""
     last_used: int = 0
     n_locks: int = 0
-    """Requests that will go on from it, and the writing to the disk. Locked, it stays."""
+    """The requests that will continue from it, and one for a write to the disk. While it is locked,
+    it is not evicted."""
     is_new: bool = False
     """Whether it has not been offered to the disk yet."""
     is_from_disk: bool = False
-    """Whether it was read from the disk and nobody has gone on from it yet."""
+    """Whether it was read from the disk and no request has continued from it yet."""
 
     @property
     def all_bytes(self) -> int:
@@ -54,11 +55,11 @@ class Truncate(NamedTuple):
     length: int
     snapshot: Snapshot | None = None
     is_recent: bool = False
-    """Whether the last batch has computed the newest of them and all that go."""
+    """Whether the last batch has computed the last kept token and all that are removed."""
 
 
 class Copy(NamedTuple):
-    """Copy the first `length` tokens of `source` to the empty slot, likewise."""
+    """Copy the first `length` tokens of `source` to the empty slot, with a snapshot if needed."""
 
     source: int
     slot: int
@@ -74,7 +75,7 @@ class Save(NamedTuple):
 
 
 class Restore(NamedTuple):
-    """Put a state into the empty slot, then keep its first `length` tokens, likewise."""
+    """Put a state into the empty slot, then keep its first `length` tokens, as `Truncate` does."""
 
     slot: int
     state: State
@@ -83,7 +84,7 @@ class Restore(NamedTuple):
 
 
 class Divide(NamedTuple):
-    """Begin anew with empty cells, in one pool or in equal parts for so many slots."""
+    """Start over with empty cells, in one pool or in equal parts for `n_slots`."""
 
     n_cells: int
     n_slots: int

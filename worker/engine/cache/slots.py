@@ -1,7 +1,7 @@
 """The first tier: slots, what their cells hold, and which cells they share. Plain Python.
 
-In one pool, a copy shares the cells of its source. They are used as long as one of the slots that
-share them holds them, whichever it is.
+In one pool, a copy shares the cells of its source. They stay in use as long as any slot that shares
+them holds them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Slot:
     shared: list[Shared] = field(default_factory=list)
     """Its first cells, as far as they are or were shared; the others are its own."""
     first: int = 0
-    """The first position that a windowed model still has; -1 if it has none."""
+    """The first position that all layers of a windowed model still have; -1 if there is none."""
     last_used: int = 0
     is_new: bool = False
     """Whether what it keeps has not been offered to the disk yet."""
@@ -55,7 +55,7 @@ class Slot:
 
 
 def count_cells(slots: Iterable[Slot], size_of: Callable[[Slot], int]) -> int:
-    """The cells of these slots together; `size_of` says how many each has."""
+    """The cells of these slots, shared ones counted once; `size_of` returns how many a slot has."""
     n_own, shared = 0, set()
     for slot in slots:
         n_own += size_of(slot) - slot.n_shared
@@ -78,8 +78,8 @@ def unshare(slot: Slot, length: int, slots: Iterable[Slot]) -> None:
 
 
 def _first(slot: Slot, length: int, slots: Iterable[Slot]) -> list[Shared]:
-    """The shared ones of a slot's first `length` cells; what reaches beyond them is divided there,
-    for all that have it."""
+    """The shared parts of a slot's first `length` cells. A part that reaches beyond them is split
+    there, for all slots that have it."""
     parts: list[Shared] = []
     for part in list(slot.shared):
         if length > 0:
