@@ -17,7 +17,16 @@ from tests.support import clock
 from tests.support.chats import SPECIAL, TEMPLATES, calling, result, user
 from worker.engine.text import chat_template
 from worker.engine.text.chat_template import ChatTemplate
-from worker.engine.text.forms import complete, one_call_a_turn, paired, said, without
+from worker.engine.text.forms import (
+    assistant,
+    complete,
+    developer,
+    message_of,
+    one_call_a_turn,
+    paired,
+    system,
+    without,
+)
 from worker.errors import InvalidRequest
 from worker.wire.work import ChatPrompt
 
@@ -54,26 +63,26 @@ def named(message: dict[str, Any], *ids: str | None) -> dict[str, Any]:
 
 
 LONG, LONGER = "call_0f1e2d3c4b5a69788796a5b4", "toolu_01AbCdEfGhIjKlMnOpQr"
-HI, YES = user("Hi."), said("assistant", "Yes?")
+HI, YES = user("Hi."), assistant("Yes?")
 LOOKED = [HI, calling(call(1)), result(1, "A star.")]
 CHATS: dict[str, list[dict[str, Any]]] = {
-    "two systems": [said("system", A), said("system", B), user(C)],
-    "three systems": [said("system", A), said("system", B), said("system", C), user(D)],
-    "a system, a developer": [said("system", A), said("developer", B), user(C)],
-    "a developer, a system": [said("developer", A), said("system", B), user(C)],
-    "two developers": [said("developer", A), said("developer", B), user(C)],
-    "a system later": [user(A), YES, said("system", B), user(C), said("assistant", D), HI],
-    "a developer later": [user(A), YES, said("developer", B), user(C)],
-    "a system first and later": [said("system", A), HI, YES, said("system", B), user(C)],
-    "a system last": [user(A), said("assistant", B), said("system", C)],
-    "a system behind the user": [user(A), said("system", B), said("assistant", C), user(D)],
-    "a system behind a result": [*LOOKED[:2], result(1, A), said("system", B), user(C)],
+    "two systems": [system(A), system(B), user(C)],
+    "three systems": [system(A), system(B), system(C), user(D)],
+    "a system, a developer": [system(A), developer(B), user(C)],
+    "a developer, a system": [developer(A), system(B), user(C)],
+    "two developers": [developer(A), developer(B), user(C)],
+    "a system later": [user(A), YES, system(B), user(C), assistant(D), HI],
+    "a developer later": [user(A), YES, developer(B), user(C)],
+    "a system first and later": [system(A), HI, YES, system(B), user(C)],
+    "a system last": [user(A), assistant(B), system(C)],
+    "a system behind the user": [user(A), system(B), assistant(C), user(D)],
+    "a system behind a result": [*LOOKED[:2], result(1, A), system(B), user(C)],
     "two users": [user(A), user(B)],
-    "two assistants": [user(A), said("assistant", B), said("assistant", C), user(D)],
-    "parts of the system": [said("system", parts(A, B)), user(C)],
-    "parts of a developer": [said("developer", parts(A, B)), user(C)],
-    "parts of the user": [user(parts(A, B)), said("assistant", C), user(parts(D))],
-    "parts of the assistant": [HI, said("assistant", parts(A, B)), user(C)],
+    "two assistants": [user(A), assistant(B), assistant(C), user(D)],
+    "parts of the system": [system(parts(A, B)), user(C)],
+    "parts of a developer": [developer(parts(A, B)), user(C)],
+    "parts of the user": [user(parts(A, B)), assistant(C), user(parts(D))],
+    "parts of the assistant": [HI, assistant(parts(A, B)), user(C)],
     "parts of a result": [*LOOKED[:2], result(1, ""), YES, HI, calling(call(2)), {
         **result(2, ""), "content": parts(A, B)}],
     "no parts beside a call": [user(A), {**calling(call(1)), "content": []}, result(1, B)],
@@ -81,16 +90,16 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     "words behind a result": [user(A), calling(call(1)), result(1, B), user(C)],
     "words behind two results": [
         user(A), calling(call(1), call(2)), result(1, B), result(2, C), user(D)],
-    "an answer behind a result": [*LOOKED[:2], result(1, A), said("assistant", B), user(C)],
+    "an answer behind a result": [*LOOKED[:2], result(1, A), assistant(B), user(C)],
     "two calls": [user(A), calling(call(1, B), call(2, C)), result(1, "x"), result(2, "y")],
     "three calls": [
         HI, calling(call(1, A), call(2, B), call(3, C)),
-        result(3, "x"), result(1, "y"), result(2, "z"), said("assistant", D), HI],
+        result(3, "x"), result(1, "y"), result(2, "z"), assistant(D), HI],
     "a result of a function": [HI, calling(call(1)), {**result(1, A), "role": "function"}],
     "two results": [user(A), calling(call(1), call(2)), result(1, B), result(2, C)],
     "long ids": [
         user(A), named(calling(call(1), call(2)), LONG, LONGER),
-        named(result(1, B), LONG), named(result(2, C), LONGER), said("assistant", D), HI],
+        named(result(1, B), LONG), named(result(2, C), LONGER), assistant(D), HI],
 }  # fmt: skip
 CHATS |= {
     "calls in two messages": [
@@ -105,7 +114,7 @@ CHATS |= {
         *(user(A), calling(call(1), call(2)), result(1, "x"), result(2, "y")),
         *(calling(call(2), call(1)), result(2, B), result(1, C))],
     "two results of one call": [user(A), calling(call(1)), result(1, B), result(1, C)],
-    "a result of no call": [user(A), named(result(1, B), LONG), said("assistant", C), user(D)],
+    "a result of no call": [user(A), named(result(1, B), LONG), assistant(C), user(D)],
 }  # fmt: skip
 ALSO_WITH_TOOLS = {
     "two systems",
@@ -190,7 +199,7 @@ def step(kind: str, n: int, words: Iterator[str]) -> Iterator[dict[str, Any]]:
     if kind == "words beside two calls":
         calls.append({**call(1), "id": f"toolu_{n:024}"})
     if kind == "words, call":
-        yield said("assistant", next(words))
+        yield assistant(next(words))
     thoughts = {"reasoning_content": "Hm."} if kind == "thought of" else {}
     content = None if kind in ("call", "words, call") else next(words)
     yield {**calling(*calls, **thoughts), "content": content}
@@ -204,12 +213,12 @@ def loops() -> Iterator[list[dict[str, Any]]]:
         for number, kinds in enumerate(product(STEPS, repeat=n_steps)):
             for has_system in (False, True) if n_steps == 1 else (number % 2 == 0,):
                 words = (f"word{n}7" for n in count(10))
-                begin = [said("system", next(words))] if has_system else []
+                begin = [system(next(words))] if has_system else []
                 chat = [*begin, user(next(words))]
                 for n, kind in enumerate(kinds):
                     chat += step(kind, n, words)
                 if ends != "result":
-                    chat.append(said("assistant", next(words)))
+                    chat.append(assistant(next(words)))
                 if ends == "answer":
                     chat.append(user(next(words)))
                 yield chat
@@ -277,7 +286,7 @@ def test_a_long_conversation_is_not_refused(
 ) -> None:
     """Two million characters in a hundred messages."""
     monkeypatch.setattr(chat_template, "MAX_RENDER_SECONDS", 60)
-    messages = [said(role, "word " * 4000) for role in ("user", "assistant") * 50]
+    messages = [message_of(role, "word " * 4000) for role in ("user", "assistant") * 50]
     text = template.read(ChatPrompt((*messages, user("?")))).text()
     assert text.count("word") == 400_000
 
@@ -321,7 +330,7 @@ def test_results_come_in_the_order_of_their_calls(
     if named_by == "function":
         asks = [without(each, "id") for each in asks]
         answers = [named(each, None) | {"name": f} for each, f in zip(answers, "ba", strict=True)]
-    chat = [user(A), calling(*asks), *answers, said("assistant", D), HI]
+    chat = [user(A), calling(*asks), *answers, assistant(D), HI]
     text = prompt_of(template, chat, has_tools=True)
     places = [text.find(word) for word in (A, B, C, D)]
     assert places == sorted(places) and places[0] >= 0, text
@@ -367,7 +376,7 @@ def test_the_work_on_a_chat_grows_as_the_chat_does() -> None:
         "meta-llama-Llama-3.1-8B-Instruct": [HI, calling(*many), *strays],
         "mistralai-Mistral-Nemo-Instruct-2407": [HI, calling(*many), *strays],
         "google-gemma-2-2b-it": [user(words)] * 4096,
-        "Qwen3.5-4B": [HI, YES, *[said("system", words)] * 4090],
+        "Qwen3.5-4B": [HI, YES, *[system(words)] * 4090],
         "microsoft-Phi-3.5-mini-instruct": [HI, *[result(1, words)] * 4090],
     }.items():
         template = ChatTemplate((TEMPLATES / f"{name}.jinja").read_text(), SPECIAL)

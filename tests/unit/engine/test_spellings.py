@@ -223,7 +223,7 @@ def test_nobody_can_use_up_the_marks() -> None:
     chats = _bundled("{{ m.content }}")
     assert chats.ids(user(everything))
     prompt = ChatPrompt((user(everything + chats.end),), field="input")
-    with pytest.raises(InvalidRequest, match="^input: .*private use"):
+    with pytest.raises(InvalidRequest, match="^input: .*private-use"):
         chats.builder.build(prompt)
 
 

@@ -1,7 +1,7 @@
-"""The model's own chat template: checked when the model is loaded, rendered in a process apart.
+"""The model's own chat template: checked when the model is loaded, rendered in another process.
 
 It renders what transformers' `apply_chat_template` renders: the environment's options, filters and
-globals are the same, and `forms` bring each chat into the form that the template reads.
+globals are the same, and `forms` convert each chat to the form that the template reads.
 Intake threads.
 """
 
@@ -30,18 +30,18 @@ from worker.wire.work import ChatPrompt
 
 MAX_RENDER_SECONDS = 2.0
 _SECONDS_A_MESSAGE = 0.003
-"""More for each: some templates look at all messages at each of them."""
+"""Added for each message: some templates loop over all messages at each of them."""
 _PROBE_SECONDS = 0.2
 _END = "\ue002end of the message\ue003 "
-"""Follows the message that is to be continued while it is rendered."""
+"""Appended to the message that is to be continued while it is rendered, to find its end."""
 _REASONING = "continued_reasoning"
-"""In a chat, beside the variables of its template, so that its control tokens are found too."""
+"""The reasoning to continue: a key of the chat, so that control tokens are found in it, too."""
 
 
 class ChatTemplate:
     """
     Raises:
-        ModelError: the template is invalid, or reaches for Python's internals.
+        ModelError: the template is invalid, or accesses Python's internals.
     """
 
     def __init__(
@@ -55,10 +55,11 @@ class ChatTemplate:
         self._forms: tuple[Form, ...] = probes.forms_of(self._probed)
         in_words = {forms.in_words, forms.listed} & set(self._forms)
         self.takes_tools = self.tool_use is not None or not in_words
-        """Otherwise tools are described in words."""
+        """Whether the template takes tools; otherwise they are described in words."""
 
     def _probed(self, chat: Chat) -> str | None:
-        """The rendered chat; `None` if the template refuses it, or takes too long to refuse."""
+        """The rendered chat; `None` if the template refuses it, or has taken too long to refuse
+        others."""
         if self._probing_seconds > MAX_RENDER_SECONDS:
             return None
         began = time.monotonic()
@@ -96,7 +97,7 @@ class ChatTemplate:
             chat["add_generation_prompt"] = True
         elif prompt.continue_final_message:
             final = chat["messages"][-1]
-            final["content"] = forms.joined(final.get("content"), _END, between="")
+            final["content"] = forms.appended(final.get("content"), _END, between="")
         try:
             for form in self._forms:
                 chat = form(chat)
@@ -119,7 +120,7 @@ class Reading:
     template: ChatTemplate
     chat: Chat
     prompt: ChatPrompt
-    """What it was made of."""
+    """The prompt that the chat was made from."""
 
     def text(self) -> str:
         """
@@ -145,11 +146,11 @@ class Reading:
         )
 
     def _fault(self, reason: str) -> InvalidRequest:
-        """Names arguments that the template may have refused the chat for."""
+        """The error for a refusal; it names arguments that may be the reason."""
         field = self.prompt.field
         if (place := forms.broken_arguments(self.prompt.messages)) is None:
             return _refused(field, reason)
-        return _refused(f"{field}{place}", f"{reason}; this is no JSON object")
+        return _refused(f"{field}{place}", f"{reason}; this is not a JSON object")
 
 
 def _before_end(text: str) -> str:
@@ -163,8 +164,8 @@ def _before_end(text: str) -> str:
 
 
 def _opened(text: str, begin: str, end: str) -> str:
-    """The text with reasoning open at its end, where the template may have written the mark, or the
-    beginning of it, or an empty block."""
+    """The text with an open block of reasoning at its end. The template may have written the mark
+    that begins one, a part of that mark, or an empty block."""
     if text.rstrip().endswith(begin.rstrip()):
         return text
     empty = re.search(rf"(?:{re.escape(begin.rstrip())}\s*)?{re.escape(end)}\s*\Z", text)

@@ -1,8 +1,8 @@
-"""What a chat template deletes from the texts that it is given.
+"""Finds out what a chat template deletes from texts.
 
-What stands on both sides of a deleted word is joined, and may be a control token then: SmolLM3's
-template deletes `/think` from `<|im_/thinkend|>`. The words are those in the expressions of a
-template's source; what it does to each is seen in probes that have the word between two marks.
+A deletion joins the text before it and the text after it, which may then be a control token:
+SmolLM3's template deletes `/think` from `<|im_/thinkend|>`. The candidates are the words in the
+expressions of a template's source. Probes with each word between two marks show what is deleted.
 """
 
 from __future__ import annotations
@@ -14,21 +14,22 @@ from typing import NamedTuple
 from worker.engine.text.forms import Chat, assistant, system, user
 from worker.engine.text.probes import Render, calling, chat_of, result
 
-_BEFORE, _AMONG, _BEHIND = "before5eb1", "among5eb1", "behind5eb1"
+_BEFORE, _AMONG, _AFTER = "before5eb1", "among5eb1", "after5eb1"
 _TO_THE_END = None
 
 
 class Deletion(NamedTuple):
-    """Deletes what is from one word to another, both included."""
+    """Deletes text from one word to another, both included."""
 
     first: str
     last: str = ""
-    """If empty, the first word alone."""
+    """If empty, only the first word is deleted."""
     is_longest: bool = False
-    """To the text's last such word, or its end; otherwise to the next one, again and again."""
+    """Whether it deletes up to the text's last such word, or its end; otherwise it deletes up to
+    the next one, repeatedly."""
 
     def kept(self, text: str) -> list[tuple[int, int]]:
-        """The spans of a text that are left: each one's begin and end."""
+        """The begin and end of each span of a text that is left."""
         spans: list[tuple[int, int]] = []
         begin = 0
         while (at := text.find(self.first, begin)) >= 0:
@@ -41,7 +42,7 @@ class Deletion(NamedTuple):
 
 
 def deletions_of(words: Iterable[str], render: Render) -> tuple[Deletion, ...]:
-    """What a template deletes of its own `words`, and between two of those that it looks for."""
+    """What a template deletes: any of its own `words`, and text between two that it looks for."""
     found: dict[Deletion, None] = {}
     looked_for = []
     for word in words:
@@ -59,24 +60,26 @@ def deletions_of(words: Iterable[str], render: Render) -> tuple[Deletion, ...]:
 
 
 def _written(between: str, render: Render) -> Iterator[str | None]:
-    """What a template writes for a text between two marks, in each place of a chat."""
-    for chat in _chats(f"{_BEFORE}{between}{_BEHIND}"):
-        _, *behind = (render(chat) or "").split(_BEFORE)
-        for rest in behind:
-            written, found, _ = rest.partition(_BEHIND)
+    """What a template writes for a text between two marks, in each place of a chat; `_TO_THE_END`
+    if it has deleted the second mark."""
+    for chat in _chats(f"{_BEFORE}{between}{_AFTER}"):
+        _, *after = (render(chat) or "").split(_BEFORE)
+        for rest in after:
+            written, found, _ = rest.partition(_AFTER)
             yield written if found else _TO_THE_END
 
 
 def _chats(text: str) -> Iterator[Chat]:
-    """Two chats with a text in each place: some templates take no tools."""
+    """Two chats with a text in each place, one without calls: some templates take no tools."""
     begin, thought = (system(text), user(text)), {"reasoning_content": text}
     yield chat_of(*begin, assistant(text, **thought), user(text))
     yield chat_of(*begin, calling(text, content=text, **thought), result(text))
 
 
 def shortened(text: str, deletions: Sequence[Deletion]) -> Iterator[tuple[str, Sequence[int]]]:
-    """The text as a template may have it after deletions, with the place of each character: after
-    each one alone, and after all of them twice, as one may join what another deletes."""
+    """The text after possible deletions, with the original place of each character: after each
+    deletion alone, and step by step after all of them, twice, as one may join what another deletes.
+    """
     whole: tuple[str, Sequence[int]] = text, range(len(text))
     for deletion in deletions:
         if (found := _without(whole, deletion)) is not whole:
@@ -88,10 +91,10 @@ def shortened(text: str, deletions: Sequence[Deletion]) -> Iterator[tuple[str, S
             yield left
 
 
-def _without(given: tuple[str, Sequence[int]], deletion: Deletion) -> tuple[str, Sequence[int]]:
-    text, places = given
+def _without(whole: tuple[str, Sequence[int]], deletion: Deletion) -> tuple[str, Sequence[int]]:
+    text, places = whole
     if len(kept := deletion.kept(text)) == 1:
-        return given
+        return whole
     return (
         "".join(text[begin:end] for begin, end in kept),
         [place for begin, end in kept for place in places[begin:end]],

@@ -1,9 +1,8 @@
-"""The forms in which templates read a conversation: each brings a chat from clients' form into its
-own.
+"""Converts chats from the form that clients send into the forms that templates read.
 
-Clients speak one form: OpenAI's. Templates were written for several: one wants a call's arguments
-as text, another has no system role. `probes` finds out which forms a template reads. Pure
-functions, on intake threads.
+Clients send one form: OpenAI's. Templates were written for several: one wants a call's arguments as
+text, another has no system role. Each `Form` is one conversion, and `probes` finds out which ones a
+template needs. Pure functions, on intake threads.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ Chat = dict[str, Any]
 Message = dict[str, Any]
 Form = Callable[[Chat], Chat]
 
-_RESULTS = "tool_responses"
+_TOOL_RESPONSES = "tool_responses"
 _SYSTEM = ("system", "developer")
 _PARAGRAPH = "\n\n"
 
 LISTED = "You may call functions to help with the request. They are, one JSON object a line:\n"
-_HOW = """
+_HOW_TO_CALL = """
 
 To call one, answer with nothing but
 <tool_call>
@@ -37,24 +36,24 @@ To call one, answer with nothing but
 and wait: the result comes in <tool_response></tool_response>. Otherwise answer in words."""
 
 
-def without(given: Mapping[str, Any], left_out: str) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name != left_out}
+def without(mapping: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in mapping.items() if name != key}
 
 
-def said(role: str, content: Any, **more: Any) -> Message:
+def message_of(role: str, content: Any, **more: Any) -> Message:
     return {"role": role, "content": content, **more}
 
 
-system, developer = partial(said, "system"), partial(said, "developer")
-user, assistant = partial(said, "user"), partial(said, "assistant")
+system, developer = partial(message_of, "system"), partial(message_of, "developer")
+user, assistant = partial(message_of, "user"), partial(message_of, "assistant")
 
 
-def as_it_is(chat: Chat) -> Chat:
+def unchanged(chat: Chat) -> Chat:
     return chat
 
 
 def _of_messages(change: Callable[[list[Message]], Iterable[Message]]) -> Form:
-    """The form in which the messages are changed so, and the rest is as it is."""
+    """A form that changes the messages, and nothing else."""
     return lambda chat: {**chat, "messages": [*change(chat["messages"])]}
 
 
@@ -66,30 +65,27 @@ def _of_each(change: Callable[[Message], Message]) -> Form:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message's content; parts are joined by line ends, no content is ""."""
+    """The text of a message's content: parts are joined by line breaks, and `None` is empty."""
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(str(part.get("text") or "") for part in content)
 
 
-def joined(content: Any, text: str, *, between: str = "\n") -> Any:
-    """The content with more text behind it; parts stay parts."""
+def appended(content: Any, text: str, *, between: str = "\n") -> Any:
+    """The content with `text` appended; a list of parts stays one."""
     if content is None or isinstance(content, str):
         return f"{content}{between}{text}" if content else text
     *others, last = content or [{"type": "text"}]
-    return [*others, {**last, "text": joined(last.get("text"), text, between=between)}]
+    return [*others, {**last, "text": appended(last.get("text"), text, between=between)}]
 
 
 never_none = _of_each(lambda m: {**m, "content": m.get("content") or ""})
-"""Some templates print what is no content, and read the first part of a list without a look."""
+"""Some templates print `None` as text, or index the first part of a list that may be empty."""
 
 
-Which = Callable[[Message], bool]
-"""Whether a message is one of those that a template reads alike."""
-
-
-def as_text(which: Which) -> Form:
-    return _of_each(lambda m: {**m, "content": text_of(m.get("content"))} if which(m) else m)
+def as_text(selects: Callable[[Message], bool]) -> Form:
+    """The content of the messages that `selects` is true for, as text."""
+    return _of_each(lambda m: {**m, "content": text_of(m.get("content"))} if selects(m) else m)
 
 
 all_as_text = as_text(lambda message: True)
@@ -106,7 +102,7 @@ def as_parts(message: Message) -> Message:
 
 
 Follows = Callable[[list[Message], Message], bool]
-"""Whether a message is one with the messages before it."""
+"""Whether a message belongs to the run of messages before it."""
 
 
 def _runs(messages: Iterable[Message], follows: Follows) -> Iterator[list[Message]]:
@@ -121,7 +117,7 @@ def _runs(messages: Iterable[Message], follows: Follows) -> Iterator[list[Messag
 
 
 def _merged(run: list[Message]) -> Message:
-    """Messages as the first of them: their words as paragraphs, and their calls."""
+    """Messages merged into the first: their texts become paragraphs, and all calls are kept."""
     if len(run) == 1:
         return run[0]
     merged = dict(run[0])
@@ -138,7 +134,7 @@ def runs_merged(follows: Follows) -> Form:
 
 
 def is_of_the_turn(run: list[Message], message: Message) -> bool:
-    """For templates whose roles must alternate."""
+    """Whether a message without calls continues a turn; some templates require alternate roles."""
     is_turn = message.get("role") in ("user", "assistant")
     has_calls = run[-1].get("tool_calls") or message.get("tool_calls")
     return is_turn and run[-1].get("role") == message["role"] and not has_calls
@@ -149,8 +145,9 @@ def _calls_after_words(run: list[Message], message: Message) -> bool:
     return are_its and bool(message.get("tool_calls")) and not run[-1].get("tool_calls")
 
 
-def is_behind_result(run: list[Message], message: Message) -> bool:
-    """A user's words: some templates want an answer before them, and take them in the result."""
+def is_after_result(run: list[Message], message: Message) -> bool:
+    """Whether a user's message follows a result: some templates require an answer between the two,
+    but read the user's text as part of the result."""
     return run[0].get("role") == "tool" and message.get("role") == "user"
 
 
@@ -159,7 +156,7 @@ words_with_calls = runs_merged(_calls_after_words)
 
 @_of_messages
 def apart_from_calls(messages: list[Message]) -> Iterator[Message]:
-    """The assistant's words in a message before that of the calls beside which they stand."""
+    """Move the assistant's text out of a message with calls, into one of its own before it."""
     for message in messages:
         if message.get("tool_calls") and text_of(message.get("content")):
             yield assistant(message["content"])
@@ -170,30 +167,31 @@ def apart_from_calls(messages: list[Message]) -> Iterator[Message]:
 # --- the system's words, and tools ---------------------------------------------------------------
 
 
-def _halves(messages: list[Message]) -> tuple[list[Message], list[Message]]:
-    """The system's messages before all others, and those."""
+def _split(messages: list[Message]) -> tuple[list[Message], list[Message]]:
+    """The leading messages of the system and a developer, and all others."""
     beginning = list(takewhile(lambda m: m.get("role") in _SYSTEM, messages))
     return beginning, messages[len(beginning) :]
 
 
 def one_beginning(chat: Chat, *, of_each_role: bool = False) -> Chat:
-    """All messages of the system and of a developer at the beginning as one; or those of each."""
+    """Merge the leading messages of the system and a developer; with `of_each_role`, only
+    neighbours with the same role."""
 
     def follows(run: list[Message], message: Message) -> bool:
         return not of_each_role or run[0].get("role") == message.get("role")
 
-    beginning, others = _halves(chat["messages"])
+    beginning, others = _split(chat["messages"])
     return {**chat, "messages": [*map(_merged, _runs(beginning, follows)), *others]}
 
 
 @_of_messages
 def later_as_user(messages: list[Message]) -> Iterator[Message]:
-    """What the system says later as the user's words, before those of a turn that follows."""
+    """Turn later messages of the system into the user's, merged with a user's turn after them."""
 
     def follows(run: list[Message], message: Message) -> bool:
         return run[-1].get("role") in _SYSTEM and message.get("role") in (*_SYSTEM, "user")
 
-    beginning, others = _halves(messages)
+    beginning, others = _split(messages)
     yield from beginning
     for message in map(_merged, _runs(others, follows)):
         yield {**message, "role": "user"} if message.get("role") in _SYSTEM else message
@@ -201,7 +199,8 @@ def later_as_user(messages: list[Message]) -> Iterator[Message]:
 
 @_of_messages
 def into_next(messages: list[Message]) -> list[Message]:
-    """The first message, if it is the system's, at the beginning of the next one."""
+    """Put the text of a leading system message at the beginning of the next message; if there is
+    none, turn it into the user's."""
     match messages:
         case [{"role": "system"} as system, next_message, *others]:
             text = f"{text_of(system.get('content'))}\n{text_of(next_message.get('content'))}"
@@ -216,8 +215,8 @@ def with_role(role: str, other: str) -> Form:
 
 
 def into_next_before_others(chat: Chat) -> Chat:
-    """As `into_next`, unless the user's words come last: some templates write the system's before
-    these, and nowhere else."""
+    """As `into_next`, unless the last message is the user's: some templates write the system's text
+    before that one, and nowhere else."""
     ends_with_user = chat["messages"] and chat["messages"][-1].get("role") == "user"
     return chat if ends_with_user else into_next(chat)
 
@@ -227,7 +226,7 @@ def without_none(chat: Chat) -> Chat:
 
 
 def complete(chat: Chat) -> Chat:
-    """Tools with all that a function may leave out."""
+    """Add to tools the fields that a client may leave out."""
 
     def function(given: Mapping[str, Any]) -> dict[str, Any]:
         schema = given.get("parameters") or {}
@@ -239,21 +238,21 @@ def complete(chat: Chat) -> Chat:
 
 
 def as_functions(chat: Chat) -> Chat:
-    """Under the name that they had before they were called tools, as JSON."""
+    """Tools as a JSON text in `functions`, as they were called before they were called tools."""
     functions = [tool["function"] for tool in chat.get("tools") or ()]
     text = json.dumps(functions, ensure_ascii=False, indent=4) if functions else ""
     return {**chat, "functions": text}
 
 
 def listed(chat: Chat, how: str = "") -> Chat:
-    """Functions described in words, to a model whose template takes none but writes calls."""
+    """Describe the tools in a system message, for templates that write calls but take no tools."""
     if not (tools := chat.get("tools")):
         return chat
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     text = LISTED + "\n".join(lines) + how
     messages = chat["messages"]
     if messages and messages[0].get("role") == "system":
-        content = joined(messages[0].get("content"), text, between="\n\n")
+        content = appended(messages[0].get("content"), text, between="\n\n")
         messages = [{**messages[0], "content": content}, *messages[1:]]
     else:
         messages = [{"role": "system", "content": text}, *messages]
@@ -261,13 +260,14 @@ def listed(chat: Chat, how: str = "") -> Chat:
 
 
 def in_words(chat: Chat) -> Chat:
-    """The calls too, in the most widespread form: the template knows of neither.
+    """Describe the tools, and how to call them in the most common format, for templates that know
+    neither tools nor calls.
 
-    Calls in earlier messages, and their results, become text in that form.
+    Calls in earlier messages, and their results, become text in that format.
     """
 
     def follows(run: list[Message], message: Message) -> bool:
-        """The results of parallel calls, and the user's words behind them, are one turn."""
+        """The results of parallel calls, and a user's message after them, are one turn."""
         answers = run[-1].get("role") == "tool"
         return answers and message.get("role") in ("tool", "user")
 
@@ -283,7 +283,7 @@ def in_words(chat: Chat) -> Chat:
         return {**without(message, "tool_calls"), "content": content}
 
     messages = [own(run) for run in _runs(chat["messages"], follows)]
-    return listed({**chat, "messages": messages}, _HOW)
+    return listed({**chat, "messages": messages}, _HOW_TO_CALL)
 
 
 def _result_in_words(message: Message) -> str:
@@ -300,18 +300,18 @@ def _call_in_words(call: Mapping[str, Any]) -> str:
 
 
 def _parsed(arguments: Any) -> Any:
-    """Arguments as an object; what is no JSON object stays text."""
+    """Arguments as an object; text that is not a JSON object is returned unchanged."""
     if not isinstance(arguments, str):
         return arguments
     try:
-        value = json.loads(arguments, parse_constant=_no_number)
+        value = json.loads(arguments, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         return arguments
     return value if isinstance(value, dict) else arguments
 
 
-def _no_number(constant: str) -> float:
-    raise ValueError(f"{constant} is no JSON")
+def _refuse_constant(constant: str) -> float:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def written(arguments: Any) -> str:
@@ -336,58 +336,61 @@ as_objects = with_arguments(_parsed)
 
 
 class _Calls:
-    """The calls of a conversation so far, each under an id of its own."""
+    """The calls of a conversation so far, each with a unique id."""
 
-    def __init__(self, named: set[str]) -> None:
-        """`named`: the ids of calls that results name."""
-        self._named = named
+    def __init__(self, referenced: set[str]) -> None:
+        """`referenced`: the call ids that results have."""
+        self._referenced = referenced
         self._functions: dict[str, str] = {}
-        """The function's name of each call."""
-        self._by_given: dict[Any, deque[str]] = {}
-        """For each of those ids, the calls that have it in the last turn with one."""
-        self._unnamed: deque[str] = deque()
-        """The calls of the last turn that no result names."""
+        """The name of the function that each call is to, by the call's unique id."""
+        self._by_client_id: dict[Any, deque[str]] = {}
+        """For each referenced id, the unique ids of the calls that have it, in the last turn that
+        has one."""
+        self._unreferenced: deque[str] = deque()
+        """The unique ids of the calls of the last turn that no result refers to."""
         self._made = map("call{:05}".format, count(1))  # a client's own ids may look like these
 
-    def added(self, given: list[Message]) -> list[Message]:
-        """The calls of a turn."""
-        self._by_given |= {call["id"]: deque() for call in given if call.get("id") in self._named}
-        self._unnamed = deque()
-        calls = []
-        for call in given:
+    def add(self, calls: list[Message]) -> list[Message]:
+        """Add the calls of a turn, and return them with unique ids."""
+        seen = {id for call in calls if (id := call.get("id")) in self._referenced}
+        self._by_client_id |= {id: deque() for id in seen}
+        self._unreferenced = deque()
+        added = []
+        for call in calls:
             ids = chain([call.get("id")], self._made)
             own = next(each for each in ids if each and each not in self._functions)
             self._functions[own] = call["function"]["name"]
-            self._by_given.get(call.get("id"), self._unnamed).append(own)
-            calls.append({**call, "id": own})
-        return calls
+            self._by_client_id.get(call.get("id"), self._unreferenced).append(own)
+            added.append({**call, "id": own})
+        return added
 
-    def answered(self, result: Message) -> Message:
-        """A result with its call's id and the function's name; one of no call is as it is."""
-        if own_ids := self._by_given.get(result.get("tool_call_id")):
+    def resolve(self, result: Message) -> Message:
+        """A result with its call's unique id and the function's name; a result without a call is
+        returned unchanged."""
+        if own_ids := self._by_client_id.get(result.get("tool_call_id")):
             own = own_ids[0]
-            own_ids.rotate(-1)  # the next one's, if several calls have this id
-        elif self._unnamed:
-            to_it = (id for id in self._unnamed if self._functions[id] == result.get("name"))
-            own = next(to_it, self._unnamed[0])
-            self._unnamed.remove(own)
+            own_ids.rotate(-1)  # if several calls have this id, the next result is the next call's
+        elif self._unreferenced:
+            same = (id for id in self._unreferenced if self._functions[id] == result.get("name"))
+            own = next(same, self._unreferenced[0])
+            self._unreferenced.remove(own)
         else:
             return result
         return {**result, "tool_call_id": own, "name": self._functions[own]}
 
 
 def _pairs(messages: list[Message]) -> Iterator[Message]:
-    """Each call with an id of its own, each result with its call's id and the function's name.
+    """Give each call a unique id, and each result its call's id and the function's name.
 
-    A result that names no call is that of the first call of the last turn that no result names, of
-    those to the result's function if it names one.
+    A result without a known call id belongs to the first call of the last turn that no result
+    refers to; calls to the function that the result names are preferred.
     """
     calls = _Calls({id for each in messages if (id := each.get("tool_call_id"))})
     for message in messages:
-        if given := message.get("tool_calls"):
-            message = {**message, "tool_calls": calls.added(given)}
+        if made := message.get("tool_calls"):
+            message = {**message, "tool_calls": calls.add(made)}
         elif message.get("role") == "tool":
-            message = calls.answered(message)
+            message = calls.resolve(message)
         yield message
 
 
@@ -396,8 +399,8 @@ paired = _of_messages(_pairs)
 
 @_of_messages
 def in_order(messages: list[Message]) -> Iterator[Message]:
-    """Results that follow each other in the order of their calls, those of no call last: most
-    templates write no ids, so that the order alone tells the model which result is whose."""
+    """Sort consecutive results in the order of their calls, those without a call last: most
+    templates write no ids, so only the order shows the model which call a result belongs to."""
     places: dict[str, int] = {}
     keys: list[tuple[int, int]] = []
     for index, message in enumerate(_pairs(messages)):
@@ -412,7 +415,7 @@ def in_order(messages: list[Message]) -> Iterator[Message]:
 
 @_of_messages
 def strays_as_user(messages: list[Message]) -> Iterator[Message]:
-    """Results of no call in words, as the user's."""
+    """Turn results without a call into text of the user's."""
     ids: set[str] = set()
     for message in _pairs(messages):
         ids |= {call["id"] for call in message.get("tool_calls") or ()}
@@ -422,7 +425,7 @@ def strays_as_user(messages: list[Message]) -> Iterator[Message]:
 
 @_of_messages
 def one_call_a_turn(messages: list[Message]) -> Iterator[Message]:
-    """Parallel calls as turns of their own, each with its result behind it."""
+    """Split parallel calls into turns of their own, each followed by its result."""
 
     def follows(run: list[Message], message: Message) -> bool:
         return len(run[0].get("tool_calls") or ()) > 1 and message.get("role") == "tool"
@@ -448,7 +451,7 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}", re.ASCII)
 
 @_of_messages
 def with_short_ids(messages: list[Message]) -> Iterator[Message]:
-    """Ids of calls as Mistral has them, of 9 letters and digits."""
+    """Give calls ids as Mistral has them: 9 letters and digits."""
 
     def short(name: str, given: Message) -> Message:
         id = given.get(name) or ""
@@ -463,7 +466,7 @@ def with_short_ids(messages: list[Message]) -> Iterator[Message]:
 
 @_of_messages
 def with_the_call(messages: list[Message]) -> list[Message]:
-    """Results, and the answer after them, in the message that made the calls."""
+    """Move results, and the answer after them, into the message that made the calls."""
     merged: list[Message] = []
     callers: dict[Any, Message] = {}
     for message in map(dict, _pairs(messages)):
@@ -472,8 +475,8 @@ def with_the_call(messages: list[Message]) -> list[Message]:
         if caller := message.get("role") == "tool" and callers.get(message.get("tool_call_id")):
             response = _parsed(text_of(message.get("content")))
             result = {"name": message["name"], "response": response}
-            caller.setdefault(_RESULTS, []).append(result)
-        elif is_answer and last.get(_RESULTS) and not last.get("content"):
+            caller.setdefault(_TOOL_RESPONSES, []).append(result)
+        elif is_answer and last.get(_TOOL_RESPONSES) and not last.get("content"):
             last["content"] = message.get("content")
         else:
             merged.append(message)
@@ -486,7 +489,7 @@ def with_the_call(messages: list[Message]) -> list[Message]:
 
 @_of_each
 def under_each_name(message: Message) -> Message:
-    """Reasoning as `reasoning_content` and as `thinking`, as transformers gives it."""
+    """Reasoning as `reasoning_content` and as `thinking`, as transformers passes it."""
     reasoning = message.get("reasoning_content")
     return {"thinking": reasoning, **message} if reasoning is not None else message
 
@@ -504,8 +507,8 @@ def as_thinking_part(message: Message) -> Message:
 
 
 def broken_arguments(messages: Iterable[Mapping[str, Any]]) -> str | None:
-    """The place of the first call whose arguments are no JSON object, for which some templates
-    refuse a chat."""
+    """The place of the first call whose arguments are not a JSON object, which makes some templates
+    refuse a chat; `None` if there is none."""
     places = (
         f"[{i}].tool_calls[{j}].function.arguments"
         for i, message in enumerate(messages)

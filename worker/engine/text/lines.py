@@ -1,5 +1,5 @@
-"""Ends an answer at a line, as editors' plug-ins ask: one that is indented too little, or the first
-one that is complete after a time."""
+"""Ends an answer at a line, as editors' plug-ins ask for: a line that is indented too little, or
+the first one that is complete after a time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from worker.wire.work import LineLimits
 
 
 class LineGuard:
-    """Follows a stream of text. The first line may begin as it likes."""
+    """Follows a stream of text. The first line may have any indentation."""
 
     __slots__ = ("_began", "_clock", "_limits", "_n_blanks", "is_over")
 
@@ -18,12 +18,12 @@ class LineGuard:
         self._limits, self._clock = limits, clock
         self._began: float | None = None
         self._n_blanks: int | None = None
-        """Of the line's beginning so far; `None` behind it."""
+        """The blanks at the line's beginning so far; `None` after the first other character."""
         self.is_over = False
         """Whether the answer ends here."""
 
     def feed(self, text: str) -> str:
-        """The part of a text that belongs to the answer."""
+        """The part of the next text that belongs to the answer."""
         if self.is_over or not text:
             return ""
         if self._began is None:

@@ -37,10 +37,10 @@ from worker.wire.work import (
 
 _MARKER = re.compile(f"{re.escape(MEDIA_MARKER)}()")
 _MOST_COUNTED = 65_536
-"""Tokens of the media of a prompt that is only counted, where the context is shorter. Each of 64
-pictures may have 1,024, and half an hour of sound has 45,000; to prepare that takes seconds."""
+"""The limit of media tokens in a prompt that is only counted, if the context is shorter. Each of 64
+pictures may have 1,024, and half an hour of sound has 45,000; preparing them takes seconds."""
 _FIRST_WORDS = "\ue000\ue001"
-"""Stands in for what a chat's first user says, to find where that begins."""
+"""Replaces the text of a chat's first user message, to find where it begins."""
 
 
 class PromptBuilder:
@@ -71,9 +71,9 @@ class PromptBuilder:
     ) -> PromptTokens:
         """Token ids of a prompt, with exactly one BOS if the model wants one.
 
-        Before each medium `check_wanted` may raise an error, which ends it. Media that requests of
-        the same `cache_salt` hold are not decoded again. `field` is the request's of a text or ids,
-        for errors.
+        `check_wanted` is called before each medium; an error that it raises is passed on. Media
+        that requests with the same `cache_salt` hold are not decoded again. `field` is the
+        request's field of a text or ids, for errors.
 
         Raises:
             InvalidRequest: the prompt is empty, has an invalid token id, is a chat that the
@@ -88,14 +88,14 @@ class PromptBuilder:
         return tokens
 
     def count(self, prompt: Prompt, check_wanted: Callable[[], None] = always_wanted) -> int:
-        """The number of a prompt's tokens, also if there are too many; otherwise as `read`.
+        """The number of a prompt's tokens, even if there are too many; otherwise as `read`.
 
-        Its media may have `_MOST_COUNTED` tokens where the context has fewer; none is held.
+        Its media may have `_MOST_COUNTED` tokens even if the context is shorter; none is held.
         """
         return len(self._read_all(prompt, PromptTokens(True, check_wanted)).ids)
 
     def _read_all(self, prompt: Prompt, found: PromptTokens, field: str = "prompt") -> PromptTokens:
-        """`found` with the token ids of a prompt, and its media."""
+        """Fill `found` with a prompt's token ids and media, and return it."""
         match prompt:
             case str() | tuple():
                 found.ids = self._ids(prompt, field)
@@ -114,7 +114,7 @@ class PromptBuilder:
 
     def _exceeded(self, n_tokens: int, field: str, what: str) -> ContextLengthExceeded:
         return ContextLengthExceeded(
-            f"{field}: it has {what}, and a request may have {self._context_length} here",
+            f"{field}: it has {what}, and the context has room for {self._context_length}",
             field=field,
             prompt_tokens=n_tokens,
             context_length=self._context_length,
@@ -122,15 +122,15 @@ class PromptBuilder:
 
     def _ids(
         self,
-        given: str | MixedTokens,
+        content: str | MixedTokens,
         field: str,
         *,
         add_special: bool = True,
         parse_special: bool = True,
     ) -> list[int]:
-        """Token ids of a text, or ids with those of the texts among them; BOS is added to a text
-        that comes first."""
-        parts = (given,) if isinstance(given, str) else given
+        """Token ids of a text, or of a list that mixes ids and texts. With `add_special`, BOS is
+        added to a text that comes first."""
+        parts = (content,) if isinstance(content, str) else content
         self._check_ids(parts, field)
         found: list[int] = []
         for index, part in enumerate(parts):
@@ -144,7 +144,7 @@ class PromptBuilder:
     def tokenize(
         self, text: str, *, add_special: bool = True, parse_special: bool = True
     ) -> list[int]:
-        """Token ids of a text in which special tokens are recognised.
+        """Token ids of a text; with `parse_special`, special tokens are recognised in it.
 
         For a text to be continued, BOS is added here. llama.cpp would add it even to a text that
         already begins with it, and for some models it would append EOS.
@@ -156,18 +156,18 @@ class PromptBuilder:
         return self._with_bos(tokens) if add_special else tokens
 
     def embedded(self, text: str | MixedTokens, field: str) -> list[int]:
-        """A text of which a vector is made; `field` is its place in the request.
+        """Token ids of a text to embed; `field` is its place in the request.
 
         Raises:
             InvalidRequest: it has an invalid token id.
             ContextLengthExceeded: it is too long.
         """
-        # An empty text keeps its place among others.
+        # An empty text becomes one token, to keep its place among others.
         return self._fitting(self._ids(text, field) or [self._vocabulary.bos or 0], field)
 
     def pair(self, query: str, document: str, field: str) -> list[int]:
-        """A query and a document for a model that ranks: in the model's own template, else with the
-        vocabulary's separators. `field` is the document's place in the request.
+        """Token ids of a query and a document for a model that ranks: in the model's own template,
+        else with the vocabulary's separators. `field` is the document's place in the request.
 
         Raises:
             ContextLengthExceeded: both together are too long.
@@ -181,9 +181,9 @@ class PromptBuilder:
         model = self._vocabulary
         template = model.chat_template("rerank")
         if template is not None:
-            given = {"{query}": query, "{document}": document}
+            values = {"{query}": query, "{document}": document}
             parts = re.split(r"(\{query\}|\{document\})", template)
-            texts = [(given.get(part, part), part not in given) for part in parts]
+            texts = [(values.get(part, part), part not in values) for part in parts]
             if not any(s in query or s in document for s in self._control_texts):
                 # A word may begin in the template and end in the query or document.
                 texts = [("".join(text for text, _ in texts), True)]
@@ -220,7 +220,7 @@ class PromptBuilder:
         return tokens
 
     def _infill(self, prompt: InfillPrompt) -> list[int]:
-        """A text with a gap, in the form on which models for code are trained.
+        """Token ids of a text with a gap, in the format that models for code are trained on.
 
         Other files come first, each under its name. Special tokens are not recognised in the texts.
         """
@@ -249,7 +249,7 @@ class PromptBuilder:
     def _add_chat(self, found: PromptTokens, prompt: ChatPrompt) -> None:
         """Add the token ids of a chat; only control tokens that the template wrote are
         recognised."""
-        # No message can have it, and no template can change it.
+        # No message has it, and no template changes it.
         mark = f"medium{secrets.token_hex(12)}"
         reading = self._read(prompt, (f"{mark}x{number}x" for number in count()))
         text = reading.text()
@@ -265,10 +265,11 @@ class PromptBuilder:
         self._add_all(found, parts, numbered, prompt.media, prompt.field)
 
     def _parts(self, reading: Reading, tokens: list[int]) -> Iterable[tuple[str, bool]] | None:
-        """The parts of a chat's text, each with whether it has control tokens: those that messages
-        spell stay text. `None` if they spell none. `tokens` are those of the whole text."""
+        """The parts of a chat's text, each with whether control tokens are recognised in it: those
+        that messages spell stay text. `None` if they spell none. `tokens` are those of the whole
+        text."""
         prompt, model = reading.prompt, self._vocabulary
-        # A longer one is refused anyway; with media it may be shorter, as marks have tokens, too.
+        # A longer text is refused anyway; with media, some of its tokens are those of marks.
         if len(tokens) > self._context_length and not prompt.media:
             return None
         spellings = Spellings(
@@ -289,8 +290,9 @@ class PromptBuilder:
         media: tuple[Medium, ...],
         field: str,
     ) -> None:
-        """Add the ids of a text in parts, each with whether it has control tokens. A medium stands
-        in the place of each mark, whose group is its number; empty for the next one."""
+        """Add the ids of a text in parts, each with whether control tokens are recognised in it.
+        Each mark is replaced by the medium whose number is its group, or by the next one if the
+        group is empty."""
         left = dict(enumerate(media))
         for part, has_control in parts:
             pieces = mark.split(part)
@@ -298,7 +300,7 @@ class PromptBuilder:
                 if number is not None:
                     medium = left.pop(int(number or len(media) - len(left)), None)
                     if medium is None:
-                        why = f"there are more marks of media than the {len(media)} media"
+                        why = f"it has more than {len(media)} media marks, one for each medium"
                         raise InvalidRequest.of_field(field, why)
                     self._with_bos(prompt.ids)
                     self._read_medium(medium, prompt)
@@ -311,7 +313,7 @@ class PromptBuilder:
 
     def _read_medium(self, medium: Medium, prompt: PromptTokens) -> None:
         assert self._media is not None, "the API process refuses it"
-        # A small file may be a large picture, or a long sound: no more than fits is prepared.
+        # A small file may be a large picture or a long sound: no more than fits is prepared.
         before, most = len(prompt.ids), self._context_length
         if prompt.is_counted:
             before, most = sum([each < 0 for each in prompt.ids]), max(most, _MOST_COUNTED)
@@ -323,7 +325,7 @@ class PromptBuilder:
                 raise InvalidRequest.of_field(
                     field,
                     "with what precedes it, the request's pictures and sounds have at least "
-                    f"{n_tokens} tokens, and {most} of them are counted here",
+                    f"{n_tokens} tokens, and at most {most} of them are counted",
                 ) from None
             raise self._exceeded(
                 n_tokens, field, f"at least {n_tokens} tokens with all that precedes it"
@@ -345,7 +347,7 @@ class PromptBuilder:
                 structs.replace(prompt, messages=tuple(until), continue_final_message=False)
             )
         except InvalidRequest:
-            return 0  # the template wants other words, or more messages
+            return 0  # the template wants other content, or more messages
         before, found, _ = text.partition(_FIRST_WORDS)
         return common_length(tokens, self.tokenize(before)) if found else 0
 
@@ -383,13 +385,13 @@ class PromptBuilder:
         n_vocab = self._vocabulary.n_vocab
         for token in tokens:
             if not isinstance(token, str) and not 0 <= token < n_vocab:
-                why = f"{token} is no token id of this model (0..{n_vocab - 1})"
+                why = f"{token} is not a token id of this model (0..{n_vocab - 1})"
                 raise InvalidRequest.of_field(field, why)
 
 
 def _with_media_marked(content: Any, marks: Iterator[str]) -> Any:
-    """A content with media as a text with the next of the marks in each one's place, as llama.cpp's
-    server joins its parts: with a line end between texts, and none beside a medium."""
+    """A content with media as a text, with the next mark in place of each medium. Parts are joined
+    as in llama.cpp's server: by a line break between texts, and by nothing beside a medium."""
     if content is None or isinstance(content, str) or not any(map(_is_medium, content)):
         return content
     text, is_text_before = "", False

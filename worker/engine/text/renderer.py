@@ -1,5 +1,5 @@
-"""The other side of the process that renders chat templates (`renderer_child`): the engine's intake
-threads, and the main thread of a command that tells whether a model would start."""
+"""The client of the process that renders chat templates (`renderer_child`). It is used by the
+engine's intake threads, and by the main thread of a command that checks if a model would start."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from worker.errors import ModelError
 from worker.setting_files import MAX_TEMPLATE_CHARS, read_chat_template
 
 _COMPILE_SECONDS = 5.0
-"""Of a processor; constants are computed then. Templates take 0.1."""
+"""Processor time to compile a template, which computes its constants. Real templates take 0.1."""
 
 
 class Refused(Exception):
-    """`str` is a clause that says why."""
+    """The template cannot be used, or refuses its variables; `str` is a clause that says why."""
 
 
 class OutOfBounds(Refused):
-    """It takes too much time or memory."""
+    """The template takes too much time or memory."""
 
 
 class Renderer(BoundedProgram):
@@ -29,11 +29,11 @@ class Renderer(BoundedProgram):
         super().__init__("worker.engine.text.renderer_child")
 
     def render(self, source: str, variables: Mapping[str, Any] | None, seconds: float) -> str:
-        """The text of a template, which takes at most so many seconds of a processor; without
-        variables, a JSON array of the words in its expressions.
+        """Render a template in at most `seconds` of processor time. Without variables, return a
+        JSON array of the words in its expressions.
 
         Raises:
-            Refused: the source is no template, or one that cannot be trusted; or it refuses the
+            Refused: the source is not a valid template, or cannot be trusted; or it refuses the
                 variables, or takes too much time or memory.
         """
         try:
@@ -52,14 +52,14 @@ class Renderer(BoundedProgram):
 
 
 renderer = cache(Renderer)
-"""The one of this process."""
+"""The renderer of this process, started at the first call."""
 
 
 def served_templates(
     named: Callable[[str | None], str | None], file: str | None
 ) -> tuple[str | None, str | None]:
-    """The template to serve with, if there is one, and that for chats with tools, if that is
-    another. `named` has the model's own by their names; the operator's `file` replaces all.
+    """The template to serve with, and the one for chats with tools; `None` if there is none.
+    `named` returns the model's own template of a name; the operator's `file` replaces all of them.
 
     Raises:
         ConfigError: the file cannot be read, or is too long.
@@ -79,7 +79,7 @@ def check_template(source: str) -> list[str]:
     if len(source) > MAX_TEMPLATE_CHARS:
         raise ModelError(
             f"the model's chat template has {len(source):,} characters; at most "
-            f"{MAX_TEMPLATE_CHARS:,} are taken"
+            f"{MAX_TEMPLATE_CHARS:,} are allowed"
         )
     try:
         words: list[str] = json.loads(renderer().render(source, None, _COMPILE_SECONDS))

@@ -1,6 +1,6 @@
 """Renders chat templates in processes whose time, memory and reach the kernel bounds (`bounded`).
 
-A template comes from a downloaded file and is hostile until shown otherwise. A request is
+A template comes from a downloaded file, and is assumed to be hostile. A request is
 `[source, variables]` in JSON, and the answer `[text, reason for a refusal]`. Without variables, the
 source is only compiled, and the text is a JSON array of the words in its expressions.
 """
@@ -24,15 +24,15 @@ from jinja2 import nodes
 from worker.confinement.bounded import serve
 
 MAX_CHARS = 4_000_000
-"""Of a rendered chat."""
+"""The limit of a rendered chat."""
 MAX_BYTES = 256 * 2**20
-"""Of all memory that renderings take."""
+"""The limit of the memory that a rendering takes."""
 _MAX_WORD_CHARS = 64
-"""A longer text is no word that somebody would look for in another."""
+"""A longer constant is not a word that a template would search for."""
 _WARM_UP = r"{{ 'a\n' | indent | pprint }}{{ strftime_now('%c') }}{{ nothing.at_all }}"
-"""Has Python open what it opens at the first text, filter and error."""
-_HALF_A_PAIR = re.compile("[\ud800-\udfff]")
-"""What no text in UTF-8 can have. Arguments of a call are JSON in a text, which may spell it."""
+"""Makes Python open the files that it opens at the first text, filter and error."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
+"""Cannot be encoded in UTF-8. A call's arguments are JSON in a text, which may spell one."""
 _ESCAPING = ("escape", "e", "forceescape", "safe", "urlize", "xmlattr")
 
 Answer = tuple[str | None, str | None]
@@ -55,7 +55,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Nothing(jinja2.Undefined):
-    """What is not defined, joined to a text, adds nothing to it; templates leave fields out."""
+    """An undefined value adds nothing to a text or list: templates join fields that are missing."""
 
     def __add__(self, other: Any) -> Any:
         return other if isinstance(other, str | list) else super().__add__(other)
@@ -64,7 +64,7 @@ class _Nothing(jinja2.Undefined):
 
 
 def _environment() -> jinja2.sandbox.SandboxedEnvironment:
-    """As transformers makes it, but that lists may grow: templates use them as queues."""
+    """The same as transformers', except that lists may grow: templates use them as queues."""
     environment = jinja2.sandbox.SandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -80,7 +80,7 @@ def _environment() -> jinja2.sandbox.SandboxedEnvironment:
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., str]:
-    """A filter whose answer is a plain text: Markup would escape whatever is joined to it."""
+    """A filter that returns a plain text: `Markup` would escape whatever is joined to it."""
 
     @functools.wraps(function)
     def plain(*args: Any, **kwargs: Any) -> str:
@@ -112,10 +112,10 @@ def _to_json(
 
 
 def _listed(value: Any) -> list[Any]:
-    """What a filter gives is a generator, which templates take for a list."""
+    """Filters return generators, which templates treat as lists."""
     if isinstance(value, Iterator):
         return list(value)
-    raise TypeError(f"{type(value).__name__} is no JSON value")
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 # --- compiling and rendering -----------------------------------------------------------------
@@ -123,14 +123,14 @@ def _listed(value: Any) -> list[Any]:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(source: str) -> jinja2.Template | str:
-    """The template, or why it is none."""
+    """The template, or why it is not valid."""
     environment = _environment()
     try:
         tree = environment.parse(source)
         if internal := _internal(tree):
             return (
-                f"it reaches for {internal!r}, an internal of Python; a file that does this is not "
-                "to be trusted"
+                f"it accesses {internal!r}, an internal of Python; a file that does this must not "
+                "be trusted"
             )
         return environment.from_string(tree)
     except RecursionError:
@@ -148,20 +148,20 @@ def _internal(tree: nodes.Template) -> str | None:
 
 
 def _names(node: nodes.Node) -> list[Any]:
-    """What an expression reaches for, as far as it is written there."""
+    """The names that an expression accesses, as far as they are constants."""
     match node:
         case nodes.Getattr(attr=name) | nodes.NSRef(attr=name):
             return [name]
         case nodes.Getitem(arg=nodes.Const(value=name)):
             return [name]
         case nodes.Filter(name="attr" | "map"):
-            given = [*node.args, *(each.value for each in node.kwargs)]
-            return [each.value for each in given if isinstance(each, nodes.Const)]
+            arguments = [*node.args, *(each.value for each in node.kwargs)]
+            return [each.value for each in arguments if isinstance(each, nodes.Const)]
     return []
 
 
 def _words(source: str) -> list[str]:
-    """The texts in a template's expressions, each once."""
+    """The texts in a template's expressions, sorted and without duplicates."""
     constants = _environment().parse(source).find_all(nodes.Const)
     texts = {each.value for each in constants if isinstance(each.value, str)}
     return sorted(text for text in texts if text.strip() and len(text) <= _MAX_WORD_CHARS)
@@ -184,11 +184,11 @@ def _joined(parts: Iterable[str]) -> str:
         taken.append(part)
         n_chars += len(part)
         if n_chars > MAX_CHARS:
-            raise jinja2.TemplateError("it writes too long a text")
+            raise jinja2.TemplateError("the text that it writes is too long")
     text = "".join(taken)
-    if half := _HALF_A_PAIR.search(text):
+    if half := _SURROGATE.search(text):
         code = ord(half[0])
-        raise jinja2.TemplateError(f"it writes U+{code:04X}, which is no character but half of one")
+        raise jinja2.TemplateError(f"it writes U+{code:04X}, half of a surrogate pair")
     return text
 
 
@@ -202,7 +202,7 @@ def main() -> None:
 
 def _answered(request: bytes) -> bytes:
     answer = json.dumps(_answer(*json.loads(request)), ensure_ascii=False)
-    return answer.encode("utf-8", "replace")  # an error may quote half a character
+    return answer.encode("utf-8", "replace")  # an error may quote a surrogate
 
 
 def _answer(source: str, variables: Mapping[str, Any] | None) -> Answer:

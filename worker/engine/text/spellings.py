@@ -44,13 +44,13 @@ class Spellings:
     ) -> tuple[Chat, str] | None:
         """The chat with a mark in each spelling, and the mark; `None` if there is no spelling.
 
-        A text that ends as a spelling begins has one too: many templates write the parts of a
-        content one behind the other. So has a text that spells a token once its template has
-        deleted something; `deletions` is asked only if the texts have all characters of a token.
+        A text that ends with the beginning of a spelling counts, too: many templates join the parts
+        of a content. So does a text that spells a token once the template has deleted something;
+        `deletions` is called only if the texts have all characters of a token.
 
         Raises:
-            InvalidRequest: no character is left for a mark, or values are nested too deeply, in the
-                request's `field` of the messages.
+            InvalidRequest: no character is left for a mark, or values are nested too deeply; names
+                `field`, the request's field of the messages.
         """
         texts: list[str] = []
         try:
@@ -69,7 +69,7 @@ class Spellings:
             return None
         mark = _unused_character(joined)
         if mark is None:
-            why = "a control token is spelled beside every character for private use"
+            why = "it spells a control token, and has every private-use character"
             raise InvalidRequest.of_field(field, why)
 
         def marked(text: str) -> str:
@@ -79,8 +79,7 @@ class Spellings:
         return {name: _mapped(value, marked) for name, value in chat.items()}, mark
 
     def _begins(self, text: str, deletions: Sequence[Deletion]) -> set[int]:
-        """The places of the first characters of a text's spellings, of one that begins within
-        another, too."""
+        """Where spellings begin in a text, including those that begin within another."""
         found: set[int] = set()
         for left, places in ((text, range(len(text))), *shortened(text, deletions)):
             if pattern := self._pattern(left):
@@ -91,12 +90,13 @@ class Spellings:
         return found
 
     def split(self, rendered: str, mark: str) -> Iterator[tuple[str, bool]]:
-        """The parts of a rendered text without the marks; each with whether it has control tokens.
+        """The parts of a rendered text without the marks, each with whether control tokens are
+        recognised in it.
 
         The text is cut only at control tokens, where every tokenizer starts anew.
         """
         rest = ""
-        # Templates may have escaped the mark as JSON does.
+        # Templates may have escaped the mark as in JSON.
         marks = re.compile(rf"{mark}|\\u{ord(mark):04x}")
         for part in re.split(f"({self._pattern(rendered) or '(?!)'})", rendered):
             broken = marks.split(part)

@@ -1,4 +1,4 @@
-"""Finds stop sequences in a stream of text, even across the borders of tokens.
+"""Finds stop sequences in a stream of text, even across token boundaries.
 
 All stops of a request are one automaton (Aho and Corasick 1975), so a character costs the same
 however many stops there are and however long they are.
@@ -13,22 +13,23 @@ from functools import lru_cache
 from worker.errors import InvalidRequest
 
 MAX_STOP_CHARS = 8192
-"""In all stops of a request: the automaton has a state for each, and is built before the answer."""
+"""The limit of all stops of a request together: the automaton has a state for each character, and
+is built before the answer."""
 
 
 class _State:
-    """The longest end of the text so far with which a stop begins."""
+    """A state of the automaton: the longest suffix of the text so far that begins a stop."""
 
     __slots__ = ("depth", "next", "shorter", "stop")
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        """The length of that end."""
+        """The length of that suffix."""
         self.next: dict[str, _State] = {}
         self.shorter: _State | None = None
-        """The state of the next shorter such end; the start has none."""
+        """The state of the next shorter such suffix; `None` for the start."""
         self.stop: str | None = None
-        """The longest stop that is complete here."""
+        """The longest stop that ends here."""
 
     def after(self, character: str) -> _State:
         state: _State | None = self
@@ -58,7 +59,7 @@ def _automaton(stops: tuple[str, ...]) -> _State:
 
 
 class StopMatcher:
-    """Finds the stop that is complete first, once, and holds back only what may become a stop."""
+    """Finds the stop that is completed first, and holds back only text that may become a stop."""
 
     __slots__ = ("_held", "_state")
 
@@ -76,9 +77,9 @@ class StopMatcher:
     def feed(self, text: str) -> tuple[str, str | None]:
         """The text that can be sent now, and the stop that ended the stream, if one did.
 
-        If a text has several stops, the one that is complete first counts; of those that are
-        complete at once, the longest. The answer thus does not depend on how the text was cut into
-        pieces.
+        If a text has several stops, the one that is completed first counts; of those that are
+        completed by the same character, the longest. The answer thus does not depend on how the
+        text was cut into pieces.
         """
         state = self._state
         if state is None:
